@@ -1,0 +1,62 @@
+# One room of the design: a folder, a shared library, a target lockstep::<name>.
+#
+#   lockstep_room(NAME
+#     PURE <sources>      sources that need no libtorch. They are also the static library
+#                         lockstep_<name>_pure, which pure tests and fuzzers link.
+#     SOURCES <sources>   sources on libtorch
+#     CUDA <sources>      CUDA sources, left out without CUDA
+#     HEADERS <headers>   what is installed
+#     DEPS <rooms>        the rooms that this one may include
+#     PURE_LIBS <libs>    libraries of the pure sources)
+function(lockstep_room name)
+  cmake_parse_arguments(arg "" "" "PURE;SOURCES;CUDA;HEADERS;DEPS;PURE_LIBS" ${ARGN})
+  set(room lockstep_${name})
+
+  add_library(${room} SHARED ${arg_SOURCES})
+  add_library(lockstep::${name} ALIAS ${room})
+  set_target_properties(${room} PROPERTIES EXPORT_NAME ${name} DEFINE_SYMBOL "")
+  target_include_directories(${room} PUBLIC
+    "$<BUILD_INTERFACE:${LOCKSTEP_INCLUDE_DIR}>" "$<BUILD_INTERFACE:${LOCKSTEP_GENERATED_DIR}>"
+    "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
+  target_link_libraries(${room} PUBLIC lockstep::torch)
+  target_link_options(${room} PRIVATE "LINKER:-z,defs")
+  foreach(dep IN LISTS arg_DEPS)
+    target_link_libraries(${room} PUBLIC lockstep_${dep})
+  endforeach()
+  lockstep_precompile(${room})
+
+  if(arg_PURE)
+    add_library(${room}_pure STATIC ${arg_PURE})
+    lockstep_pure_includes(${room}_pure)
+    target_link_libraries(${room}_pure PUBLIC ${arg_PURE_LIBS})
+    foreach(dep IN LISTS arg_DEPS)
+      if(TARGET lockstep_${dep}_pure)
+        target_link_libraries(${room}_pure PUBLIC lockstep_${dep}_pure)
+      endif()
+    endforeach()
+    target_sources(${room} PRIVATE $<TARGET_OBJECTS:${room}_pure>)
+    target_link_libraries(${room} PRIVATE ${arg_PURE_LIBS})
+  endif()
+  if(arg_CUDA AND LOCKSTEP_WITH_CUDA)
+    target_sources(${room} PRIVATE ${arg_CUDA})
+  endif()
+
+  install(TARGETS ${room} EXPORT LockstepTargets)
+  install(FILES ${arg_HEADERS} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/lockstep/${name}")
+  set_property(GLOBAL APPEND PROPERTY LOCKSTEP_ROOMS ${name})
+endfunction()
+
+# Include folders of a target that must not see libtorch: ours, and fmt alone out of the wheel.
+function(lockstep_pure_includes target)
+  target_include_directories(${target} PUBLIC
+    "${LOCKSTEP_INCLUDE_DIR}" "${LOCKSTEP_GENERATED_DIR}")
+  target_include_directories(${target} SYSTEM PUBLIC "${LOCKSTEP_FMT_DIR}")
+  target_compile_definitions(${target} PUBLIC FMT_HEADER_ONLY)
+endfunction()
+
+# All targets on libtorch share one precompiled header.
+function(lockstep_precompile target)
+  if(LOCKSTEP_PRECOMPILE)
+    target_precompile_headers(${target} REUSE_FROM lockstep_precompiled)
+  endif()
+endfunction()

@@ -1,0 +1,76 @@
+# Makes the imported target lockstep::torch from a libtorch as the PyPI wheel lays it out. Used by
+# the build and by the installed package alike; torch's own CMake files are not used, because they
+# need a CUDA toolkit and hide the system's protobuf.
+#
+#   LOCKSTEP_TORCH_ROOT   the folder `torch` of the wheel. Where it is not set: .venv of the source
+#                         tree, then the folder that the package was built against, then the
+#                         python3 of the path.
+#   LOCKSTEP_TORCH_CUDA   also link the CUDA libraries (set by the build)
+include_guard(GLOBAL)
+
+set(LOCKSTEP_TORCH_VERSION "2.11.0")
+
+function(_lockstep_find_torch)
+  set(candidates ${LOCKSTEP_TORCH_ROOT})
+  if(NOT candidates)
+    file(GLOB candidates
+         "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../.venv/lib/python3*/site-packages/torch")
+    list(APPEND candidates ${LOCKSTEP_TORCH_BUILT_AGAINST})
+    find_program(LOCKSTEP_PYTHON python3)
+    mark_as_advanced(LOCKSTEP_PYTHON)
+    if(LOCKSTEP_PYTHON)
+      execute_process(
+        COMMAND "${LOCKSTEP_PYTHON}" -c
+                "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
+        OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+      list(APPEND candidates ${found})
+    endif()
+  endif()
+  foreach(candidate IN LISTS candidates)
+    cmake_path(ABSOLUTE_PATH candidate NORMALIZE)
+    if(EXISTS "${candidate}/lib/libtorch_cpu.so" AND EXISTS "${candidate}/version.py")
+      file(STRINGS "${candidate}/version.py" line REGEX "^__version__ = ")
+      string(REGEX MATCH "[0-9]+\\.[0-9]+\\.[0-9]+" version "${line}")
+      if(NOT version STREQUAL LOCKSTEP_TORCH_VERSION)
+        message(FATAL_ERROR
+          "${candidate} holds torch ${version}; Lockstep is built and tested with torch "
+          "${LOCKSTEP_TORCH_VERSION}. Run `make build`, which installs that one into .venv, or set "
+          "LOCKSTEP_TORCH_ROOT.")
+      endif()
+      set(LOCKSTEP_TORCH_ROOT "${candidate}" CACHE PATH "The folder torch of the wheel" FORCE)
+      return()
+    endif()
+  endforeach()
+  message(FATAL_ERROR
+    "No libtorch found (looked in: ${candidates}). Run `make build`, which installs it into .venv, "
+    "or set LOCKSTEP_TORCH_ROOT to the folder `torch` of a torch ${LOCKSTEP_TORCH_VERSION} wheel.")
+endfunction()
+
+_lockstep_find_torch()
+
+if(NOT TARGET lockstep::torch)
+  add_library(lockstep::torch INTERFACE IMPORTED GLOBAL)
+  cmake_path(GET LOCKSTEP_TORCH_ROOT PARENT_PATH _wheels)
+  string(APPEND _wheels "/nvidia")
+  target_include_directories(lockstep::torch SYSTEM INTERFACE
+    "${LOCKSTEP_TORCH_ROOT}/include" "${LOCKSTEP_TORCH_ROOT}/include/torch/csrc/api/include")
+  target_compile_features(lockstep::torch INTERFACE cxx_std_20)
+  target_compile_definitions(lockstep::torch INTERFACE
+    USE_DISTRIBUTED USE_C10D_GLOO FMT_HEADER_ONLY)
+  set(_torch_libraries torch_cpu c10)
+  if(LOCKSTEP_TORCH_CUDA)
+    # The registrations of libtorch_cuda must load although no symbol of it may be named.
+    target_link_options(lockstep::torch INTERFACE "LINKER:--no-as-needed")
+    target_compile_definitions(lockstep::torch INTERFACE USE_C10D_NCCL)
+    target_include_directories(lockstep::torch SYSTEM INTERFACE
+      "${_wheels}/cu13/include" "${_wheels}/nccl/include")
+    list(PREPEND _torch_libraries torch_cuda c10_cuda)
+  endif()
+  foreach(_library IN LISTS _torch_libraries)
+    target_link_libraries(lockstep::torch INTERFACE
+      "${LOCKSTEP_TORCH_ROOT}/lib/lib${_library}.so")
+  endforeach()
+  if(LOCKSTEP_TORCH_CUDA)
+    target_link_libraries(lockstep::torch INTERFACE "${_wheels}/cu13/lib/libcudart.so.13")
+  endif()
+endif()

@@ -1,0 +1,300 @@
+#include "lockstep/core/config_io.h"
+
+#include <google/protobuf/io/tokenizer.h>
+#include <google/protobuf/text_format.h>
+
+#include <charconv>
+#include <cmath>
+#include <fstream>
+#include <sstream>
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/config_rules.h"
+
+#include "core/config.pb.h"
+#include "core/config_gen.h"
+#include "core/field_options.pb.h"
+
+namespace lockstep {
+namespace {
+
+namespace pb = google::protobuf;
+using pb::FieldDescriptor;
+
+constexpr size_t kMaxTextBytes = 1 << 20;
+
+/// "model.num_layers" of a field of one of the messages inside Config.
+std::string path_of(const FieldDescriptor& field) {
+  const pb::Descriptor& root = *proto::Config::descriptor();
+  for (int i = 0; i < root.field_count(); ++i)
+    if (root.field(i)->message_type() == field.containing_type())
+      return root.field(i)->name() + "." + field.name();
+  return field.name();
+}
+
+std::string field_names(const pb::Descriptor& message) {
+  std::string names;
+  for (int i = 0; i < message.field_count(); ++i)
+    names += (i ? ", " : "") + message.field(i)->name();
+  return names;
+}
+
+/// Collects protobuf's first error as "origin:line:column: message".
+class ErrorCollector : public pb::io::ErrorCollector {
+ public:
+  explicit ErrorCollector(std::string origin) : origin_(std::move(origin)) {}
+
+  void AddError(int line, pb::io::ColumnNumber column, const std::string& message) override {
+    if (!first_.empty()) return;
+    first_ = fmt::format("{}:{}:{}: {}", origin_, line + 1, column + 1, without_package(message));
+  }
+
+  const std::string& first() const { return first_; }
+
+ private:
+  /// Protobuf says 'Message type "lockstep.proto.TransformerConfig" has no field named "x".'
+  static std::string without_package(std::string message) {
+    const std::string package = "lockstep.proto.";
+    const auto at = message.find(package);
+    if (at == std::string::npos) return message;
+    message.erase(at, package.size());
+    for (const pb::Descriptor* type :
+         {proto::TransformerConfig::descriptor(), proto::ParallelConfig::descriptor(),
+          proto::DistributedDataParallelConfig::descriptor(), proto::OptimizerConfig::descriptor(),
+          proto::DataConfig::descriptor(), proto::TrainConfig::descriptor(),
+          proto::CheckpointConfig::descriptor(), proto::Config::descriptor()})
+      if (message.find('"' + type->name() + "\" has no field") != std::string::npos)
+        message += " Its fields: " + field_names(*type) + ".";
+    return message;
+  }
+
+  std::string origin_;
+  std::string first_;
+};
+
+void parse_text(const std::string& text, const std::string& origin, pb::Message* message) {
+  ErrorCollector errors(origin);
+  pb::TextFormat::Parser parser;
+  parser.RecordErrorsTo(&errors);
+  if (!parser.ParseFromString(text, message))
+    throw ConfigError(errors.first().empty() ? origin + ": not a configuration" : errors.first());
+}
+
+template <class Number>
+Number parse_number(const std::string& text, const std::string& option, const char* kind) {
+  Number value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  require<ConfigError>(error == std::errc() && end == text.data() + text.size() && !text.empty(),
+                       "{}: found '{}', allowed: {}", option, text, kind);
+  return value;
+}
+
+std::string without_quotes(const std::string& text) {
+  const bool quoted = text.size() >= 2 && text.front() == '"' && text.back() == '"';
+  return quoted ? text.substr(1, text.size() - 2) : text;
+}
+
+void set_field(pb::Message* message, const FieldDescriptor& field, const std::string& value,
+               const std::string& option) {
+  const pb::Reflection& reflection = *message->GetReflection();
+  if (field.is_repeated()) {
+    reflection.ClearField(message, &field);
+    if (!value.empty() && value.front() == '[')
+      parse_text(field.name() + ": " + value, option, message);
+    else
+      reflection.AddString(message, &field, without_quotes(value));
+    return;
+  }
+  switch (field.cpp_type()) {
+    case FieldDescriptor::CPPTYPE_INT64:
+      reflection.SetInt64(message, &field, parse_number<int64_t>(value, option, "a whole number"));
+      break;
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      reflection.SetDouble(message, &field, parse_number<double>(value, option, "a number"));
+      break;
+    case FieldDescriptor::CPPTYPE_BOOL: {
+      const bool is_true = value == "true" || value == "1";
+      require<ConfigError>(is_true || value == "false" || value == "0",
+                           "{}: found '{}', allowed: true, false", option, value);
+      reflection.SetBool(message, &field, is_true);
+      break;
+    }
+    default:
+      reflection.SetString(message, &field, without_quotes(value));
+  }
+}
+
+void apply_override(proto::Config* config, const std::string& assignment) {
+  const std::string option = "--set " + assignment;
+  const auto equals = assignment.find('=');
+  require<ConfigError>(equals != std::string::npos, "{}: must have the form path=value", option);
+  std::string path = assignment.substr(0, equals);
+  pb::Message* message = config;
+  for (;;) {
+    const auto dot = path.find('.');
+    const std::string name = path.substr(0, dot);
+    const FieldDescriptor* field = message->GetDescriptor()->FindFieldByName(name);
+    require<ConfigError>(field != nullptr, "{}: {} has no field '{}'. Its fields: {}", option,
+                         message->GetDescriptor()->name(), name,
+                         field_names(*message->GetDescriptor()));
+    const bool is_message = field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE;
+    if (!is_message) {
+      require<ConfigError>(dot == std::string::npos, "{}: '{}' is a value, it holds no fields",
+                           option, name);
+      return set_field(message, *field, assignment.substr(equals + 1), option);
+    }
+    require<ConfigError>(dot != std::string::npos, "{}: '{}' holds fields, name one: {}", option,
+                         name, field_names(*field->message_type()));
+    message = message->GetReflection()->MutableMessage(message, field);
+    path.erase(0, dot + 1);
+  }
+}
+
+std::string value_text(const pb::Message& message, const FieldDescriptor& field, int index) {
+  std::string text;
+  pb::TextFormat::PrintFieldValueToString(message, &field, index, &text);
+  return text;
+}
+
+/// The value of a field as text, "unset" where it has none.
+std::string value_or_unset(const pb::Message& message, const FieldDescriptor& field) {
+  const pb::Reflection& reflection = *message.GetReflection();
+  if (field.is_repeated()) {
+    std::string text;
+    for (int i = 0; i < reflection.FieldSize(message, &field); ++i)
+      text += (i ? ", " : "") + value_text(message, field, i);
+    return "[" + text + "]";
+  }
+  return reflection.HasField(message, &field) ? value_text(message, field, -1) : "unset";
+}
+
+void check_number(const FieldDescriptor& field, double value, const std::string& found) {
+  const auto& o = field.options();
+  const auto require_bound = [&](bool holds, const char* relation, double bound) {
+    if (!holds)
+      fail<ConfigError>("{}: found {}, allowed: {} {}", path_of(field), found, relation, bound);
+  };
+  require_bound(std::isfinite(value), "a finite number, not", value);
+  if (o.HasExtension(proto::at_least)) {
+    const double bound = o.GetExtension(proto::at_least);
+    require_bound(value >= bound, ">=", bound);
+  }
+  if (o.HasExtension(proto::more_than)) {
+    const double bound = o.GetExtension(proto::more_than);
+    require_bound(value > bound, ">", bound);
+  }
+  if (o.HasExtension(proto::at_most)) {
+    const double bound = o.GetExtension(proto::at_most);
+    require_bound(value <= bound, "<=", bound);
+  }
+  if (o.HasExtension(proto::less_than)) {
+    const double bound = o.GetExtension(proto::less_than);
+    require_bound(value < bound, "<", bound);
+  }
+}
+
+void check_choice(const FieldDescriptor& field, const std::string& value) {
+  const auto& o = field.options();
+  const int count = o.ExtensionSize(proto::choice);
+  std::string choices;
+  for (int i = 0; i < count; ++i) {
+    if (o.GetExtension(proto::choice, i) == value) return;
+    choices += (i ? ", " : "") + o.GetExtension(proto::choice, i);
+  }
+  require<ConfigError>(count == 0, "{}: found '{}', allowed: {}", path_of(field), value, choices);
+}
+
+void check_fields(const pb::Message& message) {
+  const pb::Reflection& reflection = *message.GetReflection();
+  for (int i = 0; i < message.GetDescriptor()->field_count(); ++i) {
+    const FieldDescriptor& field = *message.GetDescriptor()->field(i);
+    if (field.is_repeated()) continue;
+    if (field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
+      check_fields(reflection.GetMessage(message, &field));
+    } else if (reflection.HasField(message, &field)) {
+      if (field.cpp_type() == FieldDescriptor::CPPTYPE_INT64)
+        check_number(field, static_cast<double>(reflection.GetInt64(message, &field)),
+                     value_text(message, field, -1));
+      else if (field.cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE)
+        check_number(field, reflection.GetDouble(message, &field), value_text(message, field, -1));
+      else if (field.cpp_type() == FieldDescriptor::CPPTYPE_STRING)
+        check_choice(field, reflection.GetString(message, &field));
+    }
+  }
+}
+
+/// Calls visit(path, field, message in first, message in second) for every field that is a value.
+template <class Visit>
+void for_each_field(const pb::Message& first, const pb::Message& second, Visit visit) {
+  const pb::Descriptor& root = *first.GetDescriptor();
+  for (int g = 0; g < root.field_count(); ++g) {
+    const FieldDescriptor& group = *root.field(g);
+    const pb::Message& a = first.GetReflection()->GetMessage(first, &group);
+    const pb::Message& b = second.GetReflection()->GetMessage(second, &group);
+    for (int f = 0; f < group.message_type()->field_count(); ++f)
+      visit(group, *group.message_type()->field(f), a, b);
+  }
+}
+
+}  // namespace
+
+Config parse_config(std::string_view text, const std::string& origin,
+                    const std::vector<std::string>& overrides) {
+  require<ConfigError>(text.size() <= kMaxTextBytes,
+                       "{}: {} bytes, allowed: at most {}; this is no configuration", origin,
+                       text.size(), kMaxTextBytes);
+  proto::Config message;
+  parse_text(std::string(text), origin, &message);
+  for (const std::string& assignment : overrides) apply_override(&message, assignment);
+  check_fields(message);
+  const Config config = config_from_message(message);
+  check_rules(resolve(config));
+  return resolve(config);
+}
+
+Config load_config(const std::string& path, const std::vector<std::string>& overrides) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text(kMaxTextBytes + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  require<ConfigError>(file.eof() && !file.bad() && (file.gcount() > 0 || file.is_open()),
+                       "{}: cannot be read as a configuration", path);
+  text.resize(static_cast<size_t>(file.gcount()));
+  return parse_config(text, path, overrides);
+}
+
+void validate(const Config& config) {
+  check_fields(config_to_message(config));
+  check_rules(resolve(config));
+}
+
+std::string print_config(const Config& config) {
+  const proto::Config message = config_to_message(config);
+  std::string text;
+  const FieldDescriptor* open = nullptr;
+  for_each_field(message, message,
+                 [&](const FieldDescriptor& group, const FieldDescriptor& field,
+                     const pb::Message& values, const pb::Message&) {
+                   if (open != &group) text += (open ? "}\n" : "") + group.name() + " {\n";
+                   open = &group;
+                   const std::string value = value_or_unset(values, field);
+                   if (value == "unset")
+                     text += fmt::format("  # {}: unset: {}\n", field.name(),
+                                         field.options().GetExtension(proto::unset));
+                   else
+                     text += fmt::format("  {}: {}\n", field.name(), value);
+                 });
+  return text + "}\n";
+}
+
+std::vector<ConfigDifference> config_differences(const Config& first, const Config& second) {
+  std::vector<ConfigDifference> differences;
+  for_each_field(config_to_message(first), config_to_message(second),
+                 [&](const FieldDescriptor&, const FieldDescriptor& field, const pb::Message& a,
+                     const pb::Message& b) {
+                   const std::string x = value_or_unset(a, field), y = value_or_unset(b, field);
+                   if (x != y) differences.push_back({path_of(field), x, y});
+                 });
+  return differences;
+}
+
+}  // namespace lockstep

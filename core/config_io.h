@@ -1,0 +1,61 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/core/config.h"
+
+/// Reading, checking and printing the configuration of lockstep/core/config.h. The language is
+/// protobuf's text format. Nothing here needs libtorch.
+namespace lockstep {
+
+/// The configuration that `text` spells, with `overrides` ("path=value", no quotes around strings;
+/// of two for one path the later wins) applied, checked by validate() and completed by resolve().
+/// `origin` is the name of the text in messages, usually its path. Throws ConfigError: a syntax
+/// error or unknown field with line and column, an unusable value with its field, what was found
+/// and what is allowed. Texts of more than 1 MiB are refused.
+Config parse_config(std::string_view text, const std::string& origin,
+                    const std::vector<std::string>& overrides = {});
+
+/// parse_config() of a file. Throws ConfigError if it cannot be read.
+Config load_config(const std::string& path, const std::vector<std::string>& overrides = {});
+
+/// Throws ConfigError if a field is out of its bounds, is none of its choices, or contradicts
+/// another field. Checks that need the number of ranks are made where it is known.
+void validate(const Config& config);
+
+/// Fills in the fields whose default follows from other fields (num_query_groups, kv_channels,
+/// ffn_hidden_size, recompute_num_layers, lr_decay_iters, the weight decay's ends,
+/// calculate_per_token_loss).
+Config resolve(Config config);
+
+/// `config` as text that parse_config() reads back to the same value, defaults included. Fields
+/// that are unset appear as comments.
+std::string print_config(const Config& config);
+
+/// One field in which two configurations differ.
+struct ConfigDifference {
+  std::string path;
+  std::string first;   ///< value in the first configuration, "unset" where it has none
+  std::string second;  ///< likewise in the second
+};
+
+/// All fields in which the two differ, in the order of the schema.
+std::vector<ConfigDifference> config_differences(const Config& first, const Config& second);
+
+/// One row of the schema.
+struct ConfigField {
+  std::string path;           ///< "model.num_layers"
+  std::string type;           ///< "int64", "double", "bool", "string"
+  std::string default_value;  ///< empty where there is none
+  std::string unit;           ///< empty for plain numbers, strings and flags
+  std::string allowed;        ///< ">= 1", "one of a, b"
+  std::string unset;          ///< what an unset field means
+  std::string meaning;
+};
+
+/// All fields, in the order of the schema.
+const std::vector<ConfigField>& config_fields();
+
+}  // namespace lockstep

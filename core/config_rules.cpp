@@ -1,0 +1,144 @@
+#include "lockstep/core/config_rules.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <sstream>
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/config_io.h"
+#include "lockstep/core/integers.h"
+
+namespace lockstep {
+namespace {
+
+void check_model(const TransformerConfig& model) {
+  div_exact(model.num_attention_heads, *model.num_query_groups, "model.num_attention_heads",
+            "model.num_query_groups");
+  if (model.position_embedding_type == PositionEmbeddingType::rope) {
+    const double rotated = static_cast<double>(*model.kv_channels) * model.rotary_percent;
+    require<ConfigError>(
+        rotated >= 2 && std::floor(rotated) == rotated && static_cast<int64_t>(rotated) % 2 == 0,
+        "model.rotary_percent: found {}, allowed: a share of the {} channels of a head that is an "
+        "even number of channels",
+        model.rotary_percent, *model.kv_channels);
+  }
+  if (model.recompute_num_layers) {
+    require<ConfigError>(model.recompute_granularity == RecomputeGranularity::full,
+                         "model.recompute_num_layers: is set, but model.recompute_granularity is "
+                         "{}; allowed with: full",
+                         to_string(model.recompute_granularity));
+    require<ConfigError>(*model.recompute_num_layers <= model.num_layers,
+                         "model.recompute_num_layers: found {}, allowed: <= model.num_layers ({})",
+                         *model.recompute_num_layers, model.num_layers);
+  }
+}
+
+void check_parallel(const ParallelConfig& parallel) {
+  require<ConfigError>(
+      !parallel.virtual_pipeline_model_parallel_size || parallel.pipeline_model_parallel_size > 1,
+      "parallel.virtual_pipeline_model_parallel_size: found {}, allowed with: "
+      "parallel.pipeline_model_parallel_size > 1 (found {})",
+      parallel.virtual_pipeline_model_parallel_size.value_or(0),
+      parallel.pipeline_model_parallel_size);
+}
+
+void check_ddp(const DistributedDataParallelConfig& ddp) {
+  require<ConfigError>(!(ddp.bucket_size && ddp.num_buckets),
+                       "ddp.bucket_size ({}) and ddp.num_buckets ({}): allowed: one of the two",
+                       ddp.bucket_size.value_or(0), ddp.num_buckets.value_or(0));
+  require<ConfigError>(!(*ddp.calculate_per_token_loss && ddp.average_in_collective),
+                       "ddp.average_in_collective: found true, allowed with: "
+                       "ddp.calculate_per_token_loss = false, because per-token scaling sums");
+}
+
+void check_learning_rate(const OptimizerConfig& optimizer) {
+  require<ConfigError>(optimizer.min_lr <= optimizer.lr,
+                       "optimizer.min_lr: found {}, allowed: <= optimizer.lr ({})",
+                       optimizer.min_lr, optimizer.lr);
+  require<ConfigError>(optimizer.lr_warmup_init <= optimizer.lr,
+                       "optimizer.lr_warmup_init: found {}, allowed: <= optimizer.lr ({})",
+                       optimizer.lr_warmup_init, optimizer.lr);
+  const int64_t decay_iters = *optimizer.lr_decay_iters;
+  require<ConfigError>(optimizer.lr_warmup_iters < decay_iters,
+                       "optimizer.lr_warmup_iters: found {}, allowed: < optimizer.lr_decay_iters "
+                       "({})",
+                       optimizer.lr_warmup_iters, decay_iters);
+  if (optimizer.lr_decay_style != LrDecayStyle::WSD) return;
+  require<ConfigError>(optimizer.lr_wsd_decay_iters.has_value(),
+                       "optimizer.lr_wsd_decay_iters: not set, but optimizer.lr_decay_style = WSD "
+                       "needs it");
+  require<ConfigError>(*optimizer.lr_wsd_decay_iters <= decay_iters,
+                       "optimizer.lr_wsd_decay_iters: found {}, allowed: <= "
+                       "optimizer.lr_decay_iters ({})",
+                       *optimizer.lr_wsd_decay_iters, decay_iters);
+}
+
+void check_weight_decay(const OptimizerConfig& optimizer) {
+  const double start = *optimizer.start_weight_decay, end = *optimizer.end_weight_decay;
+  const bool constant = optimizer.weight_decay_incr_style == WeightDecayIncrStyle::constant;
+  require<ConfigError>(constant ? start == end : start <= end,
+                       "optimizer.end_weight_decay: found {}, allowed with "
+                       "optimizer.weight_decay_incr_style = {}: {} optimizer.start_weight_decay "
+                       "({})",
+                       end, to_string(optimizer.weight_decay_incr_style),
+                       constant ? "=" : ">=", start);
+}
+
+}  // namespace
+
+void check_rules(const Config& config) {
+  check_model(config.model);
+  check_parallel(config.parallel);
+  check_ddp(config.ddp);
+  check_learning_rate(config.optimizer);
+  check_weight_decay(config.optimizer);
+  parse_split(config.data.split);
+  require<ConfigError>(config.train.sample_tokens == 0 || !config.train.sample_prompt.empty(),
+                       "train.sample_prompt: is empty, allowed: at least one byte");
+}
+
+std::vector<double> parse_split(const std::string& split) {
+  std::vector<double> shares;
+  bool good = true;
+  std::istringstream parts(split);
+  for (std::string part; std::getline(parts, part, ',');) {
+    part.erase(0, part.find_first_not_of(' '));
+    part.erase(part.find_last_not_of(' ') + 1);
+    double share = 0;
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), share);
+    good = good && error == std::errc() && end == part.data() + part.size() &&
+           std::isfinite(share) && share >= 0;
+    shares.push_back(share);
+  }
+  require<ConfigError>(good && (shares.size() == 2 || shares.size() == 3) && shares[0] > 0,
+                       "data.split: found '{}', allowed: two or three shares, as in 90,10; the "
+                       "first, training, more than 0",
+                       split);
+  shares.resize(3, 0.0);
+  const double total = shares[0] + shares[1] + shares[2];
+  for (double& share : shares) share /= total;
+  return shares;
+}
+
+Config resolve(Config config) {
+  TransformerConfig& model = config.model;
+  if (!model.num_query_groups) model.num_query_groups = model.num_attention_heads;
+  if (!model.kv_channels)
+    model.kv_channels = div_exact(model.hidden_size, model.num_attention_heads, "model.hidden_size",
+                                  "model.num_attention_heads");
+  if (!model.ffn_hidden_size)
+    model.ffn_hidden_size = checked_mul(4, model.hidden_size, "model.ffn_hidden_size");
+  if (!model.recompute_num_layers && model.recompute_granularity == RecomputeGranularity::full)
+    model.recompute_num_layers = model.num_layers;
+  if (!config.ddp.calculate_per_token_loss)
+    config.ddp.calculate_per_token_loss = !config.ddp.average_in_collective;
+  OptimizerConfig& optimizer = config.optimizer;
+  if (!optimizer.lr_decay_iters)
+    optimizer.lr_decay_iters = std::max(config.train.train_iters, optimizer.lr_warmup_iters + 1);
+  if (!optimizer.start_weight_decay) optimizer.start_weight_decay = optimizer.weight_decay;
+  if (!optimizer.end_weight_decay) optimizer.end_weight_decay = optimizer.weight_decay;
+  return config;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,86 @@
+#include "lockstep/core/parameters.h"
+
+#include <array>
+#include <unordered_set>
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/philox.h"
+
+namespace lockstep {
+namespace {
+
+void collect(const torch::nn::Module& module, const std::string& prefix,
+             std::unordered_set<const c10::TensorImpl*>& seen, std::vector<NamedParameter>& out) {
+  const auto* described = dynamic_cast<const DescribedModule*>(&module);
+  for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+    const at::Tensor& tensor = item.value();
+    if (!tensor.defined() || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+    const ParamDescription* description = described ? described->description(item.key()) : nullptr;
+    out.push_back(
+        {prefix + item.key(), tensor, description ? *description : default_description(tensor)});
+  }
+  for (const auto& child : module.named_children())
+    collect(*child.value(), prefix + child.key() + ".", seen, out);
+}
+
+}  // namespace
+
+const ParamDescription* DescribedModule::description(const std::string& name) const {
+  const auto found = descriptions_.find(name);
+  return found == descriptions_.end() ? nullptr : &found->second;
+}
+
+at::Tensor& DescribedModule::register_described_parameter(const std::string& name,
+                                                          at::Tensor tensor,
+                                                          ParamDescription description) {
+  descriptions_[name] = std::move(description);
+  return register_parameter(name, std::move(tensor));
+}
+
+ParamDescription default_description(const at::Tensor& parameter) {
+  ParamDescription description;
+  description.apply_weight_decay = parameter.dim() >= 2;
+  return description;
+}
+
+std::vector<NamedParameter> collect_parameters(const torch::nn::Module& module) {
+  std::vector<NamedParameter> parameters;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  collect(module, "", seen, parameters);
+  return parameters;
+}
+
+void fill_normal(at::Tensor& local, double standard_deviation, uint64_t seed, std::string_view name,
+                 at::IntArrayRef global_shape, at::IntArrayRef offset) {
+  const int64_t dims = local.dim();
+  require<UsageError>(static_cast<int64_t>(global_shape.size()) == dims &&
+                          (offset.empty() || static_cast<int64_t>(offset.size()) == dims),
+                      "fill_normal of '{}': {} dimensions, but a global shape of {} and an offset "
+                      "of {}",
+                      name, dims, global_shape.size(), offset.size());
+  const CounterStream stream(seed, name);
+  at::Tensor values = at::empty(local.sizes(), at::kDouble);
+  auto* const out = values.mutable_data_ptr<double>();
+  const int64_t row_length = dims == 0 ? 1 : local.size(-1);
+  const int64_t rows = row_length == 0 ? 0 : local.numel() / row_length;
+  for (int64_t row = 0; row < rows; ++row) {
+    // Global index of the row's first element, from its local coordinates.
+    int64_t index = 0, stride = 1, rest = row;
+    for (int64_t d = dims - 1; d >= 0; --d) {
+      const int64_t coordinate = d == dims - 1 ? 0 : rest % local.size(d);
+      if (d < dims - 1) rest /= local.size(d);
+      index += (coordinate + (offset.empty() ? 0 : offset[d])) * stride;
+      stride *= global_shape[d];
+    }
+    std::array<double, 2> pair{};
+    for (int64_t i = 0; i < row_length; ++i) {
+      const auto position = static_cast<uint64_t>(index + i);
+      if (i == 0 || position % 2 == 0) pair = stream.normal_pair(position / 2);
+      out[row * row_length + i] = standard_deviation * pair[position % 2];
+    }
+  }
+  at::NoGradGuard no_grad;
+  local.copy_(values);
+}
+
+}  // namespace lockstep

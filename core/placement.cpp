@@ -1,0 +1,79 @@
+#include "lockstep/core/placement.h"
+
+#include <array>
+
+#include "lockstep/core/check.h"
+
+namespace lockstep {
+
+const char* to_string(MeshAxis axis) {
+  switch (axis) {
+    case MeshAxis::tp:
+      return "tp";
+    case MeshAxis::cp:
+      return "cp";
+    case MeshAxis::dp:
+      return "dp";
+    case MeshAxis::pp:
+      return "pp";
+    case MeshAxis::etp:
+      return "etp";
+    case MeshAxis::ep:
+      return "ep";
+    case MeshAxis::edp:
+      return "edp";
+  }
+  return "";
+}
+
+const char* to_string(GradientState state) {
+  switch (state) {
+    case GradientState::complete:
+      return "complete";
+    case GradientState::partial_sum:
+      return "partial-sum";
+    case GradientState::partial_mean:
+      return "partial-mean";
+  }
+  return "";
+}
+
+std::string to_string(const Placement& placement) {
+  if (const auto* shard = std::get_if<Shard>(&placement))
+    return fmt::format("Shard({})", shard->dim);
+  return std::holds_alternative<Replicate>(placement) ? "Replicate" : "Partial(sum)";
+}
+
+Placement ParamDescription::placement(MeshAxis axis) const {
+  const auto found = placements.find(axis);
+  return found == placements.end() ? Placement(Replicate{}) : found->second;
+}
+
+GradientState ParamDescription::gradient_state(MeshAxis axis) const {
+  const auto found = gradient_states.find(axis);
+  return found == gradient_states.end() ? default_gradient_state(axis) : found->second;
+}
+
+GradientState ParamDescription::default_gradient_state(MeshAxis axis) const {
+  const bool splits_batch =
+      is_expert ? axis == MeshAxis::edp : axis == MeshAxis::dp || axis == MeshAxis::cp;
+  return splits_batch ? GradientState::partial_sum : GradientState::complete;
+}
+
+std::string ParamDescription::to_string() const {
+  using enum MeshAxis;
+  const std::array<MeshAxis, 4> axes =
+      is_expert ? std::array{etp, ep, edp, pp} : std::array{tp, cp, dp, pp};
+  std::string text = is_expert ? "expert" : "dense";
+  for (const MeshAxis axis : axes) {
+    if (placement(axis) != Placement(Replicate{}))
+      text += fmt::format(", {} over {}", lockstep::to_string(placement(axis)),
+                          lockstep::to_string(axis));
+    if (gradient_state(axis) != GradientState::complete)
+      text += fmt::format(", {} over {}", lockstep::to_string(gradient_state(axis)),
+                          lockstep::to_string(axis));
+  }
+  return text + (apply_weight_decay ? "" : ", no weight decay");
+}
+
+}  // namespace lockstep

@@ -1,0 +1,30 @@
+#include "lockstep/distributed/bucket_group.h"
+
+#include <ATen/ATen.h>
+
+#include "lockstep/distributed/param_and_grad_buffer.h"
+
+namespace lockstep {
+
+BucketGroup::BucketGroup(std::string label, std::vector<Bucket> buckets, ProcessGroup group,
+                         ScalingFactor factor, ReduceOp op)
+    : label_(std::move(label)),
+      buckets_(std::move(buckets)),
+      group_(std::move(group)),
+      factor_(factor),
+      op_(op) {}
+
+void BucketGroup::start() {
+  const at::NoGradGuard no_grad;
+  for (Bucket& bucket : buckets_) {
+    ParamAndGradBuffer::scale_tensor(bucket.grads, factor_);
+    works_.push_back(all_reduce(group_, bucket.grads, op_, label_));
+  }
+}
+
+void BucketGroup::finish() {
+  for (Work& work : works_) work.wait();
+  works_.clear();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,39 @@
+#pragma once
+
+// Internal: from parameters and configuration to buffers and bucket groups.
+
+#include <memory>
+#include <vector>
+
+#include "lockstep/core/config.h"
+#include "lockstep/distributed/bucket_group.h"
+#include "lockstep/distributed/grad_sync_state.h"
+#include "lockstep/distributed/param_and_grad_buffer.h"
+#include "lockstep/parallel_state/parallel_state.h"
+
+namespace lockstep {
+
+/// The buffers of a model and the groups of buckets that cover them, in launch order.
+struct Bucketing {
+  std::vector<std::unique_ptr<ParamAndGradBuffer>> buffers;
+  std::vector<BucketGroup> groups;
+
+  /// The parameters in the order of buffers and of registration inside a buffer, each with the
+  /// position of its bucket group.
+  std::vector<GradSyncState::Param> params;
+};
+
+/// The bucket size of a buffer of `numel` elements over `dp_cp` ranks: as configured, else Megatron
+/// Core's default, max(40000000, 1000000 * dp_cp) with overlap and one bucket without.
+std::optional<int64_t> effective_bucket_size(const DistributedDataParallelConfig& config,
+                                             int64_t numel, int64_t dp_cp);
+
+/// Allocates the buffers of the parameters that require a gradient, one for each (parameter dtype,
+/// gradient dtype, dense or expert), and cuts them into buckets. The launch order depends on the
+/// order of registration alone, so it is the same on all ranks: the bucket whose gradients are
+/// expected first goes first.
+Bucketing make_bucketing(const std::vector<NamedParameter>& parameters,
+                         const ParallelState& parallel_state,
+                         const DistributedDataParallelConfig& config, GradientScalingMode mode);
+
+}  // namespace lockstep

@@ -1,0 +1,221 @@
+#include "lockstep/distributed/distributed_data_parallel.h"
+
+#include <mutex>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/distributed/bucketing.h"
+#include "lockstep/distributed/gradient_hook.h"
+#include "lockstep/distributed/parameter_check.h"
+
+namespace lockstep {
+namespace {
+
+using Phase = GradSyncState::Phase;
+
+GradientScalingMode mode_of(const DistributedDataParallelConfig& config) {
+  const bool per_token = config.calculate_per_token_loss.value_or(!config.average_in_collective);
+  require<ConfigError>(!(per_token && config.average_in_collective),
+                       "ddp.average_in_collective: found true, allowed with: "
+                       "ddp.calculate_per_token_loss = false, because per-token scaling sums");
+  if (per_token) return GradientScalingMode::per_token;
+  return config.average_in_collective ? GradientScalingMode::average_in_collective
+                                      : GradientScalingMode::average;
+}
+
+/// Registered buffers of a module and of its children.
+std::vector<at::Tensor> module_buffers(const torch::nn::Module& module) {
+  return module.buffers(/*recurse=*/true);
+}
+
+}  // namespace
+
+struct DistributedDataParallel::Impl {
+  Impl(const std::vector<NamedParameter>& parameters, const ParallelState& parallel_state,
+       const DistributedDataParallelConfig& config, std::vector<at::Tensor> module_buffers)
+      : state(parallel_state),
+        mode(mode_of(config)),
+        group(parallel_state.group(GroupKind::dp_cp)),
+        untrained(std::move(module_buffers)) {
+    check_same_parameters(parameters, group);
+    for (const NamedParameter& param : parameters)
+      if (!param.tensor.requires_grad()) untrained.push_back(param.tensor);
+    bucketing = make_bucketing(parameters, parallel_state, config, mode);
+    sync = std::make_unique<GradSyncState>(
+        bucketing.params, static_cast<int64_t>(bucketing.groups.size()), config.overlap_grad_reduce,
+        config.allow_unused_parameters);
+    int64_t position = 0;
+    for (const auto& buffer : bucketing.buffers)
+      for (size_t i = 0; i < buffer->params().size(); ++i, ++position)
+        hooks.emplace_back(buffer->params()[i].tensor, [this, owner = buffer.get(), i, position] {
+          on_gradient(*owner, i, position);
+        });
+  }
+
+  /// Runs a piece of a step. If it throws, the ranks that wait for this one are told.
+  template <class Body>
+  void guarded(Body body) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    try {
+      body();
+    } catch (const Error& error) {
+      group.post_failure(error.what());
+      throw;
+    }
+  }
+
+  void on_gradient(ParamAndGradBuffer& buffer, size_t index, int64_t position) {
+    guarded([&] {
+      // First: once a bucket is under way, a gradient that comes too late must not be touched.
+      const auto launch_now = sync->on_gradient(position, *no_sync_depth == 0);
+      buffer.adopt_grad(index);
+      launch(launch_now);
+    });
+  }
+
+  void launch(GradSyncState::Launch buckets) {
+    for (int64_t i = buckets.first; i < buckets.last; ++i)
+      bucketing.groups[static_cast<size_t>(i)].start();
+  }
+
+  void finish() {
+    guarded([&] {
+      launch(sync->finish());
+      for (BucketGroup& bucket_group : bucketing.groups) bucket_group.finish();
+      sync->finished();
+      for (const auto& buffer : bucketing.buffers) buffer->check_grads_attached();
+    });
+  }
+
+  void require_not_reducing(const char* call) const {
+    require<UsageError>(sync->phase() != Phase::reducing,
+                        "{}: the state is reducing; call finish_grad_sync() first", call);
+  }
+
+  ParallelState state;
+  GradientScalingMode mode;
+  ProcessGroup group;
+  std::vector<at::Tensor> untrained;  ///< frozen parameters and module buffers
+  Bucketing bucketing;
+  std::unique_ptr<GradSyncState> sync;
+  std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
+  bool finalized = false;
+  std::mutex mutex;
+  std::vector<GradientHook> hooks;  // last, so that they go first
+};
+
+DistributedDataParallel::DistributedDataParallel(const torch::nn::Module& module,
+                                                 const ParallelState& parallel_state,
+                                                 const DistributedDataParallelConfig& config)
+    : impl_(std::make_unique<Impl>(collect_parameters(module), parallel_state, config,
+                                   module_buffers(module))) {
+  broadcast_params();
+}
+
+DistributedDataParallel::DistributedDataParallel(std::vector<NamedParameter> parameters,
+                                                 const ParallelState& parallel_state,
+                                                 const DistributedDataParallelConfig& config)
+    : impl_(std::make_unique<Impl>(parameters, parallel_state, config, std::vector<at::Tensor>())) {
+  broadcast_params();
+}
+
+DistributedDataParallel::~DistributedDataParallel() = default;
+
+DistributedDataParallel::NoSyncGuard::NoSyncGuard(std::shared_ptr<int> depth)
+    : depth_(std::move(depth)) {
+  ++*depth_;
+}
+
+DistributedDataParallel::NoSyncGuard::~NoSyncGuard() { --*depth_; }
+
+DistributedDataParallel::NoSyncGuard DistributedDataParallel::no_sync() {
+  return NoSyncGuard(impl_->no_sync_depth);
+}
+
+void DistributedDataParallel::set_num_microbatches(int64_t count) {
+  impl_->sync->set_microbatches(count);
+}
+
+void DistributedDataParallel::start_grad_sync() {
+  impl_->guarded([&] { impl_->launch(impl_->sync->start()); });
+}
+
+void DistributedDataParallel::finish_grad_sync() { impl_->finish(); }
+
+void DistributedDataParallel::scale_gradients(double factor) {
+  impl_->require_not_reducing("scale_gradients");
+  for (const auto& buffer : buffers()) at::Tensor(buffer->grad_data()).mul_(factor);
+}
+
+void DistributedDataParallel::zero_grad_buffer() {
+  impl_->sync->reset();
+  impl_->finalized = false;
+  for (const auto& buffer : buffers()) buffer->zero_grad();
+}
+
+void DistributedDataParallel::broadcast_params() {
+  const at::NoGradGuard no_grad;
+  std::vector<Work> works;
+  for (const auto& buffer : buffers())
+    works.push_back(broadcast(buffer->params().front().description.is_expert
+                                  ? impl_->state.group(GroupKind::expert_dp)
+                                  : impl_->group,
+                              buffer->param_data(), 0, "parameters"));
+  for (const at::Tensor& tensor : impl_->untrained) {
+    at::Tensor contiguous = tensor.detach().contiguous();
+    broadcast(impl_->group, contiguous, 0, "frozen parameters and module buffers").wait();
+    if (!contiguous.is_same(tensor)) tensor.detach().copy_(contiguous);
+  }
+  for (Work& work : works) work.wait();
+}
+
+GradientScalingMode DistributedDataParallel::scaling_mode() const { return impl_->mode; }
+
+std::string DistributedDataParallel::state_text() const { return impl_->sync->phase_text(); }
+
+const ParallelState& DistributedDataParallel::parallel_state() const { return impl_->state; }
+
+const std::vector<std::unique_ptr<ParamAndGradBuffer>>& DistributedDataParallel::buffers() const {
+  return impl_->bucketing.buffers;
+}
+
+std::vector<DistributedDataParallel::BucketInfo> DistributedDataParallel::buckets() const {
+  std::vector<BucketInfo> infos;
+  for (const BucketGroup& group : impl_->bucketing.groups)
+    for (const Bucket& bucket : group.buckets())
+      infos.push_back({group.label(), group.group().to_string(),
+                       fmt::format("all-reduce {}", to_string(group.op())),
+                       bucket.grads.scalar_type(), bucket.grads.numel(), bucket.bytes(),
+                       bucket.parameters});
+  return infos;
+}
+
+std::string DistributedDataParallel::describe() const {
+  std::string text = fmt::format("{} scaling, state {}\n", to_string(scaling_mode()), state_text());
+  for (const BucketInfo& info : buckets())
+    text += fmt::format("{}: {} over {}, {} elements of {}, {} bytes, {} parameters\n", info.label,
+                        info.operation, info.group, info.numel, at::toString(info.dtype),
+                        info.bytes, info.parameters.size());
+  return text;
+}
+
+void DistributedDataParallel::begin_finalize() {
+  require<UsageError>(!impl_->finalized,
+                      "finalize_model_grads: the gradients of this step are final already; call "
+                      "zero_grad_buffer() before the next step");
+  if (impl_->sync->phase() != Phase::ready) finish_grad_sync();
+}
+
+void DistributedDataParallel::end_finalize() { impl_->finalized = true; }
+
+void DistributedDataParallel::require_final_gradients(const char* caller) const {
+  const bool needs_finalize = impl_->mode == GradientScalingMode::per_token;
+  require<UsageError>(impl_->sync->phase() == Phase::ready && (impl_->finalized || !needs_finalize),
+                      "{}: the gradients are not final (state {}{}); call finalize_model_grads() "
+                      "after the last backward",
+                      caller, state_text(),
+                      needs_finalize && !impl_->finalized ? ", not divided by the tokens" : "");
+}
+
+}  // namespace lockstep

@@ -1,0 +1,153 @@
+#include "lockstep/distributed/grad_sync_state.h"
+
+#include <algorithm>
+
+#include "lockstep/core/check.h"
+
+namespace lockstep {
+
+using Phase = GradSyncState::Phase;
+
+const char* to_string(Phase phase) {
+  switch (phase) {
+    case Phase::idle:
+      return "idle";
+    case Phase::accumulating:
+      return "accumulating";
+    case Phase::reducing:
+      return "reducing";
+    case Phase::ready:
+      return "ready";
+  }
+  return "";
+}
+
+GradSyncState::GradSyncState(std::vector<Param> params, int64_t num_buckets, bool overlap,
+                             bool allow_unused)
+    : params_(std::move(params)),
+      overlap_(overlap),
+      allow_unused_(allow_unused),
+      counts_(params_.size()),
+      bucket_sizes_(static_cast<size_t>(num_buckets), 0) {
+  for (const Param& param : params_) {
+    require<UsageError>(param.bucket >= 0 && param.bucket < num_buckets,
+                        "parameter '{}': found bucket {}, allowed: 0 to {}", param.name,
+                        param.bucket, num_buckets - 1);
+    ++bucket_sizes_[static_cast<size_t>(param.bucket)];
+  }
+  for (int64_t bucket = 0; bucket < num_buckets; ++bucket)
+    require<UsageError>(bucket_sizes_[static_cast<size_t>(bucket)] > 0, "bucket {} is empty",
+                        bucket);
+  pending_ = bucket_sizes_;
+}
+
+std::string GradSyncState::phase_text() const {
+  if (phase_ != Phase::accumulating) return to_string(phase_);
+  int64_t most = 0;
+  for (const Counts& counts : counts_) most = std::max(most, counts.received);
+  return microbatches_ == 1 ? fmt::format("accumulating {}", most)
+                            : fmt::format("accumulating {}/{}", most, microbatches_);
+}
+
+void GradSyncState::set_microbatches(int64_t count) {
+  require<UsageError>(count >= 1, "set_microbatches: found {}, allowed: >= 1", count);
+  require<UsageError>(phase_ == Phase::idle || phase_ == Phase::ready,
+                      "set_microbatches: the state is {}, allowed: idle, ready", phase_text());
+  microbatches_ = count;
+}
+
+bool GradSyncState::is_ready(int64_t param) const {
+  return counts_[static_cast<size_t>(param)].synchronized == microbatches_;
+}
+
+GradSyncState::Launch GradSyncState::on_gradient(int64_t param, bool synchronize) {
+  const std::string& name = params_[static_cast<size_t>(param)].name;
+  require<UsageError>(phase_ != Phase::ready,
+                      "gradient sync: '{}' received a gradient, but the gradients of this step are "
+                      "reduced already (state ready); call zero_grad_buffer() before the backward "
+                      "of the next step",
+                      name);
+  Counts& counts = counts_[static_cast<size_t>(param)];
+  const int64_t bucket = params_[static_cast<size_t>(param)].bucket;
+  require<UsageError>(!is_ready(param) && bucket >= next_,
+                      "gradient sync: '{}' received backward {} of {} expected in this step (state "
+                      "{}, bucket {}); run all but the last micro-batch inside no_sync(), and call "
+                      "zero_grad_buffer() between steps",
+                      name, counts.received + 1, std::max(counts.received, microbatches_),
+                      phase_text(), bucket);
+  if (phase_ == Phase::idle) phase_ = Phase::accumulating;
+  ++counts.received;
+  if (!synchronize || ++counts.synchronized < microbatches_) return {next_, next_};
+  --pending_[static_cast<size_t>(bucket)];
+  return overlap_ ? launch_ready() : Launch{next_, next_};
+}
+
+GradSyncState::Launch GradSyncState::launch_ready() {
+  Launch launch{next_, next_};
+  while (launch.last < num_buckets() && pending_[static_cast<size_t>(launch.last)] == 0)
+    ++launch.last;
+  if (!launch.empty()) phase_ = Phase::reducing;
+  next_ = launch.last;
+  return launch;
+}
+
+GradSyncState::Launch GradSyncState::launch_all() {
+  const Launch launch{next_, num_buckets()};
+  phase_ = Phase::reducing;
+  next_ = num_buckets();
+  return launch;
+}
+
+void GradSyncState::refuse_missing(bool needs_ready) const {
+  constexpr size_t kMaxNames = 20;
+  std::string names;
+  size_t missing = 0;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const bool launched = params_[i].bucket < next_;
+    const bool there = needs_ready ? is_ready(static_cast<int64_t>(i)) : counts_[i].received > 0;
+    if (launched || there || ++missing > kMaxNames) continue;
+    names +=
+        fmt::format("{}'{}' ({}/{})", names.empty() ? "" : ", ", params_[i].name,
+                    needs_ready ? counts_[i].synchronized : counts_[i].received, microbatches_);
+  }
+  if (missing == 0) return;
+  if (missing > kMaxNames) names += fmt::format(", and {} more", missing - kMaxNames);
+  fail<UsageError>(
+      "gradient sync: {} of {} parameters received no gradient{} (state {}): {}; check that the "
+      "loss depends on them, or set ddp.allow_unused_parameters",
+      missing, params_.size(), needs_ready ? " in the last micro-batch" : " in any micro-batch",
+      phase_text(), names);
+}
+
+GradSyncState::Launch GradSyncState::start() {
+  require<UsageError>(phase_ != Phase::ready,
+                      "start_grad_sync: the state is ready, allowed: accumulating, reducing");
+  if (!allow_unused_) refuse_missing(/*needs_ready=*/phase_ == Phase::reducing);
+  return launch_all();
+}
+
+GradSyncState::Launch GradSyncState::finish() {
+  require<UsageError>(phase_ != Phase::ready,
+                      "finish_grad_sync: the state is ready, allowed: accumulating, reducing; the "
+                      "gradients of this step are reduced already");
+  if (!allow_unused_) refuse_missing(/*needs_ready=*/true);
+  return launch_all();
+}
+
+void GradSyncState::finished() {
+  require<UsageError>(phase_ == Phase::reducing && next_ == num_buckets(),
+                      "the state is {}, and {} of {} buckets were launched", phase_text(), next_,
+                      num_buckets());
+  phase_ = Phase::ready;
+}
+
+void GradSyncState::reset() {
+  require<UsageError>(phase_ != Phase::reducing,
+                      "zero_grad_buffer: the state is reducing; call finish_grad_sync() first");
+  phase_ = Phase::idle;
+  std::fill(counts_.begin(), counts_.end(), Counts{});
+  pending_ = bucket_sizes_;
+  next_ = 0;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,97 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+/// Counts the gradients of a training step and says which buckets may be reduced, and when. It has
+/// no tensors and sends nothing, so that every interleaving can be tested.
+///
+///   idle ── first gradient ──► accumulating n/N ── first bucket launched ──► reducing
+///                                     ▲                                        │ finished
+///                                     └────────── reset ── ready ◄─────────────┘
+///
+/// A parameter is ready once it has received its gradient of the last micro-batch. That a gradient
+/// is of the last micro-batch is stated by the caller (`synchronize`), or counted when
+/// set_microbatches() says how many there are. Buckets are launched strictly in the order of their
+/// numbers, whatever the order in which they get ready, so that all ranks communicate alike.
+///
+/// A call that the state does not allow throws UsageError with the state's name and leaves the
+/// state as it was. Not thread-safe: the owner locks.
+class GradSyncState {
+ public:
+  enum class Phase { idle, accumulating, reducing, ready };
+
+  struct Param {
+    std::string name;
+    int64_t bucket = 0;
+  };
+
+  /// Buckets [first, last) that the caller must launch now, in this order.
+  struct Launch {
+    int64_t first = 0;
+    int64_t last = 0;
+    bool empty() const { return first == last; }
+  };
+
+  /// `overlap`: buckets are launched as soon as they are ready; otherwise when start() or finish()
+  /// is called. `allow_unused`: parameters without a gradient count as ready when the step is
+  /// finished.
+  GradSyncState(std::vector<Param> params, int64_t num_buckets, bool overlap, bool allow_unused);
+
+  /// The micro-batches of each following step are counted: the one with number `count` is the last.
+  /// `count` >= 1. Only between steps (idle or ready).
+  void set_microbatches(int64_t count);
+
+  /// Parameter `param` received a gradient. `synchronize`: it is of the last micro-batch, as far as
+  /// the caller states it; with set_microbatches(n) it is one of n that count.
+  /// Throws if the parameter was ready already (one backward too many) or the step is over.
+  Launch on_gradient(int64_t param, bool synchronize);
+
+  /// The caller states that all gradients are there: launches all buckets that were not launched.
+  /// Throws with the names of the parameters that received no gradient in any micro-batch.
+  Launch start();
+
+  /// Launches what is left. Throws with the names of the parameters that are not ready.
+  Launch finish();
+
+  /// All launched buckets are reduced: reducing → ready.
+  void finished();
+
+  /// Begins a new step: → idle. Throws while reducing.
+  void reset();
+
+  Phase phase() const { return phase_; }
+  /// "idle", "accumulating 1/2" (only "accumulating 1" where the caller states the last one),
+  /// "reducing", "ready"
+  std::string phase_text() const;
+  int64_t num_buckets() const { return static_cast<int64_t>(pending_.size()); }
+
+ private:
+  struct Counts {
+    int64_t received = 0;      ///< gradients since reset()
+    int64_t synchronized = 0;  ///< those that counted towards being ready
+  };
+
+  bool is_ready(int64_t param) const;
+  void refuse_missing(bool needs_ready) const;
+  Launch launch_ready();
+  Launch launch_all();
+
+  std::vector<Param> params_;
+  bool overlap_;
+  bool allow_unused_;
+  int64_t microbatches_ = 1;
+  Phase phase_ = Phase::idle;
+  std::vector<Counts> counts_;
+  std::vector<int64_t> bucket_sizes_;  ///< parameters of each bucket
+  std::vector<int64_t> pending_;       ///< parameters of each bucket that are not ready
+  int64_t next_ = 0;                   ///< first bucket that was not launched
+};
+
+/// "idle", "accumulating", "reducing", "ready"
+const char* to_string(GradSyncState::Phase phase);
+
+}  // namespace lockstep

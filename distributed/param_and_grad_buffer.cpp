@@ -1,0 +1,104 @@
+#include "lockstep/distributed/param_and_grad_buffer.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "lockstep/core/check.h"
+
+namespace lockstep {
+namespace {
+
+void check_parameter(const NamedParameter& param, const NamedParameter& first) {
+  const at::Tensor& tensor = param.tensor;
+  require<UsageError>(tensor.defined() && tensor.layout() == at::kStrided && tensor.is_leaf() &&
+                          tensor.requires_grad(),
+                      "parameter '{}': must be a dense leaf tensor that requires a gradient",
+                      param.name);
+  require<UsageError>(tensor.scalar_type() == first.tensor.scalar_type() &&
+                          tensor.device() == first.tensor.device(),
+                      "parameter '{}' is {} on {}, but the buffer holds {} on {}", param.name,
+                      at::toString(tensor.scalar_type()), tensor.device().str(),
+                      at::toString(first.tensor.scalar_type()), first.tensor.device().str());
+}
+
+at::Tensor slot_view(const at::Tensor& flat, const ParamLayout::Slot& slot,
+                     const at::Tensor& shaped) {
+  return flat.narrow(0, slot.start, slot.end - slot.start).view(shaped.sizes());
+}
+
+}  // namespace
+
+ParamAndGradBuffer::ParamAndGradBuffer(std::vector<NamedParameter> params,
+                                       at::ScalarType grad_dtype, const LayoutOptions& options)
+    : params_(std::move(params)) {
+  require<UsageError>(!params_.empty(), "a gradient buffer needs at least one parameter");
+  std::vector<LayoutParam> sizes;
+  for (const NamedParameter& param : params_) {
+    check_parameter(param, params_.front());
+    sizes.push_back({.numel = param.tensor.numel()});
+  }
+  layout_ = compute_param_layout(sizes, options);
+
+  const at::NoGradGuard no_grad;
+  const auto tensor_options = params_.front().tensor.options().requires_grad(false);
+  param_data_ = at::zeros({layout_.numel}, tensor_options);
+  grad_data_ = at::zeros({layout_.numel}, tensor_options.dtype(grad_dtype));
+  for (size_t i = 0; i < params_.size(); ++i) {
+    at::Tensor& tensor = params_[i].tensor;
+    const at::Tensor view = slot_view(param_data_, layout_.slots[i], tensor);
+    view.copy_(tensor);
+    tensor.set_data(view);
+    grad_views_.push_back(slot_view(grad_data_, layout_.slots[i], tensor));
+    attach_grad(i);
+  }
+}
+
+void ParamAndGradBuffer::attach_grad(size_t index) {
+  params_[index].tensor.mutable_grad() = grad_views_[index];
+}
+
+void ParamAndGradBuffer::zero_grad() {
+  grad_data_.zero_();
+  for (size_t i = 0; i < params_.size(); ++i) attach_grad(i);
+}
+
+void ParamAndGradBuffer::adopt_grad(size_t index) {
+  const at::Tensor& grad = params_[index].tensor.grad();
+  if (grad.unsafeGetTensorImpl() == grad_views_[index].unsafeGetTensorImpl()) [[likely]]
+    return;
+  const std::string& name = params_[index].name;
+  require<UsageError>(grad.defined(), "gradient sync: '{}' has no gradient after its backward",
+                      name);
+  require<UsageError>(grad.layout() == at::kStrided,
+                      "gradient sync: the gradient of '{}' is sparse; allowed: dense gradients (an "
+                      "embedding with sparse = false)",
+                      name);
+  require<UsageError>(grad.sizes() == grad_views_[index].sizes(),
+                      "gradient sync: the gradient of '{}' has shape {}, allowed: {}", name,
+                      fmt::join(grad.sizes(), "x"), fmt::join(grad_views_[index].sizes(), "x"));
+  const at::NoGradGuard no_grad;
+  grad_views_[index].copy_(grad);
+  attach_grad(index);
+}
+
+void ParamAndGradBuffer::check_grads_attached() {
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const at::Tensor& grad = params_[i].tensor.grad();
+    if (!grad.defined()) {
+      attach_grad(i);
+      continue;
+    }
+    require<UsageError>(grad.data_ptr() == grad_views_[i].data_ptr(),
+                        "gradient sync: the gradient of '{}' no longer lies in its buffer; it was "
+                        "replaced after backward. Change gradients in place, and zero them with "
+                        "zero_grad_buffer()",
+                        params_[i].name);
+  }
+}
+
+void ParamAndGradBuffer::scale_tensor(at::Tensor tensor, const ScalingFactor& factor) {
+  if (factor.numerator != 1) tensor.mul_(static_cast<double>(factor.numerator));
+  if (factor.denominator != 1) tensor.div_(static_cast<double>(factor.denominator));
+}
+
+}  // namespace lockstep

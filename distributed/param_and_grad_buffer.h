@@ -1,0 +1,71 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/core/parameters.h"
+#include "lockstep/distributed/gradient_scaling.h"
+#include "lockstep/distributed/param_layout.h"
+
+namespace lockstep {
+
+/// Stage 2 of the gradient's way: one contiguous piece of memory for parameters of one dtype, and
+/// one for their gradients. Parameters and gradients are views of them, so nothing is copied before
+/// or after communication, and the optimizer can walk one flat range.
+///
+/// Gradients may have a wider dtype than their parameters (fp32 for bf16): autograd accumulates
+/// into the view in place and converts on the way.
+class ParamAndGradBuffer {
+ public:
+  /// Allocates both pieces, moves the parameters' values in and makes each parameter a view.
+  /// `params` share dtype and device, are leaves that require a gradient, and are given in the
+  /// order of registration. UsageError names a parameter that breaks this.
+  ParamAndGradBuffer(std::vector<NamedParameter> params, at::ScalarType grad_dtype,
+                     const LayoutOptions& options);
+
+  ParamAndGradBuffer(const ParamAndGradBuffer&) = delete;
+  ParamAndGradBuffer& operator=(const ParamAndGradBuffer&) = delete;
+
+  /// Parameters in the order of registration; indices below refer to it.
+  const std::vector<NamedParameter>& params() const { return params_; }
+  const ParamLayout& layout() const { return layout_; }
+
+  /// All parameters [layout().numel elements], gaps between them are zero.
+  const at::Tensor& param_data() const { return param_data_; }
+  /// All gradients [layout().numel elements], gaps are zero.
+  const at::Tensor& grad_data() const { return grad_data_; }
+  /// The gradient of parameter `index`, in its shape.
+  const at::Tensor& grad_view(size_t index) const { return grad_views_[index]; }
+
+  /// Sets all gradients to zero and makes param.grad() the view, whoever replaced it.
+  void zero_grad();
+
+  /// Makes sure that the gradient of parameter `index` lies in the buffer, to be called after
+  /// autograd accumulated it. Where param.grad() is another tensor (because somebody set it to none
+  /// or replaced it before backward) its value is copied in and the view is put back. UsageError if
+  /// that gradient is missing, sparse, or has another shape.
+  void adopt_grad(size_t index);
+
+  /// Throws UsageError naming the first parameter whose gradient is no longer the view. Gradients
+  /// that are undefined get their view back.
+  void check_grads_attached();
+
+  /// Multiplies all gradients by the fraction.
+  void scale(const ScalingFactor& factor) { scale_tensor(grad_data_, factor); }
+
+  /// tensor *= factor, with one rounding where the numerator is 1.
+  static void scale_tensor(at::Tensor tensor, const ScalingFactor& factor);
+
+ private:
+  void attach_grad(size_t index);
+
+  std::vector<NamedParameter> params_;
+  ParamLayout layout_;
+  at::Tensor param_data_;
+  at::Tensor grad_data_;
+  std::vector<at::Tensor> grad_views_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+/// Stage 1 of the gradient's way: where each parameter lies in its buffer. A pure function, with
+/// the offsets of Megatron Core's _compute_per_buffer_param_layout. All numbers count elements.
+namespace lockstep {
+
+/// One parameter, in the order of registration.
+struct LayoutParam {
+  int64_t numel = 0;
+  /// A tied embedding. With the distributed optimizer it lies alone in its bucket, so that the
+  /// shards of its two copies line up across pipeline stages.
+  bool shared_embedding = false;
+};
+
+struct LayoutOptions {
+  /// A bucket closes once it holds at least this many elements. Unset: one bucket.
+  std::optional<int64_t> bucket_size = {};
+  /// Align parameters and pad buckets so that every bucket splits into equal shards.
+  bool distributed_optimizer = false;
+  /// Number of shards of a bucket.
+  int64_t data_parallel_size = 1;
+  /// With the distributed optimizer: also make buckets multiples of 2^16 elements.
+  bool pad_for_high_bus_bandwidth = false;
+};
+
+/// Half-open ranges of a buffer. Parameters lie in reverse order of registration, because backward
+/// yields gradients roughly in that order.
+struct ParamLayout {
+  struct Slot {
+    int64_t start = 0;
+    int64_t end = 0;
+    int64_t bucket = 0;
+  };
+  struct Bucket {
+    int64_t start = 0;
+    int64_t end = 0;
+    /// Elements without the padding at the bucket's end; alignment gaps between parameters count.
+    int64_t numel_unpadded = 0;
+    /// Indices of the parameters, in buffer order.
+    std::vector<int64_t> params;
+  };
+
+  std::vector<Slot> slots;  ///< by index of registration
+  std::vector<Bucket> buckets;
+  int64_t numel = 0;
+  int64_t numel_unpadded = 0;
+};
+
+/// Start of a parameter that may begin at `offset` or later: 64-element alignment.
+int64_t pad_param_start(int64_t offset);
+
+/// End of a bucket whose parameters end at `offset`: a multiple of lcm(data_parallel_size, 128),
+/// and of 65536 too for high bus bandwidth.
+int64_t pad_bucket_end(int64_t offset, int64_t data_parallel_size, bool high_bus_bandwidth);
+
+/// The layout of one buffer. UsageError: a negative size, a bucket size or shard count below 1.
+ParamLayout compute_param_layout(const std::vector<LayoutParam>& params,
+                                 const LayoutOptions& options);
+
+}  // namespace lockstep

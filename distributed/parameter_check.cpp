@@ -1,0 +1,84 @@
+#include "lockstep/distributed/parameter_check.h"
+
+#include <sstream>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/parallel_state/collectives.h"
+
+namespace lockstep {
+namespace {
+
+/// One line a parameter: "name<TAB>[2, 3] float32, trained, dense, ...".
+std::string description_text(const std::vector<NamedParameter>& parameters) {
+  std::string text;
+  for (const NamedParameter& param : parameters)
+    text += fmt::format("{}\t[{}] {}, {}, {}\n", param.name, fmt::join(param.tensor.sizes(), ", "),
+                        at::toString(param.tensor.scalar_type()),
+                        param.tensor.requires_grad() ? "trained" : "frozen",
+                        param.description.to_string());
+  return text;
+}
+
+int64_t digest(const std::string& text) {
+  uint64_t hash = 0xCBF29CE484222325;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
+  return static_cast<int64_t>(hash);
+}
+
+struct Line {
+  std::string name, facts;
+};
+
+std::vector<Line> split_lines(const std::string& text) {
+  std::vector<Line> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) {
+    const size_t tab = line.find('\t');
+    lines.push_back({line.substr(0, tab), line.substr(tab + 1)});
+  }
+  return lines;
+}
+
+/// The first difference of two lists, "" if there is none.
+std::string first_difference(const std::vector<Line>& a, int64_t rank_a, const std::vector<Line>& b,
+                             int64_t rank_b) {
+  for (size_t i = 0; i < std::max(a.size(), b.size()); ++i) {
+    if (i >= a.size() || i >= b.size()) {
+      const bool more_in_a = i >= b.size();
+      return fmt::format("rank {} has {} parameters and rank {} has {}; '{}' is on rank {} only",
+                         rank_a, a.size(), rank_b, b.size(), (more_in_a ? a : b)[i].name,
+                         more_in_a ? rank_a : rank_b);
+    }
+    if (a[i].name != b[i].name)
+      return fmt::format("parameter {} is '{}' on rank {} and '{}' on rank {}", i, a[i].name,
+                         rank_a, b[i].name, rank_b);
+    if (a[i].facts != b[i].facts)
+      return fmt::format("parameter '{}' is {} on rank {} and {} on rank {}", a[i].name, a[i].facts,
+                         rank_a, b[i].facts, rank_b);
+  }
+  return "";
+}
+
+}  // namespace
+
+void check_same_parameters(const std::vector<NamedParameter>& parameters,
+                           const ProcessGroup& group) {
+  if (group.size() == 1) return;
+  const std::string text = description_text(parameters);
+  at::Tensor digests = at::empty({group.size()}, at::kLong);
+  all_gather(group, digests, at::full({1}, digest(text), at::kLong), "parameter digests").wait();
+  if (digests.eq(digests[0]).all().item<bool>()) return;
+  const auto texts = all_gather_texts(group, text, "parameter descriptions");
+  const auto first = split_lines(texts[0]);
+  for (size_t i = 1; i < texts.size(); ++i) {
+    const std::string difference =
+        first_difference(first, group.ranks()[0], split_lines(texts[i]), group.ranks()[i]);
+    require<CommunicationError>(difference.empty(),
+                                "the ranks of group {} have different parameters: {}",
+                                group.to_string(), difference);
+  }
+}
+
+}  // namespace lockstep

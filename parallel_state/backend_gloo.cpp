@@ -1,0 +1,18 @@
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "lockstep/parallel_state/backends.h"
+
+namespace lockstep {
+
+c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const BackendSpec& spec) {
+  using Gloo = c10d::ProcessGroupGloo;
+  auto options = spec.single_host ? Gloo::Options::create(spec.timeout)
+                                  : Gloo::Options::create_default(spec.timeout);
+  if (spec.single_host) options->devices.push_back(Gloo::createDeviceForHostname("127.0.0.1"));
+  options->group_name = spec.group_name;
+  options->global_ranks_in_group.assign(spec.ranks.begin(), spec.ranks.end());
+  return c10::make_intrusive<Gloo>(spec.store, spec.rank, static_cast<int>(spec.ranks.size()),
+                                   options);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,17 @@
+#include "lockstep/core/check.h"
+#include "lockstep/parallel_state/backends.h"
+
+namespace lockstep {
+
+c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec, c10::Device) {
+  fail<ConfigError>(
+      "group {}: CUDA tensors were asked for, but this build has no CUDA "
+      "(LOCKSTEP_CUDA)",
+      spec.group_name);
+}
+
+int cuda_device_count() { return 0; }
+
+std::string nccl_version() { return ""; }
+
+}  // namespace lockstep

@@ -1,0 +1,38 @@
+#pragma once
+
+// Internal: the only place that makes c10d backends.
+
+#include <chrono>
+#include <string>
+
+#include <c10/core/Device.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace lockstep {
+
+/// What a backend needs to know of its group.
+struct BackendSpec {
+  c10::intrusive_ptr<c10d::Store> store;  ///< keys of this group alone
+  std::string group_name;
+  std::vector<int64_t> ranks;  ///< global ranks, in group order
+  int rank = 0;                ///< position of this rank in the group
+  std::chrono::milliseconds timeout{};
+  /// All ranks run on one host, so Gloo listens on the loopback interface alone. Otherwise Gloo
+  /// takes GLOO_SOCKET_IFNAME, else the interface of the host's name.
+  bool single_host = true;
+};
+
+/// Gloo, for CPU tensors. Connects to all ranks of the group.
+c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const BackendSpec& spec);
+
+/// NCCL, for CUDA tensors on `device`. Throws ConfigError in a build without CUDA.
+c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec, c10::Device device);
+
+/// The number of CUDA devices that this process sees; 0 in a build without CUDA.
+int cuda_device_count();
+
+/// NCCL's version as "2.28.9"; empty in a build without CUDA.
+std::string nccl_version();
+
+}  // namespace lockstep

@@ -1,0 +1,188 @@
+#include "lockstep/parallel_state/launch_environment.h"
+
+#include <charconv>
+#include <cstdint>
+#include <cstdlib>
+
+#include "lockstep/core/check.h"
+
+namespace lockstep {
+namespace {
+
+/// Reads variables and checks them; every message names the variable.
+class Variables {
+ public:
+  explicit Variables(const EnvironmentReader& read) : read_(read) {}
+
+  bool has(const char* name) const { return read_(name).has_value(); }
+
+  std::string text(const char* name) const {
+    const auto value = read_(name);
+    require<ConfigError>(value && !value->empty(), "environment variable {}: not set", name);
+    return *value;
+  }
+
+  int number(const char* name, int least, int most) const {
+    const std::string value = text(name);
+    int result = 0;
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
+    require<ConfigError>(error == std::errc() && end == value.data() + value.size() &&
+                             result >= least && result <= most,
+                         "environment variable {}: found '{}', allowed: {} to {}", name, value,
+                         least, most);
+    return result;
+  }
+
+  int number_or(const char* name, int least, int most, int otherwise) const {
+    return has(name) ? number(name, least, most) : otherwise;
+  }
+
+ private:
+  const EnvironmentReader& read_;
+};
+
+constexpr int kMaxRanks = 1 << 24;
+constexpr int kMaxPort = 65535;
+
+/// Rank, sizes and local ranks under the names of one launcher.
+LaunchEnvironment read_ranks(const Variables& variables, Launcher launcher, const char* rank,
+                             const char* world_size, const char* local_rank,
+                             const char* local_world_size) {
+  LaunchEnvironment env;
+  env.launcher = launcher;
+  env.world_size = variables.number(world_size, 1, kMaxRanks);
+  env.rank = variables.number(rank, 0, env.world_size - 1);
+  env.local_world_size = variables.number_or(local_world_size, 1, env.world_size, 1);
+  env.local_rank = variables.number_or(local_rank, 0, env.local_world_size - 1, 0);
+  return env;
+}
+
+/// A port that all ranks of a job derive alike from the job's name.
+int port_of_job(const std::string& job) {
+  uint32_t hash = 2166136261;
+  for (const char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619;
+  return 20000 + static_cast<int>(hash % 20000);
+}
+
+void read_meeting_point(const Variables& variables, LaunchEnvironment& env,
+                        const std::string& address, const std::string& job) {
+  const bool has_address = variables.has("MASTER_ADDR");
+  require<ConfigError>(has_address || !address.empty(),
+                       "environment variable MASTER_ADDR: not set, and {} does not tell where rank "
+                       "0 runs; set it to the address of rank 0's host",
+                       to_string(env.launcher));
+  env.master_address = has_address ? variables.text("MASTER_ADDR") : address;
+  env.master_port = variables.number_or("MASTER_PORT", 1, kMaxPort, port_of_job(job));
+}
+
+LaunchEnvironment read_torchrun(const Variables& variables) {
+  LaunchEnvironment env = read_ranks(variables, Launcher::torchrun, "RANK", "WORLD_SIZE",
+                                     "LOCAL_RANK", "LOCAL_WORLD_SIZE");
+  if (env.world_size == 1 && !variables.has("MASTER_ADDR")) return env;
+  env.master_address = variables.text("MASTER_ADDR");
+  env.master_port = variables.number("MASTER_PORT", 1, kMaxPort);
+  env.agent_serves_store = variables.has("TORCHELASTIC_USE_AGENT_STORE") &&
+                           variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  return env;
+}
+
+LaunchEnvironment read_open_mpi(const Variables& variables) {
+  LaunchEnvironment env =
+      read_ranks(variables, Launcher::open_mpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                 "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE");
+  const char* const job_variables[] = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"};
+  std::string job = "open-mpi";
+  for (const char* name : job_variables)
+    if (variables.has(name)) job = variables.text(name);
+  read_meeting_point(variables, env, env.single_host() ? "127.0.0.1" : "", job);
+  return env;
+}
+
+LaunchEnvironment read_slurm(const Variables& variables) {
+  LaunchEnvironment env;
+  env.launcher = Launcher::slurm;
+  env.world_size = variables.number("SLURM_NTASKS", 1, kMaxRanks);
+  env.rank = variables.number("SLURM_PROCID", 0, env.world_size - 1);
+  const bool one_node = variables.number_or("SLURM_STEP_NUM_NODES", 1, kMaxRanks, 1) == 1;
+  env.local_world_size = one_node
+                             ? env.world_size
+                             : slurm_tasks_on_node(variables.text("SLURM_STEP_TASKS_PER_NODE"),
+                                                   variables.number("SLURM_NODEID", 0, kMaxRanks));
+  env.local_rank = variables.number("SLURM_LOCALID", 0, env.local_world_size - 1);
+  const std::string host =
+      one_node ? "127.0.0.1" : first_slurm_host(variables.text("SLURM_STEP_NODELIST"));
+  read_meeting_point(variables, env, host,
+                     variables.text("SLURM_JOB_ID") + "." + variables.text("SLURM_STEP_ID"));
+  return env;
+}
+
+}  // namespace
+
+const char* to_string(Launcher launcher) {
+  switch (launcher) {
+    case Launcher::none:
+      return "single process";
+    case Launcher::torchrun:
+      return "torchrun";
+    case Launcher::slurm:
+      return "Slurm";
+    case Launcher::open_mpi:
+      return "Open MPI";
+  }
+  return "";
+}
+
+LaunchEnvironment read_launch_environment(const EnvironmentReader& read) {
+  const Variables variables(read);
+  if (variables.has("RANK") || variables.has("WORLD_SIZE")) return read_torchrun(variables);
+  if (variables.has("OMPI_COMM_WORLD_RANK")) return read_open_mpi(variables);
+  if (variables.has("SLURM_PROCID") && variables.has("SLURM_STEP_ID")) return read_slurm(variables);
+  return {};
+}
+
+LaunchEnvironment read_launch_environment() {
+  return read_launch_environment([](const char* name) -> std::optional<std::string> {
+    const char* value = std::getenv(name);
+    return value ? std::optional<std::string>(value) : std::nullopt;
+  });
+}
+
+int slurm_tasks_on_node(const std::string& tasks_per_node, int node) {
+  const char* at = tasks_per_node.data();
+  const char* const end = at + tasks_per_node.size();
+  for (int first = 0; at < end;) {
+    int tasks = 0, repeat = 1;
+    auto parsed = std::from_chars(at, end, tasks);
+    bool good = parsed.ec == std::errc() && tasks >= 1;
+    if (good && end - parsed.ptr >= 2 && parsed.ptr[0] == '(' && parsed.ptr[1] == 'x') {
+      parsed = std::from_chars(parsed.ptr + 2, end, repeat);
+      good = parsed.ec == std::errc() && repeat >= 1 && parsed.ptr != end && *parsed.ptr++ == ')';
+    }
+    good = good && (parsed.ptr == end || *parsed.ptr++ == ',');
+    if (!good) break;
+    if (node < first + repeat) return tasks;
+    first += repeat;
+    at = parsed.ptr;
+  }
+  fail<ConfigError>(
+      "environment variable SLURM_STEP_TASKS_PER_NODE: found '{}', allowed: a list "
+      "as in 8(x2),4 that covers node {}",
+      tasks_per_node, node);
+}
+
+std::string first_slurm_host(const std::string& node_list) {
+  const size_t end = node_list.find_first_of("[,");
+  std::string host = node_list.substr(0, end);
+  if (end == std::string::npos || node_list[end] == ',') return host;
+  const size_t number_end = node_list.find_first_of("-,]", end + 1);
+  require<ConfigError>(number_end != std::string::npos,
+                       "environment variable SLURM_STEP_NODELIST: found '{}', allowed: a list as "
+                       "in node[03-05,9]",
+                       node_list);
+  host += node_list.substr(end + 1, number_end - end - 1);
+  const size_t close = node_list.find(']', number_end);
+  if (close == std::string::npos) return host;
+  return host + node_list.substr(close + 1, node_list.find(',', close) - close - 1);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+namespace lockstep {
+
+/// Who started this process.
+enum class Launcher { none, torchrun, slurm, open_mpi };
+
+/// "single process", "torchrun", "Slurm", "Open MPI"
+const char* to_string(Launcher launcher);
+
+/// What the launcher says of this process and of the others.
+struct LaunchEnvironment {
+  Launcher launcher = Launcher::none;
+  int rank = 0;
+  int world_size = 1;
+  int local_rank = 0;        ///< position among the ranks of this host; picks the device
+  int local_world_size = 1;  ///< ranks of this host
+  std::string master_address = "127.0.0.1";  ///< where the store is
+  int master_port = 29500;
+  /// torchrun's agent serves the store itself; every rank, 0 too, is a client of it. Otherwise rank
+  /// 0 serves.
+  bool agent_serves_store = false;
+
+  /// All ranks run on this host, so that they can meet on the loopback interface.
+  bool single_host() const { return local_world_size == world_size; }
+};
+
+/// Reads one environment variable; empty optional where it is not set.
+using EnvironmentReader = std::function<std::optional<std::string>(const char* name)>;
+
+/// Works out the environment from, in this order: torchrun's variables (RANK, WORLD_SIZE,
+/// LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_USE_AGENT_STORE), Open
+/// MPI's (OMPI_COMM_WORLD_*), Slurm's step variables (SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID,
+/// SLURM_STEP_NODELIST, SLURM_STEP_TASKS_PER_NODE); none of them means a single process. Open MPI
+/// and Slurm do not say where to meet: MASTER_ADDR and MASTER_PORT are taken where they are set;
+/// else the first host of the step (Slurm) or, on one host, loopback, and a port derived from the
+/// job's id.
+///
+/// ConfigError names the variable that is missing, no number, or out of range.
+LaunchEnvironment read_launch_environment(const EnvironmentReader& read);
+
+/// The same, from the environment of this process.
+LaunchEnvironment read_launch_environment();
+
+/// Tasks on node `node` (from 0) of Slurm's list of tasks per node: "8(x2),4" has 8, 8 and 4.
+int slurm_tasks_on_node(const std::string& tasks_per_node, int node);
+
+/// The first host of a Slurm node list: "node[03-05,9],login1" -> "node03".
+std::string first_slurm_host(const std::string& node_list);
+
+}  // namespace lockstep

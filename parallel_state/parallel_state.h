@@ -1,0 +1,81 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include "lockstep/parallel_state/launch_environment.h"
+#include "lockstep/parallel_state/process_group.h"
+#include "lockstep/parallel_state/rank_grids.h"
+
+namespace c10d {
+class Backend;
+class Store;
+}  // namespace c10d
+
+namespace lockstep {
+
+struct BackendSpec;
+
+/// Makes the c10d backend of a group in place of Gloo or NCCL. For tests and tools.
+using BackendFactory = std::function<c10::intrusive_ptr<c10d::Backend>(const BackendSpec&)>;
+
+/// How a ParallelState is made.
+struct ParallelStateOptions {
+  /// Sizes of the axes. world_size is taken from the launch environment where there is one.
+  ParallelSizes sizes = {};
+  /// Where tensors live: the CPU (Gloo), or one CUDA device (NCCL, and Gloo for host data).
+  c10::Device device = c10::kCPU;
+  /// Time after which a communication that does not end fails.
+  std::chrono::milliseconds timeout = std::chrono::seconds(60);
+  /// All ranks run on one host: Gloo then listens on the loopback interface alone.
+  bool single_host = true;
+  /// Unset: Gloo or NCCL, by `device`.
+  BackendFactory backend_factory = {};
+};
+
+/// Who talks to whom: this process's (or thread's) place in the grid of ranks, and its groups. A
+/// value that is passed to whatever needs it: nothing is global, so one process can hold several
+/// ranks. Copies share the groups. The last copy must go before the process ends.
+class ParallelState {
+ public:
+  /// One process without peers, on `device`.
+  static ParallelState single_process(c10::Device device = c10::kCPU);
+
+  /// The rank that a launcher's environment describes. Meets the other ranks. Throws ConfigError if
+  /// the sizes do not fit the world, CommunicationError if the store cannot be reached.
+  ParallelState(const LaunchEnvironment& environment, ParallelStateOptions options);
+
+  /// Rank `rank` of options.sizes.world_size ranks that share `store`, such as threads of one
+  /// process over a c10d::HashStore. `store` may be null for one rank.
+  ParallelState(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank,
+                ParallelStateOptions options);
+
+  /// This rank in the world, and the number of ranks.
+  int64_t rank() const;
+  int64_t world_size() const;
+  c10::Device device() const;
+  /// The grid: sizes of the axes and the ranks of every group.
+  const RankGrids& grids() const;
+
+  /// This rank's group of a kind, connected at the first call; all its members must make that call.
+  /// Kinds with the same ranks share one communicator. Throws UsageError if this rank is in no
+  /// group of the kind.
+  ProcessGroup group(GroupKind kind) const;
+
+  /// The group of all ranks.
+  ProcessGroup world() const;
+
+  /// Tells the other ranks that this one fails; see ProcessGroup::post_failure. Connects nothing.
+  void post_failure(const std::string& message) const noexcept;
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,212 @@
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+#include <set>
+
+#include "lockstep/core/config_io.h"
+#include "lockstep/core/config_rules.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep {
+namespace {
+
+/// The message with which a configuration is refused, "" if it is accepted.
+std::string refusal(const std::string& text, const std::vector<std::string>& overrides = {}) {
+  try {
+    parse_config(text, "x.textproto", overrides);
+    return "";
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+}
+
+TEST(Config, EmptyTextGivesTheDefaults) {
+  const Config config = parse_config("", "x.textproto");
+  EXPECT_EQ(config.model.num_layers, 2);
+  EXPECT_EQ(config.model.normalization, Normalization::RMSNorm);
+  EXPECT_EQ(config.optimizer.lr_decay_style, LrDecayStyle::linear);
+  EXPECT_DOUBLE_EQ(config.optimizer.adam_eps, 1e-8);
+  EXPECT_FALSE(config.ddp.bucket_size.has_value());
+  EXPECT_TRUE(config.data.path.empty());
+}
+
+TEST(Config, DerivedFieldsAreFilledIn) {
+  const Config config = parse_config("model { hidden_size: 96 num_attention_heads: 6 }", "x");
+  EXPECT_EQ(config.model.num_query_groups, 6);
+  EXPECT_EQ(config.model.kv_channels, 16);
+  EXPECT_EQ(config.model.ffn_hidden_size, 384);
+  EXPECT_EQ(config.ddp.calculate_per_token_loss, true);
+  EXPECT_EQ(config.optimizer.lr_decay_iters, 100);
+  EXPECT_EQ(config.optimizer.start_weight_decay, 0.01);
+}
+
+TEST(Config, AverageInCollectiveTurnsPerTokenLossOff) {
+  const Config config = parse_config("ddp { average_in_collective: true }", "x");
+  EXPECT_EQ(config.ddp.calculate_per_token_loss, false);
+}
+
+TEST(Config, ShortRunsStillHaveADecayLongerThanTheWarmUp) {
+  const Config config =
+      parse_config("optimizer { lr_warmup_iters: 50 } train { train_iters: 5 }", "x");
+  EXPECT_EQ(config.optimizer.lr_decay_iters, 51);
+}
+
+TEST(Config, SyntaxErrorsNameLineAndColumn) {
+  EXPECT_EQ(refusal("model {\n  num_layers: four\n}"),
+            "x.textproto:2:15: Expected integer, got: four");
+  const std::string unknown = refusal("train {\n  seeds: 1\n}");
+  EXPECT_NE(unknown.find("x.textproto:2:"), std::string::npos) << unknown;
+  EXPECT_NE(unknown.find("has no field named \"seeds\""), std::string::npos) << unknown;
+  EXPECT_NE(unknown.find("micro_batch_size"), std::string::npos) << unknown;
+  EXPECT_NE(refusal("model { num_layers: 2 num_layers: 3 }").find("specified multiple times"),
+            std::string::npos);
+  EXPECT_NE(refusal("nonsense"), "");
+}
+
+TEST(Config, LargeTextsAreRefusedUnparsed) {
+  EXPECT_NE(refusal(std::string((1 << 20) + 1, ' ')).find("at most 1048576"), std::string::npos);
+}
+
+TEST(Config, DeepNestingIsRefused) { EXPECT_NE(refusal("model " + std::string(100000, '{')), ""); }
+
+TEST(Config, MissingFileIsNamed) {
+  try {
+    load_config("no/such/file.textproto");
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_STREQ(error.what(), "no/such/file.textproto: cannot be read as a configuration");
+  }
+}
+
+TEST(Config, FilesAreRead) {
+  const std::string path = ::testing::TempDir() + "lockstep_config_test.textproto";
+  std::ofstream(path) << "model { num_layers: 7 }";
+  EXPECT_EQ(load_config(path).model.num_layers, 7);
+  std::remove(path.c_str());
+}
+
+TEST(Config, OverridesReplaceAndTheLastWins) {
+  const Config config =
+      parse_config("model { num_layers: 3 } data { path: 'a' path: 'b' }", "x",
+                   {"model.num_layers=4", "model.num_layers=5", "optimizer.lr=1e-3",
+                    "optimizer.lr_decay_style=inverse-square-root", "ddp.overlap_grad_reduce=false",
+                    "data.path=some/file with spaces.txt", "train.sample_prompt=\"quoted\""});
+  EXPECT_EQ(config.model.num_layers, 5);
+  EXPECT_DOUBLE_EQ(config.optimizer.lr, 1e-3);
+  EXPECT_EQ(config.optimizer.lr_decay_style, LrDecayStyle::inverse_square_root);
+  EXPECT_FALSE(config.ddp.overlap_grad_reduce);
+  EXPECT_EQ(config.data.path, std::vector<std::string>{"some/file with spaces.txt"});
+  EXPECT_EQ(config.train.sample_prompt, "quoted");
+}
+
+TEST(Config, OverridesOfListsTakeBrackets) {
+  const Config config = parse_config("", "x", {R"(data.path=["a", "b"])"});
+  EXPECT_EQ(config.data.path, (std::vector<std::string>{"a", "b"}));
+}
+
+TEST(Config, BadOverridesAreNamed) {
+  EXPECT_EQ(refusal("", {"model.num_layers"}),
+            "--set model.num_layers: must have the form path=value");
+  EXPECT_EQ(refusal("", {"model.num_layers=two"}),
+            "--set model.num_layers=two: found 'two', allowed: a whole number");
+  EXPECT_EQ(refusal("", {"model.num_layers=3.5"}),
+            "--set model.num_layers=3.5: found '3.5', allowed: a whole number");
+  EXPECT_EQ(refusal("", {"ddp.overlap_grad_reduce=maybe"}),
+            "--set ddp.overlap_grad_reduce=maybe: found 'maybe', allowed: true, false");
+  EXPECT_NE(refusal("", {"modle.num_layers=2"}).find("Config has no field 'modle'"),
+            std::string::npos);
+  EXPECT_NE(refusal("", {"model=2"}).find("'model' holds fields"), std::string::npos);
+  EXPECT_NE(refusal("", {"train.seed.x=2"}).find("'seed' is a value"), std::string::npos);
+}
+
+TEST(Config, ValuesOutOfBoundsAreNamedWithWhatIsAllowed) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"model.num_layers=0", "model.num_layers: found 0, allowed: >= 1"},
+      {"model.num_layers=-9223372036854775808",
+       "model.num_layers: found -9223372036854775808, allowed: >= 1"},
+      {"optimizer.lr=nan", "optimizer.lr: found nan, allowed: a finite number, not nan"},
+      {"optimizer.lr=inf", "optimizer.lr: found inf, allowed: a finite number, not inf"},
+      {"optimizer.adam_beta1=1", "optimizer.adam_beta1: found 1, allowed: < 1"},
+      {"optimizer.adam_eps=0", "optimizer.adam_eps: found 0, allowed: > 0"},
+      {"model.rotary_percent=1.5", "model.rotary_percent: found 1.5, allowed: <= 1"},
+      {"model.normalization=BatchNorm",
+       "model.normalization: found 'BatchNorm', allowed: RMSNorm, LayerNorm"},
+      {"train.precision=fp8", "train.precision: found 'fp8', allowed: fp32, fp64, bf16"},
+  };
+  for (const auto& [assignment, message] : cases) EXPECT_EQ(refusal("", {assignment}), message);
+}
+
+TEST(Config, ContradictionsAreNamed) {
+  const std::pair<std::vector<std::string>, const char*> cases[] = {
+      {{"model.hidden_size=100", "model.num_attention_heads=3"},
+       "model.hidden_size (100) must be divisible by model.num_attention_heads (3)"},
+      {{"model.num_query_groups=3"},
+       "model.num_attention_heads (4) must be divisible by model.num_query_groups (3)"},
+      {{"ddp.bucket_size=10", "ddp.num_buckets=2"}, "ddp.bucket_size (10) and ddp.num_buckets (2)"},
+      {{"ddp.average_in_collective=true", "ddp.calculate_per_token_loss=true"},
+       "ddp.average_in_collective: found true"},
+      {{"optimizer.min_lr=1"}, "optimizer.min_lr: found 1, allowed: <= optimizer.lr (0.0003)"},
+      {{"optimizer.lr_warmup_iters=10", "optimizer.lr_decay_iters=10"},
+       "optimizer.lr_warmup_iters: found 10, allowed: < optimizer.lr_decay_iters (10)"},
+      {{"optimizer.lr_decay_style=WSD"}, "optimizer.lr_wsd_decay_iters: not set"},
+      {{"optimizer.start_weight_decay=0"}, "optimizer.end_weight_decay: found 0.01"},
+      {{"model.recompute_num_layers=1"}, "model.recompute_num_layers: is set"},
+      {{"model.recompute_granularity=full", "model.recompute_num_layers=3"},
+       "model.recompute_num_layers: found 3, allowed: <= model.num_layers (2)"},
+      {{"model.kv_channels=5"}, "model.rotary_percent: found 1"},
+      {{"parallel.virtual_pipeline_model_parallel_size=2"},
+       "parallel.virtual_pipeline_model_parallel_size: found 2"},
+      {{"data.split=90;10"}, "data.split: found '90;10'"},
+      {{"data.split=0,10"}, "data.split: found '0,10'"},
+      {{"train.sample_tokens=3", "train.sample_prompt="}, "train.sample_prompt: is empty"},
+  };
+  for (const auto& [overrides, message] : cases)
+    EXPECT_TRUE(refusal("", overrides).starts_with(message)) << refusal("", overrides);
+}
+
+TEST(Config, SplitSharesAddUpToOne) {
+  EXPECT_EQ(parse_split("90,10"), (std::vector<double>{0.9, 0.1, 0}));
+  EXPECT_EQ(parse_split(" 2 , 1 , 1 "), (std::vector<double>{0.5, 0.25, 0.25}));
+}
+
+TEST(Config, PrintedConfigurationReadsBackEqual) {
+  const Config config =
+      parse_config("data { path: 'a \"b\"\\n' }", "x",
+                   {"ddp.bucket_size=7", "optimizer.lr=0.1", "train.sample_prompt=two words"});
+  const std::string printed = print_config(config);
+  EXPECT_TRUE(config_differences(config, parse_config(printed, "printed")).empty()) << printed;
+  EXPECT_NE(printed.find("  num_layers: 2\n"), std::string::npos) << printed;
+  EXPECT_NE(printed.find("  # num_buckets: unset: "), std::string::npos) << printed;
+}
+
+TEST(Config, DifferencesNameTheField) {
+  const auto differences =
+      config_differences(parse_config("", "x"), parse_config("", "x", {"ddp.bucket_size=7"}));
+  ASSERT_EQ(differences.size(), 1u);
+  EXPECT_EQ(differences[0].path, "ddp.bucket_size");
+  EXPECT_EQ(differences[0].first, "unset");
+  EXPECT_EQ(differences[0].second, "7");
+}
+
+TEST(Config, ValidateChecksValuesThatWereSetInCode) {
+  Config config;
+  EXPECT_NO_THROW(validate(config));
+  config.model.num_layers = 0;
+  EXPECT_THROW(validate(config), ConfigError);
+}
+
+TEST(Config, EveryFieldHasAMeaningAndADefaultOrAWordOnBeingUnset) {
+  std::set<std::string> paths;
+  for (const ConfigField& field : config_fields()) {
+    EXPECT_TRUE(paths.insert(field.path).second) << field.path;
+    EXPECT_FALSE(field.meaning.empty()) << field.path;
+    if (field.path != "data.path" && field.path != "train.sample_prompt") {
+      EXPECT_TRUE(!field.default_value.empty() || !field.unset.empty()) << field.path;
+    }
+  }
+  EXPECT_TRUE(paths.contains("parallel.tensor_model_parallel_size"));
+}
+
+}  // namespace
+}  // namespace lockstep

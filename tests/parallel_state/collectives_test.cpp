@@ -1,0 +1,155 @@
+#include "lockstep/parallel_state/collectives.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/error.h"
+#include "lockstep/tests/support/rank_threads.h"
+
+namespace lockstep {
+namespace {
+
+using testing::CollectiveLog;
+using testing::errors_of_ranks;
+using testing::run_ranks;
+
+TEST(Collectives, AllReduceOperations) {
+  for (const int64_t n : {1, 2, 3, 4}) {
+    run_ranks(n, [n](const ParallelState& state) {
+      const auto mine = static_cast<double>(state.rank() + 1);
+      const std::pair<ReduceOp, double> cases[] = {{ReduceOp::sum, n * (n + 1) / 2.0},
+                                                   {ReduceOp::average, (n + 1) / 2.0},
+                                                   {ReduceOp::max, static_cast<double>(n)},
+                                                   {ReduceOp::min, 1.0}};
+      for (const auto& [op, expected] : cases) {
+        at::Tensor tensor = at::full({5}, mine, at::kDouble);
+        all_reduce(state.world(), tensor, op, "test").wait();
+        EXPECT_TRUE(at::equal(tensor, at::full({5}, expected, at::kDouble))) << to_string(op);
+      }
+    });
+  }
+}
+
+TEST(Collectives, BroadcastAndAllGather) {
+  run_ranks(3, [](const ParallelState& state) {
+    at::Tensor tensor = at::full({2}, state.rank(), at::kLong);
+    broadcast(state.world(), tensor, 2, "test").wait();
+    EXPECT_TRUE(at::equal(tensor, at::full({2}, 2, at::kLong)));
+
+    at::Tensor gathered = at::empty({3, 2});
+    all_gather(state.world(), gathered, at::full({2}, static_cast<float>(state.rank())), "test")
+        .wait();
+    EXPECT_TRUE(at::equal(gathered, at::arange(3).to(at::kFloat).unsqueeze(1).expand({3, 2})));
+  });
+}
+
+TEST(Collectives, AllGatherRefusesAWrongOutput) {
+  const ParallelState state = ParallelState::single_process();
+  at::Tensor output = at::empty({3});
+  EXPECT_THROW((void)all_gather(state.world(), output, at::empty({2}), "test"), UsageError);
+}
+
+TEST(Collectives, TextsOfAnyLength) {
+  run_ranks(3, [](const ParallelState& state) {
+    const std::string mine(static_cast<size_t>(state.rank() * 5), 'x');
+    const auto texts = all_gather_texts(state.world(), mine, "test");
+    EXPECT_EQ(texts, (std::vector<std::string>{"", "xxxxx", "xxxxxxxxxx"}));
+    EXPECT_EQ(all_gather_texts(state.world(), "", "test"), std::vector<std::string>(3));
+  });
+}
+
+TEST(Collectives, OneRankDoesNotCommunicate) {
+  const ParallelState state = ParallelState::single_process();
+  at::Tensor tensor = at::ones({2});
+  Work work = all_reduce(state.world(), tensor, ReduceOp::sum, "test");
+  EXPECT_TRUE(work.is_completed());
+  work.wait();
+  at::Tensor output = at::zeros({2});
+  all_gather(state.world(), output, tensor, "test").wait();
+  EXPECT_TRUE(at::equal(output, tensor));
+  EXPECT_EQ(all_gather_texts(state.world(), "a", "test"), std::vector<std::string>{"a"});
+  EXPECT_EQ(state.world().c10d_group(), nullptr);
+}
+
+TEST(Collectives, HandlesMayBeWaitedForTwiceAndInAnyOrder) {
+  run_ranks(2, [](const ParallelState& state) {
+    std::vector<at::Tensor> tensors;
+    std::vector<Work> works;
+    for (int i = 0; i < 20; ++i) {
+      tensors.push_back(at::full({100}, i));
+      works.push_back(all_reduce(state.world(), tensors.back(), ReduceOp::sum, "test"));
+    }
+    for (int i = 19; i >= 0; --i) {
+      works[i].wait();
+      works[i].wait();
+      EXPECT_TRUE(at::equal(tensors[i], at::full({100}, 2 * i)));
+    }
+  });
+}
+
+TEST(Collectives, TheRecordingBackendSeesEveryCall) {
+  CollectiveLog log;
+  run_ranks(2,
+            [](const ParallelState& state) {
+              at::Tensor tensor = at::zeros({3}, at::kDouble);
+              all_reduce(state.world(), tensor, ReduceOp::max, "test").wait();
+            },
+            {.log = &log});
+  const auto calls = log.of_rank(1);
+  ASSERT_EQ(calls.size(), 1u);
+  EXPECT_EQ(calls[0], (testing::RecordedCollective{1, "world[0, 1]", "allreduce", 24, at::kDouble,
+                                                   c10d::ReduceOp::MAX}));
+}
+
+TEST(Collectives, ARankThatDoesNotComeIsATimeoutThatNamesGroupOperationAndLabel) {
+  using std::chrono::milliseconds;
+  const auto errors = errors_of_ranks(2,
+                                      [](const ParallelState& state) {
+                                        const ProcessGroup world = state.world();
+                                        if (state.rank() == 1)
+                                          return std::this_thread::sleep_for(milliseconds(2500));
+                                        at::Tensor tensor = at::zeros({3});
+                                        all_reduce(world, tensor, ReduceOp::sum, "bucket 7").wait();
+                                      },
+                                      {.timeout = milliseconds(1000)});
+  EXPECT_TRUE(errors[0].starts_with(
+      "all_reduce of bucket 7 over group world [0, 1] failed on rank 0 after "))
+      << errors[0];
+  EXPECT_NE(errors[0].find("(timeout 1.0 s)"), std::string::npos) << errors[0];
+  EXPECT_EQ(errors[1], "");
+}
+
+TEST(Collectives, AFailedRankIsNamedLongBeforeTheTimeout) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto errors =
+      errors_of_ranks(3,
+                      [](const ParallelState& state) {
+                        const ProcessGroup world = state.world();
+                        if (state.rank() == 1) {
+                          state.post_failure("out of cheese");
+                          return std::this_thread::sleep_for(std::chrono::seconds(2));
+                        }
+                        at::Tensor tensor = at::zeros({3});
+                        all_reduce(world, tensor, ReduceOp::sum, "bucket 7").wait();
+                      },
+                      {.timeout = std::chrono::seconds(5)});
+  for (const int rank : {0, 2})
+    EXPECT_NE(errors[rank].find("rank 1: out of cheese"), std::string::npos) << errors[rank];
+  // Ranks 0 and 2 gave up early; what remains is rank 1's sleep and the end of their operations.
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(4));
+}
+
+TEST(Collectives, RefusalsOfTheBackendAreTranslated) {
+  const auto errors = errors_of_ranks(2, [](const ParallelState& state) {
+    at::Tensor integers = at::zeros({3}, at::kInt);
+    all_reduce(state.world(), integers, ReduceOp::average, "counts").wait();
+  });
+  for (const std::string& error : errors)
+    EXPECT_TRUE(error.starts_with("all_reduce of counts over group world [0, 1] failed")) << error;
+}
+
+}  // namespace
+}  // namespace lockstep

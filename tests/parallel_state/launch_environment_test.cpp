@@ -1,0 +1,156 @@
+#include "lockstep/parallel_state/launch_environment.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep {
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+LaunchEnvironment read(const Variables& variables) {
+  return read_launch_environment([&](const char* name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  });
+}
+
+std::string refusal(const Variables& variables) {
+  try {
+    read(variables);
+    return "";
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+}
+
+const Variables kTorchrun = {{"RANK", "3"},
+                             {"WORLD_SIZE", "4"},
+                             {"LOCAL_RANK", "1"},
+                             {"LOCAL_WORLD_SIZE", "2"},
+                             {"MASTER_ADDR", "10.0.0.1"},
+                             {"MASTER_PORT", "1234"}};
+
+Variables with(Variables variables, const Variables& changes) {
+  for (const auto& [name, value] : changes) variables[name] = value;
+  return variables;
+}
+
+Variables without(Variables variables, const char* name) {
+  variables.erase(name);
+  return variables;
+}
+
+TEST(LaunchEnvironment, NothingSetIsASingleProcess) {
+  const auto env = read({});
+  EXPECT_EQ(env.launcher, Launcher::none);
+  EXPECT_EQ(env.world_size, 1);
+  EXPECT_TRUE(env.single_host());
+}
+
+TEST(LaunchEnvironment, Torchrun) {
+  const auto env = read(kTorchrun);
+  EXPECT_EQ(env.launcher, Launcher::torchrun);
+  EXPECT_EQ(env.rank, 3);
+  EXPECT_EQ(env.world_size, 4);
+  EXPECT_EQ(env.local_rank, 1);
+  EXPECT_EQ(env.local_world_size, 2);
+  EXPECT_EQ(env.master_address, "10.0.0.1");
+  EXPECT_EQ(env.master_port, 1234);
+  EXPECT_FALSE(env.agent_serves_store);
+  EXPECT_FALSE(env.single_host());
+}
+
+TEST(LaunchEnvironment, TorchrunsAgentServesTheStoreOnlyWhenItSaysTrue) {
+  EXPECT_TRUE(read(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}})).agent_serves_store);
+  EXPECT_FALSE(
+      read(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "False"}})).agent_serves_store);
+}
+
+TEST(LaunchEnvironment, MissingAndNonsensicalVariablesAreNamed) {
+  EXPECT_EQ(refusal(without(kTorchrun, "RANK")), "environment variable RANK: not set");
+  EXPECT_EQ(refusal(without(kTorchrun, "WORLD_SIZE")), "environment variable WORLD_SIZE: not set");
+  EXPECT_EQ(refusal(without(kTorchrun, "MASTER_ADDR")),
+            "environment variable MASTER_ADDR: not set");
+  EXPECT_EQ(refusal(with(kTorchrun, {{"RANK", "4"}})),
+            "environment variable RANK: found '4', allowed: 0 to 3");
+  EXPECT_EQ(refusal(with(kTorchrun, {{"RANK", "-1"}})),
+            "environment variable RANK: found '-1', allowed: 0 to 3");
+  EXPECT_EQ(refusal(with(kTorchrun, {{"WORLD_SIZE", "two"}})),
+            "environment variable WORLD_SIZE: found 'two', allowed: 1 to 16777216");
+  EXPECT_EQ(refusal(with(kTorchrun, {{"MASTER_PORT", "70000"}})),
+            "environment variable MASTER_PORT: found '70000', allowed: 1 to 65535");
+  EXPECT_EQ(refusal(with(kTorchrun, {{"LOCAL_RANK", "2"}})),
+            "environment variable LOCAL_RANK: found '2', allowed: 0 to 1");
+}
+
+const Variables kSlurm = {{"SLURM_PROCID", "9"},
+                          {"SLURM_NTASKS", "20"},
+                          {"SLURM_LOCALID", "1"},
+                          {"SLURM_NODEID", "1"},
+                          {"SLURM_STEP_NUM_NODES", "3"},
+                          {"SLURM_STEP_TASKS_PER_NODE", "8(x2),4"},
+                          {"SLURM_STEP_NODELIST", "node[03-05]"},
+                          {"SLURM_JOB_ID", "77"},
+                          {"SLURM_STEP_ID", "0"}};
+
+TEST(LaunchEnvironment, Slurm) {
+  const auto env = read(kSlurm);
+  EXPECT_EQ(env.launcher, Launcher::slurm);
+  EXPECT_EQ(env.rank, 9);
+  EXPECT_EQ(env.world_size, 20);
+  EXPECT_EQ(env.local_rank, 1);
+  EXPECT_EQ(env.local_world_size, 8);
+  EXPECT_EQ(env.master_address, "node03");
+  EXPECT_EQ(env.master_port, read(with(kSlurm, {{"SLURM_PROCID", "8"}})).master_port);
+  EXPECT_NE(env.master_port, read(with(kSlurm, {{"SLURM_JOB_ID", "78"}})).master_port);
+}
+
+TEST(LaunchEnvironment, AShellInsideASlurmAllocationIsASingleProcess) {
+  EXPECT_EQ(read({{"SLURM_JOB_ID", "77"}, {"SLURM_NTASKS", "4"}}).launcher, Launcher::none);
+}
+
+TEST(LaunchEnvironment, SlurmsListsAreParsed) {
+  EXPECT_EQ(first_slurm_host("login"), "login");
+  EXPECT_EQ(first_slurm_host("a,b"), "a");
+  EXPECT_EQ(first_slurm_host("node[03-05,9],login1"), "node03");
+  EXPECT_EQ(first_slurm_host("rack[2,4]-ib0"), "rack2-ib0");
+  EXPECT_THROW(first_slurm_host("node[03"), ConfigError);
+  EXPECT_EQ(slurm_tasks_on_node("8(x2),4", 0), 8);
+  EXPECT_EQ(slurm_tasks_on_node("8(x2),4", 1), 8);
+  EXPECT_EQ(slurm_tasks_on_node("8(x2),4", 2), 4);
+  for (const char* bad : {"", "8(x2", "8(y2)", "0", "-3", "8,,4"})
+    EXPECT_THROW(slurm_tasks_on_node(bad, 2), ConfigError) << bad;
+}
+
+const Variables kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "1"},
+                            {"OMPI_COMM_WORLD_SIZE", "2"},
+                            {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                            {"PMIX_NAMESPACE", "123@1"}};
+
+TEST(LaunchEnvironment, OpenMpi) {
+  const auto env = read(kOpenMpi);
+  EXPECT_EQ(env.launcher, Launcher::open_mpi);
+  EXPECT_EQ(env.rank, 1);
+  EXPECT_EQ(env.master_address, "127.0.0.1");
+  EXPECT_NE(env.master_port, read(with(kOpenMpi, {{"PMIX_NAMESPACE", "123@2"}})).master_port);
+  EXPECT_EQ(read(with(kOpenMpi, {{"MASTER_PORT", "555"}})).master_port, 555);
+}
+
+TEST(LaunchEnvironment, OpenMpiOnSeveralHostsNeedsAnAddress) {
+  const Variables two_hosts =
+      with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "0"}});
+  EXPECT_TRUE(refusal(two_hosts).starts_with("environment variable MASTER_ADDR: not set"));
+  EXPECT_EQ(read(with(two_hosts, {{"MASTER_ADDR", "h1"}})).master_address, "h1");
+}
+
+TEST(LaunchEnvironment, TorchrunGoesBeforeTheBatchSystemAroundIt) {
+  EXPECT_EQ(read(with(kSlurm, kTorchrun)).launcher, Launcher::torchrun);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+
+#include "lockstep/parallel_state/process_group.h"
+
+namespace lockstep::testing {
+
+/// PyTorch's own gradient reducer over `group`, with gradients as views of its buckets. `buckets`
+/// are indices into `params` in the order in which buckets are reduced. The oracle of our gradients
+/// and the peer of our benchmarks.
+inline c10d::Reducer make_c10d_reducer(std::vector<at::Tensor> params,
+                                       std::vector<std::vector<size_t>> buckets,
+                                       const ProcessGroup& group) {
+  constexpr int64_t kNoCap = int64_t{1} << 60;
+  const size_t count = params.size();
+  return c10d::Reducer(
+      std::move(params), std::move(buckets),
+      c10::intrusive_ptr<c10d::ProcessGroup>::unsafe_reclaim_from_nonowning(group.c10d_group()),
+      /*expect_sparse_gradients=*/std::vector<bool>(count, false), /*bucket_bytes_cap=*/kNoCap,
+      /*find_unused_parameters=*/false, /*gradient_as_bucket_view=*/true,
+      /*param_names=*/{}, /*first_bucket_bytes_cap=*/kNoCap,
+      /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
+      /*bucket_bytes_cap_list=*/{});
+}
+
+}  // namespace lockstep::testing

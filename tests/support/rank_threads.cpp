@@ -1,0 +1,67 @@
+#include "lockstep/tests/support/rank_threads.h"
+
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include <ATen/Parallel.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "lockstep/parallel_state/backends.h"
+
+namespace lockstep::testing {
+namespace {
+
+struct Outcome {
+  std::vector<std::string> messages;
+  std::exception_ptr first;
+};
+
+Outcome run(int64_t world, const RankBody& body, RankThreadOptions options) {
+  options.sizes.world_size = world;
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  Outcome outcome;
+  outcome.messages.resize(static_cast<size_t>(world));
+  std::mutex mutex;
+
+  const auto rank_main = [&](int64_t rank) {
+    at::set_num_threads(1);
+    ParallelStateOptions state_options;
+    state_options.sizes = options.sizes;
+    state_options.timeout = options.timeout;
+    if (options.log)
+      state_options.backend_factory = [&options, rank](const BackendSpec& spec) {
+        return make_recording_backend(make_gloo_backend(spec), options.log, spec.group_name, rank);
+      };
+    const ParallelState state(store, rank, state_options);
+    try {
+      body(state);
+    } catch (const std::exception& error) {
+      {
+        const std::lock_guard<std::mutex> lock(mutex);
+        outcome.messages[static_cast<size_t>(rank)] = error.what();
+        if (!outcome.first) outcome.first = std::current_exception();
+      }
+      state.post_failure(error.what());
+    }
+  };
+
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < world; ++rank) threads.emplace_back(rank_main, rank);
+  for (std::thread& thread : threads) thread.join();
+  return outcome;
+}
+
+}  // namespace
+
+void run_ranks(int64_t world, const RankBody& body, RankThreadOptions options) {
+  const Outcome outcome = run(world, body, std::move(options));
+  if (outcome.first) std::rethrow_exception(outcome.first);
+}
+
+std::vector<std::string> errors_of_ranks(int64_t world, const RankBody& body,
+                                         RankThreadOptions options) {
+  return run(world, body, std::move(options)).messages;
+}
+
+}  // namespace lockstep::testing
