@@ -4,12 +4,11 @@
 #     PURE <sources>      sources that need no libtorch. They are also the static library
 #                         lockstep_<name>_pure, which pure tests and fuzzers link.
 #     SOURCES <sources>   sources on libtorch
-#     CUDA <sources>      CUDA sources, left out without CUDA
 #     HEADERS <headers>   what is installed
 #     DEPS <rooms>        the rooms that this one may include
 #     PURE_LIBS <libs>    libraries of the pure sources)
 function(lockstep_room name)
-  cmake_parse_arguments(arg "" "" "PURE;SOURCES;CUDA;HEADERS;DEPS;PURE_LIBS" ${ARGN})
+  cmake_parse_arguments(arg "" "" "PURE;SOURCES;HEADERS;DEPS;PURE_LIBS" ${ARGN})
   set(room lockstep_${name})
 
   add_library(${room} SHARED ${arg_SOURCES})
@@ -36,9 +35,6 @@ function(lockstep_room name)
     endforeach()
     target_sources(${room} PRIVATE $<TARGET_OBJECTS:${room}_pure>)
     target_link_libraries(${room} PRIVATE ${arg_PURE_LIBS})
-  endif()
-  if(arg_CUDA AND LOCKSTEP_WITH_CUDA)
-    target_sources(${room} PRIVATE ${arg_CUDA})
   endif()
 
   install(TARGETS ${room} EXPORT LockstepTargets)

@@ -1,0 +1,20 @@
+#pragma once
+
+// Internal: the CPU loop of AdamW. No libtorch here: inlined beside its headers the loop lost its
+// vectorization.
+
+#include <cstdint>
+
+#include "lockstep/kernels/adamw_scalars.h"
+
+namespace lockstep::kernels {
+
+void adamw_loop(float* p, const float* g, float* m, float* v, int64_t n,
+                const AdamWScalars& scalars, bool weight_decay);
+void adamw_loop(double* p, const double* g, double* m, double* v, int64_t n,
+                const AdamWScalars& scalars, bool weight_decay);
+
+/// bf16 bits of `n` values, rounded to nearest even.
+void round_to_bf16_loop(const float* from, uint16_t* to, int64_t n);
+
+}  // namespace lockstep::kernels

@@ -1,0 +1,48 @@
+#include "lockstep/kernels/sum_of_squares.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/integers.h"
+#include "lockstep/kernels/sum_of_squares_cuda.h"
+#include "lockstep/kernels/sum_of_squares_loop.h"
+
+namespace lockstep::kernels {
+namespace {
+
+/// Sums blocks of fixed size, in parallel, and the blocks' sums in order.
+template <class T>
+double sum_of_squares_cpu(const T* x, int64_t n) {
+  constexpr int64_t kBlock = 1 << 14;
+  std::vector<double> sums(static_cast<size_t>(ceil_div(n, kBlock)));
+  at::parallel_for(0, static_cast<int64_t>(sums.size()), 4, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block)
+      sums[static_cast<size_t>(block)] =
+          sum_of_squares_loop(x + block * kBlock, std::min(kBlock, n - block * kBlock));
+  });
+  double total = 0;
+  for (const double sum : sums) total += sum;
+  return total;
+}
+
+}  // namespace
+
+at::Tensor sum_of_squares(const at::Tensor& flat) {
+  const at::ScalarType dtype = flat.scalar_type();
+  require<UsageError>(flat.is_contiguous() && (dtype == at::kFloat || dtype == at::kDouble ||
+                                               dtype == at::kBFloat16),
+                      "sum_of_squares: found {}, allowed: contiguous Float, Double, BFloat16",
+                      at::toString(dtype));
+  if (flat.is_cuda()) return sum_of_squares_cuda(flat);
+  const int64_t n = flat.numel();
+  const double sum =
+      dtype == at::kFloat    ? sum_of_squares_cpu(flat.const_data_ptr<float>(), n)
+      : dtype == at::kDouble ? sum_of_squares_cpu(flat.const_data_ptr<double>(), n)
+                             : sum_of_squares_cpu(reinterpret_cast<const uint16_t*>(
+                                                      flat.const_data_ptr<at::BFloat16>()),
+                                                  n);
+  return at::full({}, sum, at::kDouble);
+}
+
+}  // namespace lockstep::kernels

@@ -1,0 +1,90 @@
+#include "lockstep/optimizer/param_scheduler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "lockstep/core/check.h"
+
+namespace lockstep {
+namespace {
+
+double half_cosine(double share) { return 0.5 * (std::cos(std::numbers::pi * share) + 1); }
+
+double wsd_coefficient(WsdDecayStyle style, double share) {
+  switch (style) {
+    case WsdDecayStyle::exponential:
+      return 2 * std::pow(0.5, share) - 1;
+    case WsdDecayStyle::linear:
+      return 1 - share;
+    case WsdDecayStyle::cosine:
+      return half_cosine(share);
+    case WsdDecayStyle::minus_sqrt:
+      return 1 - std::sqrt(share);
+  }
+  fail<UsageError>("unknown decay style {}", static_cast<int>(style));
+}
+
+}  // namespace
+
+OptimizerParamScheduler::OptimizerParamScheduler(const OptimizerConfig& config, int64_t train_iters,
+                                                 int64_t global_batch_size)
+    : config_(config) {
+  require<ConfigError>(global_batch_size >= 1,
+                       "train.global_batch_size: found {}, allowed: >= 1", global_batch_size);
+  const auto samples = [&](int64_t iterations) {
+    return static_cast<double>(iterations) * static_cast<double>(global_batch_size);
+  };
+  const int64_t decay_iters = config.lr_decay_iters.value_or(train_iters);
+  require<ConfigError>(config.lr_warmup_iters < decay_iters || train_iters == 0,
+                       "optimizer.lr_decay_iters: found {}, allowed: > optimizer.lr_warmup_iters "
+                       "({})",
+                       decay_iters, config.lr_warmup_iters);
+  require<ConfigError>(
+      config.lr_decay_style != LrDecayStyle::WSD || config.lr_wsd_decay_iters.has_value(),
+      "optimizer.lr_wsd_decay_iters: not set, but optimizer.lr_decay_style = WSD needs it");
+  warmup_ = samples(config.lr_warmup_iters);
+  decay_ = samples(decay_iters);
+  wsd_decay_ = samples(config.lr_wsd_decay_iters.value_or(0));
+  run_ = samples(train_iters);
+}
+
+double OptimizerParamScheduler::decay_coefficient(double n) const {
+  const double share = (n - warmup_) / (decay_ - warmup_);
+  switch (config_.lr_decay_style) {
+    case LrDecayStyle::linear:
+      return 1 - share;
+    case LrDecayStyle::cosine:
+      return half_cosine(share);
+    case LrDecayStyle::WSD: {
+      const double start = decay_ - wsd_decay_;
+      return n <= start ? 1 : wsd_coefficient(config_.lr_wsd_decay_style, (n - start) / wsd_decay_);
+    }
+    default:
+      return 1;
+  }
+}
+
+double OptimizerParamScheduler::learning_rate(int64_t samples) const {
+  const auto n = static_cast<double>(samples);
+  const double highest = config_.lr, lowest = config_.min_lr, first = config_.lr_warmup_init;
+  if (warmup_ > 0 && n <= warmup_) return first + (highest - first) * n / warmup_;
+  if (config_.lr_decay_style == LrDecayStyle::constant) return highest;
+  if (n > decay_) return lowest;
+  if (config_.lr_decay_style == LrDecayStyle::inverse_square_root)
+    return std::max(lowest, highest * std::sqrt(std::max(warmup_, 1.0) / std::max(n, 1.0)));
+  return lowest + decay_coefficient(n) * (highest - lowest);
+}
+
+double OptimizerParamScheduler::weight_decay(int64_t samples) const {
+  const double first = config_.start_weight_decay.value_or(config_.weight_decay);
+  const double last = config_.end_weight_decay.value_or(config_.weight_decay);
+  const auto n = static_cast<double>(samples);
+  const auto style = config_.weight_decay_incr_style;
+  if (style == WeightDecayIncrStyle::constant || n >= run_) return last;
+  const double share = n / run_;
+  return first +
+         (last - first) * (style == WeightDecayIncrStyle::linear ? share : half_cosine(1 - share));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+
+#include "lockstep/core/config.h"
+
+namespace lockstep {
+
+/// Learning rate and weight decay as functions of the samples (sequences) that training has
+/// consumed, with the formulas of Megatron Core's OptimizerParamScheduler. They keep no state, so
+/// a resumed run needs nothing but its count of samples.
+///
+/// Learning rate after n samples, with w samples of warm-up, d of warm-up and decay together, and
+/// r = (n - w) / (d - w):
+///
+///   n <= w, w > 0         lr_warmup_init + (lr - lr_warmup_init) * n / w
+///   constant              lr
+///   n > d                 min_lr
+///   inverse-square-root   max(min_lr, lr * sqrt(max(w, 1)) / sqrt(max(n, 1)))
+///   linear, cosine, WSD   min_lr + c * (lr - min_lr), where c is
+///     linear              1 - r
+///     cosine              (cos(pi r) + 1) / 2
+///     WSD                 1 up to the last lr_wsd_decay_iters; then, with q the share of those
+///                         that is over: exponential 2 * 0.5^q - 1, linear 1 - q,
+///                         cosine (cos(pi q) + 1) / 2, minus_sqrt 1 - sqrt(q)
+///
+/// Weight decay goes from start_weight_decay to end_weight_decay over the whole run: constant,
+/// linear, or as (cos(pi (1 - n / run)) + 1) / 2.
+class OptimizerParamScheduler {
+ public:
+  /// `config` is resolved (see resolve()). Iterations in it count `global_batch_size` samples each.
+  /// `train_iters` is the length of the run. ConfigError: a batch size below 1, a decay that is not
+  /// longer than the warm-up, WSD without lr_wsd_decay_iters.
+  OptimizerParamScheduler(const OptimizerConfig& config, int64_t train_iters,
+                          int64_t global_batch_size);
+
+  /// Learning rate of an iteration that starts when `samples` are consumed.
+  double learning_rate(int64_t samples) const;
+
+  /// Weight decay of that iteration.
+  double weight_decay(int64_t samples) const;
+
+ private:
+  double decay_coefficient(double n) const;
+
+  OptimizerConfig config_;
+  double warmup_;      ///< samples
+  double decay_;       ///< samples, warm-up included
+  double wsd_decay_;   ///< samples
+  double run_;         ///< samples
+};
+
+}  // namespace lockstep

@@ -1,0 +1,110 @@
+#include "lockstep/optimizer/param_scheduler.h"
+
+#include <gtest/gtest.h>
+
+#include "lockstep/core/error.h"
+#include "lockstep/tests/support/throws_with.h"
+
+// The golden values come from running Megatron Core's own OptimizerParamScheduler.
+namespace lockstep {
+namespace {
+
+struct Point {
+  int64_t samples;
+  double value;
+};
+
+OptimizerConfig golden(LrDecayStyle style) {
+  OptimizerConfig config;
+  config.lr = 1e-3;
+  config.min_lr = 1e-5;
+  config.lr_warmup_iters = 100;
+  config.lr_decay_iters = 1000;
+  config.lr_decay_style = style;
+  return config;
+}
+
+void expect_rates(const OptimizerConfig& config, const std::vector<Point>& points) {
+  const OptimizerParamScheduler scheduler(config, 1000, 1);
+  for (const Point& point : points)
+    EXPECT_NEAR(scheduler.learning_rate(point.samples), point.value, 1e-8 * point.value)
+        << to_string(config.lr_decay_style) << " after " << point.samples;
+}
+
+TEST(ParamScheduler, G94LinearAndCosine) {
+  expect_rates(golden(LrDecayStyle::linear),
+               {{0, 0}, {50, 5e-4}, {100, 1e-3}, {400, 6.7e-4}, {550, 5.05e-4}, {800, 2.3e-4},
+                {900, 1.2e-4}, {1000, 1e-5}, {1001, 1e-5}});
+  expect_rates(golden(LrDecayStyle::cosine),
+               {{0, 0}, {50, 5e-4}, {100, 1e-3}, {400, 7.525e-4}, {550, 5.05e-4},
+                {800, 1.25808001e-4}, {900, 3.98521527e-5}, {1000, 1e-5}, {1001, 1e-5}});
+}
+
+TEST(ParamScheduler, G95InverseSquareRootDropsToTheMinimumAfterDecay) {
+  expect_rates(golden(LrDecayStyle::inverse_square_root),
+               {{0, 0}, {50, 5e-4}, {100, 1e-3}, {400, 5e-4}, {550, 4.26401433e-4},
+                {800, 3.53553391e-4}, {900, 3.33333333e-4}, {1000, 3.16227766e-4}, {1001, 1e-5}});
+}
+
+TEST(ParamScheduler, G96WarmupStableDecay) {
+  OptimizerConfig config = golden(LrDecayStyle::WSD);
+  config.lr_wsd_decay_iters = 200;
+  const std::vector<std::pair<WsdDecayStyle, double>> at_900 = {
+      {WsdDecayStyle::exponential, 4.20071427e-4}, {WsdDecayStyle::linear, 5.05e-4},
+      {WsdDecayStyle::cosine, 5.05e-4}, {WsdDecayStyle::minus_sqrt, 2.99964287e-4}};
+  for (const auto& [style, value] : at_900) {
+    config.lr_wsd_decay_style = style;
+    expect_rates(config, {{50, 5e-4}, {799, 1e-3}, {800, 1e-3}, {900, value}, {1000, 1e-5}});
+  }
+}
+
+TEST(ParamScheduler, G96ConstantStaysAtTheMaximum) {
+  expect_rates(golden(LrDecayStyle::constant),
+               {{50, 5e-4}, {100, 1e-3}, {1000, 1e-3}, {5000, 1e-3}});
+}
+
+TEST(ParamScheduler, G97WeightDecay) {
+  OptimizerConfig config = golden(LrDecayStyle::constant);
+  config.start_weight_decay = 0;
+  config.end_weight_decay = 0.1;
+  const auto expect = [&](WeightDecayIncrStyle style, const std::vector<Point>& points) {
+    config.weight_decay_incr_style = style;
+    const OptimizerParamScheduler scheduler(config, 1000, 1);
+    for (const Point& point : points)
+      EXPECT_NEAR(scheduler.weight_decay(point.samples), point.value, 1e-9) << point.samples;
+  };
+  expect(WeightDecayIncrStyle::linear,
+         {{100, .01}, {250, .025}, {500, .05}, {1000, .1}, {1200, .1}});
+  expect(WeightDecayIncrStyle::cosine,
+         {{100, .002447174}, {250, .014644661}, {500, .05}, {1000, .1}, {1200, .1}});
+  expect(WeightDecayIncrStyle::constant, {{100, .1}, {1200, .1}});
+}
+
+TEST(ParamScheduler, G98WarmupStartsAtItsInitialRate) {
+  OptimizerConfig config = golden(LrDecayStyle::linear);
+  config.lr = 0.1;
+  config.min_lr = 0.001;
+  config.lr_warmup_init = 0.01;
+  expect_rates(config, {{0, .01}, {50, .055}, {500, .056}, {1001, .001}});
+  config.lr_decay_style = LrDecayStyle::cosine;
+  expect_rates(config, {{500, .0590955848}});
+}
+
+TEST(ParamScheduler, IterationsCountTheGlobalBatch) {
+  const OptimizerParamScheduler scheduler(golden(LrDecayStyle::linear), 1000, 32);
+  EXPECT_DOUBLE_EQ(scheduler.learning_rate(50 * 32), 5e-4);
+  EXPECT_DOUBLE_EQ(scheduler.learning_rate(550 * 32), 5.05e-4);
+}
+
+TEST(ParamScheduler, RefusesWhatDoesNotFit) {
+  OptimizerConfig config = golden(LrDecayStyle::WSD);
+  const auto make = [&](int64_t batch) { OptimizerParamScheduler(config, 1000, batch); };
+  EXPECT_TRUE(testing::throws_with<ConfigError>([&] { make(1); }, "optimizer.lr_wsd_decay_iters"));
+  config = golden(LrDecayStyle::linear);
+  config.lr_warmup_iters = 1000;
+  EXPECT_TRUE(testing::throws_with<ConfigError>([&] { make(1); }, "found 1000, allowed: > "));
+  EXPECT_TRUE(testing::throws_with<ConfigError>([&] { make(0); }, "train.global_batch_size"));
+}
+
+}  // namespace
+}  // namespace lockstep
