@@ -53,10 +53,10 @@ const char* to_string(GradientState state);
 /// shards and initial weights are worked out from it; nothing else looks at the layer.
 struct ParamDescription {
   /// Placement of the weight; axes that are not listed have Replicate.
-  std::map<MeshAxis, Placement> placements;
+  std::map<MeshAxis, Placement> placements = {};
 
   /// State of the local gradient; axes that are not listed have default_gradient_state().
-  std::map<MeshAxis, GradientState> gradient_states;
+  std::map<MeshAxis, GradientState> gradient_states = {};
 
   /// An expert parameter lives on the axes etp, ep, edp and pp instead of tp, cp, dp and pp.
   bool is_expert = false;

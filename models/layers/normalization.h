@@ -1,0 +1,25 @@
+#pragma once
+
+#include "lockstep/core/parameters.h"
+#include "lockstep/models/layers/layer_context.h"
+
+namespace lockstep {
+
+/// RMSNorm or LayerNorm over the last dimension, by config.normalization. Parameters: `weight`
+/// [hidden_size], starts at 1, and with LayerNorm `bias` [hidden_size], starts at 0. Neither has
+/// weight decay.
+class Norm : public DescribedModule {
+ public:
+  explicit Norm(const LayerContext& context);
+
+  /// `input` [..., hidden_size] -> the same shape
+  at::Tensor forward(const at::Tensor& input) const;
+
+ private:
+  Normalization kind_;
+  double epsilon_;
+  at::Tensor weight_;
+  at::Tensor bias_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep {
+
+/// A differentiable function of tensors that gives one tensor, the same for the same inputs.
+using RecomputedFunction = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
+
+/// function(inputs), keeping only `inputs` for backward, which computes the function again. Gives
+/// the same value and the same gradients, those of parameters that the function uses included, in
+/// exchange for one more forward. A parameter must be used in one recomputed function only, because
+/// each use passes its gradient on by itself. Backward must be torch::autograd::backward, not
+/// torch::autograd::grad, which would not reach the parameters.
+at::Tensor recompute(const RecomputedFunction& function, const std::vector<at::Tensor>& inputs);
+
+}  // namespace lockstep

@@ -1,0 +1,110 @@
+#include "lockstep/models/layers/recompute.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/distributed/finalize_model_grads.h"
+#include "lockstep/models/gpt/gpt_model.h"
+#include "lockstep/tests/support/rank_threads.h"
+
+namespace lockstep {
+namespace {
+
+TEST(Recompute, RunsForwardTwiceAndGivesTheSameGradients) {
+  const at::Tensor x = at::arange(1, 5, at::kDouble).requires_grad_(true);
+  const at::Tensor weight = at::full({4}, 2.0, at::kDouble).requires_grad_(true);
+  int calls = 0;
+  const auto function = [&](const std::vector<at::Tensor>& inputs) {
+    ++calls;
+    return at::tanh(inputs[0] * weight);
+  };
+  const at::Tensor y = recompute(function, {x});
+  EXPECT_EQ(calls, 1);
+  y.sum().backward();
+  EXPECT_EQ(calls, 2);
+  const at::Tensor slope = 1 - at::tanh(x * 2).square();
+  EXPECT_TRUE(at::allclose(x.grad(), slope * 2, 1e-13));
+  EXPECT_TRUE(at::allclose(weight.grad(), slope * x, 1e-13));
+}
+
+TEST(Recompute, ReachesParametersWhereNoInputNeedsAGradient) {
+  const at::Tensor weight = at::ones({2}).requires_grad_(true);
+  recompute([&](const std::vector<at::Tensor>& in) { return in[0] * weight; }, {at::ones({2})})
+      .sum()
+      .backward();
+  EXPECT_TRUE(at::equal(weight.grad(), at::ones({2})));
+}
+
+TEST(Recompute, WithoutGradientsItIsAPlainCall) {
+  const at::NoGradGuard no_grad;
+  int calls = 0;
+  const auto function = [&](const std::vector<at::Tensor>& in) {
+    ++calls;
+    return in[0] * 2;
+  };
+  EXPECT_FALSE(recompute(function, {at::ones({2})}).requires_grad());
+  EXPECT_EQ(calls, 1);
+}
+
+TEST(Recompute, KeepsItsInputsOnly) {
+  // sin saves its input. Without recomputation every value between the steps stays alive until
+  // backward; with it none does.
+  const at::Tensor x = at::ones({8}).requires_grad_(true);
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> between;
+  const auto function = [&](const std::vector<at::Tensor>& in) {
+    at::Tensor value = at::sin(in[0]);
+    for (int i = 0; i < 5; ++i) {
+      between.emplace_back(value.getIntrusivePtr());
+      value = at::sin(value);
+    }
+    return value;
+  };
+  const auto alive = [&] {
+    return std::count_if(between.begin(), between.end(),
+                         [](const auto& weak) { return !weak.expired(); });
+  };
+  const at::Tensor kept = function({x});
+  EXPECT_EQ(alive(), 5);
+  between.clear();
+  const at::Tensor recomputed = recompute(function, {x});
+  EXPECT_EQ(between.size(), 5u);
+  EXPECT_EQ(alive(), 0);
+}
+
+TEST(Recompute, GptGradientsAreTheSameOnTwoRanks) {
+  const at::Tensor ids = (at::arange(2 * 9) * 7).remainder(11).view({2, 9});
+  std::vector<at::Tensor> expected;
+  for (const auto granularity : {RecomputeGranularity::none, RecomputeGranularity::selective,
+                                 RecomputeGranularity::full}) {
+    testing::run_ranks(2, [&](const ParallelState& state) {
+      TransformerConfig config;
+      config.hidden_size = 16;
+      config.seq_length = 8;
+      config.vocab_size = 11;
+      config.num_layers = 3;
+      config.recompute_granularity = granularity;
+      if (granularity == RecomputeGranularity::full) config.recompute_num_layers = 2;
+      GPTModel model(config, {.dtype = at::kDouble});
+      DistributedDataParallelConfig ddp_config;
+      ddp_config.bucket_size = 1;
+      DistributedDataParallel ddp(model, state, ddp_config);
+      const at::Tensor mine = ids.slice(0, state.rank(), state.rank() + 1);
+      model.forward(mine.slice(1, 0, 8), mine.slice(1, 1)).sum().backward();
+      finalize_model_grads({&ddp}, at::full({}, 8));
+      if (state.rank() != 0) return;
+      const auto parameters = model.parameters();
+      if (granularity == RecomputeGranularity::none)
+        for (const at::Tensor& p : parameters) expected.push_back(p.grad().clone());
+      for (size_t i = 0; i < parameters.size(); ++i)
+        EXPECT_TRUE(at::allclose(parameters[i].grad(), expected[i], 1e-13, 1e-15))
+            << to_string(granularity) << " " << i;
+    });
+  }
+  EXPECT_FALSE(expected.empty());
+}
+
+}  // namespace
+}  // namespace lockstep
