@@ -38,7 +38,14 @@ function(lockstep_room name)
   endif()
 
   install(TARGETS ${room} EXPORT LockstepTargets)
-  install(FILES ${arg_HEADERS} DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/lockstep/${name}")
+  foreach(header IN LISTS arg_HEADERS)
+    set(folder "${CMAKE_INSTALL_INCLUDEDIR}/lockstep/${name}")
+    if(NOT IS_ABSOLUTE "${header}")  # generated ones lie directly in the room
+      cmake_path(GET header PARENT_PATH below)
+      cmake_path(APPEND folder "${below}")
+    endif()
+    install(FILES "${header}" DESTINATION "${folder}")
+  endforeach()
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_ROOMS ${name})
 endfunction()
 

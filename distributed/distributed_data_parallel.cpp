@@ -127,7 +127,9 @@ DistributedDataParallel::NoSyncGuard::NoSyncGuard(std::shared_ptr<int> depth)
   ++*depth_;
 }
 
-DistributedDataParallel::NoSyncGuard::~NoSyncGuard() { --*depth_; }
+DistributedDataParallel::NoSyncGuard::~NoSyncGuard() {
+  if (depth_) --*depth_;
+}
 
 DistributedDataParallel::NoSyncGuard DistributedDataParallel::no_sync() {
   return NoSyncGuard(impl_->no_sync_depth);

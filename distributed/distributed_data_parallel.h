@@ -66,8 +66,8 @@ class DistributedDataParallel {
   class [[nodiscard]] NoSyncGuard {
    public:
     ~NoSyncGuard();
-    NoSyncGuard(const NoSyncGuard&) = delete;
-    NoSyncGuard& operator=(const NoSyncGuard&) = delete;
+    NoSyncGuard(NoSyncGuard&&) noexcept = default;
+    NoSyncGuard& operator=(NoSyncGuard&&) = delete;
 
    private:
     friend class DistributedDataParallel;

@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "lockstep/parallel_state/backends.h"
+#include "lockstep/parallel_state/devices.h"
 
 namespace lockstep {
 

@@ -1,5 +1,6 @@
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/backends.h"
+#include "lockstep/parallel_state/devices.h"
 
 namespace lockstep {
 

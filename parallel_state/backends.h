@@ -29,10 +29,4 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const BackendSpec& spec);
 /// NCCL, for CUDA tensors on `device`. Throws ConfigError in a build without CUDA.
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec, c10::Device device);
 
-/// The number of CUDA devices that this process sees; 0 in a build without CUDA.
-int cuda_device_count();
-
-/// NCCL's version as "2.28.9"; empty in a build without CUDA.
-std::string nccl_version();
-
 }  // namespace lockstep

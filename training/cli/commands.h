@@ -1,0 +1,20 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace lockstep {
+
+/// Each adds one command to the program. A command runs in its callback and throws lockstep::Error.
+void add_train_command(CLI::App& program);
+void add_generate_command(CLI::App& program);
+void add_doctor_command(CLI::App& program);
+
+/// The schema of the configuration, for `lockstep train --help`.
+std::string config_help();
+
+/// A command found a problem that it has reported itself; the program exits with `status`.
+struct ExitStatus {
+  int status;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,145 @@
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/config_io.h"
+#include "lockstep/training/checkpoint/saved_model.h"
+#include "lockstep/training/cli/commands.h"
+#include "lockstep/training/cli/signals.h"
+#include "lockstep/training/data/tokenizer.h"
+#include "lockstep/training/generate.h"
+#include "lockstep/training/progress.h"
+#include "lockstep/training/trainer.h"
+
+namespace lockstep {
+namespace {
+
+struct TrainArguments {
+  std::string config_path;
+  std::vector<std::string> overrides;
+  std::string output;
+  bool print_config = false;
+};
+
+/// What rank 0 tells of the run.
+class Reporter {
+ public:
+  Reporter(const Config& config, const std::string& output, c10::Device device)
+      : device_(device),
+        display_(std::cerr, ::isatty(STDERR_FILENO) == 1, config.train.train_iters,
+                 config.train.log_interval) {
+    if (!output.empty()) file_ = std::make_unique<MetricsFile>(output);
+  }
+
+  void begin(const Trainer& trainer, int64_t ranks) {
+    int64_t parameters = 0;
+    for (const at::Tensor& p : trainer.model().parameters()) parameters += p.numel();
+    display_.message(fmt::format(
+        "training {:.2f}M parameters in {} on {} data-parallel ranks ({}), {} sequences of {} "
+        "tokens an iteration",
+        static_cast<double>(parameters) / 1e6, to_string(trainer.config().train.precision), ranks,
+        device_.str(), *trainer.config().train.global_batch_size,
+        trainer.config().model.seq_length));
+  }
+  void iteration(const IterationMetrics& metrics) {
+    if (file_) file_->write(to_json(metrics));
+    display_.iteration(metrics, memory_bytes(device_));
+  }
+  void validation(const ValidationMetrics& metrics) {
+    if (file_) file_->write(to_json(metrics));
+    display_.validation(metrics);
+  }
+  void message(const std::string& text) { display_.message(text); }
+
+ private:
+  c10::Device device_;
+  ProgressDisplay display_;
+  std::unique_ptr<MetricsFile> file_;
+};
+
+std::string save_folder(const Config& config, const std::string& output) {
+  if (config.checkpoint.save) return *config.checkpoint.save;
+  return output.empty() ? "" : output + "/checkpoint";
+}
+
+void write_sample(const Trainer& trainer) {
+  const TrainConfig& train = trainer.config().train;
+  if (train.sample_tokens == 0) return;
+  GenerateOptions options;
+  options.max_tokens = train.sample_tokens;
+  const auto prompt = ByteTokenizer::encode(train.sample_prompt);
+  std::cout << train.sample_prompt
+            << ByteTokenizer::decode(generate(trainer.model(), prompt, options)) << std::endl;
+}
+
+void train(const Config& config, const std::string& output, const ParallelState& state) {
+  check_same_config(config, state);
+  std::unique_ptr<Reporter> reporter;
+  if (state.rank() == 0) reporter = std::make_unique<Reporter>(config, output, state.device());
+  Trainer trainer(config, state);
+  if (reporter) reporter->begin(trainer, state.group(GroupKind::dp_cp).size());
+  TrainCallbacks callbacks;
+  callbacks.should_stop = sigterm_noted;
+  if (reporter) {
+    callbacks.iteration = [&](const IterationMetrics& m) { reporter->iteration(m); };
+    callbacks.validation = [&](const ValidationMetrics& m) { reporter->validation(m); };
+  }
+  trainer.run(callbacks);
+  if (!reporter) return;
+  if (trainer.stop_requested())
+    reporter->message(fmt::format("SIGTERM: stopped after iteration {}", trainer.iteration()));
+  if (const std::string folder = save_folder(config, output); !folder.empty())
+    reporter->message("saved " + save_model(folder, trainer.iteration(), trainer.config(),
+                                            trainer.model()));
+  write_sample(trainer);
+}
+
+void run(const TrainArguments& arguments) {
+  const Config config = load_config(arguments.config_path, arguments.overrides);
+  if (arguments.print_config) {
+    std::cout << print_config(config);
+    return;
+  }
+  check_supported(config);
+  note_sigterm();
+  const LaunchEnvironment environment = read_launch_environment();
+  const c10::Device device = choose_device(config.train.device, environment);
+  std::unique_ptr<ParallelState> state;
+  try {
+    state = std::make_unique<ParallelState>(environment, parallel_options(config, device));
+    train(config, arguments.output, *state);
+  } catch (const std::exception& error) {
+    if (state) state->post_failure(error.what());
+    if (environment.world_size > 1) std::cerr << "rank " << environment.rank << ": ";
+    throw;
+  }
+}
+
+}  // namespace
+
+void add_train_command(CLI::App& program) {
+  auto arguments = std::make_shared<TrainArguments>();
+  CLI::App* const command = program.add_subcommand("train", "Train the reference GPT");
+  command->add_option("CONFIG", arguments->config_path, "Configuration, a text protobuf file")
+      ->required();
+  command
+      ->add_option("--set", arguments->overrides,
+                   "PATH=VALUE: override a field of the configuration; may be repeated, the later "
+                   "wins")
+      ->type_name("PATH=VALUE")
+      ->expected(1)
+      ->take_all();
+  command->add_option("--output", arguments->output,
+                      "Folder for metrics.jsonl and, unless checkpoint.save says otherwise, for the "
+                      "trained weights; without it neither is written");
+  command->add_flag("--print-config", arguments->print_config,
+                    "Print the effective configuration, defaults included, and end");
+  command->footer([] { return config_help(); });
+  command->callback([arguments] { run(*arguments); });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+namespace lockstep {
+
+/// Inputs and what they should predict.
+struct TokenBatch {
+  at::Tensor tokens;  ///< [samples, seq_length] of int64
+  at::Tensor labels;  ///< likewise, one token later
+};
+
+/// The windows of `text` (one token a byte) that start at `starts`, on `device`.
+TokenBatch make_token_batch(const std::string& text, const std::vector<int64_t>& starts,
+                            int64_t seq_length, c10::Device device);
+
+}  // namespace lockstep

@@ -1,0 +1,69 @@
+#include "lockstep/training/progress.h"
+
+#include <cmath>
+
+#include <fmt/format.h>
+
+namespace lockstep {
+namespace {
+
+std::string with_unit(double value) {
+  if (value >= 1e6) return fmt::format("{:.2f}M", value / 1e6);
+  if (value >= 1e3) return fmt::format("{:.1f}k", value / 1e3);
+  return fmt::format("{:.0f}", value);
+}
+
+}  // namespace
+
+std::string format_duration(double seconds) {
+  const auto total = static_cast<int64_t>(std::llround(seconds));
+  const int64_t hours = total / 3600, minutes = total / 60 % 60, rest = total % 60;
+  return hours > 0 ? fmt::format("{}:{:02}:{:02}", hours, minutes, rest)
+                   : fmt::format("{}:{:02}", minutes, rest);
+}
+
+std::string progress_line(const IterationMetrics& metrics, const ProgressStatus& status) {
+  const std::string total = std::to_string(status.train_iters);
+  return fmt::format(
+      "iteration {:>{}}/{} | loss {:.4f} | grad norm {:.3f} | lr {:.3e} | {} tokens/s | {} MiB | "
+      "{} left{}",
+      metrics.iteration, total.size(), total, metrics.lm_loss, metrics.grad_norm,
+      metrics.learning_rate, with_unit(metrics.tokens_per_second), status.memory_bytes >> 20,
+      format_duration(status.seconds_left),
+      metrics.skipped ? " | SKIPPED: the gradient is not finite" : "");
+}
+
+ProgressDisplay::ProgressDisplay(std::ostream& out, bool terminal, int64_t train_iters,
+                                 int64_t log_interval)
+    : out_(out), terminal_(terminal), train_iters_(train_iters), log_interval_(log_interval) {}
+
+void ProgressDisplay::iteration(const IterationMetrics& metrics, int64_t memory_bytes) {
+  constexpr double kSmoothing = 0.05;
+  ms_per_iteration_ = ms_per_iteration_ == 0
+                          ? metrics.iteration_ms
+                          : (1 - kSmoothing) * ms_per_iteration_ + kSmoothing * metrics.iteration_ms;
+  const auto left = static_cast<double>(train_iters_ - metrics.iteration);
+  const std::string line = progress_line(
+      metrics, {train_iters_, memory_bytes, left * ms_per_iteration_ / 1000});
+  if (terminal_ && !metrics.skipped) {
+    out_ << "\r\x1b[K" << line << std::flush;
+    line_open_ = true;
+    return;
+  }
+  if (metrics.skipped || metrics.iteration == 1 || metrics.iteration % log_interval_ == 0 ||
+      metrics.iteration == train_iters_)
+    message(line);
+}
+
+void ProgressDisplay::validation(const ValidationMetrics& metrics) {
+  message(fmt::format("iteration {} | validation loss {:.4f} | perplexity {:.3f}",
+                      metrics.iteration, metrics.validation_loss, metrics.perplexity));
+}
+
+void ProgressDisplay::message(const std::string& text) {
+  if (line_open_) out_ << "\n";
+  line_open_ = false;
+  out_ << text << std::endl;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <ostream>
+#include <string>
+
+#include "lockstep/training/metrics.h"
+
+namespace lockstep {
+
+/// What the progress line shows beside an iteration's metrics.
+struct ProgressStatus {
+  int64_t train_iters = 0;
+  int64_t memory_bytes = 0;    ///< of this process, or of its CUDA device
+  double seconds_left = 0;
+};
+
+/// "iteration  120/600 | loss 2.4310 | grad norm 0.812 | lr 1.200e-03 | 35.1k tokens/s | 412 MiB |
+/// 0:42 left"
+std::string progress_line(const IterationMetrics& metrics, const ProgressStatus& status);
+
+/// "1:02:03", "2:03"
+std::string format_duration(double seconds);
+
+/// Shows how training goes: on a terminal one line that is written over, elsewhere a plain line
+/// every `log_interval` iterations and for the first and the last one.
+class ProgressDisplay {
+ public:
+  ProgressDisplay(std::ostream& out, bool terminal, int64_t train_iters, int64_t log_interval);
+
+  void iteration(const IterationMetrics& metrics, int64_t memory_bytes);
+  void validation(const ValidationMetrics& metrics);
+  /// A line of its own.
+  void message(const std::string& text);
+
+ private:
+  std::ostream& out_;
+  bool terminal_;
+  int64_t train_iters_;
+  int64_t log_interval_;
+  double ms_per_iteration_ = 0;  ///< smoothed
+  bool line_open_ = false;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,108 @@
+#include "lockstep/training/run_setup.h"
+
+#include <unistd.h>
+
+#include <fstream>
+
+#include <ATen/Context.h>
+#include <c10/core/CachingDeviceAllocator.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/config_io.h"
+#include "lockstep/parallel_state/collectives.h"
+#include "lockstep/parallel_state/devices.h"
+#include "lockstep/training/data/tokenizer.h"
+
+namespace lockstep {
+
+void check_supported(const Config& config) {
+  const ParallelConfig& parallel = config.parallel;
+  const auto only_one = [](const char* field, int64_t size) {
+    require<ConfigError>(size == 1, "parallel.{}: found {}, allowed: 1, because `train` has data "
+                                    "parallelism only so far",
+                         field, size);
+  };
+  only_one("tensor_model_parallel_size", parallel.tensor_model_parallel_size);
+  only_one("pipeline_model_parallel_size", parallel.pipeline_model_parallel_size);
+  only_one("context_parallel_size", parallel.context_parallel_size);
+  only_one("expert_model_parallel_size", parallel.expert_model_parallel_size);
+  only_one("expert_tensor_parallel_size", parallel.expert_tensor_parallel_size.value_or(1));
+  require<ConfigError>(config.data.tokenizer != TokenizerType::byte ||
+                           config.model.vocab_size >= ByteTokenizer::kVocabularySize,
+                       "model.vocab_size: found {}, allowed with data.tokenizer = byte: >= {}",
+                       config.model.vocab_size, ByteTokenizer::kVocabularySize);
+}
+
+c10::Device choose_device(DeviceChoice choice, const LaunchEnvironment& environment) {
+  const int devices = cuda_device_count();
+  const bool enough = devices >= environment.local_world_size;
+  require<ConfigError>(choice != DeviceChoice::cuda || enough,
+                       "train.device: found cuda, but {} ranks of this host have {} CUDA devices; "
+                       "allowed: one device for each rank, or train.device = cpu",
+                       environment.local_world_size, devices);
+  if (choice == DeviceChoice::cpu || devices == 0 || !enough) return c10::kCPU;
+  return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(environment.local_rank));
+}
+
+at::ScalarType parameter_dtype(Precision precision) {
+  switch (precision) {
+    case Precision::fp32:
+      return at::kFloat;
+    case Precision::fp64:
+      return at::kDouble;
+    case Precision::bf16:
+      return at::kBFloat16;
+  }
+  fail<UsageError>("unknown precision {}", static_cast<int>(precision));
+}
+
+ParallelStateOptions parallel_options(const Config& config, c10::Device device) {
+  const ParallelConfig& parallel = config.parallel;
+  ParallelStateOptions options;
+  options.sizes = {.tensor = parallel.tensor_model_parallel_size,
+                   .pipeline = parallel.pipeline_model_parallel_size,
+                   .virtual_pipeline = parallel.virtual_pipeline_model_parallel_size,
+                   .context = parallel.context_parallel_size,
+                   .expert = parallel.expert_model_parallel_size,
+                   .expert_tensor = parallel.expert_tensor_parallel_size,
+                   .order = parallel.order};
+  options.device = device;
+  options.timeout = std::chrono::milliseconds(
+      static_cast<int64_t>(parallel.distributed_timeout_seconds * 1000));
+  return options;
+}
+
+BatchSizes batch_sizes(const TrainConfig& config, int64_t data_parallel_size) {
+  const int64_t together = config.micro_batch_size * data_parallel_size;
+  const int64_t global = config.global_batch_size.value_or(together);
+  require<ConfigError>(global % together == 0,
+                       "train.global_batch_size: found {}, allowed: a multiple of {} "
+                       "(train.micro_batch_size {} * {} data-parallel ranks)",
+                       global, together, config.micro_batch_size, data_parallel_size);
+  return {config.micro_batch_size, global, global / together};
+}
+
+void check_same_config(const Config& config, const ParallelState& parallel_state) {
+  const auto texts =
+      all_gather_texts(parallel_state.world(), print_config(config), "configuration");
+  for (size_t rank = 1; rank < texts.size(); ++rank) {
+    if (texts[rank] == texts[0]) continue;
+    const auto differences = config_differences(parse_config(texts[0], "rank 0"),
+                                                parse_config(texts[rank], "another rank"));
+    require<ConfigError>(!differences.empty(), "the configurations of ranks 0 and {} differ", rank);
+    fail<ConfigError>("{}: rank 0 has {}, rank {} has {}; allowed: the same on all ranks",
+                      differences[0].path, differences[0].first, rank, differences[0].second);
+  }
+}
+
+int64_t memory_bytes(c10::Device device) {
+  if (device.is_cuda()) {
+    const auto stats = at::getDeviceAllocator(c10::kCUDA)->getDeviceStats(device.index());
+    return stats.reserved_bytes[0].current;
+  }
+  int64_t pages = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> pages >> resident;
+  return resident * ::sysconf(_SC_PAGESIZE);
+}
+
+}  // namespace lockstep

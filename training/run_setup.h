@@ -1,0 +1,43 @@
+#pragma once
+
+#include <ATen/core/ScalarType.h>
+#include <c10/core/Device.h>
+
+#include "lockstep/core/config.h"
+#include "lockstep/parallel_state/launch_environment.h"
+#include "lockstep/parallel_state/parallel_state.h"
+
+/// From a configuration and a launch environment to what a run is built of.
+namespace lockstep {
+
+/// Throws ConfigError naming the field for what the configuration may say but `train` cannot do.
+void check_supported(const Config& config);
+
+/// The device of this process: by `choice`; `auto` takes CUDA where every rank of this host has a
+/// device of its own. ConfigError if CUDA is asked for and there are too few devices.
+c10::Device choose_device(DeviceChoice choice, const LaunchEnvironment& environment);
+
+/// The dtype of the parameters.
+at::ScalarType parameter_dtype(Precision precision);
+
+/// How the ranks are cut.
+ParallelStateOptions parallel_options(const Config& config, c10::Device device);
+
+/// Global batch size and number of micro-batches of one rank.
+struct BatchSizes {
+  int64_t micro = 0;   ///< sequences
+  int64_t global = 0;  ///< sequences
+  int64_t num_microbatches = 0;
+};
+
+/// ConfigError naming train.global_batch_size if it does not divide.
+BatchSizes batch_sizes(const TrainConfig& config, int64_t data_parallel_size);
+
+/// Compares the configurations of all ranks. Every rank throws the same ConfigError if they
+/// differ, with the first field, its values and their ranks. Collective over the world.
+void check_same_config(const Config& config, const ParallelState& parallel_state);
+
+/// Bytes that this process holds: of its device, on the CPU of its memory.
+int64_t memory_bytes(c10::Device device);
+
+}  // namespace lockstep
