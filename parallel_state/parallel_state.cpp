@@ -1,6 +1,7 @@
 #include "lockstep/parallel_state/parallel_state.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -134,5 +135,7 @@ ProcessGroup ParallelState::world() const {
 void ParallelState::post_failure(const std::string& message) const noexcept {
   impl_->failures->post(message);
 }
+
+void prepare_rank_threads() { ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0); }
 
 }  // namespace lockstep

@@ -51,7 +51,7 @@ class ParallelState {
   ParallelState(const LaunchEnvironment& environment, ParallelStateOptions options);
 
   /// Rank `rank` of options.sizes.world_size ranks that share `store`, such as threads of one
-  /// process over a c10d::HashStore. `store` may be null for one rank.
+  /// process over a c10d::HashStore (see prepare_rank_threads). `store` may be null for one rank.
   ParallelState(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank,
                 ParallelStateOptions options);
 
@@ -77,5 +77,10 @@ class ParallelState {
   struct Impl;
   std::shared_ptr<Impl> impl_;
 };
+
+/// To be called before the first group of a process that holds several ranks as threads: turns
+/// c10d's flight recorder off (TORCH_FR_BUFFER_SIZE=0, unless it is set), which libtorch 2.11 shares
+/// between all groups of a process without a lock, so that ranks as threads crash now and then.
+void prepare_rank_threads();
 
 }  // namespace lockstep

@@ -32,6 +32,7 @@ void reduce_as(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank) {
 }  // namespace
 
 std::string two_rank_self_test() {
+  prepare_rank_threads();
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::array<std::string, kRanks> errors;
   std::array<std::thread, kRanks> threads;

@@ -1,3 +1,4 @@
+#include <malloc.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -61,6 +62,14 @@ class Reporter {
   std::unique_ptr<MetricsFile> file_;
 };
 
+/// Lets the C library keep the memory of freed tensors for the next ones. Otherwise it goes back to
+/// the system and comes again, page by page, in every operation: a fifth of the time of small models.
+void keep_freed_memory() {
+  constexpr int kLargestAllowed = 32 << 20;
+  ::mallopt(M_MMAP_THRESHOLD, kLargestAllowed);
+  ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
+}
+
 std::string save_folder(const Config& config, const std::string& output) {
   if (config.checkpoint.save) return *config.checkpoint.save;
   return output.empty() ? "" : output + "/checkpoint";
@@ -106,6 +115,7 @@ void run(const TrainArguments& arguments) {
   }
   check_supported(config);
   note_sigterm();
+  keep_freed_memory();
   const LaunchEnvironment environment = read_launch_environment();
   const c10::Device device = choose_device(config.train.device, environment);
   std::unique_ptr<ParallelState> state;

@@ -1,0 +1,63 @@
+# make help lists the targets. Each does all the set-up that it needs, and nothing twice.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help train test build bench format format-check lint clean setup
+
+comma := ,
+LOCKSTEP_CUDA ?= AUTO
+SANITIZE ?=
+LABEL ?=
+CMAKE_ARGS ?=
+RANKS ?= 2
+CONFIG ?= configs/tiny.textproto
+OUTPUT ?= runs/tiny
+BUILD ?= build$(if $(SANITIZE),-$(subst $(comma),-,$(SANITIZE)))
+export LOCKSTEP_CUDA
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+configure_args = -S . -B $(BUILD) -G Ninja -DLOCKSTEP_CUDA=$(LOCKSTEP_CUDA) \
+  -DLOCKSTEP_SANITIZE=$(SANITIZE) $(CMAKE_ARGS)
+
+help: ## This list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@echo
+	@echo 'Settings: LOCKSTEP_CUDA=AUTO|ON|OFF  SANITIZE=address,undefined|thread  LABEL=unit|ranks|end-to-end|gpu'
+	@echo '          CONFIG=FILE RANKS=N OUTPUT=DIR (of train)  CMAKE_ARGS=...  CXX=...'
+
+setup:
+	@scripts/setup compiler packages venv
+
+build: setup ## Build the libraries, the program, the tests and the benchmarks
+	@if [ ! -e $(BUILD)/build.ninja ] || \
+	    [ '$(configure_args)' != "$$(cat $(BUILD)/.configure 2>/dev/null)" ]; then \
+	  cmake $(configure_args) && echo '$(configure_args)' > $(BUILD)/.configure; \
+	fi
+	@ninja -C $(BUILD)
+
+train: build ## Train the reference GPT on English text with two data-parallel ranks
+	@scripts/setup text
+	@LOCKSTEP_BUILD=$(BUILD) scripts/launch -n $(RANKS) -- train $(CONFIG) --output $(OUTPUT)
+
+test: build ## Run every test (LABEL=... for some, SANITIZE=... for a sanitizer build)
+	@scripts/setup text
+	@cd $(BUILD) && ctest --output-on-failure --no-tests=error $(if $(LABEL),-L '^$(LABEL)$$')
+
+bench: build ## Run the benchmarks: ours and its peer side by side
+	@$(BUILD)/benchmarks/ddp_step
+
+format: ## Format all C++ and CUDA sources
+	@scripts/setup tools
+	@git ls-files '*.h' '*.cpp' '*.cu' | xargs clang-format -i
+
+format-check: ## Fail if a source is not formatted
+	@scripts/setup tools
+	@git ls-files '*.h' '*.cpp' '*.cu' | xargs clang-format --dry-run --Werror
+
+lint: build format-check ## Format check and clang-tidy
+	@git ls-files 'core/*.cpp' 'kernels/*.cpp' 'parallel_state/*.cpp' 'distributed/*.cpp' \
+	  'optimizer/*.cpp' 'models/*.cpp' 'training/*.cpp' | xargs -n 1 -P "$$(nproc)" \
+	  clang-tidy --quiet -p $(BUILD)
+
+clean: ## Remove the build folders; .venv, data and runs stay
+	@rm -rf build build-address-undefined build-thread build-address build-undefined

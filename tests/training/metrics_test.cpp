@@ -1,0 +1,93 @@
+#include "lockstep/training/metrics.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <sstream>
+
+#include "lockstep/core/error.h"
+#include "lockstep/tests/support/temporary_folder.h"
+#include "lockstep/tests/support/throws_with.h"
+#include "lockstep/training/progress.h"
+
+namespace lockstep {
+namespace {
+
+IterationMetrics example() {
+  return {.iteration = 120,
+          .lm_loss = 0.1 + 0.2,
+          .grad_norm = 1.5,
+          .learning_rate = 3e-4,
+          .consumed_samples = 1920,
+          .num_tokens = 2048,
+          .iteration_ms = 50,
+          .tokens_per_second = 40960,
+          .skipped = false};
+}
+
+TEST(Metrics, LinesHaveTheContractsFieldsInFullPrecision) {
+  EXPECT_EQ(to_json(example()),
+            R"({"iteration":120,"lm_loss":0.30000000000000004,"grad_norm":1.5,)"
+            R"("learning_rate":0.0003,"consumed_samples":1920,"num_tokens":2048,)"
+            R"("iteration_ms":50.0,"tokens_per_second":40960.0,"skipped":false})");
+  EXPECT_EQ(to_json(ValidationMetrics{100, 2.5, 12.25}),
+            R"({"iteration":100,"validation_loss":2.5,"perplexity":12.25})");
+}
+
+TEST(Metrics, NumbersThatJsonLacksAreNull) {
+  IterationMetrics metrics = example();
+  metrics.grad_norm = std::numeric_limits<double>::infinity();
+  metrics.skipped = true;
+  EXPECT_NE(to_json(metrics).find(R"("grad_norm":null)"), std::string::npos);
+}
+
+TEST(MetricsFile, KeepsTheFileOfTheRunBefore) {
+  const testing::TemporaryFolder folder;
+  const std::string deep = folder.path() / "deep";
+  MetricsFile(deep).write("first");
+  MetricsFile file(deep);
+  file.write("second");
+  EXPECT_EQ(folder.read("deep/metrics.jsonl"), "second\n");  // while it is still open
+  EXPECT_EQ(folder.read("deep/metrics.previous.jsonl"), "first\n");
+  EXPECT_TRUE(testing::throws_with<FileError>([] { MetricsFile("/proc/none"); }, "/proc/none"));
+}
+
+TEST(Progress, LineAndDurations) {
+  EXPECT_EQ(progress_line(example(), {600, int64_t{412} << 20, 42.4}),
+            "iteration 120/600 | loss 0.3000 | grad norm 1.500 | lr 3.000e-04 | 41.0k tokens/s | "
+            "412 MiB | 0:42 left");
+  EXPECT_EQ(format_duration(3725), "1:02:05");
+  EXPECT_EQ(format_duration(59.6), "1:00");
+}
+
+TEST(Progress, PlainLinesAtIntervalsAndForWhatIsUnusual) {
+  std::ostringstream out;
+  ProgressDisplay display(out, /*terminal=*/false, 25, 10);
+  for (int64_t i = 1; i <= 25; ++i) {
+    IterationMetrics metrics = example();
+    metrics.iteration = i;
+    metrics.skipped = i == 13;
+    display.iteration(metrics, 0);
+  }
+  display.validation({25, 2, 7.4});
+  std::vector<std::string> starts;
+  std::istringstream lines(out.str());
+  for (std::string line; std::getline(lines, line);) starts.push_back(line.substr(0, 15));
+  EXPECT_EQ(starts, (std::vector<std::string>{"iteration  1/25", "iteration 10/25",
+                                              "iteration 13/25", "iteration 20/25",
+                                              "iteration 25/25", "iteration 25 | "}));
+  EXPECT_EQ(out.str().find('\r'), std::string::npos);
+}
+
+TEST(Progress, ATerminalShowsOneLineThatIsWrittenOver) {
+  std::ostringstream out;
+  ProgressDisplay display(out, /*terminal=*/true, 25, 10);
+  display.iteration(example(), 0);
+  display.iteration(example(), 0);
+  EXPECT_EQ(out.str().find('\n'), std::string::npos);
+  display.message("done");
+  EXPECT_TRUE(out.str().ends_with("left\ndone\n"));
+}
+
+}  // namespace
+}  // namespace lockstep
