@@ -31,7 +31,7 @@ std::vector<at::Tensor> module_buffers(const torch::nn::Module& module) {
 
 }  // namespace
 
-struct DistributedDataParallel::Impl {
+struct DistributedDataParallel::Impl final : GradientObserver {
   Impl(const std::vector<NamedParameter>& parameters, const ParallelState& parallel_state,
        const DistributedDataParallelConfig& config, std::vector<at::Tensor> module_buffers)
       : state(parallel_state),
@@ -45,12 +45,12 @@ struct DistributedDataParallel::Impl {
     sync = std::make_unique<GradSyncState>(
         bucketing.params, static_cast<int64_t>(bucketing.groups.size()), config.overlap_grad_reduce,
         config.allow_unused_parameters);
-    int64_t position = 0;
     for (const auto& buffer : bucketing.buffers)
-      for (size_t i = 0; i < buffer->params().size(); ++i, ++position)
-        hooks.emplace_back(buffer->params()[i].tensor, [this, owner = buffer.get(), i, position] {
-          on_gradient(*owner, i, position);
-        });
+      for (size_t i = 0; i < buffer->params().size(); ++i) {
+        hooks.emplace_back(buffer->params()[i].name, buffer->params()[i].tensor,
+                           buffer->grad_view(i), *this, static_cast<int64_t>(places.size()));
+        places.push_back({buffer.get(), i});
+      }
   }
 
   /// Runs a piece of a step. If it throws, the ranks that wait for this one are told.
@@ -65,11 +65,14 @@ struct DistributedDataParallel::Impl {
     }
   }
 
-  void on_gradient(ParamAndGradBuffer& buffer, size_t index, int64_t position) {
+  void on_gradient(int64_t position, bool in_place) override {
     guarded([&] {
       // First: once a bucket is under way, a gradient that comes too late must not be touched.
       const auto launch_now = sync->on_gradient(position, *no_sync_depth == 0);
-      buffer.adopt_grad(index);
+      if (!in_place) {
+        const Place& place = places[static_cast<size_t>(position)];
+        place.buffer->adopt_grad(place.index);
+      }
       launch(launch_now);
     });
   }
@@ -93,6 +96,12 @@ struct DistributedDataParallel::Impl {
                         "{}: the state is reducing; call finish_grad_sync() first", call);
   }
 
+  /// Where a parameter lies.
+  struct Place {
+    ParamAndGradBuffer* buffer;
+    size_t index;
+  };
+
   ParallelState state;
   GradientScalingMode mode;
   ProcessGroup group;
@@ -101,6 +110,7 @@ struct DistributedDataParallel::Impl {
   std::unique_ptr<GradSyncState> sync;
   std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
   bool finalized = false;
+  std::vector<Place> places;  ///< by position in bucketing.params
   std::mutex mutex;
   std::vector<GradientHook> hooks;  // last, so that they go first
 };

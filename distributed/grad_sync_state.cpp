@@ -29,11 +29,13 @@ GradSyncState::GradSyncState(std::vector<Param> params, int64_t num_buckets, boo
       allow_unused_(allow_unused),
       counts_(params_.size()),
       bucket_sizes_(static_cast<size_t>(num_buckets), 0) {
-  for (const Param& param : params_) {
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const Param& param = params_[i];
     require<UsageError>(param.bucket >= 0 && param.bucket < num_buckets,
                         "parameter '{}': found bucket {}, allowed: 0 to {}", param.name,
                         param.bucket, num_buckets - 1);
     ++bucket_sizes_[static_cast<size_t>(param.bucket)];
+    counts_[i].bucket = param.bucket;
   }
   for (int64_t bucket = 0; bucket < num_buckets; ++bucket)
     require<UsageError>(bucket_sizes_[static_cast<size_t>(bucket)] > 0, "bucket {} is empty",
@@ -43,7 +45,7 @@ GradSyncState::GradSyncState(std::vector<Param> params, int64_t num_buckets, boo
 
 std::string GradSyncState::phase_text() const {
   if (phase_ != Phase::accumulating) return to_string(phase_);
-  int64_t most = 0;
+  int32_t most = 0;
   for (const Counts& counts : counts_) most = std::max(most, counts.received);
   return microbatches_ == 1 ? fmt::format("accumulating {}", most)
                             : fmt::format("accumulating {}/{}", most, microbatches_);
@@ -68,13 +70,13 @@ GradSyncState::Launch GradSyncState::on_gradient(int64_t param, bool synchronize
                       "of the next step",
                       name);
   Counts& counts = counts_[static_cast<size_t>(param)];
-  const int64_t bucket = params_[static_cast<size_t>(param)].bucket;
-  require<UsageError>(!is_ready(param) && bucket >= next_,
-                      "gradient sync: '{}' received backward {} of {} expected in this step (state "
-                      "{}, bucket {}); run all but the last micro-batch inside no_sync(), and call "
-                      "zero_grad_buffer() between steps",
-                      name, counts.received + 1, std::max(counts.received, microbatches_),
-                      phase_text(), bucket);
+  const int64_t bucket = counts.bucket;
+  if (counts.synchronized == microbatches_ || bucket < next_) [[unlikely]]
+    fail<UsageError>(
+        "gradient sync: '{}' received backward {} of {} expected in this step (state {}, bucket "
+        "{}); run all but the last micro-batch inside no_sync(), and call zero_grad_buffer() "
+        "between steps",
+        name, counts.received + 1, std::max<int64_t>(counts.received, microbatches_), phase_text(), bucket);
   if (phase_ == Phase::idle) phase_ = Phase::accumulating;
   ++counts.received;
   if (!synchronize || ++counts.synchronized < microbatches_) return {next_, next_};
@@ -145,7 +147,7 @@ void GradSyncState::reset() {
   require<UsageError>(phase_ != Phase::reducing,
                       "zero_grad_buffer: the state is reducing; call finish_grad_sync() first");
   phase_ = Phase::idle;
-  std::fill(counts_.begin(), counts_.end(), Counts{});
+  for (Counts& counts : counts_) counts.received = counts.synchronized = 0;
   pending_ = bucket_sizes_;
   next_ = 0;
 }

@@ -71,8 +71,9 @@ class GradSyncState {
 
  private:
   struct Counts {
-    int64_t received = 0;      ///< gradients since reset()
-    int64_t synchronized = 0;  ///< those that counted towards being ready
+    int64_t bucket = 0;
+    int32_t received = 0;      ///< gradients since reset()
+    int32_t synchronized = 0;  ///< those that counted towards being ready
   };
 
   bool is_ready(int64_t param) const;

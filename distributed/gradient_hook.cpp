@@ -3,31 +3,46 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "lockstep/core/check.h"
+
 namespace lockstep {
 namespace {
 
-class Hook : public torch::autograd::FunctionPostHook {
- public:
-  explicit Hook(std::function<void()> call) : call_(std::move(call)) {}
+namespace impl = torch::autograd::impl;
 
-  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
-                                            const torch::autograd::variable_list&) override {
-    call_();
-    return outputs;
+/// All that a gradient needs lies in this object and in the tensor that autograd has just touched,
+/// because every other cache line would be cold.
+class Hook : public torch::autograd::PostAccumulateGradHook {
+ public:
+  Hook(const at::Tensor& expected, GradientObserver& observer, int64_t position)
+      : expected_(expected.unsafeGetTensorImpl()), observer_(observer), position_(position) {}
+
+  void operator()(const torch::autograd::Variable& parameter) override {
+    observer_.on_gradient(position_,
+                          parameter.mutable_grad().unsafeGetTensorImpl() == expected_);
   }
 
  private:
-  std::function<void()> call_;
+  const c10::TensorImpl* expected_;
+  GradientObserver& observer_;
+  int64_t position_;
 };
 
 }  // namespace
 
-GradientHook::GradientHook(const at::Tensor& parameter, std::function<void()> call)
-    : accumulator_(torch::autograd::impl::grad_accumulator(parameter)),
-      key_(accumulator_->add_post_hook(std::make_unique<Hook>(std::move(call)))) {}
+GradientHook::GradientHook(const std::string& name, const at::Tensor& parameter,
+                           const at::Tensor& expected, GradientObserver& observer,
+                           int64_t position)
+    : parameter_(parameter) {
+  require<UsageError>(!impl::post_acc_grad_hooks(parameter),
+                      "parameter '{}' has a post-accumulate-gradient hook already; is its module "
+                      "wrapped twice?",
+                      name);
+  impl::set_post_acc_grad_hooks(parameter, std::make_unique<Hook>(expected, observer, position));
+}
 
 GradientHook::~GradientHook() {
-  if (accumulator_) accumulator_->del_post_hook(key_);
+  if (parameter_.defined()) impl::set_post_acc_grad_hooks(parameter_, nullptr);
 }
 
 }  // namespace lockstep

@@ -48,24 +48,21 @@ ParamAndGradBuffer::ParamAndGradBuffer(std::vector<NamedParameter> params,
     const at::Tensor view = slot_view(param_data_, layout_.slots[i], tensor);
     view.copy_(tensor);
     tensor.set_data(view);
-    grad_views_.push_back(slot_view(grad_data_, layout_.slots[i], tensor));
-    attach_grad(i);
+    views_.push_back({tensor, slot_view(grad_data_, layout_.slots[i], tensor).detach()});
+    attach_grad(views_.back());
   }
-}
-
-void ParamAndGradBuffer::attach_grad(size_t index) {
-  params_[index].tensor.mutable_grad() = grad_views_[index];
 }
 
 void ParamAndGradBuffer::zero_grad() {
   grad_data_.zero_();
-  for (size_t i = 0; i < params_.size(); ++i) attach_grad(i);
+  for (Views& views : views_)
+    if (!views.param.mutable_grad().is_same(views.grad)) attach_grad(views);
 }
 
 void ParamAndGradBuffer::adopt_grad(size_t index) {
-  const at::Tensor& grad = params_[index].tensor.grad();
-  if (grad.unsafeGetTensorImpl() == grad_views_[index].unsafeGetTensorImpl()) [[likely]]
-    return;
+  Views& views = views_[index];
+  const at::Tensor& grad = views.param.mutable_grad();
+  if (grad.is_same(views.grad)) return;
   const std::string& name = params_[index].name;
   require<UsageError>(grad.defined(), "gradient sync: '{}' has no gradient after its backward",
                       name);
@@ -73,22 +70,24 @@ void ParamAndGradBuffer::adopt_grad(size_t index) {
                       "gradient sync: the gradient of '{}' is sparse; allowed: dense gradients (an "
                       "embedding with sparse = false)",
                       name);
-  require<UsageError>(grad.sizes() == grad_views_[index].sizes(),
+  require<UsageError>(grad.sizes() == views.grad.sizes(),
                       "gradient sync: the gradient of '{}' has shape {}, allowed: {}", name,
-                      fmt::join(grad.sizes(), "x"), fmt::join(grad_views_[index].sizes(), "x"));
+                      fmt::join(grad.sizes(), "x"), fmt::join(views.grad.sizes(), "x"));
   const at::NoGradGuard no_grad;
-  grad_views_[index].copy_(grad);
-  attach_grad(index);
+  views.grad.copy_(grad);
+  attach_grad(views);
 }
 
 void ParamAndGradBuffer::check_grads_attached() {
-  for (size_t i = 0; i < params_.size(); ++i) {
-    const at::Tensor& grad = params_[i].tensor.grad();
+  for (size_t i = 0; i < views_.size(); ++i) {
+    const at::Tensor& grad = views_[i].param.mutable_grad();
+    if (grad.is_same(views_[i].grad)) [[likely]]
+      continue;
     if (!grad.defined()) {
-      attach_grad(i);
+      attach_grad(views_[i]);
       continue;
     }
-    require<UsageError>(grad.data_ptr() == grad_views_[i].data_ptr(),
+    require<UsageError>(grad.data_ptr() == views_[i].grad.data_ptr(),
                         "gradient sync: the gradient of '{}' no longer lies in its buffer; it was "
                         "replaced after backward. Change gradients in place, and zero them with "
                         "zero_grad_buffer()",

@@ -37,7 +37,7 @@ class ParamAndGradBuffer {
   /// All gradients [layout().numel elements], gaps are zero.
   const at::Tensor& grad_data() const { return grad_data_; }
   /// The gradient of parameter `index`, in its shape.
-  const at::Tensor& grad_view(size_t index) const { return grad_views_[index]; }
+  const at::Tensor& grad_view(size_t index) const { return views_[index].grad; }
 
   /// Sets all gradients to zero and makes param.grad() the view, whoever replaced it.
   void zero_grad();
@@ -59,13 +59,19 @@ class ParamAndGradBuffer {
   static void scale_tensor(at::Tensor tensor, const ScalingFactor& factor);
 
  private:
-  void attach_grad(size_t index);
+  /// What a backward needs of a parameter, close together.
+  struct Views {
+    at::Tensor param;
+    at::Tensor grad;
+  };
+
+  static void attach_grad(Views& views) { views.param.mutable_grad() = views.grad; }
 
   std::vector<NamedParameter> params_;
   ParamLayout layout_;
   at::Tensor param_data_;
   at::Tensor grad_data_;
-  std::vector<at::Tensor> grad_views_;
+  std::vector<Views> views_;
 };
 
 }  // namespace lockstep
