@@ -6,7 +6,9 @@
 // reducers have the same buckets and average over the ranks. Each is timed with the zeroing of one
 // flat tensor of all gradients: ours in zero_grad_buffer(), which counts whole, the others' beside
 // their gradients, which are zeroed one by one off the clock. No forward is timed. Overhead is the
-// step's time minus that of plain libtorch; a step ends when it has ended on every rank.
+// step's time minus that of plain libtorch; a step ends when it has ended on every rank. On two
+// ranks most of it is the communication itself, so a fourth rival takes plain libtorch and then one
+// bare all-reduce for each bucket, without overlap: what is above it is the reducer's own cost.
 
 #include <barrier>
 #include <cstdio>
@@ -92,7 +94,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_group(const c10::intrusive_ptr<c10d:
   return group;
 }
 
-/// Seconds of each rival in each round: plain, ours, c10d::Reducer.
+/// Seconds of each rival in each round: plain, ours, c10d::Reducer, plain with bare all-reduces.
 using Rivals = std::vector<Samples>;
 
 struct World {
@@ -112,11 +114,13 @@ Rivals measure_rank(const Case& which, World& world, int rank) {
   config.bucket_size = which.numel * which.parameters_per_bucket;
   config.calculate_per_token_loss = false;
   DistributedDataParallel ddp(named(with_ours), state, config);
+  const auto group = make_group(world.theirs, rank, world.size);
   c10d::Reducer reducer =
-      testing::make_c10d_reducer(with_reducer.parameters, reducer_buckets(which),
-                                 make_group(world.theirs, rank, world.size));
+      testing::make_c10d_reducer(with_reducer.parameters, reducer_buckets(which), group);
 
   const at::Tensor flat = at::zeros({which.parameters * which.numel});
+  std::vector<at::Tensor> buckets =
+      at::split(flat, which.parameters_per_bucket * which.numel);
   const auto timed = [&](const Model& model, const std::function<void(const at::Tensor&)>& step) {
     const at::Tensor loss = model.loss();
     world.meet.arrive_and_wait();
@@ -125,7 +129,7 @@ Rivals measure_rank(const Case& which, World& world, int rank) {
       world.meet.arrive_and_wait();
     });
   };
-  Rivals rivals(3);
+  Rivals rivals(4);
   for (size_t round = 0; round < which.rounds + kWarmups; ++round) {
     plain.zero_grad();
     with_reducer.zero_grad();
@@ -147,7 +151,15 @@ Rivals measure_rank(const Case& which, World& world, int rank) {
                 reducer.prepare_for_forward();
                 reducer.prepare_for_backward({loss});
                 loss.backward();
-              })};
+              }),
+        timed(plain, [&](const at::Tensor& loss) {
+          flat.zero_();
+          loss.backward();
+          for (at::Tensor& bucket : buckets) {
+            std::vector<at::Tensor> tensors = {bucket};
+            group->allreduce(tensors)->wait();
+          }
+        })};
     if (round >= kWarmups)
       for (size_t i = 0; i < rivals.size(); ++i) rivals[i].push_back(seconds[i]);
   }
@@ -182,12 +194,15 @@ void report(const Case& which, int ranks) {
   show("plain backward, ms", 1e3, [](const auto& m) { return m[0]; });
   show("ours, ms", 1e3, [](const auto& m) { return m[1]; });
   show("c10d::Reducer, ms", 1e3, [](const auto& m) { return m[2]; });
+  show("plain backward and bare all-reduces, ms", 1e3, [](const auto& m) { return m[3]; });
   show("overhead of ours, us per parameter", per_parameter,
        [](const auto& m) { return m[1] - m[0]; });
   show("overhead of c10d::Reducer, us per parameter", per_parameter,
        [](const auto& m) { return m[2] - m[0]; });
   show("ratio of overheads, ours / c10d::Reducer", 1,
        [](const auto& m) { return (m[1] - m[0]) / (m[2] - m[0]); });
+  show("the same above bare all-reduces", 1,
+       [](const auto& m) { return (m[1] - m[3]) / (m[2] - m[3]); });
   show("ratio of steps, ours / c10d::Reducer", 1, [](const auto& m) { return m[1] / m[2]; });
 }
 

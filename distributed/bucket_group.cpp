@@ -14,10 +14,23 @@ BucketGroup::BucketGroup(std::string label, std::vector<Bucket> buckets, Process
       factor_(factor),
       op_(op) {}
 
+void BucketGroup::scale(Bucket::Piece& piece) const {
+  const at::NoGradGuard no_grad;
+  if (!piece.scaled) ParamAndGradBuffer::scale_tensor(piece.grads, factor_);
+  piece.scaled = true;
+}
+
+void BucketGroup::scale_early(size_t bucket, size_t piece) {
+  scale(buckets_[bucket].pieces[piece]);
+}
+
 void BucketGroup::start() {
   const at::NoGradGuard no_grad;
   for (Bucket& bucket : buckets_) {
-    ParamAndGradBuffer::scale_tensor(bucket.grads, factor_);
+    for (Bucket::Piece& piece : bucket.pieces) {
+      scale(piece);
+      piece.scaled = false;  // in the next step
+    }
     works_.push_back(all_reduce(group_, bucket.grads, op_, label_));
   }
 }

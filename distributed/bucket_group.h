@@ -12,8 +12,15 @@ namespace lockstep {
 
 /// Stage 3 of the gradient's way: a range of a gradient buffer that is reduced by one collective.
 struct Bucket {
+  /// A part that is scaled by itself: a large gradient, or what lies between two of them.
+  struct Piece {
+    at::Tensor grads;
+    bool scaled = false;  ///< in this step
+  };
+
   at::Tensor grads;                     ///< view of the gradient buffer [numel]
   std::vector<std::string> parameters;  ///< names, in buffer order
+  std::vector<Piece> pieces;            ///< views that cover `grads`
 
   int64_t bytes() const { return static_cast<int64_t>(grads.nbytes()); }
 };
@@ -27,7 +34,11 @@ class BucketGroup {
   BucketGroup(std::string label, std::vector<Bucket> buckets, ProcessGroup group,
               ScalingFactor factor, ReduceOp op);
 
-  /// Scales the gradients and starts one all-reduce per bucket.
+  /// Scales a piece before its bucket is started. A large gradient that autograd has just completed
+  /// is still in the cache then, which saves a pass over memory.
+  void scale_early(size_t bucket, size_t piece);
+
+  /// Scales the pieces that are not scaled yet and starts one all-reduce per bucket.
   void start();
 
   /// Returns when the reductions of start() are done (on CUDA: makes the current stream wait).
@@ -39,6 +50,8 @@ class BucketGroup {
   ReduceOp op() const { return op_; }
 
  private:
+  void scale(Bucket::Piece& piece) const;
+
   std::string label_;
   std::vector<Bucket> buckets_;
   ProcessGroup group_;

@@ -71,12 +71,28 @@ std::vector<Piece> pieces_in_launch_order(
   return pieces;
 }
 
-Bucket make_bucket(const ParamAndGradBuffer& buffer, size_t index) {
+constexpr int64_t kLargeGradientBytes = 1 << 20;
+
+/// Makes a bucket and notes the pieces in `places`, which are those of the buffer.
+Bucket make_bucket(const ParamAndGradBuffer& buffer, size_t index, Bucketing::Place* places) {
   const auto& range = buffer.layout().buckets[index];
   Bucket bucket;
   bucket.grads = buffer.grad_data().narrow(0, range.start, range.end - range.start);
-  for (const int64_t param : range.params)
+  int64_t done = range.start;
+  const auto add_piece = [&](int64_t end) {
+    if (end > done) bucket.pieces.push_back({buffer.grad_data().narrow(0, done, end - done)});
+    done = end;
+  };
+  for (const int64_t param : range.params) {
+    const auto& slot = buffer.layout().slots[static_cast<size_t>(param)];
     bucket.parameters.push_back(buffer.params()[static_cast<size_t>(param)].name);
+    const auto bytes = static_cast<int64_t>(buffer.grad_view(static_cast<size_t>(param)).nbytes());
+    if (bytes < kLargeGradientBytes) continue;
+    add_piece(slot.start);
+    places[param].piece = bucket.pieces.size();
+    add_piece(slot.end);
+  }
+  add_piece(range.end);
   return bucket;
 }
 
@@ -124,15 +140,17 @@ std::unique_ptr<ParamAndGradBuffer> make_buffer(const BufferPlan& plan, const Pr
   return std::make_unique<ParamAndGradBuffer>(plan.params, plan.key.grad_dtype, options);
 }
 
-/// Fills result.groups and result.params from result.buffers. Without overlap all buckets of a
+/// Fills result.groups, result.params and result.places from result.buffers. Without overlap all buckets of a
 /// process group get ready at once, so they are one group.
 void group_buckets(Bucketing& result, const std::vector<BufferPlan>& plans,
                    const Reductions& reductions, bool overlap) {
   std::vector<std::vector<Bucket>> groups;
   std::vector<bool> is_expert;  // of each group
-  std::vector<std::vector<size_t>> group_of_bucket(result.buffers.size());
-  for (size_t b = 0; b < result.buffers.size(); ++b)
-    group_of_bucket[b].resize(result.buffers[b]->layout().buckets.size());
+  std::vector<size_t> first_place;  // of each buffer
+  for (const auto& buffer : result.buffers) {
+    first_place.push_back(result.places.size());
+    for (size_t i = 0; i < buffer->params().size(); ++i) result.places.push_back({.buffer = buffer.get(), .index = i, .piece = {}});
+  }
   for (const Piece& piece : pieces_in_launch_order(result.buffers, plans)) {
     const bool expert = plans[piece.buffer].key.is_expert;
     auto same = std::find(is_expert.begin(), is_expert.end(), expert);
@@ -141,8 +159,13 @@ void group_buckets(Bucketing& result, const std::vector<BufferPlan>& plans,
       groups.emplace_back();
     }
     const auto group = static_cast<size_t>(same - is_expert.begin());
-    groups[group].push_back(make_bucket(*result.buffers[piece.buffer], piece.bucket));
-    group_of_bucket[piece.buffer][piece.bucket] = group;
+    const ParamAndGradBuffer& buffer = *result.buffers[piece.buffer];
+    Bucketing::Place* const places = &result.places[first_place[piece.buffer]];
+    for (const int64_t param : buffer.layout().buckets[piece.bucket].params) {
+      places[param].group = group;
+      places[param].bucket = groups[group].size();
+    }
+    groups[group].push_back(make_bucket(buffer, piece.bucket, places));
   }
   for (size_t g = 0; g < groups.size(); ++g) {
     const Reduction& reduction = reductions.of(is_expert[g]);
@@ -150,14 +173,9 @@ void group_buckets(Bucketing& result, const std::vector<BufferPlan>& plans,
     result.groups.emplace_back(label, std::move(groups[g]), reduction.group, reduction.factor,
                                reductions.op);
   }
-  for (size_t b = 0; b < result.buffers.size(); ++b) {
-    const ParamAndGradBuffer& buffer = *result.buffers[b];
-    for (size_t i = 0; i < buffer.params().size(); ++i) {
-      const auto bucket = static_cast<size_t>(buffer.layout().slots[i].bucket);
-      result.params.push_back(
-          {buffer.params()[i].name, static_cast<int64_t>(group_of_bucket[b][bucket])});
-    }
-  }
+  for (const Bucketing::Place& place : result.places)
+    result.params.push_back(
+        {place.buffer->params()[place.index].name, static_cast<int64_t>(place.group)});
 }
 
 }  // namespace

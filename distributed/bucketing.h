@@ -21,6 +21,16 @@ struct Bucketing {
   /// The parameters in the order of buffers and of registration inside a buffer, each with the
   /// position of its bucket group.
   std::vector<GradSyncState::Param> params;
+
+  /// Where each of `params` lies.
+  struct Place {
+    ParamAndGradBuffer* buffer = nullptr;
+    size_t index = 0;  ///< in the buffer
+    size_t group = 0;
+    size_t bucket = 0;            ///< in the group
+    std::optional<size_t> piece;  ///< of the bucket; unset where the gradient is small
+  };
+  std::vector<Place> places;
 };
 
 /// The bucket size of a buffer of `numel` elements over `dp_cp` ranks: as configured, else Megatron

@@ -38,6 +38,7 @@ struct DistributedDataParallel::Impl final : GradientObserver {
         mode(mode_of(config)),
         group(parallel_state.group(GroupKind::dp_cp)),
         untrained(std::move(module_buffers)) {
+    for (const NamedParameter& param : parameters) refuse_hooked(param);
     check_same_parameters(parameters, group);
     for (const NamedParameter& param : parameters)
       if (!param.tensor.requires_grad()) untrained.push_back(param.tensor);
@@ -46,11 +47,9 @@ struct DistributedDataParallel::Impl final : GradientObserver {
         bucketing.params, static_cast<int64_t>(bucketing.groups.size()), config.overlap_grad_reduce,
         config.allow_unused_parameters);
     for (const auto& buffer : bucketing.buffers)
-      for (size_t i = 0; i < buffer->params().size(); ++i) {
-        hooks.emplace_back(buffer->params()[i].name, buffer->params()[i].tensor,
-                           buffer->grad_view(i), *this, static_cast<int64_t>(places.size()));
-        places.push_back({buffer.get(), i});
-      }
+      for (size_t i = 0; i < buffer->params().size(); ++i)
+        hooks.emplace_back(buffer->params()[i].tensor, buffer->grad_view(i), *this,
+                           static_cast<int64_t>(hooks.size()));
   }
 
   /// Runs a piece of a step. If it throws, the ranks that wait for this one are told.
@@ -68,12 +67,12 @@ struct DistributedDataParallel::Impl final : GradientObserver {
   void on_gradient(int64_t position, bool in_place) override {
     guarded([&] {
       // First: once a bucket is under way, a gradient that comes too late must not be touched.
-      const auto launch_now = sync->on_gradient(position, *no_sync_depth == 0);
-      if (!in_place) {
-        const Place& place = places[static_cast<size_t>(position)];
-        place.buffer->adopt_grad(place.index);
-      }
-      launch(launch_now);
+      const auto result = sync->on_gradient(position, *no_sync_depth == 0);
+      const Bucketing::Place& place = bucketing.places[static_cast<size_t>(position)];
+      if (!in_place) place.buffer->adopt_grad(place.index);
+      if (result.param_ready && place.piece)
+        bucketing.groups[place.group].scale_early(place.bucket, *place.piece);
+      launch(result);
     });
   }
 
@@ -96,12 +95,6 @@ struct DistributedDataParallel::Impl final : GradientObserver {
                         "{}: the state is reducing; call finish_grad_sync() first", call);
   }
 
-  /// Where a parameter lies.
-  struct Place {
-    ParamAndGradBuffer* buffer;
-    size_t index;
-  };
-
   ParallelState state;
   GradientScalingMode mode;
   ProcessGroup group;
@@ -110,7 +103,6 @@ struct DistributedDataParallel::Impl final : GradientObserver {
   std::unique_ptr<GradSyncState> sync;
   std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
   bool finalized = false;
-  std::vector<Place> places;  ///< by position in bucketing.params
   std::mutex mutex;
   std::vector<GradientHook> hooks;  // last, so that they go first
 };

@@ -81,7 +81,9 @@ GradSyncState::Launch GradSyncState::on_gradient(int64_t param, bool synchronize
   ++counts.received;
   if (!synchronize || ++counts.synchronized < microbatches_) return {next_, next_};
   --pending_[static_cast<size_t>(bucket)];
-  return overlap_ ? launch_ready() : Launch{next_, next_};
+  Launch launch = overlap_ ? launch_ready() : Launch{next_, next_};
+  launch.param_ready = true;
+  return launch;
 }
 
 GradSyncState::Launch GradSyncState::launch_ready() {

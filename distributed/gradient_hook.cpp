@@ -30,14 +30,16 @@ class Hook : public torch::autograd::PostAccumulateGradHook {
 
 }  // namespace
 
-GradientHook::GradientHook(const std::string& name, const at::Tensor& parameter,
-                           const at::Tensor& expected, GradientObserver& observer,
-                           int64_t position)
-    : parameter_(parameter) {
-  require<UsageError>(!impl::post_acc_grad_hooks(parameter),
+void refuse_hooked(const NamedParameter& parameter) {
+  require<UsageError>(!impl::post_acc_grad_hooks(parameter.tensor),
                       "parameter '{}' has a post-accumulate-gradient hook already; is its module "
                       "wrapped twice?",
-                      name);
+                      parameter.name);
+}
+
+GradientHook::GradientHook(const at::Tensor& parameter, const at::Tensor& expected,
+                           GradientObserver& observer, int64_t position)
+    : parameter_(parameter) {
   impl::set_post_acc_grad_hooks(parameter, std::make_unique<Hook>(expected, observer, position));
 }
 

@@ -3,9 +3,10 @@
 // Internal.
 
 #include <cstdint>
-#include <string>
 
 #include <ATen/core/Tensor.h>
+
+#include "lockstep/core/parameters.h"
 
 namespace lockstep {
 
@@ -25,12 +26,11 @@ class GradientObserver {
 /// backward() with it.
 ///
 /// It is a post-accumulate-gradient hook of the tensor, which costs a third of a hook on the
-/// tensor's AccumulateGrad node, but a tensor has only one: UsageError, naming the parameter, if it
-/// has one already.
+/// tensor's AccumulateGrad node, but a tensor has only one: see refuse_hooked().
 class GradientHook {
  public:
-  GradientHook(const std::string& name, const at::Tensor& parameter, const at::Tensor& expected,
-               GradientObserver& observer, int64_t position);
+  GradientHook(const at::Tensor& parameter, const at::Tensor& expected, GradientObserver& observer,
+               int64_t position);
   ~GradientHook();
   GradientHook(GradientHook&& other) noexcept = default;
   GradientHook& operator=(GradientHook&&) = delete;
@@ -38,5 +38,8 @@ class GradientHook {
  private:
   at::Tensor parameter_;
 };
+
+/// UsageError, naming the parameter, if it has a post-accumulate-gradient hook already.
+void refuse_hooked(const NamedParameter& parameter);
 
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 #include "lockstep/distributed/finalize_model_grads.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/small_net.h"
+#include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep {
 namespace {
@@ -283,122 +284,6 @@ TEST(DistributedDataParallel, GX2GradientsSetToNoneAreCopiedInAndPutBack) {
   });
 }
 
-TEST(DistributedDataParallel, ASecondBackwardTooManyThrowsByNameOnEveryRank) {
-  const auto errors = errors_of_ranks(2, [](const ParallelState& state) {
-    SmallNet net;
-    DistributedDataParallel ddp(net, state);
-    net.loss(SmallNet::samples(0, 2)).backward();
-    net.loss(SmallNet::samples(0, 2)).backward();
-  });
-  for (const std::string& error : errors)
-    EXPECT_TRUE(
-        error.starts_with("gradient sync: 'bias2' received backward 2 of 1 expected in "
-                          "this step (state reducing, bucket 0)"))
-        << error;
-}
-
-/// A net in which rank 1 does not use `b`.
-struct PartlyUsed : torch::nn::Module {
-  PartlyUsed() {
-    a = register_parameter("a", at::ones({2}, at::kDouble));
-    b = register_parameter("b", at::ones({2}, at::kDouble));
-  }
-  at::Tensor loss(bool use_b) const { return use_b ? (a * b).sum() : a.sum(); }
-  at::Tensor a, b;
-};
-
-TEST(DistributedDataParallel, GX4AParameterWithoutGradientOnOneRankFailsAllRanksByName) {
-  const auto start = std::chrono::steady_clock::now();
-  const auto errors = errors_of_ranks(3,
-                                      [](const ParallelState& state) {
-                                        PartlyUsed net;
-                                        DistributedDataParallel ddp(net, state);
-                                        net.loss(state.rank() != 1).backward();
-                                        ddp.finish_grad_sync();
-                                      },
-                                      {.timeout = std::chrono::seconds(6)});
-  EXPECT_TRUE(
-      errors[1].starts_with("gradient sync: 1 of 2 parameters received no gradient in the "
-                            "last micro-batch (state accumulating 1): 'b' (0/1)"))
-      << errors[1];
-  for (const int rank : {0, 2})
-    EXPECT_NE(errors[rank].find("rank 1: gradient sync: 1 of 2 parameters received no gradient"),
-              std::string::npos)
-        << errors[rank];
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(8));
-}
-
-TEST(DistributedDataParallel, UnusedParametersCountAsZeroOnRequest) {
-  run_ranks(2, [](const ParallelState& state) {
-    PartlyUsed net;
-    DistributedDataParallelConfig config;
-    config.allow_unused_parameters = true;
-    config.bucket_size = 1;
-    DistributedDataParallel ddp(net, state, config);
-    for (int step = 0; step < 2; ++step) {
-      ddp.zero_grad_buffer();
-      net.loss(state.rank() == 0).backward();
-      ddp.finish_grad_sync();
-      EXPECT_TRUE(at::equal(net.a.grad(), at::full({2}, 2, at::kDouble)));
-      EXPECT_TRUE(at::equal(net.b.grad(), at::full({2}, 1, at::kDouble)));
-    }
-  });
-}
-
-TEST(DistributedDataParallel, AReplacedGradientIsNamed) {
-  SmallNet net;
-  DistributedDataParallel ddp(net, ParallelState::single_process());
-  net.loss(SmallNet::samples(0, 2)).backward();
-  at::Tensor weight = net.parameters()[2];
-  weight.mutable_grad() = weight.grad() / 2;  // what a loop does that scales out of place
-  try {
-    ddp.finish_grad_sync();
-    FAIL();
-  } catch (const UsageError& error) {
-    EXPECT_TRUE(std::string(error.what())
-                    .starts_with("gradient sync: the gradient of 'weight1' no longer lies in its "
-                                 "buffer"))
-        << error.what();
-  }
-}
-
-TEST(DistributedDataParallel, SparseGradientsAreRefusedByName) {
-  struct Sparse : torch::nn::Module {
-    Sparse() { weight = register_parameter("table", at::ones({4, 2})); }
-    at::Tensor weight;
-  } net;
-  DistributedDataParallel ddp(net, ParallelState::single_process());
-  net.weight.mutable_grad() = at::Tensor();
-  const at::Tensor rows =
-      at::embedding(net.weight, at::arange(2), -1, /*scale_grad_by_freq=*/false, /*sparse=*/true);
-  try {
-    rows.sum().backward();
-    FAIL();
-  } catch (const UsageError& error) {
-    EXPECT_TRUE(std::string(error.what())
-                    .starts_with("gradient sync: the gradient of 'table' is "
-                                 "sparse"))
-        << error.what();
-  }
-}
-
-TEST(DistributedDataParallel, StepsOutOfOrderAreRefused) {
-  SmallNet net;
-  DistributedDataParallel ddp(net, ParallelState::single_process());
-  EXPECT_EQ(ddp.state_text(), "idle");
-  EXPECT_THROW(ddp.finish_grad_sync(), UsageError);
-  EXPECT_THROW(ddp.start_grad_sync(), UsageError);
-  net.loss(SmallNet::samples(0, 2)).backward();
-  EXPECT_EQ(ddp.state_text(), "reducing");
-  EXPECT_THROW(ddp.zero_grad_buffer(), UsageError);
-  EXPECT_THROW(ddp.scale_gradients(2), UsageError);
-  EXPECT_THROW(ddp.set_num_microbatches(2), UsageError);
-  ddp.finish_grad_sync();
-  EXPECT_EQ(ddp.state_text(), "ready");
-  EXPECT_THROW(ddp.finish_grad_sync(), UsageError);
-  EXPECT_THROW(net.loss(SmallNet::samples(0, 2)).backward(), UsageError);
-}
-
 TEST(DistributedDataParallel, ScaleGradients) {
   SmallNet net;
   DistributedDataParallel ddp(net, ParallelState::single_process());
@@ -435,63 +320,40 @@ TEST(DistributedDataParallel, TheModuleGoesOnWorkingWhenTheWrapperIsGone) {
   EXPECT_TRUE(net.parameters()[0].grad().defined());
 }
 
-TEST(DistributedDataParallel, DifferentParametersFailEveryRankWithTheFirstDifference) {
-  struct Variant {
-    const char* expected;
-    std::function<std::vector<NamedParameter>(int64_t rank)> parameters;
-  };
-  const auto param = [](std::string name, at::Tensor tensor) {
-    tensor.set_requires_grad(true);
-    return NamedParameter{std::move(name), tensor, default_description(tensor)};
-  };
-  const Variant variants[] = {
-      {"parameter 'w' is [2, 3] Float, trained, dense, partial-sum over cp, partial-sum over dp on "
-       "rank 0 and [2, 3] Double, trained, dense, partial-sum over cp, partial-sum over dp on rank "
-       "1",
-       [&](int64_t rank) {
-         return std::vector{param("w", at::ones({2, 3}, rank == 1 ? at::kDouble : at::kFloat))};
-       }},
-      {"parameter 'w' is [2] Float, trained, ",
-       [&](int64_t rank) { return std::vector{param("w", at::ones({rank == 1 ? 3 : 2}))}; }},
-      {"parameter 0 is 'w' on rank 0 and 'v' on rank 1",
-       [&](int64_t rank) { return std::vector{param(rank == 1 ? "v" : "w", at::ones({2}))}; }},
-      {"rank 0 has 1 parameters and rank 1 has 2; 'v' is on rank 1 only",
-       [&](int64_t rank) {
-         std::vector params{param("w", at::ones({2}))};
-         if (rank == 1) params.push_back(param("v", at::ones({2})));
-         return params;
-       }},
-      {"parameter 'w' is [2] Float, trained, dense, partial-sum over cp, partial-sum over dp, no "
-       "weight decay on rank 0 and [2] Float, frozen, ",
-       [&](int64_t rank) {
-         std::vector params{param("w", at::ones({2}))};
-         if (rank == 1) params[0].tensor.set_requires_grad(false);
-         return params;
-       }},
-  };
-  for (const Variant& variant : variants) {
-    const auto errors = errors_of_ranks(3, [&](const ParallelState& state) {
-      DistributedDataParallel ddp(variant.parameters(state.rank()), state);
-    });
-    for (const std::string& error : errors)
-      EXPECT_TRUE(error.starts_with(
-          std::string("the ranks of group dp-cp [0, 1, 2] have different parameters: ") +
-          variant.expected))
-          << error;
-  }
-}
-
-TEST(DistributedDataParallel, NothingToTrainIsRefused) {
-  torch::nn::Module empty;
-  EXPECT_THROW(DistributedDataParallel(empty, ParallelState::single_process()), UsageError);
-}
-
-TEST(DistributedDataParallel, ContradictingConfigurationIsRefused) {
-  SmallNet net;
-  DistributedDataParallelConfig config;
-  config.average_in_collective = true;
-  config.calculate_per_token_loss = true;
-  EXPECT_THROW(DistributedDataParallel(net, ParallelState::single_process(), config), ConfigError);
+TEST(DistributedDataParallel, LargeGradientsAreScaledOnceHoweverTheStepEnds) {
+  // Gradients of a megabyte and more are scaled in the hook, unless the reduction is started later.
+  constexpr int64_t kLarge = 1 << 18;
+  for (const bool overlap : {true, false})
+    for (const bool last_outside_no_sync : {true, false})
+      run_ranks(3, [&](const ParallelState& state) {
+        std::vector<NamedParameter> params;
+        for (const int64_t numel : {int64_t{3}, kLarge, int64_t{5}, kLarge, int64_t{7}})
+          params.push_back({"p" + std::to_string(params.size()),
+                            at::zeros({numel}).requires_grad_(true), {}});
+        DistributedDataParallelConfig config;
+        config.calculate_per_token_loss = false;
+        config.overlap_grad_reduce = overlap;
+        config.bucket_size = kLarge + 1;
+        DistributedDataParallel ddp(params, state, config);
+        for (int step = 0; step < 2; ++step) {
+          ddp.zero_grad_buffer();
+          const auto backward = [&] {
+            at::Tensor loss = at::zeros({});
+            for (const auto& param : params) loss = loss + param.tensor.sum();
+            (loss * static_cast<double>(3 * state.rank() + 3)).backward();
+          };
+          {
+            const auto guard = ddp.no_sync();
+            backward();
+            if (!last_outside_no_sync) backward();
+          }
+          if (last_outside_no_sync) backward();
+          if (!last_outside_no_sync) ddp.start_grad_sync();
+          ddp.finish_grad_sync();
+          for (const auto& param : params)  // 2 * mean of 3, 6, 9
+            EXPECT_TRUE(at::equal(param.tensor.grad(), at::full_like(param.tensor, 12)));
+        }
+      });
 }
 
 }  // namespace
