@@ -2,6 +2,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include <string>
+
 namespace lockstep {
 
 /// Each adds one command to the program. A command runs in its callback and throws lockstep::Error.
@@ -12,9 +14,10 @@ void add_doctor_command(CLI::App& program);
 /// The schema of the configuration, for `lockstep train --help`.
 std::string config_help();
 
-/// A command found a problem that it has reported itself; the program exits with `status`.
+/// Ends the program with `status` and, unless it is empty, `message`.
 struct ExitStatus {
   int status;
+  std::string message;
 };
 
 }  // namespace lockstep

@@ -104,7 +104,7 @@ void add_doctor_command(CLI::App& program) {
       std::cout << report.dump(2) << "\n";
     else
       print_text(report);
-    if (!report["ok"].get<bool>()) throw ExitStatus{1};
+    if (!report["ok"].get<bool>()) throw ExitStatus{1, ""};
   });
 }
 

@@ -124,8 +124,10 @@ void run(const TrainArguments& arguments) {
     train(config, arguments.output, *state);
   } catch (const std::exception& error) {
     if (state) state->post_failure(error.what());
-    if (environment.world_size > 1) std::cerr << "rank " << environment.rank << ": ";
-    throw;
+    if (environment.world_size == 1) throw;
+    const bool config_error = dynamic_cast<const ConfigError*>(&error) != nullptr;
+    throw ExitStatus{config_error ? 2 : 1,
+                     fmt::format("rank {}: {}", environment.rank, error.what())};
   }
 }
 

@@ -1,0 +1,96 @@
+"""The command line: help, arguments that cannot be used, doctor, the configuration."""
+
+import json
+import unittest
+
+from support import LOCKSTEP, SOURCE, EndToEnd, run, torchrun
+
+
+class CommandLine(EndToEnd):
+    def train(self, *arguments):
+        return run(LOCKSTEP, "train", *arguments)
+
+    def test_help_documents_every_field_with_its_unit(self):
+        text = run(LOCKSTEP, "train", "--help").stdout.decode()
+        schema = (SOURCE / "core/config.proto").read_text()
+        fields = [line.split()[2] for line in schema.splitlines()
+                  if line.strip().startswith(("optional int64", "optional double",
+                                              "optional bool", "optional string", "repeated"))]
+        self.assertGreater(len(fields), 60)
+        for field in fields:
+            self.assertIn(f".{field}\n", text)
+        self.assertIn("--set", text)
+        self.assertIn("in tokens", text)
+        for command in ("train", "generate", "doctor"):
+            self.assertIn(command, run(LOCKSTEP, "--help").stdout.decode())
+            self.assertEqual(run(LOCKSTEP, command, "--help").returncode, 0)
+
+    def test_print_config_can_be_read_back(self):
+        first = self.train(self.config, "--set", "train.seed=7", "--set", "train.seed=8",
+                           "--print-config")
+        self.assertEqual(first.returncode, 0)
+        self.assertIn(b"seed: 8", first.stdout)
+        self.assertIn(b"adam_beta2: 0.999", first.stdout)
+        again = self.folder / "again.textproto"
+        again.write_bytes(first.stdout)
+        self.assertEqual(self.train(again, "--print-config").stdout, first.stdout)
+
+    def test_unusable_arguments_exit_2_and_are_named(self):
+        set_field = lambda text: (self.config, "--set", text)
+        cases = [
+            ((), "CONFIG"),
+            ((self.config, "--sett", "x"), "--sett"),
+            (set_field("model.num_layer=3"), "num_layer"),
+            (set_field("model.num_layers=many"), "model.num_layers"),
+            (set_field("model.num_layers=0"), "model.num_layers: found 0, allowed: >= 1"),
+            (set_field("train.precision=fp8"), "train.precision"),
+            (set_field("model.num_query_groups=3"), "model.num_query_groups"),
+            (set_field("train.global_batch_size=7"), "train.global_batch_size: found 7"),
+            (set_field("parallel.tensor_model_parallel_size=2"), "tensor_model_parallel_size"),
+            (set_field("model.vocab_size=99"), "model.vocab_size: found 99"),
+            ((self.folder / "none.textproto",), "none.textproto"),
+        ]
+        for arguments, part in cases:
+            with self.subTest(part):
+                self.assert_failed(self.train(*arguments), 2, part)
+        self.assert_failed(run(LOCKSTEP), 2)
+        self.assert_failed(run(LOCKSTEP, "trian"), 2, "trian")
+        self.assert_failed(run(LOCKSTEP, "generate", self.folder, "--prompt", ""), 1)
+        self.assert_failed(run(LOCKSTEP, "train", self.config, RANK=1), 2, "WORLD_SIZE")
+
+    def test_syntax_errors_have_line_and_column(self):
+        broken = self.folder / "broken.textproto"
+        broken.write_text("model {\n  num_layers: 2\n  hidden_sise: 3\n}\n")
+        self.assert_failed(self.train(broken), 2, "broken.textproto:3:", "hidden_sise")
+
+    def test_missing_files_exit_1_and_are_named(self):
+        self.assert_failed(self.train(self.config, "--set", "data.path=/nowhere/text"), 1,
+                           "/nowhere/text")
+        self.assert_failed(run(LOCKSTEP, "generate", self.folder / "gone", "--prompt", "a"), 1,
+                           "gone")
+        self.assert_failed(run(LOCKSTEP, "generate", self.folder, "--prompt", "a"), 1,
+                           "holds no complete step_N/")
+
+    def test_an_error_under_a_launcher_names_the_rank(self):
+        result = torchrun(2, LOCKSTEP, "train", self.config, "--set", "data.path=/nowhere/text")
+        self.assertNotEqual(result.returncode, 0)
+        self.assertRegex(result.stderr.decode(), "lockstep: rank [01]: .*/nowhere/text")
+
+    def test_doctor(self):
+        result = run(LOCKSTEP, "doctor", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        report = json.loads(result.stdout)
+        self.assertTrue(report["ok"])
+        self.assertEqual(report["versions"]["libtorch"], "2.11.0")
+        self.assertEqual(set(report["versions"]), {"lockstep", "libtorch", "cuda", "nccl", "gloo",
+                                                   "protobuf", "fmt"})
+        self.assertTrue(report["network"]["gloo_address"])
+        self.assertGreaterEqual(report["devices"]["cpu_cores"], 1)
+        self.assertIn(b"self_test: two ranks reduced", run(LOCKSTEP, "doctor").stdout)
+        broken = run(LOCKSTEP, "doctor", "--json", RANK="x", WORLD_SIZE=2)
+        self.assertEqual(broken.returncode, 1)
+        self.assertIn("RANK", json.loads(broken.stdout)["launch"]["error"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,74 @@
+"""A project of one's own against the installed package: builds examples/custom_loop out of the tree,
+runs it on one and on two ranks, and compiles the installed headers together."""
+
+import re
+import subprocess
+import unittest
+
+from support import BUILD, SOURCE, TORCHRUN, EndToEnd, clean_environment, run
+
+HEADERS_PROJECT = """
+cmake_minimum_required(VERSION 3.25)
+project(headers LANGUAGES CXX)
+find_package(Lockstep REQUIRED)
+add_library(headers OBJECT headers.cpp)
+target_link_libraries(headers PRIVATE lockstep::lockstep)
+"""
+
+
+class Install(EndToEnd):
+    def command(self, *arguments):
+        result = run(*arguments, timeout=900)
+        output = result.stdout.decode() + result.stderr.decode()
+        self.assertEqual(result.returncode, 0, output)
+        return output
+
+    def install(self):
+        prefix = self.folder / "prefix"
+        self.command("cmake", "--install", BUILD, "--prefix", prefix)
+        return prefix
+
+    def build(self, source, prefix, *targets):
+        build = self.folder / ("build_" + source.name)
+        cache = (BUILD / "CMakeCache.txt").read_text()
+        sanitize = re.search(r"LOCKSTEP_SANITIZE:STRING=(.*)", cache).group(1)
+        flags = f"-fsanitize={sanitize}" if sanitize else ""
+        self.command("cmake", "-S", source, "-B", build, "-G", "Ninja",
+                     f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_CXX_FLAGS={flags}")
+        self.command("cmake", "--build", build, *targets)
+        return build
+
+    def test_custom_loop_learns_on_one_and_two_ranks(self):
+        build = self.build(SOURCE / "examples/custom_loop", self.install())
+        final = []
+        for launcher in ([], [TORCHRUN, "--standalone", "--no-python", "--nproc-per-node", 2]):
+            output = self.command(*launcher, build / "custom_loop")
+            losses = [float(x) for x in re.findall(r"loss (\S+)", output)]
+            self.assertEqual(len(losses), 7)
+            self.assertGreater(losses[0], 1)
+            self.assertLess(losses[-1], 0.05)
+            final.append(losses[-1])
+        self.assertNotEqual(final[0], final[1])  # two ranks saw twice the samples
+
+    def test_public_headers_are_complete_and_do_not_leak(self):
+        prefix = self.install()
+        include = prefix / "include"
+        headers = sorted(include.rglob("*.h"))
+        self.assertGreater(len(headers), 30)
+        for header in headers:
+            for line in header.read_text().splitlines():
+                self.assertNotRegex(line, r"#include .*(protobuf|\.pb\.h|fmt/|gloo|nlohmann|CLI/)",
+                                    header)
+                included = re.match(r'#include "(lockstep/[^"]+)"', line)
+                if included:
+                    self.assertTrue((include / included[1]).exists(), f"{header}: {line}")
+        project = self.folder / "headers"
+        project.mkdir()
+        (project / "CMakeLists.txt").write_text(HEADERS_PROJECT)
+        (project / "headers.cpp").write_text(
+            "".join(f'#include "{header.relative_to(include)}"\n' for header in headers))
+        self.build(project, prefix)
+
+
+if __name__ == "__main__":
+    unittest.main()

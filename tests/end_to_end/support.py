@@ -1,0 +1,78 @@
+"""What the end-to-end tests share. They run the built program as a user does."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("LOCKSTEP_BUILD", SOURCE / "build"))
+LOCKSTEP = BUILD / "lockstep"
+TORCHRUN = pathlib.Path(sys.executable).parent / "torchrun"
+
+# A model that trains in a second, on a text that the test writes.
+SMALL = """
+model {{ num_layers: 1 hidden_size: 32 num_attention_heads: 2 seq_length: 32 }}
+optimizer {{ lr: 0.01 lr_decay_style: "constant" }}
+data {{ path: "{text}" }}
+train {{ micro_batch_size: 2 global_batch_size: 8 train_iters: 12 eval_iters: 2 eval_interval: 6 }}
+"""
+
+
+def clean_environment(**extra):
+    """The environment without a launcher's variables."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC", "SLURM", "OMPI")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(names)}
+    return kept | {"OMP_NUM_THREADS": "1"} | {k: str(v) for k, v in extra.items()}
+
+
+def run(*arguments, timeout=240, **environment):
+    return subprocess.run([str(a) for a in arguments], capture_output=True, timeout=timeout,
+                          env=clean_environment(**environment), cwd=SOURCE, check=False)
+
+
+def torchrun(ranks, *arguments, timeout=240):
+    return run(TORCHRUN, "--standalone", "--no-python", "--nproc-per-node", ranks, *arguments,
+               timeout=timeout)
+
+
+def metrics(folder):
+    """(iterations, validations) of a metrics.jsonl."""
+    text = (folder / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]
+    return ([l for l in lines if "lm_loss" in l], [l for l in lines if "validation_loss" in l])
+
+
+def end(process):
+    process.kill()
+    process.communicate()
+
+
+class EndToEnd(unittest.TestCase):
+    """Each test has a folder with a small configuration."""
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+        text = self.folder / "text"
+        text.write_text("".join(f"{i} squared is {i * i}. " for i in range(900)))
+        self.config = self.folder / "small.textproto"
+        self.config.write_text(SMALL.format(text=text))
+
+    def wait_for_iterations(self, output):
+        """Returns once a run has written its first iterations."""
+        deadline = time.monotonic() + 60
+        while not (output / "metrics.jsonl").exists() or len(metrics(output)[0]) < 3:
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.1)
+
+    def assert_failed(self, result, status, *parts):
+        error = result.stderr.decode()
+        self.assertEqual(result.returncode, status, error)
+        for part in parts:
+            self.assertIn(part, error)
