@@ -119,8 +119,7 @@ Rivals measure_rank(const Case& which, World& world, int rank) {
       testing::make_c10d_reducer(with_reducer.parameters, reducer_buckets(which), group);
 
   const at::Tensor flat = at::zeros({which.parameters * which.numel});
-  std::vector<at::Tensor> buckets =
-      at::split(flat, which.parameters_per_bucket * which.numel);
+  std::vector<at::Tensor> buckets = at::split(flat, which.parameters_per_bucket * which.numel);
   const auto timed = [&](const Model& model, const std::function<void(const at::Tensor&)>& step) {
     const at::Tensor loss = model.loss();
     world.meet.arrive_and_wait();
@@ -133,33 +132,32 @@ Rivals measure_rank(const Case& which, World& world, int rank) {
   for (size_t round = 0; round < which.rounds + kWarmups; ++round) {
     plain.zero_grad();
     with_reducer.zero_grad();
-    const double seconds[] = {
-        timed(plain,
-              [&](const at::Tensor& loss) {
-                flat.zero_();
-                loss.backward();
-              }),
-        timed(with_ours,
-              [&](const at::Tensor& loss) {
-                ddp.zero_grad_buffer();
-                loss.backward();
-                ddp.finish_grad_sync();
-              }),
-        timed(with_reducer,
-              [&](const at::Tensor& loss) {
-                flat.zero_();
-                reducer.prepare_for_forward();
-                reducer.prepare_for_backward({loss});
-                loss.backward();
-              }),
-        timed(plain, [&](const at::Tensor& loss) {
-          flat.zero_();
-          loss.backward();
-          for (at::Tensor& bucket : buckets) {
-            std::vector<at::Tensor> tensors = {bucket};
-            group->allreduce(tensors)->wait();
-          }
-        })};
+    const double seconds[] = {timed(plain,
+                                    [&](const at::Tensor& loss) {
+                                      flat.zero_();
+                                      loss.backward();
+                                    }),
+                              timed(with_ours,
+                                    [&](const at::Tensor& loss) {
+                                      ddp.zero_grad_buffer();
+                                      loss.backward();
+                                      ddp.finish_grad_sync();
+                                    }),
+                              timed(with_reducer,
+                                    [&](const at::Tensor& loss) {
+                                      flat.zero_();
+                                      reducer.prepare_for_forward();
+                                      reducer.prepare_for_backward({loss});
+                                      loss.backward();
+                                    }),
+                              timed(plain, [&](const at::Tensor& loss) {
+                                flat.zero_();
+                                loss.backward();
+                                for (at::Tensor& bucket : buckets) {
+                                  std::vector<at::Tensor> tensors = {bucket};
+                                  group->allreduce(tensors)->wait();
+                                }
+                              })};
     if (round >= kWarmups)
       for (size_t i = 0; i < rivals.size(); ++i) rivals[i].push_back(seconds[i]);
   }

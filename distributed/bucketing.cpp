@@ -140,16 +140,17 @@ std::unique_ptr<ParamAndGradBuffer> make_buffer(const BufferPlan& plan, const Pr
   return std::make_unique<ParamAndGradBuffer>(plan.params, plan.key.grad_dtype, options);
 }
 
-/// Fills result.groups, result.params and result.places from result.buffers. Without overlap all buckets of a
-/// process group get ready at once, so they are one group.
+/// Fills result.groups, result.params and result.places from result.buffers. Without overlap all
+/// buckets of a process group get ready at once, so they are one group.
 void group_buckets(Bucketing& result, const std::vector<BufferPlan>& plans,
                    const Reductions& reductions, bool overlap) {
   std::vector<std::vector<Bucket>> groups;
-  std::vector<bool> is_expert;  // of each group
+  std::vector<bool> is_expert;      // of each group
   std::vector<size_t> first_place;  // of each buffer
   for (const auto& buffer : result.buffers) {
     first_place.push_back(result.places.size());
-    for (size_t i = 0; i < buffer->params().size(); ++i) result.places.push_back({.buffer = buffer.get(), .index = i, .piece = {}});
+    for (size_t i = 0; i < buffer->params().size(); ++i)
+      result.places.push_back({.buffer = buffer.get(), .index = i, .piece = {}});
   }
   for (const Piece& piece : pieces_in_launch_order(result.buffers, plans)) {
     const bool expert = plans[piece.buffer].key.is_expert;

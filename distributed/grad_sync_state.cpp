@@ -76,7 +76,8 @@ GradSyncState::Launch GradSyncState::on_gradient(int64_t param, bool synchronize
         "gradient sync: '{}' received backward {} of {} expected in this step (state {}, bucket "
         "{}); run all but the last micro-batch inside no_sync(), and call zero_grad_buffer() "
         "between steps",
-        name, counts.received + 1, std::max<int64_t>(counts.received, microbatches_), phase_text(), bucket);
+        name, counts.received + 1, std::max<int64_t>(counts.received, microbatches_), phase_text(),
+        bucket);
   if (phase_ == Phase::idle) phase_ = Phase::accumulating;
   ++counts.received;
   if (!synchronize || ++counts.synchronized < microbatches_) return {next_, next_};

@@ -18,8 +18,7 @@ class Hook : public torch::autograd::PostAccumulateGradHook {
       : expected_(expected.unsafeGetTensorImpl()), observer_(observer), position_(position) {}
 
   void operator()(const torch::autograd::Variable& parameter) override {
-    observer_.on_gradient(position_,
-                          parameter.mutable_grad().unsafeGetTensorImpl() == expected_);
+    observer_.on_gradient(position_, parameter.mutable_grad().unsafeGetTensorImpl() == expected_);
   }
 
  private:

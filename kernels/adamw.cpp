@@ -1,10 +1,10 @@
 #include "lockstep/kernels/adamw.h"
 
-#include <ATen/ATen.h>
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <type_traits>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include "lockstep/core/check.h"
 #include "lockstep/kernels/adamw_cuda.h"
@@ -89,10 +89,9 @@ void adamw(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& e
     return adamw_cpu<double>({master.data_ptr<double>(), grad.const_data_ptr<double>(),
                               exp_avg.data_ptr<double>(), exp_avg_sq.data_ptr<double>(), nullptr},
                              segments, scalars);
-  auto* const low =
-      low_precision.defined()
-          ? reinterpret_cast<uint16_t*>(low_precision.data_ptr<at::BFloat16>())
-          : nullptr;
+  auto* const low = low_precision.defined()
+                        ? reinterpret_cast<uint16_t*>(low_precision.data_ptr<at::BFloat16>())
+                        : nullptr;
   adamw_cpu<float>({master.data_ptr<float>(), grad.const_data_ptr<float>(),
                     exp_avg.data_ptr<float>(), exp_avg_sq.data_ptr<float>(), low},
                    segments, scalars);

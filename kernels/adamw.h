@@ -1,9 +1,9 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "lockstep/kernels/adamw_scalars.h"
 
@@ -25,10 +25,10 @@ struct AdamWSegment {
 ///   v  = beta2 * v + (1 - beta2) * g^2
 ///   p -= learning_rate / bias_correction1 * m / (sqrt(v / bias_correction2) + eps)
 ///
-/// `master` (p), `grad`, `exp_avg` (m) and `exp_avg_sq` (v) are fp32 or all fp64, contiguous, on one
-/// device. `low_precision`, where defined, is bf16 and receives p rounded to nearest even. Elements
-/// outside the segments are left alone. Each element's result depends on its own inputs alone, so it
-/// is the same bits for every cut into segments, threads or vectors.
+/// `master` (p), `grad`, `exp_avg` (m) and `exp_avg_sq` (v) are fp32 or all fp64, contiguous, on
+/// one device. `low_precision`, where defined, is bf16 and receives p rounded to nearest even.
+/// Elements outside the segments are left alone. Each element's result depends on its own inputs
+/// alone, so it is the same bits for every cut into segments, threads or vectors.
 void adamw(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& exp_avg,
            const at::Tensor& exp_avg_sq, const at::Tensor& low_precision,
            const std::vector<AdamWSegment>& segments, const AdamWScalars& scalars);

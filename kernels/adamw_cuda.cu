@@ -1,9 +1,10 @@
-#include <ATen/ATen.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAStream.h>
 #include <cuda_bf16.h>
 
 #include <cmath>
+
+#include <ATen/ATen.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
 
 #include "lockstep/kernels/adamw_cuda.h"
 
@@ -51,8 +52,7 @@ __global__ void adamw_kernel(T* p, const T* g, T* m, T* v, __nv_bfloat16* low_pr
     m[i] = mean;
     v[i] = square;
     const T decayed = segments[segment].weight_decay ? p[i] * c.decay : p[i];
-    const T updated =
-        decayed - c.step_size * mean / (sqrt(square) / c.root_correction2 + c.eps);
+    const T updated = decayed - c.step_size * mean / (sqrt(square) / c.root_correction2 + c.eps);
     p[i] = updated;
     if (low_precision) low_precision[i] = __float2bfloat16_rn(static_cast<float>(updated));
   }
@@ -71,14 +71,15 @@ void launch(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& 
                              static_cast<T>(s.eps),
                              static_cast<T>(std::sqrt(s.bias_correction2)),
                              static_cast<T>(s.learning_rate / s.bias_correction1)};
-  auto* const low = low_precision.defined() ? reinterpret_cast<__nv_bfloat16*>(
-                                                  low_precision.data_ptr<at::BFloat16>())
-                                            : nullptr;
-  adamw_kernel<T><<<static_cast<unsigned>(blocks), kThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(
-      master.data_ptr<T>(), grad.const_data_ptr<T>(), exp_avg.data_ptr<T>(),
-      exp_avg_sq.data_ptr<T>(), low,
-      reinterpret_cast<const DeviceSegment*>(segment_table.const_data_ptr<int64_t>()),
-      segment_table.size(0), c);
+  auto* const low = low_precision.defined()
+                        ? reinterpret_cast<__nv_bfloat16*>(low_precision.data_ptr<at::BFloat16>())
+                        : nullptr;
+  adamw_kernel<T>
+      <<<static_cast<unsigned>(blocks), kThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(
+          master.data_ptr<T>(), grad.const_data_ptr<T>(), exp_avg.data_ptr<T>(),
+          exp_avg_sq.data_ptr<T>(), low,
+          reinterpret_cast<const DeviceSegment*>(segment_table.const_data_ptr<int64_t>()),
+          segment_table.size(0), c);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 

@@ -2,9 +2,9 @@
 
 // Internal.
 
-#include <ATen/core/Tensor.h>
-
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "lockstep/kernels/adamw.h"
 

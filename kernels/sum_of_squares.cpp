@@ -30,18 +30,18 @@ double sum_of_squares_cpu(const T* x, int64_t n) {
 
 at::Tensor sum_of_squares(const at::Tensor& flat) {
   const at::ScalarType dtype = flat.scalar_type();
-  require<UsageError>(flat.is_contiguous() && (dtype == at::kFloat || dtype == at::kDouble ||
-                                               dtype == at::kBFloat16),
+  require<UsageError>(flat.is_contiguous() &&
+                          (dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16),
                       "sum_of_squares: found {}, allowed: contiguous Float, Double, BFloat16",
                       at::toString(dtype));
   if (flat.is_cuda()) return sum_of_squares_cuda(flat);
   const int64_t n = flat.numel();
   const double sum =
-      dtype == at::kFloat    ? sum_of_squares_cpu(flat.const_data_ptr<float>(), n)
-      : dtype == at::kDouble ? sum_of_squares_cpu(flat.const_data_ptr<double>(), n)
-                             : sum_of_squares_cpu(reinterpret_cast<const uint16_t*>(
-                                                      flat.const_data_ptr<at::BFloat16>()),
-                                                  n);
+      dtype == at::kFloat ? sum_of_squares_cpu(flat.const_data_ptr<float>(), n)
+      : dtype == at::kDouble
+          ? sum_of_squares_cpu(flat.const_data_ptr<double>(), n)
+          : sum_of_squares_cpu(
+                reinterpret_cast<const uint16_t*>(flat.const_data_ptr<at::BFloat16>()), n);
   return at::full({}, sum, at::kDouble);
 }
 

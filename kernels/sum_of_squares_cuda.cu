@@ -1,9 +1,10 @@
-#include <ATen/ATen.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAStream.h>
 #include <cuda_bf16.h>
 
 #include <algorithm>
+
+#include <ATen/ATen.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
 
 #include "lockstep/kernels/sum_of_squares_cuda.h"
 

@@ -34,8 +34,7 @@ std::vector<kernels::AdamWSegment> segments_of(const ParamAndGradBuffer& buffer)
   for (const ParamLayout::Bucket& bucket : buffer.layout().buckets)
     for (const int64_t index : bucket.params) {
       const auto& slot = buffer.layout().slots[static_cast<size_t>(index)];
-      const bool decay =
-          buffer.params()[static_cast<size_t>(index)].description.apply_weight_decay;
+      const bool decay = buffer.params()[static_cast<size_t>(index)].description.apply_weight_decay;
       if (slot.start == slot.end) continue;
       if (!segments.empty() && segments.back().weight_decay == decay)
         segments.back().end = slot.end;

@@ -30,8 +30,8 @@ double wsd_coefficient(WsdDecayStyle style, double share) {
 OptimizerParamScheduler::OptimizerParamScheduler(const OptimizerConfig& config, int64_t train_iters,
                                                  int64_t global_batch_size)
     : config_(config) {
-  require<ConfigError>(global_batch_size >= 1,
-                       "train.global_batch_size: found {}, allowed: >= 1", global_batch_size);
+  require<ConfigError>(global_batch_size >= 1, "train.global_batch_size: found {}, allowed: >= 1",
+                       global_batch_size);
   const auto samples = [&](int64_t iterations) {
     return static_cast<double>(iterations) * static_cast<double>(global_batch_size);
   };

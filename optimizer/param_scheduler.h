@@ -44,10 +44,10 @@ class OptimizerParamScheduler {
   double decay_coefficient(double n) const;
 
   OptimizerConfig config_;
-  double warmup_;      ///< samples
-  double decay_;       ///< samples, warm-up included
-  double wsd_decay_;   ///< samples
-  double run_;         ///< samples
+  double warmup_;     ///< samples
+  double decay_;      ///< samples, warm-up included
+  double wsd_decay_;  ///< samples
+  double run_;        ///< samples
 };
 
 }  // namespace lockstep

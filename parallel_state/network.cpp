@@ -18,8 +18,7 @@ constexpr size_t kLongestName = 256;
 /// "10.0.0.1"; empty for what is no internet address.
 std::string numeric(const sockaddr* address) {
   if (!address || (address->sa_family != AF_INET && address->sa_family != AF_INET6)) return "";
-  const socklen_t size =
-      address->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+  const socklen_t size = address->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
   char text[kLongestName];
   if (getnameinfo(address, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) return "";
   const std::string with_scope = text;

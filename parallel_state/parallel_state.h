@@ -79,8 +79,9 @@ class ParallelState {
 };
 
 /// To be called before the first group of a process that holds several ranks as threads: turns
-/// c10d's flight recorder off (TORCH_FR_BUFFER_SIZE=0, unless it is set), which libtorch 2.11 shares
-/// between all groups of a process without a lock, so that ranks as threads crash now and then.
+/// c10d's flight recorder off (TORCH_FR_BUFFER_SIZE=0, unless it is set), which libtorch 2.11
+/// shares between all groups of a process without a lock, so that ranks as threads crash now and
+/// then.
 void prepare_rank_threads();
 
 }  // namespace lockstep

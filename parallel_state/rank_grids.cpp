@@ -208,7 +208,7 @@ RankList RankGrids::group_of(GroupKind kind, int64_t rank) const {
   if (kind == GroupKind::inter_optimizer && sizes_.optimizer_instances == 1) return {};
   if (kind == GroupKind::intra_optimizer)
     return merged_group(nested(kind).outer.index_of(rank) / merged_groups());
-  const RankList ranks = nested(kind).group_of(rank);
+  RankList ranks = nested(kind).group_of(rank);
   const bool first = rank == ranks.front(), last = rank == ranks.back();
   if (kind == GroupKind::position_embedding) return first ? RankList{rank} : RankList{};
   if (kind != GroupKind::embedding || ranks.size() == 1) return ranks;

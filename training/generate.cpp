@@ -22,8 +22,8 @@ void check(const std::vector<int64_t>& prompt, const GenerateOptions& options) {
 /// A token of `logits` [vocabulary] for a `uniform` number in [0, 1).
 int64_t sample(const at::Tensor& logits, const GenerateOptions& options, double uniform) {
   if (options.temperature == 0) return logits.argmax().item<int64_t>();
-  const int64_t count = options.top_k == 0 ? logits.numel()
-                                           : std::min(options.top_k, logits.numel());
+  const int64_t count =
+      options.top_k == 0 ? logits.numel() : std::min(options.top_k, logits.numel());
   const auto [values, ids] = logits.topk(count);
   const at::Tensor sums = at::softmax(values / options.temperature, 0).cumsum(0);
   const int64_t place = sums.le(uniform * sums[-1].item<double>()).sum().item<int64_t>();

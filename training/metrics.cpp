@@ -1,7 +1,6 @@
 #include "lockstep/training/metrics.h"
 
 #include <filesystem>
-
 #include <nlohmann/json.hpp>
 
 #include "lockstep/core/check.h"

@@ -1,8 +1,8 @@
 #include "lockstep/training/progress.h"
 
-#include <cmath>
-
 #include <fmt/format.h>
+
+#include <cmath>
 
 namespace lockstep {
 namespace {
@@ -39,12 +39,12 @@ ProgressDisplay::ProgressDisplay(std::ostream& out, bool terminal, int64_t train
 
 void ProgressDisplay::iteration(const IterationMetrics& metrics, int64_t memory_bytes) {
   constexpr double kSmoothing = 0.05;
-  ms_per_iteration_ = ms_per_iteration_ == 0
-                          ? metrics.iteration_ms
-                          : (1 - kSmoothing) * ms_per_iteration_ + kSmoothing * metrics.iteration_ms;
+  ms_per_iteration_ = ms_per_iteration_ == 0 ? metrics.iteration_ms
+                                             : (1 - kSmoothing) * ms_per_iteration_ +
+                                                   kSmoothing * metrics.iteration_ms;
   const auto left = static_cast<double>(train_iters_ - metrics.iteration);
-  const std::string line = progress_line(
-      metrics, {train_iters_, memory_bytes, left * ms_per_iteration_ / 1000});
+  const std::string line =
+      progress_line(metrics, {train_iters_, memory_bytes, left * ms_per_iteration_ / 1000});
   if (terminal_ && !metrics.skipped) {
     out_ << "\r\x1b[K" << line << std::flush;
     line_open_ = true;

@@ -11,7 +11,7 @@ namespace lockstep {
 /// What the progress line shows beside an iteration's metrics.
 struct ProgressStatus {
   int64_t train_iters = 0;
-  int64_t memory_bytes = 0;    ///< of this process, or of its CUDA device
+  int64_t memory_bytes = 0;  ///< of this process, or of its CUDA device
   double seconds_left = 0;
 };
 

@@ -18,8 +18,9 @@ namespace lockstep {
 void check_supported(const Config& config) {
   const ParallelConfig& parallel = config.parallel;
   const auto only_one = [](const char* field, int64_t size) {
-    require<ConfigError>(size == 1, "parallel.{}: found {}, allowed: 1, because `train` has data "
-                                    "parallelism only so far",
+    require<ConfigError>(size == 1,
+                         "parallel.{}: found {}, allowed: 1, because `train` has data "
+                         "parallelism only so far",
                          field, size);
   };
   only_one("tensor_model_parallel_size", parallel.tensor_model_parallel_size);
@@ -67,8 +68,8 @@ ParallelStateOptions parallel_options(const Config& config, c10::Device device) 
                    .expert_tensor = parallel.expert_tensor_parallel_size,
                    .order = parallel.order};
   options.device = device;
-  options.timeout = std::chrono::milliseconds(
-      static_cast<int64_t>(parallel.distributed_timeout_seconds * 1000));
+  options.timeout =
+      std::chrono::milliseconds(static_cast<int64_t>(parallel.distributed_timeout_seconds * 1000));
   return options;
 }
 

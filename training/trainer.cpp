@@ -32,9 +32,9 @@ TextSplit read_checked_text(const Config& config) {
 }
 
 std::shared_ptr<GPTModel> make_model(const Config& config, c10::Device device) {
-  return std::make_shared<GPTModel>(
-      config.model, GPTModelOptions{parameter_dtype(config.train.precision), device,
-                                    static_cast<uint64_t>(config.train.seed)});
+  return std::make_shared<GPTModel>(config.model,
+                                    GPTModelOptions{parameter_dtype(config.train.precision), device,
+                                                    static_cast<uint64_t>(config.train.seed)});
 }
 
 }  // namespace
@@ -81,8 +81,8 @@ Trainer::TokenSums Trainer::forward_backward() const {
 }
 
 Trainer::TokenSums Trainer::sum_over_ranks(const TokenSums& local, const char* label) const {
-  at::Tensor sums = at::tensor({local.loss, local.tokens, local.stop}, at::kDouble)
-                        .to(parallel_state_.device());
+  at::Tensor sums =
+      at::tensor({local.loss, local.tokens, local.stop}, at::kDouble).to(parallel_state_.device());
   all_reduce(data_parallel_, sums, ReduceOp::sum, label).wait();
   sums = sums.cpu();
   const auto* const values = sums.const_data_ptr<double>();

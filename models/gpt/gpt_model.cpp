@@ -23,11 +23,11 @@ TransformerBlock::TransformerBlock(const LayerContext& context)
   const LayerContext list_context = context.child("layers");
   for (int64_t i = 0; i < context.config.num_layers; ++i) {
     const std::string name = std::to_string(i);
-    layers_.push_back(list->register_module(
-        name, std::make_shared<TransformerLayer>(list_context.child(name))));
+    layers_.push_back(
+        list->register_module(name, std::make_shared<TransformerLayer>(list_context.child(name))));
   }
-  final_layernorm_ = register_module("final_layernorm",
-                                     std::make_shared<Norm>(context.child("final_layernorm")));
+  final_layernorm_ =
+      register_module("final_layernorm", std::make_shared<Norm>(context.child("final_layernorm")));
 }
 
 at::Tensor TransformerBlock::forward(at::Tensor hidden) const {

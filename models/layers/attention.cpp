@@ -38,27 +38,24 @@ SelfAttention::SelfAttention(const LayerContext& context)
       recompute_core_(context.config.recompute_granularity == RecomputeGranularity::selective) {
   const TransformerConfig& config = context.config;
   linear_qkv_ = register_module(
-      "linear_qkv",
-      std::make_shared<Linear>(context.child("linear_qkv"), config.hidden_size,
-                               groups_ * (heads_per_group_ + 2) * channels_,
-                               config.add_bias_linear || config.add_qkv_bias,
-                               config.init_method_std));
+      "linear_qkv", std::make_shared<Linear>(context.child("linear_qkv"), config.hidden_size,
+                                             groups_ * (heads_per_group_ + 2) * channels_,
+                                             config.add_bias_linear || config.add_qkv_bias,
+                                             config.init_method_std));
   linear_proj_ = register_module(
       "linear_proj",
-      std::make_shared<Linear>(context.child("linear_proj"),
-                               config.num_attention_heads * channels_, config.hidden_size,
-                               config.add_bias_linear, output_layer_init_std(config)));
+      std::make_shared<Linear>(context.child("linear_proj"), config.num_attention_heads * channels_,
+                               config.hidden_size, config.add_bias_linear,
+                               output_layer_init_std(config)));
   if (config.position_embedding_type == PositionEmbeddingType::rope) rotary_.emplace(context);
 }
 
 at::Tensor SelfAttention::forward(const at::Tensor& hidden) const {
   const int64_t sequence = hidden.size(0), batch = hidden.size(1);
-  const auto parts =
-      linear_qkv_->forward(hidden)
-          .view({sequence, batch, groups_, heads_per_group_ + 2, channels_})
-          .split_with_sizes({heads_per_group_, 1, 1}, 3);
-  at::Tensor query =
-      parts[0].reshape({sequence, batch, groups_ * heads_per_group_, channels_});
+  const auto parts = linear_qkv_->forward(hidden)
+                         .view({sequence, batch, groups_, heads_per_group_ + 2, channels_})
+                         .split_with_sizes({heads_per_group_, 1, 1}, 3);
+  at::Tensor query = parts[0].reshape({sequence, batch, groups_ * heads_per_group_, channels_});
   at::Tensor key = parts[1].squeeze(3);
   const at::Tensor value = parts[2].squeeze(3);
   if (rotary_) {

@@ -8,8 +8,7 @@ Norm::Norm(const LayerContext& context)
     : kind_(context.config.normalization), epsilon_(context.config.layernorm_epsilon) {
   const int64_t width = context.config.hidden_size;
   const ParamDescription description{.apply_weight_decay = false};
-  weight_ =
-      register_described_parameter("weight", at::ones({width}, context.options), description);
+  weight_ = register_described_parameter("weight", at::ones({width}, context.options), description);
   if (kind_ == Normalization::LayerNorm)
     bias_ = register_described_parameter("bias", at::zeros({width}, context.options), description);
 }

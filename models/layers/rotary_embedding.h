@@ -14,7 +14,8 @@ class RotaryEmbedding {
   /// Tables for positions 0 ... seq_length - 1, computed in fp64.
   explicit RotaryEmbedding(const LayerContext& context);
 
-  /// `heads` [sequence, batch, heads, kv_channels] of positions 0 ... sequence - 1 -> the same shape
+  /// `heads` [sequence, batch, heads, kv_channels] of positions 0 ... sequence - 1 -> the same
+  /// shape
   at::Tensor apply(const at::Tensor& heads) const;
 
  private:

@@ -163,8 +163,7 @@ TEST(DistributedDataParallel, DifferentParametersFailEveryRankWithTheFirstDiffer
 
 TEST(DistributedDataParallel, WrappingTwiceIsRefusedAndChangesNothing) {
   SmallNet net;
-  auto ddp =
-      std::make_unique<DistributedDataParallel>(net, ParallelState::single_process());
+  auto ddp = std::make_unique<DistributedDataParallel>(net, ParallelState::single_process());
   const void* const data = net.parameters()[0].data_ptr();
   EXPECT_TRUE(testing::throws_with<UsageError>(
       [&] { DistributedDataParallel(net, ParallelState::single_process()); },

@@ -328,8 +328,8 @@ TEST(DistributedDataParallel, LargeGradientsAreScaledOnceHoweverTheStepEnds) {
       run_ranks(3, [&](const ParallelState& state) {
         std::vector<NamedParameter> params;
         for (const int64_t numel : {int64_t{3}, kLarge, int64_t{5}, kLarge, int64_t{7}})
-          params.push_back({"p" + std::to_string(params.size()),
-                            at::zeros({numel}).requires_grad_(true), {}});
+          params.push_back(
+              {"p" + std::to_string(params.size()), at::zeros({numel}).requires_grad_(true), {}});
         DistributedDataParallelConfig config;
         config.calculate_per_token_loss = false;
         config.overlap_grad_reduce = overlap;

@@ -32,8 +32,13 @@ struct Tensors {
 };
 
 AdamWScalars scalars_of_step(int step) {
-  return {.learning_rate = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
-          .bias_correction1 = 1 - std::pow(0.9, step), .bias_correction2 = 1 - std::pow(0.95, step),
+  return {.learning_rate = 0.01,
+          .beta1 = 0.9,
+          .beta2 = 0.95,
+          .eps = 1e-8,
+          .weight_decay = 0.1,
+          .bias_correction1 = 1 - std::pow(0.9, step),
+          .bias_correction2 = 1 - std::pow(0.95, step),
           .grad_scale = 1};
 }
 
@@ -123,12 +128,22 @@ TEST(AdamW, LowPrecisionCopyIsRoundedToNearestEven) {
 TEST(AdamW, RefusesWhatItCannotServe) {
   Tensors t = Tensors::make(10, at::kFloat);
   const AdamWScalars scalars = scalars_of_step(1);
-  EXPECT_TRUE(throws_with<UsageError>([&] { t.step({{0, 11, true}}, scalars); }, "segment [0, 11)"));
-  EXPECT_TRUE(throws_with<UsageError>([&] { t.step({{5, 7, true}, {6, 8, true}}, scalars); },
-                                      "segment [6, 8) after 7"));
+  EXPECT_TRUE(throws_with<UsageError>(
+      [&] {
+        t.step({{0, 11, true}}, scalars);
+      },
+      "segment [0, 11)"));
+  EXPECT_TRUE(throws_with<UsageError>(
+      [&] {
+        t.step({{5, 7, true}, {6, 8, true}}, scalars);
+      },
+      "segment [6, 8) after 7"));
   t.g = t.g.to(at::kDouble);
-  EXPECT_TRUE(throws_with<UsageError>([&] { t.step({{0, 10, true}}, scalars); },
-                                      "grad is 10 elements of Double"));
+  EXPECT_TRUE(throws_with<UsageError>(
+      [&] {
+        t.step({{0, 10, true}}, scalars);
+      },
+      "grad is 10 elements of Double"));
 }
 
 }  // namespace

@@ -42,8 +42,11 @@ TEST(SumOfSquares, ThreadsDoNotChangeTheBits) {
 TEST(SumOfSquares, RefusesOtherTensors) {
   EXPECT_TRUE(testing::throws_with<UsageError>([] { sum_of_squares(at::ones({4}, at::kInt)); },
                                                "found Int"));
-  EXPECT_TRUE(testing::throws_with<UsageError>([] { sum_of_squares(at::ones({4, 4}).t()[0]); },
-                                               "contiguous"));
+  EXPECT_TRUE(testing::throws_with<UsageError>(
+      [] {
+        sum_of_squares(at::ones({4, 4}).t()[0]);
+      },
+      "contiguous"));
 }
 
 }  // namespace

@@ -4,9 +4,9 @@
 
 #include <cmath>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include <ATen/ATen.h>
-#include <nlohmann/json.hpp>
 
 #include "lockstep/core/error.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -137,8 +137,7 @@ TEST(GPTModel, LossIsThatOfTheLogitsAndLooksOnlyBack) {
   const auto [tokens, labels] = tokens_and_labels();
   const at::Tensor logits = model.forward(tokens);
   ASSERT_EQ(logits.sizes().vec(), (std::vector<int64_t>{kBatch, kSequence, kVocabulary}));
-  const at::Tensor expected =
-      -at::log_softmax(logits, 2).gather(2, labels.unsqueeze(2)).squeeze(2);
+  const at::Tensor expected = -at::log_softmax(logits, 2).gather(2, labels.unsqueeze(2)).squeeze(2);
   EXPECT_TRUE(at::allclose(model.forward(tokens, labels), expected, 1e-12));
 
   at::Tensor changed = tokens.clone();
@@ -182,11 +181,16 @@ TEST(GPTModel, PartlyRotatedAndWithoutPositions) {
 
 TEST(GPTModel, RefusesOtherShapesAndConfigurations) {
   const GPTModel model(small_config());
-  EXPECT_TRUE(throws_with<UsageError>([&] { model.forward(at::zeros({1, 9}, at::kLong)); },
-                                      "sequence <= model.seq_length (8)"));
+  EXPECT_TRUE(throws_with<UsageError>(
+      [&] {
+        model.forward(at::zeros({1, 9}, at::kLong));
+      },
+      "sequence <= model.seq_length (8)"));
   EXPECT_TRUE(throws_with<UsageError>([&] { model.forward(at::zeros({1, 4})); }, "of Float"));
   EXPECT_TRUE(throws_with<UsageError>(
-      [&] { model.forward(at::zeros({1, 4}, at::kLong), at::zeros({1, 5}, at::kLong)); },
+      [&] {
+        model.forward(at::zeros({1, 4}, at::kLong), at::zeros({1, 5}, at::kLong));
+      },
       "labels"));
   TransformerConfig config = small_config();
   config.num_query_groups = 3;

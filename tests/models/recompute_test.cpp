@@ -77,8 +77,8 @@ TEST(Recompute, KeepsItsInputsOnly) {
 TEST(Recompute, GptGradientsAreTheSameOnTwoRanks) {
   const at::Tensor ids = (at::arange(2 * 9) * 7).remainder(11).view({2, 9});
   std::vector<at::Tensor> expected;
-  for (const auto granularity : {RecomputeGranularity::none, RecomputeGranularity::selective,
-                                 RecomputeGranularity::full}) {
+  for (const auto granularity :
+       {RecomputeGranularity::none, RecomputeGranularity::selective, RecomputeGranularity::full}) {
     testing::run_ranks(2, [&](const ParallelState& state) {
       TransformerConfig config;
       config.hidden_size = 16;

@@ -187,11 +187,11 @@ TEST(AdamWOptimizer, RefusesAWrongFieldAndAnUnfinishedStep) {
   One module(at::ones({2, 2}));
   DistributedDataParallel ddp(module, ParallelState::single_process());
   OptimizerConfig config;
-  EXPECT_TRUE(throws_with<UsageError>([&] { AdamW({&ddp}, config).step(); },
-                                      "finalize_model_grads()"));
+  EXPECT_TRUE(
+      throws_with<UsageError>([&] { AdamW({&ddp}, config).step(); }, "finalize_model_grads()"));
   config.adam_beta1 = 1;
-  EXPECT_TRUE(throws_with<ConfigError>([&] { AdamW({&ddp}, config); },
-                                       "optimizer.adam_beta1: found 1"));
+  EXPECT_TRUE(
+      throws_with<ConfigError>([&] { AdamW({&ddp}, config); }, "optimizer.adam_beta1: found 1"));
 }
 
 }  // namespace

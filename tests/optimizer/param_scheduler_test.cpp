@@ -32,26 +32,46 @@ void expect_rates(const OptimizerConfig& config, const std::vector<Point>& point
 }
 
 TEST(ParamScheduler, G94LinearAndCosine) {
-  expect_rates(golden(LrDecayStyle::linear),
-               {{0, 0}, {50, 5e-4}, {100, 1e-3}, {400, 6.7e-4}, {550, 5.05e-4}, {800, 2.3e-4},
-                {900, 1.2e-4}, {1000, 1e-5}, {1001, 1e-5}});
-  expect_rates(golden(LrDecayStyle::cosine),
-               {{0, 0}, {50, 5e-4}, {100, 1e-3}, {400, 7.525e-4}, {550, 5.05e-4},
-                {800, 1.25808001e-4}, {900, 3.98521527e-5}, {1000, 1e-5}, {1001, 1e-5}});
+  expect_rates(golden(LrDecayStyle::linear), {{0, 0},
+                                              {50, 5e-4},
+                                              {100, 1e-3},
+                                              {400, 6.7e-4},
+                                              {550, 5.05e-4},
+                                              {800, 2.3e-4},
+                                              {900, 1.2e-4},
+                                              {1000, 1e-5},
+                                              {1001, 1e-5}});
+  expect_rates(golden(LrDecayStyle::cosine), {{0, 0},
+                                              {50, 5e-4},
+                                              {100, 1e-3},
+                                              {400, 7.525e-4},
+                                              {550, 5.05e-4},
+                                              {800, 1.25808001e-4},
+                                              {900, 3.98521527e-5},
+                                              {1000, 1e-5},
+                                              {1001, 1e-5}});
 }
 
 TEST(ParamScheduler, G95InverseSquareRootDropsToTheMinimumAfterDecay) {
-  expect_rates(golden(LrDecayStyle::inverse_square_root),
-               {{0, 0}, {50, 5e-4}, {100, 1e-3}, {400, 5e-4}, {550, 4.26401433e-4},
-                {800, 3.53553391e-4}, {900, 3.33333333e-4}, {1000, 3.16227766e-4}, {1001, 1e-5}});
+  expect_rates(golden(LrDecayStyle::inverse_square_root), {{0, 0},
+                                                           {50, 5e-4},
+                                                           {100, 1e-3},
+                                                           {400, 5e-4},
+                                                           {550, 4.26401433e-4},
+                                                           {800, 3.53553391e-4},
+                                                           {900, 3.33333333e-4},
+                                                           {1000, 3.16227766e-4},
+                                                           {1001, 1e-5}});
 }
 
 TEST(ParamScheduler, G96WarmupStableDecay) {
   OptimizerConfig config = golden(LrDecayStyle::WSD);
   config.lr_wsd_decay_iters = 200;
   const std::vector<std::pair<WsdDecayStyle, double>> at_900 = {
-      {WsdDecayStyle::exponential, 4.20071427e-4}, {WsdDecayStyle::linear, 5.05e-4},
-      {WsdDecayStyle::cosine, 5.05e-4}, {WsdDecayStyle::minus_sqrt, 2.99964287e-4}};
+      {WsdDecayStyle::exponential, 4.20071427e-4},
+      {WsdDecayStyle::linear, 5.05e-4},
+      {WsdDecayStyle::cosine, 5.05e-4},
+      {WsdDecayStyle::minus_sqrt, 2.99964287e-4}};
   for (const auto& [style, value] : at_900) {
     config.lr_wsd_decay_style = style;
     expect_rates(config, {{50, 5e-4}, {799, 1e-3}, {800, 1e-3}, {900, value}, {1000, 1e-5}});

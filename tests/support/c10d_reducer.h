@@ -16,13 +16,13 @@ inline c10d::Reducer make_c10d_reducer(std::vector<at::Tensor> params,
                                        c10::intrusive_ptr<c10d::ProcessGroup> group) {
   constexpr int64_t kNoCap = int64_t{1} << 60;
   const size_t count = params.size();
-  return c10d::Reducer(
-      std::move(params), std::move(buckets), std::move(group),
-      /*expect_sparse_gradients=*/std::vector<bool>(count, false), /*bucket_bytes_cap=*/kNoCap,
-      /*find_unused_parameters=*/false, /*gradient_as_bucket_view=*/true,
-      /*param_names=*/{}, /*first_bucket_bytes_cap=*/kNoCap,
-      /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
-      /*bucket_bytes_cap_list=*/{});
+  return c10d::Reducer(std::move(params), std::move(buckets), std::move(group),
+                       /*expect_sparse_gradients=*/std::vector<bool>(count, false),
+                       /*bucket_bytes_cap=*/kNoCap,
+                       /*find_unused_parameters=*/false, /*gradient_as_bucket_view=*/true,
+                       /*param_names=*/{}, /*first_bucket_bytes_cap=*/kNoCap,
+                       /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
+                       /*bucket_bytes_cap_list=*/{});
 }
 
 /// The same over a group of ours, which has more than one rank.

@@ -1,9 +1,9 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <exception>
 #include <string>
-
-#include <gtest/gtest.h>
 
 namespace lockstep::testing {
 

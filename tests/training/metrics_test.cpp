@@ -73,9 +73,9 @@ TEST(Progress, PlainLinesAtIntervalsAndForWhatIsUnusual) {
   std::vector<std::string> starts;
   std::istringstream lines(out.str());
   for (std::string line; std::getline(lines, line);) starts.push_back(line.substr(0, 15));
-  EXPECT_EQ(starts, (std::vector<std::string>{"iteration  1/25", "iteration 10/25",
-                                              "iteration 13/25", "iteration 20/25",
-                                              "iteration 25/25", "iteration 25 | "}));
+  EXPECT_EQ(starts,
+            (std::vector<std::string>{"iteration  1/25", "iteration 10/25", "iteration 13/25",
+                                      "iteration 20/25", "iteration 25/25", "iteration 25 | "}));
   EXPECT_EQ(out.str().find('\r'), std::string::npos);
 }
 

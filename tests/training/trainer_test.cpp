@@ -34,9 +34,9 @@ class TrainerTest : public ::testing::Test {
   }
 
   Config config(const std::vector<std::string>& overrides = {}) const {
-    std::vector<std::string> all = {"data.path=" + path_, "train.global_batch_size=12",
+    std::vector<std::string> all = {"data.path=" + path_,       "train.global_batch_size=12",
                                     "train.micro_batch_size=1", "train.train_iters=20",
-                                    "train.eval_iters=2", "train.precision=fp64"};
+                                    "train.eval_iters=2",       "train.precision=fp64"};
     all.insert(all.end(), overrides.begin(), overrides.end());
     return parse_config(
         "model { num_layers: 2 hidden_size: 16 num_attention_heads: 4 num_query_groups: 2 "
@@ -99,7 +99,8 @@ std::vector<double> oracle_curve(const Config& config) {
                              : 0.005 * (std::cos(M_PI * static_cast<double>(i - 5) / 15) + 1);
     for (auto& group : optimizer.param_groups()) group.options().set_lr(lr);
     std::vector<int64_t> starts;
-    for (int64_t k = 0; k < kGlobalBatch; ++k) starts.push_back(order.start_of(i * kGlobalBatch + k));
+    for (int64_t k = 0; k < kGlobalBatch; ++k)
+      starts.push_back(order.start_of(i * kGlobalBatch + k));
     const TokenBatch batch = make_token_batch(text.training, starts, length, c10::kCPU);
     optimizer.zero_grad();
     const at::Tensor loss = model.forward(batch.tokens, batch.labels).mean();
@@ -127,10 +128,11 @@ TEST_F(TrainerTest, OverlapAndBucketSizeDoNotMatter) {
   for (const int64_t ranks : {2, 3})
     for (const char* overlap : {"true", "false"})
       for (const char* buckets : {"1", "500", "1000000000"})
-        expect_close(curve(ranks, config({std::string("ddp.overlap_grad_reduce=") + overlap,
-                                          std::string("ddp.bucket_size=") + buckets})),
-                     expected, 1e-12,
-                     std::to_string(ranks) + " ranks, overlap " + overlap + ", buckets of " + buckets);
+        expect_close(
+            curve(ranks, config({std::string("ddp.overlap_grad_reduce=") + overlap,
+                                 std::string("ddp.bucket_size=") + buckets})),
+            expected, 1e-12,
+            std::to_string(ranks) + " ranks, overlap " + overlap + ", buckets of " + buckets);
 }
 
 TEST_F(TrainerTest, SinglePrecisionAgreesToTwoInAHundredThousand) {
@@ -217,10 +219,12 @@ TEST_F(TrainerTest, RefusesByName) {
 TEST_F(TrainerTest, ConfigurationsThatDifferEndEveryRankByName) {
   const auto errors = testing::errors_of_ranks(3, [&](const ParallelState& state) {
     check_same_config(config(), state);
-    check_same_config(config({state.rank() == 2 ? "optimizer.lr=0.5" : "optimizer.lr=0.25"}), state);
+    check_same_config(config({state.rank() == 2 ? "optimizer.lr=0.5" : "optimizer.lr=0.25"}),
+                      state);
   });
   for (const std::string& error : errors)
-    EXPECT_EQ(error, "optimizer.lr: rank 0 has 0.25, rank 2 has 0.5; allowed: the same on all ranks");
+    EXPECT_EQ(error,
+              "optimizer.lr: rank 0 has 0.25, rank 2 has 0.5; allowed: the same on all ranks");
 }
 
 }  // namespace

@@ -61,8 +61,8 @@ void save_safetensors(const std::string& path,
   for (const auto& [name, tensor] : tensors) {
     const at::Tensor& content = contents.emplace_back(tensor.detach().cpu().contiguous());
     const auto bytes = static_cast<int64_t>(content.nbytes());
-    header.entries.push_back({name, name_of(content.scalar_type()), content.sizes().vec(), offset,
-                              offset + bytes});
+    header.entries.push_back(
+        {name, name_of(content.scalar_type()), content.sizes().vec(), offset, offset + bytes});
     pieces.emplace_back(static_cast<const char*>(content.const_data_ptr()), content.nbytes());
     offset += bytes;
   }

@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <set>
-
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
@@ -83,9 +82,8 @@ std::string format_safetensors_header(const SafetensorsHeader& header) {
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
   if (!header.metadata.empty()) json[kMetadata] = header.metadata;
   for (const SafetensorsEntry& entry : header.entries)
-    json[entry.name] = {{"dtype", entry.dtype},
-                        {"shape", entry.shape},
-                        {"data_offsets", {entry.begin, entry.end}}};
+    json[entry.name] = {
+        {"dtype", entry.dtype}, {"shape", entry.shape}, {"data_offsets", {entry.begin, entry.end}}};
   std::string text = json.dump();
   text.resize(static_cast<size_t>(round_up(static_cast<int64_t>(text.size()), 8)), ' ');
   const uint64_t length = text.size();
@@ -100,8 +98,7 @@ int64_t parse_safetensors_length(std::string_view first_bytes, int64_t file_byte
   require<FileError>(first_bytes.size() >= sizeof length,
                      "'{}': {} bytes, too short for a safetensors file", path, file_bytes);
   std::memcpy(&length, first_bytes.data(), sizeof length);
-  const int64_t limit =
-      std::min(file_bytes - static_cast<int64_t>(sizeof length), kLongestHeader);
+  const int64_t limit = std::min(file_bytes - static_cast<int64_t>(sizeof length), kLongestHeader);
   require<FileError>(length <= static_cast<uint64_t>(limit),
                      "'{}': a header of {} bytes, allowed: up to {} in this file", path, length,
                      limit);

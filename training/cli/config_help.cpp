@@ -31,8 +31,8 @@ std::string config_help() {
     if (!field.allowed.empty()) facts += ", " + field.allowed;
     if (!field.default_value.empty()) facts += ", default " + field.default_value;
     if (!field.unset.empty()) facts += ", unset: " + field.unset;
-    text += fmt::format("  {}\n{}{}", field.path, wrapped("(" + facts + ")"),
-                        wrapped(field.meaning));
+    text +=
+        fmt::format("  {}\n{}{}", field.path, wrapped("(" + facts + ")"), wrapped(field.meaning));
   }
   return text;
 }

@@ -1,11 +1,10 @@
 #include <iostream>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include <ATen/Context.h>
 #include <torch/version.h>
-
-#include <nlohmann/json.hpp>
 
 #include "lockstep/core/versions.h"
 #include "lockstep/parallel_state/devices.h"
@@ -21,9 +20,8 @@ using Json = nlohmann::ordered_json;
 
 /// "13.0" for 13000.
 std::string cuda_version() {
-  const long version = at::detail::getCUDAHooks().hasCUDART()
-                           ? at::detail::getCUDAHooks().versionCUDART()
-                           : 0;
+  const long version =
+      at::detail::getCUDAHooks().hasCUDART() ? at::detail::getCUDAHooks().versionCUDART() : 0;
   if (version == 0) return "not built in";
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
@@ -95,8 +93,9 @@ void print_text(const Json& report) {
 void add_doctor_command(CLI::App& program) {
   auto json = std::make_shared<bool>(false);
   CLI::App* const command = program.add_subcommand(
-      "doctor", "Report versions, devices and network, and let two ranks talk; the exit status is "
-                "0 if a job could start");
+      "doctor",
+      "Report versions, devices and network, and let two ranks talk; the exit status is "
+      "0 if a job could start");
   command->add_flag("--json", *json, "Print one JSON document");
   command->callback([json] {
     const Json report = examine();

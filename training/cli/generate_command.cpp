@@ -22,9 +22,8 @@ void run(const GenerateArguments& arguments) {
       load_model(arguments.checkpoint, choose_device(DeviceChoice::auto_, LaunchEnvironment{}));
   const auto prompt = ByteTokenizer::encode(arguments.prompt);
   std::cout << arguments.prompt << std::flush;
-  generate(*saved.model, prompt, arguments.options, [](int64_t token) {
-    std::cout << ByteTokenizer::decode({token}) << std::flush;
-  });
+  generate(*saved.model, prompt, arguments.options,
+           [](int64_t token) { std::cout << ByteTokenizer::decode({token}) << std::flush; });
   std::cout << std::endl;
 }
 

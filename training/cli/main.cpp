@@ -33,8 +33,9 @@ void check_command(const CLI::App& program, int argc, char** argv) {
 void add_commands(CLI::App& program) {
   program.require_subcommand(1);
   program.set_version_flag("--version", "lockstep " LOCKSTEP_VERSION);
-  program.footer("Exit status: 0 done; 1 failed while running; 2 unusable arguments or "
-                 "configuration.");
+  program.footer(
+      "Exit status: 0 done; 1 failed while running; 2 unusable arguments or "
+      "configuration.");
   lockstep::add_train_command(program);
   lockstep::add_generate_command(program);
   lockstep::add_doctor_command(program);

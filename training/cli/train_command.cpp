@@ -63,7 +63,8 @@ class Reporter {
 };
 
 /// Lets the C library keep the memory of freed tensors for the next ones. Otherwise it goes back to
-/// the system and comes again, page by page, in every operation: a fifth of the time of small models.
+/// the system and comes again, page by page, in every operation: a fifth of the time of small
+/// models.
 void keep_freed_memory() {
   constexpr int kLargestAllowed = 32 << 20;
   ::mallopt(M_MMAP_THRESHOLD, kLargestAllowed);
@@ -102,8 +103,8 @@ void train(const Config& config, const std::string& output, const ParallelState&
   if (trainer.stop_requested())
     reporter->message(fmt::format("SIGTERM: stopped after iteration {}", trainer.iteration()));
   if (const std::string folder = save_folder(config, output); !folder.empty())
-    reporter->message("saved " + save_model(folder, trainer.iteration(), trainer.config(),
-                                            trainer.model()));
+    reporter->message("saved " +
+                      save_model(folder, trainer.iteration(), trainer.config(), trainer.model()));
   write_sample(trainer);
 }
 
@@ -145,9 +146,10 @@ void add_train_command(CLI::App& program) {
       ->type_name("PATH=VALUE")
       ->expected(1)
       ->take_all();
-  command->add_option("--output", arguments->output,
-                      "Folder for metrics.jsonl and, unless checkpoint.save says otherwise, for the "
-                      "trained weights; without it neither is written");
+  command->add_option(
+      "--output", arguments->output,
+      "Folder for metrics.jsonl and, unless checkpoint.save says otherwise, for the "
+      "trained weights; without it neither is written");
   command->add_flag("--print-config", arguments->print_config,
                     "Print the effective configuration, defaults included, and end");
   command->footer([] { return config_help(); });

@@ -43,8 +43,8 @@ class SampleOrder {
   int64_t shifts_;  ///< number of possible starts of an epoch
 };
 
-/// Number of windows of a text for evaluation: window i reads tokens i * seq_length ... and predicts
-/// the next of each; a last partial window is dropped.
+/// Number of windows of a text for evaluation: window i reads tokens i * seq_length ... and
+/// predicts the next of each; a last partial window is dropped.
 int64_t evaluation_windows(int64_t num_tokens, int64_t seq_length);
 
 /// The half-open range of samples that one rank processes in one micro-batch.
@@ -54,7 +54,8 @@ struct SampleRange {
 };
 
 /// Micro-batch `microbatch` of data-parallel rank `rank` of `ranks`, in an iteration that starts
-/// when `consumed` samples are consumed: micro-batches follow each other, and within each the ranks.
+/// when `consumed` samples are consumed: micro-batches follow each other, and within each the
+/// ranks.
 SampleRange microbatch_samples(int64_t consumed, int64_t micro_batch_size, int64_t microbatch,
                                int64_t rank, int64_t ranks);
 
