@@ -15,6 +15,7 @@ CONFIG ?= configs/tiny.textproto
 OUTPUT ?= runs/tiny
 BUILD ?= build$(if $(SANITIZE),-$(subst $(comma),-,$(SANITIZE)))
 export LOCKSTEP_CUDA
+export UBSAN_OPTIONS ?= halt_on_error=1:print_stacktrace=1
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 configure_args = -S . -B $(BUILD) -G Ninja -DLOCKSTEP_CUDA=$(LOCKSTEP_CUDA) \

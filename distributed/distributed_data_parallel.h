@@ -45,7 +45,8 @@ class DistributedDataParallel {
   /// data-parallel ranks. First compares the parameters of all ranks (names, shapes, dtypes,
   /// descriptions, whether they are trained): where they differ, every rank throws
   /// CommunicationError naming the first difference. Then gives all ranks the parameters and
-  /// registered buffers of the first one (see broadcast_params).
+  /// registered buffers of the first one (see broadcast_params). UsageError if nothing is to be
+  /// trained, or if a parameter is wrapped already.
   DistributedDataParallel(const torch::nn::Module& module, const ParallelState& parallel_state,
                           const DistributedDataParallelConfig& config = {});
 

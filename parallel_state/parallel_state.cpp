@@ -1,6 +1,7 @@
 #include "lockstep/parallel_state/parallel_state.h"
 
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -31,6 +32,15 @@ c10::intrusive_ptr<c10d::ProcessGroup> connect(const BackendSpec& spec,
   group->setDefaultBackend(cuda ? Type::NCCL : Type::GLOO);
   group->setGroupName(spec.group_name);
   return group;
+}
+
+/// Gloo writes to the socket of a peer that has died. The signal would end the process without a
+/// word; ignored, the write fails and becomes a CommunicationError.
+void ignore_broken_pipes() {
+  struct sigaction action = {};
+  if (::sigaction(SIGPIPE, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) return;
+  action.sa_handler = SIG_IGN;
+  ::sigaction(SIGPIPE, &action, nullptr);
 }
 
 }  // namespace
@@ -66,6 +76,7 @@ struct ParallelState::Impl {
     const std::lock_guard<std::mutex> lock(mutex);
     auto& entry = communicators[ranks];
     if (entry) return entry;
+    ignore_broken_pipes();
     BackendSpec spec;
     spec.group_name = fmt::format("{}{}", name, ranks);
     spec.store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("group/{}", ranks), store);

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <csignal>
+
 #include <ATen/ATen.h>
 
 #include "lockstep/core/error.h"
@@ -83,6 +85,14 @@ TEST(ParallelState, RanksOutsideTheWorldAreRefused) {
   ParallelStateOptions options;
   options.sizes.world_size = 2;
   EXPECT_THROW(ParallelState(nullptr, 0, options), ConfigError);
+}
+
+TEST(ParallelState, APeersDeathIsNoSignal) {
+  ::signal(SIGPIPE, SIG_DFL);
+  testing::run_ranks(2, [](const ParallelState& state) { barrier(state.world(), "test"); });
+  struct sigaction action = {};
+  ::sigaction(SIGPIPE, nullptr, &action);
+  EXPECT_EQ(action.sa_handler, SIG_IGN);
 }
 
 }  // namespace
