@@ -41,8 +41,8 @@ struct ParallelStateOptions {
 /// Who talks to whom: this process's (or thread's) place in the grid of ranks, and its groups. A
 /// value that is passed to whatever needs it: nothing is global, so one process can hold several
 /// ranks. Copies share the groups. The last copy must go before the process ends. Where SIGPIPE has
-/// its default action, the first group of several ranks sets it to be ignored, so that the death of a
-/// peer is an error and not the end of the process.
+/// its default action, the first group of several ranks sets it to be ignored, so that the death of
+/// a peer is an error and not the end of the process.
 class ParallelState {
  public:
   /// One process without peers, on `device`.

@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-
 #include <ATen/ATen.h>
 
 #include "lockstep/core/config_io.h"
@@ -12,7 +10,9 @@
 #include "lockstep/kernels/sum_of_squares.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/devices.h"
+#include "lockstep/tests/support/adamw_scalars.h"
 #include "lockstep/tests/support/small_net.h"
+#include "lockstep/tests/support/synthetic_text.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/training/trainer.h"
 
@@ -45,14 +45,8 @@ TEST_F(Cuda, AdamWEqualsTheCpu) {
     const at::Tensor cpu_low = low ? at::zeros({n}, at::kBFloat16) : at::Tensor();
     const at::Tensor gpu_low = low ? cpu_low.to(kCuda) : at::Tensor();
     for (int step = 1; step <= 3; ++step) {
-      const kernels::AdamWScalars scalars = {.learning_rate = 0.01,
-                                             .beta1 = 0.9,
-                                             .beta2 = 0.95,
-                                             .eps = 1e-8,
-                                             .weight_decay = 0.1,
-                                             .bias_correction1 = 1 - std::pow(0.9, step),
-                                             .bias_correction2 = 1 - std::pow(0.95, step),
-                                             .grad_scale = 0.5};
+      kernels::AdamWScalars scalars = testing::scalars_of_step(step);
+      scalars.grad_scale = 0.5;
       kernels::adamw(cpu[0], cpu[1], cpu[2], cpu[3], cpu_low, segments, scalars);
       kernels::adamw(gpu[0], gpu[1], gpu[2], gpu[3], gpu_low, segments, scalars);
     }
@@ -97,9 +91,7 @@ TEST_F(Cuda, DataParallelStepLeavesTheSameGradientsAsTheCpu) {
 
 TEST_F(Cuda, TrainingFollowsTheCpu) {
   const testing::TemporaryFolder folder;
-  std::string text;
-  for (int i = 0; i < 4000; ++i) text += static_cast<char>('a' + (i * i / 7 + i % 11) % 26);
-  const std::string path = folder.write("text", text);
+  const std::string path = folder.write("text", testing::synthetic_text());
   const auto losses = [&](c10::Device device, const std::string& precision) {
     const Config config = parse_config(
         "model { num_layers: 2 hidden_size: 32 num_attention_heads: 4 seq_length: 32 } "

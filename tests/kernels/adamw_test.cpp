@@ -10,11 +10,13 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/kernels/adamw_loop.h"
+#include "lockstep/tests/support/adamw_scalars.h"
 #include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep::kernels {
 namespace {
 
+using testing::scalars_of_step;
 using testing::throws_with;
 
 struct Tensors {
@@ -30,17 +32,6 @@ struct Tensors {
     adamw(p, g, m, v, low, segments, scalars);
   }
 };
-
-AdamWScalars scalars_of_step(int step) {
-  return {.learning_rate = 0.01,
-          .beta1 = 0.9,
-          .beta2 = 0.95,
-          .eps = 1e-8,
-          .weight_decay = 0.1,
-          .bias_correction1 = 1 - std::pow(0.9, step),
-          .bias_correction2 = 1 - std::pow(0.95, step),
-          .grad_scale = 1};
-}
 
 /// PyTorch's own fused AdamW.
 void torch_step(Tensors& t, int step, double weight_decay) {

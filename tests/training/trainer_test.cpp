@@ -11,6 +11,7 @@
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/error.h"
 #include "lockstep/tests/support/rank_threads.h"
+#include "lockstep/tests/support/synthetic_text.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
 #include "lockstep/training/data/token_batch.h"
@@ -27,11 +28,7 @@ constexpr int64_t kGlobalBatch = 12;
 
 class TrainerTest : public ::testing::Test {
  protected:
-  TrainerTest() {
-    std::string text;
-    for (int i = 0; i < 4000; ++i) text += static_cast<char>('a' + (i * i / 7 + i % 11) % 26);
-    path_ = folder_.write("text", text);
-  }
+  TrainerTest() { path_ = folder_.write("text", testing::synthetic_text()); }
 
   Config config(const std::vector<std::string>& overrides = {}) const {
     std::vector<std::string> all = {"data.path=" + path_,       "train.global_batch_size=12",

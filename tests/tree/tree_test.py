@@ -13,7 +13,7 @@ ROOMS = {
     "core": set(),
     "kernels": {"core"},
     "parallel_state": {"core"},
-    "distributed": {"core", "parallel_state", "kernels"},
+    "distributed": {"core", "parallel_state"},
     "optimizer": {"core", "kernels", "parallel_state", "distributed"},
     "models": {"core", "kernels", "parallel_state"},
     "training": {"core", "kernels", "parallel_state", "distributed", "optimizer", "models"},
