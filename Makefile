@@ -16,6 +16,7 @@ OUTPUT ?= runs/tiny
 BUILD ?= build$(if $(SANITIZE),-$(subst $(comma),-,$(SANITIZE)))
 export LOCKSTEP_CUDA
 export UBSAN_OPTIONS ?= halt_on_error=1:print_stacktrace=1
+export TSAN_OPTIONS ?= suppressions=$(CURDIR)/tests/sanitizers/thread.supp:ignore_noninstrumented_modules=1
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 configure_args = -S . -B $(BUILD) -G Ninja -DLOCKSTEP_CUDA=$(LOCKSTEP_CUDA) \
