@@ -27,12 +27,14 @@ void BucketGroup::scale_early(size_t bucket, size_t piece) {
 void BucketGroup::start() {
   const at::NoGradGuard no_grad;
   for (Bucket& bucket : buckets_) {
-    for (Bucket::Piece& piece : bucket.pieces) {
-      scale(piece);
-      piece.scaled = false;  // in the next step
-    }
+    for (Bucket::Piece& piece : bucket.pieces) scale(piece);
     works_.push_back(all_reduce(group_, bucket.grads, op_, label_));
   }
+}
+
+void BucketGroup::reset() {
+  for (Bucket& bucket : buckets_)
+    for (Bucket::Piece& piece : bucket.pieces) piece.scaled = false;
 }
 
 void BucketGroup::finish() {

@@ -41,6 +41,9 @@ class BucketGroup {
   /// Scales the pieces that are not scaled yet and starts one all-reduce per bucket.
   void start();
 
+  /// Forgets what was scaled, for a new step.
+  void reset();
+
   /// Returns when the reductions of start() are done (on CUDA: makes the current stream wait).
   void finish();
 

@@ -155,6 +155,7 @@ void DistributedDataParallel::scale_gradients(double factor) {
 void DistributedDataParallel::zero_grad_buffer() {
   impl_->sync->reset();
   impl_->finalized = false;
+  for (BucketGroup& bucket_group : impl_->bucketing.groups) bucket_group.reset();
   for (const auto& buffer : buffers()) buffer->zero_grad();
 }
 
