@@ -25,8 +25,8 @@ class GradientObserver {
 /// backward pass that reaches it, until this object goes. An exception of the observer ends that
 /// backward() with it.
 ///
-/// It is a post-accumulate-gradient hook of the tensor, which costs a third of a hook on the
-/// tensor's AccumulateGrad node, but a tensor has only one: see refuse_hooked().
+/// It is a post-accumulate-gradient hook of the tensor: a hook on the tensor's AccumulateGrad node
+/// would make autograd copy its inputs for each gradient. A tensor has only one: see refuse_hooked().
 class GradientHook {
  public:
   GradientHook(const at::Tensor& parameter, const at::Tensor& expected, GradientObserver& observer,
