@@ -26,7 +26,8 @@ class GradientObserver {
 /// backward() with it.
 ///
 /// It is a post-accumulate-gradient hook of the tensor: a hook on the tensor's AccumulateGrad node
-/// would make autograd copy its inputs for each gradient. A tensor has only one: see refuse_hooked().
+/// would make autograd copy its inputs for each gradient. A tensor has only one: see
+/// refuse_hooked().
 class GradientHook {
  public:
   GradientHook(const at::Tensor& parameter, const at::Tensor& expected, GradientObserver& observer,
