@@ -143,6 +143,18 @@ ProcessGroup ParallelState::world() const {
   return impl_->group("world", std::move(ranks));
 }
 
+ProcessGroup ParallelState::group_of_ranks(const std::string& name, RankList ranks) const {
+  RankList sorted = ranks;
+  std::sort(sorted.begin(), sorted.end());
+  require<UsageError>(
+      !sorted.empty() && sorted.front() >= 0 && sorted.back() < world_size() &&
+          std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end() &&
+          std::binary_search(sorted.begin(), sorted.end(), rank()),
+      "group {}: found ranks {}, allowed: different ranks from 0 to {}, rank {} among them", name,
+      ranks, world_size() - 1, rank());
+  return impl_->group(name, std::move(ranks));
+}
+
 void ParallelState::post_failure(const std::string& message) const noexcept {
   impl_->failures->post(message);
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
@@ -71,6 +72,12 @@ class ParallelState {
 
   /// The group of all ranks.
   ProcessGroup world() const;
+
+  /// A group of any ranks, in the order given, under a name of the caller's for messages. Connected
+  /// at the first call, which all its members must make; equal lists of ranks share one
+  /// communicator, also with group(). UsageError: a rank outside the world or twice, a list without
+  /// this rank.
+  ProcessGroup group_of_ranks(const std::string& name, RankList ranks) const;
 
   /// Tells the other ranks that this one fails; see ProcessGroup::post_failure. Connects nothing.
   void post_failure(const std::string& message) const noexcept;

@@ -42,6 +42,26 @@ TEST(ParallelState, KindsWithTheSameRanksShareOneCommunicator) {
   });
 }
 
+TEST(ParallelState, AnyRanksFormAGroup) {
+  run_ranks(4, [](const ParallelState& state) {
+    if (state.rank() == 1) return;
+    const ProcessGroup group = state.group_of_ranks("odd one out", {3, 0, 2});
+    EXPECT_EQ(group.to_string(), "odd one out [3, 0, 2]");
+    EXPECT_EQ(group.ranks()[group.rank()], state.rank());
+    at::Tensor tensor = at::full({1}, state.rank(), at::kLong);
+    broadcast(group, tensor, 0, "rank").wait();
+    EXPECT_EQ(tensor.item<int64_t>(), 3);
+    EXPECT_EQ(state.group_of_ranks("again", {3, 0, 2}).c10d_group(), group.c10d_group());
+  });
+}
+
+TEST(ParallelState, ListsOfRanksThatAreNoGroupAreRefused) {
+  const ParallelState state = ParallelState::single_process();
+  EXPECT_EQ(state.group_of_ranks("alone", {0}).size(), 1);
+  for (const RankList& ranks : {RankList{}, RankList{1}, RankList{0, 0}, RankList{-1, 0}})
+    EXPECT_THROW(state.group_of_ranks("bad", ranks), UsageError);
+}
+
 TEST(ParallelState, ARankOutsideAGroupIsToldSo) {
   run_ranks(4,
             [](const ParallelState& state) {
