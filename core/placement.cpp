@@ -26,6 +26,20 @@ const char* to_string(MeshAxis axis) {
   return "";
 }
 
+const char* to_string(PartialOp op) {
+  switch (op) {
+    case PartialOp::sum:
+      return "sum";
+    case PartialOp::avg:
+      return "avg";
+    case PartialOp::max:
+      return "max";
+    case PartialOp::min:
+      return "min";
+  }
+  return "";
+}
+
 const char* to_string(GradientState state) {
   switch (state) {
     case GradientState::complete:
@@ -41,7 +55,16 @@ const char* to_string(GradientState state) {
 std::string to_string(const Placement& placement) {
   if (const auto* shard = std::get_if<Shard>(&placement))
     return fmt::format("Shard({})", shard->dim);
-  return std::holds_alternative<Replicate>(placement) ? "Replicate" : "Partial(sum)";
+  if (const auto* partial = std::get_if<Partial>(&placement))
+    return fmt::format("Partial({})", to_string(partial->op));
+  return "Replicate";
+}
+
+std::string to_string(const std::vector<Placement>& placements) {
+  std::string text;
+  for (const Placement& placement : placements)
+    text += (text.empty() ? "" : ", ") + to_string(placement);
+  return "(" + text + ")";
 }
 
 Placement ParamDescription::placement(MeshAxis axis) const {

@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 #include <variant>
+#include <vector>
 
 /// Where a tensor lives on a mesh of ranks, axis by axis.
 namespace lockstep {
@@ -26,8 +27,15 @@ struct Shard {
   bool operator==(const Shard&) const = default;
 };
 
-/// Each rank of the axis holds one term; the tensor is their sum.
+/// How the terms of a Partial tensor are combined; named as in PyTorch.
+enum class PartialOp { sum, avg, max, min };
+
+/// "sum", "avg", "max", "min"
+const char* to_string(PartialOp op);
+
+/// Each rank of the axis holds one term; the tensor is their sum (or mean, maximum, minimum).
 struct Partial {
+  PartialOp op = PartialOp::sum;
   bool operator==(const Partial&) const = default;
 };
 
@@ -35,6 +43,9 @@ using Placement = std::variant<Replicate, Shard, Partial>;
 
 /// "Replicate", "Shard(0)", "Partial(sum)"
 std::string to_string(const Placement& placement);
+
+/// "(Shard(0), Replicate)": one placement for each axis of a mesh.
+std::string to_string(const std::vector<Placement>& placements);
 
 /// In which state a gradient leaves the local backward, along one axis. It is declared where the
 /// layer registers the parameter; the placement of the weight does not tell it. (A layer norm that

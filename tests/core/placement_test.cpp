@@ -5,6 +5,20 @@
 namespace lockstep {
 namespace {
 
+TEST(Placement, IsWrittenAsPyTorchWritesIt) {
+  EXPECT_EQ(to_string(Placement(Shard{-1})), "Shard(-1)");
+  EXPECT_EQ(to_string(Placement(Partial{})), "Partial(sum)");
+  EXPECT_EQ(to_string(Placement(Partial{PartialOp::avg})), "Partial(avg)");
+  EXPECT_EQ(to_string(std::vector<Placement>{Shard{0}, Replicate{}, Partial{PartialOp::max}}),
+            "(Shard(0), Replicate, Partial(max))");
+  EXPECT_EQ(to_string(std::vector<Placement>{}), "()");
+}
+
+TEST(Placement, PartialMeansASumUnlessItSaysOtherwise) {
+  EXPECT_EQ(Placement(Partial{}), Placement(Partial{PartialOp::sum}));
+  EXPECT_NE(Placement(Partial{}), Placement(Partial{PartialOp::min}));
+}
+
 TEST(ParamDescription, DenseGradientsArePartialOverTheAxesThatSplitTheBatch) {
   const ParamDescription dense;
   EXPECT_EQ(dense.gradient_state(MeshAxis::dp), GradientState::partial_sum);
