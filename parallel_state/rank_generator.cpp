@@ -29,53 +29,50 @@ std::array<AxisSize, 5> axis_sizes(const GridSizes& sizes) {
 
 }  // namespace
 
-GroupSet::GroupSet(std::vector<int64_t> sizes, std::vector<bool> mask)
-    : sizes_(std::move(sizes)), mask_(std::move(mask)) {
-  require<UsageError>(sizes_.size() == mask_.size(), "GroupSet: {} sizes, but {} marks",
-                      sizes_.size(), mask_.size());
-  for (size_t d = 0; d < sizes_.size(); ++d) (mask_[d] ? size_ : count_) *= sizes_[d];
+GroupSet::GroupSet(const std::vector<int64_t>& sizes, const std::vector<bool>& mask) {
+  require<UsageError>(sizes.size() == mask.size(), "GroupSet: {} sizes, but {} marks", sizes.size(),
+                      mask.size());
+  int64_t stride = 1;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    std::vector<Dimension>& dimensions = mask[d] ? marked_ : unmarked_;
+    (mask[d] ? size_ : count_) *= sizes[d];
+    if (sizes[d] == 1) continue;
+    if (!dimensions.empty() && dimensions.back().size * dimensions.back().stride == stride)
+      dimensions.back().size *= sizes[d];
+    else
+      dimensions.push_back({sizes[d], stride});
+    stride *= sizes[d];
+  }
+}
+
+int64_t GroupSet::place(const std::vector<Dimension>& dimensions, int64_t position) {
+  int64_t rank = 0;
+  for (size_t d = 0; d < dimensions.size(); ++d) {
+    const auto& [size, stride] = dimensions[d];
+    if (d + 1 == dimensions.size()) return rank + position * stride;
+    rank += position % size * stride;
+    position /= size;
+  }
+  return rank;
+}
+
+int64_t GroupSet::position(const std::vector<Dimension>& dimensions, int64_t rank) const {
+  require<UsageError>(rank >= 0 && rank < count_ * size_,
+                      "rank {} is outside the world of {} ranks", rank, count_ * size_);
+  int64_t result = 0, weight = 1;
+  for (const auto& [size, stride] : dimensions) {
+    result += rank / stride % size * weight;
+    weight *= size;
+  }
+  return result;
 }
 
 RankList GroupSet::group(int64_t index) const {
   require<UsageError>(index >= 0 && index < count_, "GroupSet: group {} of {}", index, count_);
   RankList ranks(static_cast<size_t>(size_));
-  for (int64_t position = 0; position < size_; ++position) {
-    int64_t rank = 0, stride = 1, outside = index, inside = position;
-    for (size_t d = 0; d < sizes_.size(); ++d) {
-      int64_t& rest = mask_[d] ? inside : outside;
-      rank += rest % sizes_[d] * stride;
-      rest /= sizes_[d];
-      stride *= sizes_[d];
-    }
-    ranks[static_cast<size_t>(position)] = rank;
-  }
+  for (int64_t position = 0; position < size_; ++position)
+    ranks[static_cast<size_t>(position)] = first(index) + offset(position);
   return ranks;
-}
-
-int64_t GroupSet::pick(int64_t rank, bool marked) const {
-  require<UsageError>(rank >= 0 && rank < count_ * size_,
-                      "rank {} is outside the world of {} ranks", rank, count_ * size_);
-  int64_t result = 0, stride = 1;
-  for (size_t d = 0; d < sizes_.size(); ++d) {
-    if (mask_[d] == marked) {
-      result += rank % sizes_[d] * stride;
-      stride *= sizes_[d];
-    }
-    rank /= sizes_[d];
-  }
-  return result;
-}
-
-int64_t GroupSet::index_of(int64_t rank) const { return pick(rank, false); }
-
-int64_t GroupSet::position_of(int64_t rank) const { return pick(rank, true); }
-
-std::vector<RankList> masked_orthogonal_groups(const std::vector<int64_t>& sizes,
-                                               const std::vector<bool>& mask) {
-  const GroupSet groups(sizes, mask);
-  std::vector<RankList> result;
-  for (int64_t i = 0; i < groups.count(); ++i) result.push_back(groups.group(i));
-  return result;
 }
 
 RankGenerator::RankGenerator(const GridSizes& sizes, std::string_view order) {
@@ -115,18 +112,6 @@ GroupSet RankGenerator::groups(std::string_view token) const {
     mask[static_cast<size_t>(found - axes_.begin())] = true;
   }
   return {sizes_, mask};
-}
-
-std::vector<RankList> RankGenerator::get_ranks(std::string_view token) const {
-  const GroupSet set = groups(token);
-  std::vector<RankList> result;
-  result.reserve(static_cast<size_t>(set.count()));
-  for (int64_t i = 0; i < set.count(); ++i) result.push_back(set.group(i));
-  return result;
-}
-
-int64_t RankGenerator::coordinate(std::string_view axis, int64_t rank) const {
-  return groups(axis).position_of(rank);
 }
 
 }  // namespace lockstep

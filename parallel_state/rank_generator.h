@@ -27,15 +27,12 @@ struct GridSizes {
 
 /// All groups of the ranks 0 ... product(sizes) - 1 along the dimensions that `mask` marks.
 /// Dimension 0 varies fastest. Groups are listed in the order of their unmarked coordinates, ranks
-/// in a group in the order of their marked ones.
-std::vector<RankList> masked_orthogonal_groups(const std::vector<int64_t>& sizes,
-                                               const std::vector<bool>& mask);
-
-/// Groups of one kind in a grid, without a table: any group, and the group of any rank, is worked
-/// out in the number of axes, so a world of a million ranks costs nothing until it is listed.
+/// in a group in the order of their marked ones. There is no table: any group, and the group of any
+/// rank, is worked out in the number of dimensions, so a world of a million ranks costs nothing
+/// until it is listed.
 class GroupSet {
  public:
-  GroupSet(std::vector<int64_t> sizes, std::vector<bool> mask);
+  GroupSet(const std::vector<int64_t>& sizes, const std::vector<bool>& mask);
 
   /// Number of groups.
   int64_t count() const { return count_; }
@@ -44,15 +41,30 @@ class GroupSet {
   /// Group `index` (< count()).
   RankList group(int64_t index) const;
   /// Index of the group that holds `rank`.
-  int64_t index_of(int64_t rank) const;
+  int64_t index_of(int64_t rank) const { return position(unmarked_, rank); }
   /// Position of `rank` in its group.
-  int64_t position_of(int64_t rank) const;
+  int64_t position_of(int64_t rank) const { return position(marked_, rank); }
+
+  /// The rank at `position` of group `index` is first(index) + offset(position). Neither is
+  /// checked.
+  int64_t first(int64_t index) const { return place(unmarked_, index); }
+  int64_t offset(int64_t position) const { return place(marked_, position); }
+
+  /// The same groups in the same order.
+  bool operator==(const GroupSet&) const = default;
 
  private:
-  int64_t pick(int64_t rank, bool marked) const;
+  /// Neighbouring dimensions with equal marks are one, those of size 1 are left out.
+  struct Dimension {
+    int64_t size;
+    int64_t stride;
+    bool operator==(const Dimension&) const = default;
+  };
+  static int64_t place(const std::vector<Dimension>& dimensions, int64_t position);
+  int64_t position(const std::vector<Dimension>& dimensions, int64_t rank) const;
 
-  std::vector<int64_t> sizes_;
-  std::vector<bool> mask_;
+  std::vector<Dimension> marked_;
+  std::vector<Dimension> unmarked_;
   int64_t count_ = 1;
   int64_t size_ = 1;
 };
@@ -67,12 +79,6 @@ class RankGenerator {
 
   /// The groups along the axes of `token`, as in "tp-dp". The order of its axes does not matter.
   GroupSet groups(std::string_view token) const;
-
-  /// All groups of `token`, listed.
-  std::vector<RankList> get_ranks(std::string_view token) const;
-
-  /// Coordinate of `rank` on `axis`.
-  int64_t coordinate(std::string_view axis, int64_t rank) const;
 
   /// The order with the axes that were left out appended.
   const std::string& order() const { return order_; }

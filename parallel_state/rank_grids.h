@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lockstep/parallel_state/rank_generator.h"
+#include "lockstep/parallel_state/rank_groups.h"
 
 /// Every group of a job, from its sizes alone. Dense layers use the grid tp x cp x dp x pp, experts
 /// the grid etp x ep x edp x pp; the two share pp and the world.
@@ -69,42 +70,25 @@ class RankGrids {
   int64_t expert_tensor_size() const { return expert_sizes_.tp; }
   int64_t expert_data_parallel_size() const { return expert_sizes_.dp; }
 
-  /// Number of groups of a kind; 0 for inter_optimizer with one instance.
-  int64_t count(GroupKind kind) const;
-  /// Ranks in each group of a kind.
-  int64_t size(GroupKind kind) const;
-  /// Group `index` of a kind.
-  RankList group(GroupKind kind, int64_t index) const;
+  /// The groups of a kind; none for inter_optimizer with one instance.
+  RankGroups groups(GroupKind kind) const;
+  /// The groups of level `level` of hierarchical context parallelism. Level 0 varies fastest.
+  /// UsageError: no such level.
+  RankGroups context_level(size_t level) const;
+
+  /// groups(kind).count(), .size(), .group(index).
+  int64_t count(GroupKind kind) const { return groups(kind).count(); }
+  int64_t size(GroupKind kind) const { return groups(kind).size(); }
+  RankList group(GroupKind kind, int64_t index) const { return groups(kind).group(index); }
   /// The group that holds `rank`; empty where it is in none.
   RankList group_of(GroupKind kind, int64_t rank) const;
 
-  /// Groups of level `level` of hierarchical context parallelism. Level 0 varies fastest.
-  std::vector<RankList> context_level(size_t level) const;
-
  private:
-  /// Groups inside the groups of another set: group g is the pick inner.group(g mod inner.count())
-  /// out of outer.group(g div inner.count()).
-  struct Nested {
-    GroupSet outer;
-    GroupSet inner;
-    RankList group(int64_t index) const;
-    RankList group_of(int64_t rank) const;
-    int64_t count() const { return outer.count() * inner.count(); }
-  };
-  Nested nested(GroupKind kind) const;
-  int64_t merged_groups() const { return expert_sizes_.dp / sizes_.optimizer_instances; }
-  RankList merged_group(int64_t index) const;
-
   ParallelSizes sizes_;
   GridSizes dense_sizes_;
   GridSizes expert_sizes_;
   RankGenerator dense_;
   RankGenerator expert_;
 };
-
-/// Splits `ranks` by mixed radix: for each level k, the groups of ranks that differ in digit k of
-/// their position alone (digit 0 varies fastest). product(sizes) must be ranks.size().
-std::vector<std::vector<RankList>> hierarchical_groups(const RankList& ranks,
-                                                       const std::vector<int64_t>& sizes);
 
 }  // namespace lockstep

@@ -10,11 +10,13 @@ namespace {
 using enum GroupKind;
 using Groups = std::vector<RankList>;
 
-Groups all(const RankGrids& grids, GroupKind kind) {
+Groups all(const RankGroups& set) {
   Groups groups;
-  for (int64_t i = 0; i < grids.count(kind); ++i) groups.push_back(grids.group(kind, i));
+  for (int64_t i = 0; i < set.count(); ++i) groups.push_back(set.group(i));
   return groups;
 }
+
+Groups all(const RankGrids& grids, GroupKind kind) { return all(grids.groups(kind)); }
 
 /// Consecutive ranks first ... last.
 RankList range(int64_t first, int64_t last) {
@@ -92,20 +94,22 @@ TEST(RankGrids, GoldenTables) {
 }
 
 TEST(RankGrids, G16HierarchicalLevels) {
-  const auto levels = hierarchical_groups(range(0, 15), {2, 2, 4});
-  ASSERT_EQ(levels.size(), 3u);
-  EXPECT_EQ(levels[0], kPairs16);
-  EXPECT_EQ(levels[1],
+  const RankGrids grids({.world_size = 16, .context = 16, .hierarchical_context = {2, 2, 4}});
+  EXPECT_EQ(all(grids.context_level(0)), kPairs16);
+  EXPECT_EQ(all(grids.context_level(1)),
             (Groups{{0, 2}, {1, 3}, {4, 6}, {5, 7}, {8, 10}, {9, 11}, {12, 14}, {13, 15}}));
-  EXPECT_EQ(levels[2], (Groups{{0, 4, 8, 12}, {1, 5, 9, 13}, {2, 6, 10, 14}, {3, 7, 11, 15}}));
+  EXPECT_EQ(all(grids.context_level(2)),
+            (Groups{{0, 4, 8, 12}, {1, 5, 9, 13}, {2, 6, 10, 14}, {3, 7, 11, 15}}));
+  EXPECT_THROW(grids.context_level(3), UsageError);
 }
 
 TEST(RankGrids, HierarchicalContextSplitsEveryContextGroup) {
   const RankGrids grids(
       {.world_size = 16, .tensor = 2, .context = 4, .hierarchical_context = {2, 2}});
-  EXPECT_EQ(grids.context_level(0)[0], (RankList{0, 2}));
-  EXPECT_EQ(grids.context_level(1)[0], (RankList{0, 4}));
-  EXPECT_EQ(grids.context_level(0).size(), 8u);
+  EXPECT_EQ(all(grids.context_level(0)),
+            (Groups{{0, 2}, {4, 6}, {1, 3}, {5, 7}, {8, 10}, {12, 14}, {9, 11}, {13, 15}}));
+  EXPECT_EQ(all(grids.context_level(1)),
+            (Groups{{0, 4}, {2, 6}, {1, 5}, {3, 7}, {8, 12}, {10, 14}, {9, 13}, {11, 15}}));
 }
 
 TEST(RankGrids, EmbeddingGroupsAreTheEndsOfThePipelines) {
@@ -166,7 +170,12 @@ TEST(RankGrids, OtherSizesThatCannotBeAreNamed) {
   EXPECT_EQ(refusal({.world_size = 6, .expert = 4}),
             "world-size (6) is not divisible by expert-tensor (1) x expert (4) x pipeline (1)");
   EXPECT_EQ(refusal({.world_size = 8, .context = 4, .hierarchical_context = {2, 3}}),
-            "hierarchical-context: the product of 2,3 is 6, allowed: context (4)");
+            "hierarchical-context: found 2,3, allowed: sizes whose product is context (4)");
+  EXPECT_EQ(refusal({.world_size = 4, .context = 4, .hierarchical_context = {1 << 30, 1 << 30, 8}}),
+            "hierarchical-context: found 1073741824,1073741824,8, allowed: sizes whose product is "
+            "context (4)");
+  EXPECT_EQ(refusal({.world_size = 4, .pipeline = 2, .virtual_pipeline = 0}),
+            "virtual pipeline: found 0, allowed: >= 1");
   EXPECT_EQ(
       refusal({.world_size = int64_t{1} << 62, .tensor = int64_t{1} << 40, .pipeline = 1 << 30}),
       "world-size (4611686018427387904) is not divisible by tensor (1099511627776) x pipeline "
