@@ -1,4 +1,5 @@
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/util/env.h>
 #include <torch/csrc/distributed/c10d/NCCLUtils.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
@@ -6,11 +7,27 @@
 #include "lockstep/parallel_state/devices.h"
 
 namespace lockstep {
+namespace {
+
+void set_if(const std::optional<int64_t>& value, int& target) {
+  if (value) target = static_cast<int>(*value);
+}
+
+/// NCCL's bootstrap would listen on an interface that other hosts reach.
+void stay_on_loopback(const BackendSpec& spec) {
+  if (spec.single_host) c10::utils::set_env("NCCL_SOCKET_IFNAME", "lo", /*overwrite=*/false);
+}
+
+}  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec, c10::Device device) {
   using Nccl = c10d::ProcessGroupNCCL;
-  auto options = Nccl::Options::create();
+  stay_on_loopback(spec);
+  auto options = Nccl::Options::create(spec.options.high_priority_stream);
   options->timeout = spec.timeout;
+  set_if(spec.options.min_ctas, options->config.minCTAs);
+  set_if(spec.options.max_ctas, options->config.maxCTAs);
+  set_if(spec.options.cga_cluster_size, options->config.cgaClusterSize);
   options->group_name = spec.group_name;
   options->global_ranks_in_group.assign(spec.ranks.begin(), spec.ranks.end());
   auto backend = c10::make_intrusive<Nccl>(spec.store, spec.rank,

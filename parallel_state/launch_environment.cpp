@@ -1,10 +1,10 @@
 #include "lockstep/parallel_state/launch_environment.h"
 
 #include <charconv>
-#include <cstdint>
 #include <cstdlib>
 
 #include "lockstep/core/check.h"
+#include "lockstep/parallel_state/text_digest.h"
 
 namespace lockstep {
 namespace {
@@ -33,6 +33,10 @@ class Variables {
     return result;
   }
 
+  std::string text_or(const char* name, const std::string& otherwise) const {
+    return has(name) ? text(name) : otherwise;
+  }
+
   int number_or(const char* name, int least, int most, int otherwise) const {
     return has(name) ? number(name, least, most) : otherwise;
   }
@@ -43,6 +47,11 @@ class Variables {
 
 constexpr int kMaxRanks = 1 << 24;
 constexpr int kMaxPort = 65535;
+constexpr char kLoopback[] = "127.0.0.1";
+
+bool is_loopback(const std::string& address) {
+  return address == "localhost" || address == "::1" || address.starts_with("127.");
+}
 
 /// Rank, sizes and local ranks under the names of one launcher.
 LaunchEnvironment read_ranks(const Variables& variables, Launcher launcher, const char* rank,
@@ -57,22 +66,20 @@ LaunchEnvironment read_ranks(const Variables& variables, Launcher launcher, cons
   return env;
 }
 
-/// A port that all ranks of a job derive alike from the job's name.
-int port_of_job(const std::string& job) {
-  uint32_t hash = 2166136261;
-  for (const char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619;
-  return 20000 + static_cast<int>(hash % 20000);
+/// A port that all ranks of a run derive alike from its name.
+int port_of_run(const std::string& run_id) {
+  return 20000 + static_cast<int>(text_digest(run_id) % 20000);
 }
 
 void read_meeting_point(const Variables& variables, LaunchEnvironment& env,
-                        const std::string& address, const std::string& job) {
+                        const std::string& address) {
   const bool has_address = variables.has("MASTER_ADDR");
   require<ConfigError>(has_address || !address.empty(),
                        "environment variable MASTER_ADDR: not set, and {} does not tell where rank "
                        "0 runs; set it to the address of rank 0's host",
                        to_string(env.launcher));
   env.master_address = has_address ? variables.text("MASTER_ADDR") : address;
-  env.master_port = variables.number_or("MASTER_PORT", 1, kMaxPort, port_of_job(job));
+  env.master_port = variables.number_or("MASTER_PORT", 1, kMaxPort, port_of_run(env.run_id));
 }
 
 LaunchEnvironment read_torchrun(const Variables& variables) {
@@ -81,8 +88,10 @@ LaunchEnvironment read_torchrun(const Variables& variables) {
   if (env.world_size == 1 && !variables.has("MASTER_ADDR")) return env;
   env.master_address = variables.text("MASTER_ADDR");
   env.master_port = variables.number("MASTER_PORT", 1, kMaxPort);
-  env.agent_serves_store = variables.has("TORCHELASTIC_USE_AGENT_STORE") &&
-                           variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  env.agent_serves_store = variables.text_or("TORCHELASTIC_USE_AGENT_STORE", "False") == "True";
+  if (variables.has("TORCHELASTIC_RUN_ID"))
+    env.run_id = variables.text("TORCHELASTIC_RUN_ID") + "/" +
+                 variables.text_or("TORCHELASTIC_RESTART_COUNT", "0");
   return env;
 }
 
@@ -90,11 +99,10 @@ LaunchEnvironment read_open_mpi(const Variables& variables) {
   LaunchEnvironment env =
       read_ranks(variables, Launcher::open_mpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                  "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE");
-  const char* const job_variables[] = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"};
-  std::string job = "open-mpi";
-  for (const char* name : job_variables)
-    if (variables.has(name)) job = variables.text(name);
-  read_meeting_point(variables, env, env.single_host() ? "127.0.0.1" : "", job);
+  env.run_id =
+      variables.text_or("PMIX_NAMESPACE", variables.text_or("OMPI_MCA_ess_base_jobid", ""));
+  const bool one_host = env.local_world_size == env.world_size;
+  read_meeting_point(variables, env, one_host ? kLoopback : "");
   return env;
 }
 
@@ -110,13 +118,25 @@ LaunchEnvironment read_slurm(const Variables& variables) {
                                                    variables.number("SLURM_NODEID", 0, kMaxRanks));
   env.local_rank = variables.number("SLURM_LOCALID", 0, env.local_world_size - 1);
   const std::string host =
-      one_node ? "127.0.0.1" : first_slurm_host(variables.text("SLURM_STEP_NODELIST"));
-  read_meeting_point(variables, env, host,
-                     variables.text("SLURM_JOB_ID") + "." + variables.text("SLURM_STEP_ID"));
+      one_node ? kLoopback : first_slurm_host(variables.text("SLURM_STEP_NODELIST"));
+  env.run_id =
+      fmt::format("{}.{}/{}", variables.text("SLURM_JOB_ID"), variables.text("SLURM_STEP_ID"),
+                  variables.text_or("SLURM_RESTART_COUNT", "0"));
+  read_meeting_point(variables, env, host);
   return env;
 }
 
 }  // namespace
+
+bool LaunchEnvironment::single_host() const {
+  return local_world_size == world_size || is_loopback(master_address);
+}
+
+std::string LaunchEnvironment::store_address() const {
+  const bool keep = agent_serves_store || !single_host() ||
+                    (is_loopback(master_address) && master_address != "localhost");
+  return keep ? master_address : kLoopback;
+}
 
 const char* to_string(Launcher launcher) {
   switch (launcher) {
@@ -134,10 +154,16 @@ const char* to_string(Launcher launcher) {
 
 LaunchEnvironment read_launch_environment(const EnvironmentReader& read) {
   const Variables variables(read);
-  if (variables.has("RANK") || variables.has("WORLD_SIZE")) return read_torchrun(variables);
-  if (variables.has("OMPI_COMM_WORLD_RANK")) return read_open_mpi(variables);
-  if (variables.has("SLURM_PROCID") && variables.has("SLURM_STEP_ID")) return read_slurm(variables);
-  return {};
+  LaunchEnvironment env;
+  if (variables.has("RANK") || variables.has("WORLD_SIZE")) {
+    env = read_torchrun(variables);
+  } else if (variables.has("OMPI_COMM_WORLD_RANK")) {
+    env = read_open_mpi(variables);
+  } else if (variables.has("SLURM_PROCID") && variables.has("SLURM_STEP_ID")) {
+    env = read_slurm(variables);
+  }
+  env.run_id = variables.text_or("LOCKSTEP_RUN_ID", env.run_id);
+  return env;
 }
 
 LaunchEnvironment read_launch_environment() {

@@ -25,8 +25,14 @@ struct LaunchEnvironment {
   /// 0 serves.
   bool agent_serves_store = false;
 
-  /// All ranks run on this host, so that they can meet on the loopback interface.
-  bool single_host() const { return local_world_size == world_size; }
+  /// Tells this run apart from others that use the same store, and from its own restarts.
+  std::string run_id;
+
+  /// All ranks run on this host, so that they meet on the loopback interface: the launcher counts
+  /// them so, or master_address is a loopback address.
+  bool single_host() const;
+  /// Where the store is: on a single host a loopback address, unless torchrun's agent serves it.
+  std::string store_address() const;
 };
 
 /// Reads one environment variable; empty optional where it is not set.
@@ -39,6 +45,10 @@ using EnvironmentReader = std::function<std::optional<std::string>(const char* n
 /// and Slurm do not say where to meet: MASTER_ADDR and MASTER_PORT are taken where they are set;
 /// else the first host of the step (Slurm) or, on one host, loopback, and a port derived from the
 /// job's id.
+///
+/// run_id is LOCKSTEP_RUN_ID where that is set; else torchrun's TORCHELASTIC_RUN_ID and
+/// TORCHELASTIC_RESTART_COUNT ("ID/0"), Slurm's job, step and SLURM_RESTART_COUNT ("77.0/0"), Open
+/// MPI's PMIX_NAMESPACE; else empty.
 ///
 /// ConfigError names the variable that is missing, no number, or out of range.
 LaunchEnvironment read_launch_environment(const EnvironmentReader& read);

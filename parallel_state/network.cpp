@@ -7,8 +7,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
+#include <thread>
+#include <utility>
+
+#include "lockstep/core/check.h"
 
 namespace lockstep {
 namespace {
@@ -25,13 +31,74 @@ std::string numeric(const sockaddr* address) {
   return with_scope.substr(0, with_scope.find('%'));
 }
 
-std::string resolve(const std::string& name) {
+using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+/// Where a name leads to; null, and the reason, if nowhere.
+Addresses resolve(const std::string& name, int port, std::string* reason = nullptr) {
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  if (getaddrinfo(name.c_str(), nullptr, &hints, &found) != 0) return "";
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, freeaddrinfo);
-  return numeric(found->ai_addr);
+  const int error = getaddrinfo(name.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (error != 0 && reason) *reason = gai_strerror(error);
+  return {error == 0 ? found : nullptr, freeaddrinfo};
+}
+
+std::string host_name() {
+  char name[kLongestName] = {};
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+bool is_loopback(const sockaddr* address) {
+  const std::string text = numeric(address);
+  return text == "::1" || text.starts_with("127.");
+}
+
+/// A file descriptor that closes itself.
+class Socket {
+ public:
+  explicit Socket(const addrinfo& address)
+      : descriptor_(::socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC, 0)) {}
+  ~Socket() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+
+  int get() const { return descriptor_; }
+  int release() { return std::exchange(descriptor_, -1); }
+
+ private:
+  int descriptor_;
+};
+
+/// Whether whoever is at the other end answers as is wanted.
+bool answers(int socket, const std::string& request, const std::string& answer) {
+  if (::send(socket, request.data(), request.size(), MSG_NOSIGNAL) < 0) return false;
+  std::string received(answer.size(), '\0');
+  if (::recv(socket, received.data(), received.size(), MSG_WAITALL) < 0) return false;
+  return received == answer;
+}
+
+/// Empty if somebody at one of the addresses gives the answer.
+std::string ask(const addrinfo* addresses, const std::string& request, const std::string& answer,
+                std::chrono::milliseconds patience) {
+  const timeval limit = {.tv_sec = patience.count() / 1000,
+                         .tv_usec = patience.count() % 1000 * 1000};
+  std::string reason = "it has no address";
+  for (const addrinfo* at = addresses; at; at = at->ai_next) {
+    const Socket socket(*at);
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    if (::connect(socket.get(), at->ai_addr, at->ai_addrlen) != 0) {
+      reason = std::strerror(errno);
+    } else if (request.empty() || answers(socket.get(), request, answer)) {
+      return "";
+    } else {
+      reason = "whoever listens there does not answer as it should";
+    }
+  }
+  return reason;
 }
 
 }  // namespace
@@ -55,13 +122,49 @@ GlooAddress gloo_address() {
                                     [&](const auto& a) { return a.interface == chosen; });
     return {chosen, found == addresses.end() ? "" : found->address, "GLOO_SOCKET_IFNAME"};
   }
-  char name[kLongestName] = {};
-  gethostname(name, sizeof name - 1);
-  const std::string address = resolve(name);
+  const std::string name = host_name();
+  const Addresses resolved = resolve(name, 0);
+  const std::string address = resolved ? numeric(resolved->ai_addr) : "";
   const auto found = std::find_if(addresses.begin(), addresses.end(),
                                   [&](const auto& a) { return a.address == address; });
   if (found == addresses.end()) return {"lo", "127.0.0.1", "loopback"};
-  return {found->interface, address, std::string("host name ") + name};
+  return {found->interface, address, "host name " + name};
+}
+
+std::string process_name() { return host_name() + ":" + std::to_string(::getpid()); }
+
+int bound_socket(const std::string& host, int port, bool for_other_hosts) {
+  std::string reason;
+  const Addresses addresses = resolve(host, port, &reason);
+  for (const addrinfo* at = addresses.get(); at; at = at->ai_next) {
+    if (for_other_hosts && is_loopback(at->ai_addr)) {
+      reason = "it is a loopback address, which other hosts cannot reach";
+      continue;
+    }
+    Socket socket(*at);
+    const int yes = 1;
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    if (::bind(socket.get(), at->ai_addr, at->ai_addrlen) == 0) return socket.release();
+    reason = std::strerror(errno);
+    if (errno == EADDRINUSE) break;
+  }
+  fail<CommunicationError>("{}:{} cannot be listened at: {}", host, port, reason);
+}
+
+std::string wait_for_answer(const std::string& host, int port, const std::string& request,
+                            const std::string& answer,
+                            std::chrono::steady_clock::time_point deadline) {
+  using std::chrono::milliseconds;
+  constexpr milliseconds kPause{20}, kLeast{10}, kMost{2000};
+  for (;;) {
+    const auto left =
+        std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now());
+    std::string reason;
+    const Addresses addresses = resolve(host, port, &reason);
+    if (addresses) reason = ask(addresses.get(), request, answer, std::clamp(left, kLeast, kMost));
+    if (reason.empty() || std::chrono::steady_clock::now() >= deadline) return reason;
+    std::this_thread::sleep_for(kPause);
+  }
 }
 
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -24,5 +25,20 @@ struct GlooAddress {
 /// GLOO_SOCKET_IFNAME's interface where that is set; else the one that the host's name leads to;
 /// else loopback. (On one host the ranks meet on loopback in any case.)
 GlooAddress gloo_address();
+
+/// "HOST:PID" of this process, for messages.
+std::string process_name();
+
+/// A TCP socket that is bound to `port` of the one address that `host` leads to, and to no other;
+/// it does not listen yet. The caller owns it. Between several hosts (`for_other_hosts`) a loopback
+/// address is passed over. CommunicationError names address and port and says why not: in use, no
+/// address of this host.
+int bound_socket(const std::string& host, int port, bool for_other_hosts);
+
+/// Waits until somebody at host:port answers `request` with exactly `answer`; with neither, until
+/// somebody listens there. Returns why nobody did before `deadline`, or nothing.
+std::string wait_for_answer(const std::string& host, int port, const std::string& request,
+                            const std::string& answer,
+                            std::chrono::steady_clock::time_point deadline);
 
 }  // namespace lockstep

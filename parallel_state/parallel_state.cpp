@@ -8,12 +8,15 @@
 #include <numeric>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/version.h>
 
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/backends.h"
+#include "lockstep/parallel_state/build_identity.h"
 #include "lockstep/parallel_state/failure_board.h"
 #include "lockstep/parallel_state/process_group_state.h"
 #include "lockstep/parallel_state/rendezvous.h"
+#include "lockstep/parallel_state/text_digest.h"
 
 namespace lockstep {
 namespace {
@@ -43,66 +46,126 @@ void ignore_broken_pipes() {
   ::sigaction(SIGPIPE, &action, nullptr);
 }
 
+std::string describe(const ParallelSizes& sizes) {
+  return fmt::format(
+      "tensor {}, pipeline {}, virtual pipeline {}, context {}, expert {}, expert tensor {}, order "
+      "{}, optimizer instances {}, hierarchical context {}",
+      sizes.tensor, sizes.pipeline, sizes.virtual_pipeline.value_or(1), sizes.context, sizes.expert,
+      sizes.expert_tensor.value_or(sizes.tensor), sizes.order, sizes.optimizer_instances,
+      sizes.hierarchical_context);
+}
+
+std::string describe(const std::map<GroupKind, GroupOptions>& group_options) {
+  std::string text;
+  for (const auto& [kind, options] : group_options)
+    text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", to_string(kind), to_string(options));
+  return text.empty() ? "none" : text;
+}
+
+MembershipSpec membership_spec(const ParallelStateOptions& options, int64_t rank) {
+  MembershipSpec spec;
+  spec.run_id = options.run_id;
+  spec.rank = rank;
+  spec.world_size = options.sizes.world_size;
+  spec.timeout = options.timeout;
+  spec.fields = {{"world size", std::to_string(options.sizes.world_size)},
+                 {"build", build_identity()},
+                 {"libtorch", TORCH_VERSION}};
+  spec.fields.insert(spec.fields.end(), options.announcement.begin(), options.announcement.end());
+  spec.fields.push_back({"parallel sizes", describe(options.sizes)});
+  spec.fields.push_back({"group options", describe(options.group_options)});
+  spec.fields.push_back({"all-gather groups", options.create_all_gather_groups ? "yes" : "no"});
+  spec.fields.push_back({"TLS of Gloo", options.gloo_tls ? "yes" : "no"});
+  spec.fields.push_back({"device", c10::DeviceTypeName(options.device.type(), true)});
+  return spec;
+}
+
 }  // namespace
 
 struct ParallelState::Impl {
-  Impl(c10::intrusive_ptr<c10d::Store> shared_store, int64_t global_rank,
-       ParallelStateOptions with_options)
-      : store(std::move(shared_store)),
+  /// What tells communicators apart.
+  struct Key {
+    RankList ranks;
+    GroupOptions options = {};
+    bool for_all_gather = false;
+    auto operator<=>(const Key&) const = default;
+  };
+
+  Impl(std::unique_ptr<Membership> in_run, int64_t global_rank, ParallelStateOptions with_options)
+      : membership(std::move(in_run)),
+        store(membership ? membership->store() : nullptr),
         rank(global_rank),
         options(std::move(with_options)),
         grids(options.sizes),
-        failures(std::make_shared<FailureBoard>(store, rank)) {
-    const int64_t world = options.sizes.world_size;
-    require<ConfigError>(rank >= 0 && rank < world, "rank {} is outside the world of {} ranks",
-                         rank, world);
-    require<ConfigError>(world == 1 || store, "a world of {} ranks needs a store", world);
+        failures(std::make_shared<FailureBoard>(store, rank)),
+        guard(std::make_shared<DesyncGuard>(failures, rank)) {
+    if (membership) membership->meet();
   }
 
-  ProcessGroup group(const std::string& name, RankList ranks) {
+  ProcessGroup group(const std::string& name, Key key) {
     auto state = std::make_shared<ProcessGroup::State>();
     state->name = name;
     state->global_rank = rank;
-    state->rank = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
-    state->timeout = options.timeout;
+    state->rank = std::find(key.ranks.begin(), key.ranks.end(), rank) - key.ranks.begin();
+    state->timeout = key.options.timeout.value_or(options.timeout);
     state->failures = failures;
-    if (ranks.size() > 1) state->c10d = communicator(name, ranks, state->rank);
-    state->ranks = std::move(ranks);
+    state->guard = guard;
+    state->observer = options.observer;
+    if (key.ranks.size() > 1) state->communicator = communicator(*state, key);
+    state->ranks = std::move(key.ranks);
     return ProcessGroup(std::move(state));
   }
 
-  c10::intrusive_ptr<c10d::ProcessGroup> communicator(const std::string& name,
-                                                      const RankList& ranks, int64_t position) {
+  std::shared_ptr<Communicator> communicator(const ProcessGroup::State& state, const Key& key) {
     const std::lock_guard<std::mutex> lock(mutex);
-    auto& entry = communicators[ranks];
+    auto& entry = communicators[key];
     if (entry) return entry;
     ignore_broken_pipes();
     BackendSpec spec;
-    spec.group_name = fmt::format("{}{}", name, ranks);
-    spec.store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("group/{}", ranks), store);
-    spec.ranks = ranks;
-    spec.rank = static_cast<int>(position);
-    spec.timeout = options.timeout;
+    spec.group_name = fmt::format("{}{}", state.name, key.ranks);
+    const std::string identity = fmt::format("{} {} {}", key.ranks, to_string(key.options),
+                                             key.for_all_gather ? "all-gather" : "");
+    spec.store = c10::make_intrusive<c10d::PrefixStore>(
+        fmt::format("group/{:016x}", text_digest(identity)), store);
+    spec.ranks = key.ranks;
+    spec.rank = static_cast<int>(state.rank);
+    spec.timeout = state.timeout;
     spec.single_host = options.single_host;
+    spec.options = key.options;
+    spec.gloo_tls = options.gloo_tls;
     try {
-      entry = connect(spec, options);
+      entry = std::make_shared<Communicator>(connect(spec, options), guard->ledger(identity),
+                                             state.timeout);
     } catch (const c10::Error& error) {
-      communicators.erase(ranks);
+      communicators.erase(key);
       const auto posted = failures->find();
       fail<CommunicationError>("group {} could not be connected on rank {} within {:.1f} s: {}",
-                               spec.group_name, rank, options.timeout.count() / 1e3,
+                               spec.group_name, rank, state.timeout.count() / 1e3,
                                posted ? *posted : error.what_without_backtrace());
     }
     return entry;
   }
 
+  GroupOptions options_of(GroupKind kind) const {
+    const auto found = options.group_options.find(kind);
+    return found == options.group_options.end() ? GroupOptions() : found->second;
+  }
+
+  RankList ranks_of(GroupKind kind) const {
+    RankList ranks = grids.group_of(kind, rank);
+    require<UsageError>(!ranks.empty(), "rank {} is in no group of kind {}", rank, to_string(kind));
+    return ranks;
+  }
+
+  std::unique_ptr<Membership> membership;  ///< goes last: the groups end before the check-out
   c10::intrusive_ptr<c10d::Store> store;
   int64_t rank;
   ParallelStateOptions options;
   RankGrids grids;
-  std::shared_ptr<const FailureBoard> failures;
+  std::shared_ptr<FailureBoard> failures;
+  std::shared_ptr<DesyncGuard> guard;
   std::mutex mutex;
-  std::map<RankList, c10::intrusive_ptr<c10d::ProcessGroup>> communicators;
+  std::map<Key, std::shared_ptr<Communicator>> communicators;
 };
 
 ParallelState ParallelState::single_process(c10::Device device) {
@@ -114,14 +177,25 @@ ParallelState ParallelState::single_process(c10::Device device) {
 ParallelState::ParallelState(const LaunchEnvironment& environment, ParallelStateOptions options) {
   options.sizes.world_size = environment.world_size;
   options.single_host = environment.single_host();
+  options.run_id = environment.run_id;
   const RankGrids check(options.sizes);  // before anything is connected
-  auto store = connect_store(environment, options.timeout);
-  impl_ = std::make_shared<Impl>(std::move(store), environment.rank, std::move(options));
+  auto membership = join_run(environment, membership_spec(options, environment.rank));
+  impl_ = std::make_shared<Impl>(std::move(membership), environment.rank, std::move(options));
 }
 
 ParallelState::ParallelState(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank,
-                             ParallelStateOptions options)
-    : impl_(std::make_shared<Impl>(store, rank, std::move(options))) {}
+                             ParallelStateOptions options) {
+  const int64_t world = options.sizes.world_size;
+  const RankGrids check(options.sizes);
+  require<ConfigError>(rank >= 0 && rank < world, "rank {} is outside the world of {} ranks", rank,
+                       world);
+  require<ConfigError>(world == 1 || store, "a world of {} ranks needs a store", world);
+  std::unique_ptr<Membership> membership;
+  if (world > 1)
+    membership = std::make_unique<Membership>(store, membership_spec(options, rank),
+                                              Membership::Clock::now() + options.timeout);
+  impl_ = std::make_shared<Impl>(std::move(membership), rank, std::move(options));
+}
 
 int64_t ParallelState::rank() const { return impl_->rank; }
 
@@ -132,15 +206,21 @@ c10::Device ParallelState::device() const { return impl_->options.device; }
 const RankGrids& ParallelState::grids() const { return impl_->grids; }
 
 ProcessGroup ParallelState::group(GroupKind kind) const {
-  RankList ranks = impl_->grids.group_of(kind, rank());
-  require<UsageError>(!ranks.empty(), "rank {} is in no group of kind {}", rank(), to_string(kind));
-  return impl_->group(to_string(kind), std::move(ranks));
+  return impl_->group(to_string(kind), {impl_->ranks_of(kind), impl_->options_of(kind)});
+}
+
+ProcessGroup ParallelState::all_gather_group(GroupKind kind) const {
+  require<UsageError>(kind == GroupKind::dp_cp || kind == GroupKind::expert_dp,
+                      "all-gather group of kind {}, allowed: dp-cp, expert-dp", to_string(kind));
+  if (!impl_->options.create_all_gather_groups) return group(kind);
+  return impl_->group(std::string(to_string(kind)) + " all-gather",
+                      {impl_->ranks_of(kind), impl_->options_of(kind), true});
 }
 
 ProcessGroup ParallelState::world() const {
   RankList ranks(static_cast<size_t>(world_size()));
   std::iota(ranks.begin(), ranks.end(), 0);
-  return impl_->group("world", std::move(ranks));
+  return impl_->group("world", {std::move(ranks)});
 }
 
 ProcessGroup ParallelState::group_of_ranks(const std::string& name, RankList ranks) const {
@@ -152,7 +232,7 @@ ProcessGroup ParallelState::group_of_ranks(const std::string& name, RankList ran
           std::binary_search(sorted.begin(), sorted.end(), rank()),
       "group {}: found ranks {}, allowed: different ranks from 0 to {}, rank {} among them", name,
       ranks, world_size() - 1, rank());
-  return impl_->group(name, std::move(ranks));
+  return impl_->group(name, {std::move(ranks)});
 }
 
 void ParallelState::post_failure(const std::string& message) const noexcept {

@@ -3,12 +3,19 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include "lockstep/parallel_state/announced_field.h"
+#include "lockstep/parallel_state/collective_record.h"
+#include "lockstep/parallel_state/gloo_tls.h"
+#include "lockstep/parallel_state/group_options.h"
 #include "lockstep/parallel_state/launch_environment.h"
 #include "lockstep/parallel_state/process_group.h"
 #include "lockstep/parallel_state/rank_grids.h"
@@ -35,22 +42,48 @@ struct ParallelStateOptions {
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
   /// All ranks run on one host: Gloo then listens on the loopback interface alone.
   bool single_host = true;
+  /// Tells this run apart from others that use the same store. Taken from the launch environment
+  /// where there is one.
+  std::string run_id = {};
+  /// What must be the same on all ranks beside world size, sizes and code build, which are compared
+  /// in any case: fields of a configuration, a fingerprint of a layout. In the same order on all.
+  std::vector<AnnouncedField> announcement = {};
+  /// Options of the groups of a kind.
+  std::map<GroupKind, GroupOptions> group_options = {};
+  /// Communicators of their own for ParallelState::all_gather_group().
+  bool create_all_gather_groups = false;
+  /// Gloo encrypts and authenticates what the ranks send.
+  std::optional<GlooTlsFiles> gloo_tls = {};
   /// Unset: Gloo or NCCL, by `device`.
   BackendFactory backend_factory = {};
+  /// Is called with every collective. For tests and tools.
+  CollectiveObserver observer = {};
 };
 
 /// Who talks to whom: this process's (or thread's) place in the grid of ranks, and its groups. A
 /// value that is passed to whatever needs it: nothing is global, so one process can hold several
-/// ranks. Copies share the groups. The last copy must go before the process ends. Where SIGPIPE has
-/// its default action, the first group of several ranks sets it to be ignored, so that the death of
-/// a peer is an error and not the end of the process.
+/// ranks. Copies share the groups. The last copy must go before the process ends.
+///
+/// Construction meets all ranks. They compare what each announces, before any group is made, and
+/// every rank throws the same error if they differ: ConfigError with the first field that differs;
+/// CommunicationError with the ranks that did not come within the timeout, or with the two
+/// processes that claim one rank.
+///
+/// When the last copy goes, the rank checks out. Rank 0, where it serves the store, waits for the
+/// others to do so, for 5 s at most, or 2 s after a failure; no rank can make a group or learn of a
+/// failure after that. Once all ranks have checked out they can meet again, with a new
+/// ParallelState on each of them; as long as one has not, the others wait for it.
+///
+/// Where SIGPIPE has its default action, the first group of several ranks sets it to be ignored, so
+/// that the death of a peer is an error and not the end of the process.
 class ParallelState {
  public:
   /// One process without peers, on `device`.
   static ParallelState single_process(c10::Device device = c10::kCPU);
 
-  /// The rank that a launcher's environment describes. Meets the other ranks. Throws ConfigError if
-  /// the sizes do not fit the world, CommunicationError if the store cannot be reached.
+  /// The rank that a launcher's environment describes. Throws ConfigError if the sizes do not fit
+  /// the world, CommunicationError if the store cannot be served (port in use) or reached, or
+  /// belongs to another run; each names its address.
   ParallelState(const LaunchEnvironment& environment, ParallelStateOptions options);
 
   /// Rank `rank` of options.sizes.world_size ranks that share `store`, such as threads of one
@@ -65,10 +98,17 @@ class ParallelState {
   /// The grid: sizes of the axes and the ranks of every group.
   const RankGrids& grids() const;
 
-  /// This rank's group of a kind, connected at the first call; all its members must make that call.
-  /// Kinds with the same ranks share one communicator. Throws UsageError if this rank is in no
-  /// group of the kind.
+  /// This rank's group of a kind, connected at the first call, once; all its members must make that
+  /// call, and calls for groups that share ranks come in the same order on all of them. Kinds with
+  /// the same ranks share one communicator, unless their options differ. Throws UsageError if this
+  /// rank is in no group of the kind.
   ProcessGroup group(GroupKind kind) const;
+
+  /// The ranks of group(kind) over a communicator of their own, so that the all-gather of
+  /// parameters and the reduce-scatter of gradients need not wait for each other. Without
+  /// create_all_gather_groups the same as group(kind). UsageError for kinds other than dp_cp and
+  /// expert_dp.
+  ProcessGroup all_gather_group(GroupKind kind) const;
 
   /// The group of all ranks.
   ProcessGroup world() const;

@@ -1,28 +1,135 @@
 #include "lockstep/parallel_state/rendezvous.h"
 
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <unistd.h>
+
+#include <thread>
+
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStoreBackend.hpp>
 
 #include "lockstep/core/check.h"
+#include "lockstep/parallel_state/network.h"
 
 namespace lockstep {
+namespace {
 
-c10::intrusive_ptr<c10d::Store> connect_store(const LaunchEnvironment& environment,
-                                              std::chrono::milliseconds timeout) {
-  if (environment.world_size == 1) return nullptr;
+using Clock = Membership::Clock;
+using std::chrono::milliseconds;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+constexpr char kRunId[] = "lockstep run id";
+
+milliseconds until(Clock::time_point deadline) {
+  const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
+  return std::max(left, milliseconds(1));
+}
+
+c10d::TCPStoreOptions store_options(const LaunchEnvironment& environment, milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(environment.master_port);
-  options.isServer = environment.rank == 0 && !environment.agent_serves_store;
   options.waitWorkers = false;
   options.timeout = timeout;
+  return options;
+}
+
+[[noreturn]] void fail_at_store(const LaunchEnvironment& environment, const char* verb,
+                                const std::string& reason) {
+  fail<CommunicationError>("rank {} cannot {} the store at {}:{} ({}): {}", environment.rank, verb,
+                           environment.store_address(), environment.master_port,
+                           to_string(environment.launcher), reason);
+}
+
+StorePtr serve(const LaunchEnvironment& environment, milliseconds timeout) {
+  c10d::TCPStoreOptions options = store_options(environment, timeout);
+  options.isServer = true;
   try {
-    auto store = c10::make_intrusive<c10d::TCPStore>(environment.master_address, options);
-    return c10::make_intrusive<c10d::PrefixStore>("lockstep", store);
+    options.masterListenFd = bound_socket(environment.store_address(), environment.master_port,
+                                          !environment.single_host());
+    const StorePtr store =
+        c10::make_intrusive<c10d::TCPStore>(environment.store_address(), options);
+    store->set(kRunId, environment.run_id);
+    return store;
+  } catch (const CommunicationError& error) {
+    fail_at_store(environment, "serve", error.what());
+  }
+}
+
+/// libtorch's client waits for ever for the first answer of a server that is no store, and writes
+/// stacks of frames to standard error where it has to try again. So this asks first, in its words.
+std::string wait_for_store(const std::string& host, int port, Clock::time_point deadline) {
+  using c10d::detail::QueryType;
+  const auto append = [](std::string& text, const auto& value) {
+    text.append(reinterpret_cast<const char*>(&value), sizeof value);
+  };
+  std::string request, echo;
+  append(request, QueryType::VALIDATE);
+  append(request, c10d::detail::validationMagicNumber);
+  append(request, QueryType::PING);
+  append(echo, static_cast<uint32_t>(::getpid()));
+  return wait_for_answer(host, port, request + echo, echo, deadline);
+}
+
+StorePtr reach(const LaunchEnvironment& environment, Clock::time_point deadline,
+               milliseconds timeout) {
+  const std::string reason =
+      wait_for_store(environment.store_address(), environment.master_port, deadline);
+  if (!reason.empty())
+    fail_at_store(environment, "reach",
+                  fmt::format("{} did not serve it within {:.1f} s ({})",
+                              environment.agent_serves_store ? "torchrun's agent" : "rank 0",
+                              static_cast<double>(timeout.count()) / 1e3, reason));
+  const StorePtr store = c10::make_intrusive<c10d::TCPStore>(
+      environment.store_address(), store_options(environment, until(deadline)));
+  store->setTimeout(timeout);
+  return store;
+}
+
+void check_run_id(const LaunchEnvironment& environment, c10d::Store& store,
+                  Clock::time_point deadline) {
+  store.wait({kRunId}, until(deadline));
+  const std::string served = store.get_to_str(kRunId);
+  if (served != environment.run_id)
+    fail_at_store(environment, "use",
+                  fmt::format("run id: rank 0, which serves it, has '{}', rank {} has '{}'; "
+                              "allowed: the same on all ranks",
+                              served, environment.rank, environment.run_id));
+}
+
+/// The store of a run that this rank has left may stand for a moment yet; the next one is another.
+std::unique_ptr<Membership> join_served_by_rank_0(const LaunchEnvironment& environment,
+                                                  const MembershipSpec& spec,
+                                                  Clock::time_point deadline) {
+  constexpr milliseconds kPause{50};
+  for (;;) {
+    std::string reason = "the run that this rank has left goes on there";
+    try {
+      StorePtr store = reach(environment, deadline, spec.timeout);
+      check_run_id(environment, *store, deadline);
+      auto membership = std::make_unique<Membership>(std::move(store), spec, deadline);
+      if (membership->generation() == 1) return membership;
+    } catch (const c10::Error& error) {
+      reason = error.what_without_backtrace();
+    }
+    if (Clock::now() >= deadline) fail_at_store(environment, "use", reason);
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Membership> join_run(const LaunchEnvironment& environment, MembershipSpec spec) {
+  if (environment.world_size == 1) return nullptr;
+  const Clock::time_point deadline = Clock::now() + spec.timeout;
+  spec.serves_store = environment.rank == 0 && !environment.agent_serves_store;
+  if (!spec.serves_store && !environment.agent_serves_store)
+    return join_served_by_rank_0(environment, spec, deadline);
+  try {
+    const milliseconds timeout = spec.timeout;
+    StorePtr store =
+        spec.serves_store ? serve(environment, timeout) : reach(environment, deadline, timeout);
+    return std::make_unique<Membership>(std::move(store), std::move(spec), deadline);
   } catch (const c10::Error& error) {
-    fail<CommunicationError>("rank {} cannot {} the store at {}:{} ({}): {}", environment.rank,
-                             options.isServer ? "serve" : "reach", environment.master_address,
-                             environment.master_port, to_string(environment.launcher),
-                             error.what_without_backtrace());
+    fail_at_store(environment, "use", error.what_without_backtrace());
   }
 }
 

@@ -2,18 +2,19 @@
 
 // Internal.
 
-#include <chrono>
-
-#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <memory>
 
 #include "lockstep/parallel_state/launch_environment.h"
+#include "lockstep/parallel_state/membership.h"
 
 namespace lockstep {
 
-/// The store through which the ranks of `environment` meet: null for a single process, torchrun's
-/// where its agent serves one, else served by rank 0 at master_address:master_port. Throws
-/// CommunicationError naming the address if it cannot be reached within `timeout`.
-c10::intrusive_ptr<c10d::Store> connect_store(const LaunchEnvironment& environment,
-                                              std::chrono::milliseconds timeout);
+/// Meets the other ranks of `environment` in a store and claims this rank there: in that of
+/// torchrun's agent where it serves one, else in one that rank 0 serves at
+/// environment.store_address(), listening at that address alone. Null for a single process.
+///
+/// CommunicationError names address and port: in use; not reached within spec.timeout; a store of
+/// another run (names both run ids).
+std::unique_ptr<Membership> join_run(const LaunchEnvironment& environment, MembershipSpec spec);
 
 }  // namespace lockstep

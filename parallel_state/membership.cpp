@@ -1,0 +1,218 @@
+#include "lockstep/parallel_state/membership.h"
+
+#include <algorithm>
+#include <random>
+#include <thread>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "lockstep/core/check.h"
+#include "lockstep/parallel_state/failure_board.h"
+#include "lockstep/parallel_state/network.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr char kAgreed[] = "agreed";
+constexpr char kRefused[] = "refused";
+constexpr char kGivenBack[] = "given back";
+constexpr char kConfig = 'C', kCommunication = 'X';
+
+/// What a rank that waits for a verdict grants the one that writes it.
+constexpr milliseconds kGrace{3000};
+
+std::string claim_key(int64_t rank) { return fmt::format("claim/{}", rank); }
+
+std::string here_key(int64_t rank) { return fmt::format("here/{}", rank); }
+
+/// Tells claims of one process apart too, which holds several ranks in tests.
+std::string unique_token() {
+  std::random_device random;
+  return fmt::format("{} {:08x}{:08x}", process_name(), random(), random());
+}
+
+std::string process_of(const std::string& token) { return token.substr(0, token.find(' ')); }
+
+std::string encode(const std::vector<AnnouncedField>& fields) {
+  std::string text;
+  for (const AnnouncedField& field : fields) text += field.name + '\0' + field.value + '\0';
+  return text;
+}
+
+std::vector<AnnouncedField> decode(const std::string& text) {
+  std::vector<AnnouncedField> fields;
+  const auto next = [&](size_t& at) {
+    const size_t end = std::min(text.find('\0', at), text.size());
+    const size_t begin = std::exchange(at, end + 1);
+    return text.substr(begin, end - begin);
+  };
+  for (size_t at = 0; at < text.size();) {
+    std::string name = next(at);
+    fields.push_back({std::move(name), next(at)});
+  }
+  return fields;
+}
+
+std::string first_difference(const std::vector<AnnouncedField>& first,
+                             const std::vector<AnnouncedField>& mine, int64_t rank) {
+  const auto text_of = [](const std::vector<AnnouncedField>& fields, const std::string& name) {
+    const auto found = std::find_if(fields.begin(), fields.end(),
+                                    [&](const AnnouncedField& f) { return f.name == name; });
+    return found == fields.end() ? "nothing" : found->value;
+  };
+  for (const auto* fields : {&first, &mine})
+    for (const AnnouncedField& field : *fields) {
+      const std::string of_first = text_of(first, field.name), own = text_of(mine, field.name);
+      if (of_first != own)
+        return fmt::format("{}: rank 0 has {}, rank {} has {}; allowed: the same on all ranks",
+                           field.name, of_first, rank, own);
+    }
+  return fmt::format("the fields that ranks 0 and {} announce are not in the same order", rank);
+}
+
+}  // namespace
+
+Membership::Membership(c10::intrusive_ptr<c10d::Store> store, MembershipSpec spec,
+                       Clock::time_point deadline)
+    : root_(c10::make_intrusive<c10d::PrefixStore>("lockstep/" + spec.run_id, std::move(store))),
+      spec_(std::move(spec)),
+      deadline_(deadline),
+      token_(unique_token()) {
+  claim();
+}
+
+Membership::~Membership() {
+  if (claimed_.empty()) return;
+  try {
+    root_->compareSet(claim_key(spec_.rank), claimed_,
+                      fmt::format("{} {}", generation_, kGivenBack));
+    keys_->add("left", 1);
+    if (spec_.serves_store) wait_for_check_outs();
+  } catch (const std::exception&) {
+    // The store is gone with the process that served it.
+  }
+}
+
+void Membership::claim() {
+  std::string seen;
+  for (generation_ = 1;; ++generation_) {
+    const std::string wanted = fmt::format("{} {}", generation_, token_);
+    const std::string now = root_->compareSet(claim_key(spec_.rank), seen, wanted);
+    keys_ = c10::make_intrusive<c10d::PrefixStore>(std::to_string(generation_), root_);
+    if (now == wanted) {
+      claimed_ = wanted;
+      break;
+    }
+    const size_t space = now.find(' ');
+    const std::string holder = now.substr(space + 1);
+    generation_ = std::stoll(now.substr(0, space));
+    if (holder != kGivenBack) refuse_second_claim(generation_, holder);
+    seen = now;
+  }
+  keys_->set(here_key(spec_.rank), token_);
+  keys_->add("members", 1);
+}
+
+void Membership::refuse_second_claim(int64_t generation, const std::string& holder) {
+  keys_ = c10::make_intrusive<c10d::PrefixStore>(std::to_string(generation), root_);
+  const std::string message = fmt::format(
+      "rank {} is claimed twice, by the processes {} and {} (run id '{}'); allowed: one process a "
+      "rank, and another run id for another run",
+      spec_.rank, process_of(holder), process_of(token_), spec_.run_id);
+  post(kCommunication, message);
+  throw CommunicationError(message);
+}
+
+void Membership::meet() {
+  try {
+    compare_fields();
+    if (keys_->add("arrived", 1) == spec_.world_size) keys_->compareSet("verdict", "", kAgreed);
+    wait_for("verdict");
+    obey(keys_->get_to_str("verdict"));
+    agreed_ = true;
+  } catch (const c10::Error& error) {
+    fail<CommunicationError>("rank {} lost the store in which the ranks meet: {}", spec_.rank,
+                             error.what_without_backtrace());
+  }
+}
+
+void Membership::compare_fields() {
+  const std::string mine = encode(spec_.fields);
+  if (spec_.rank == 0)
+    keys_->compareSet("fields", "", mine);
+  else
+    wait_for("fields");
+  const std::string first = keys_->get_to_str("fields");
+  if (first == mine) return;
+  if (first != kRefused) post(kConfig, first_difference(decode(first), spec_.fields, spec_.rank));
+  obey(keys_->get_to_str("verdict"));
+}
+
+/// A rank whose time is over says for all which ranks are missing.
+void Membership::wait_for(const char* key) {
+  const auto left = std::chrono::duration_cast<milliseconds>(deadline_ - Clock::now());
+  try {
+    keys_->wait({key}, std::max(left, milliseconds(1)));
+    return;
+  } catch (const c10::DistStoreError&) {
+    if (keys_->check({key})) return;
+  }
+  if (keys_->compareSet("reporter", "", token_) == token_) post(kCommunication, missing_ranks());
+  keys_->wait({"verdict"}, kGrace);
+  obey(keys_->get_to_str("verdict"));
+}
+
+std::string Membership::missing_ranks() const {
+  constexpr int64_t kAtOnce = 256;
+  constexpr size_t kMostListed = 10;
+  std::vector<int64_t> missing;
+  int64_t count = 0;
+  for (int64_t begin = 0; begin < spec_.world_size; begin += kAtOnce) {
+    const int64_t end = std::min(begin + kAtOnce, spec_.world_size);
+    std::vector<std::string> keys;
+    for (int64_t rank = begin; rank < end; ++rank) keys.push_back(here_key(rank));
+    if (keys_->check(keys)) continue;
+    for (int64_t rank = begin; rank < end; ++rank) {
+      if (keys_->check({here_key(rank)})) continue;
+      if (count++ < static_cast<int64_t>(kMostListed)) missing.push_back(rank);
+    }
+  }
+  return fmt::format(
+      "rank{} {}{} did not come within {:.1f} s: {} of {} ranks are there (run id "
+      "'{}')",
+      count == 1 ? "" : "s", fmt::join(missing, ", "),
+      count > static_cast<int64_t>(kMostListed) ? ", ..." : "",
+      static_cast<double>(spec_.timeout.count()) / 1e3, spec_.world_size - count, spec_.world_size,
+      spec_.run_id);
+}
+
+/// The first verdict stays. Wakes those that wait for rank 0's fields.
+std::string Membership::post(char kind, const std::string& message) {
+  const std::string verdict = keys_->compareSet("verdict", "", kind + message);
+  keys_->compareSet("fields", "", kRefused);
+  return verdict;
+}
+
+void Membership::obey(const std::string& verdict) {
+  if (verdict == kAgreed) return;
+  const std::string message = verdict.substr(1);
+  if (verdict.front() == kConfig) throw ConfigError(message);
+  throw CommunicationError(message);
+}
+
+void Membership::wait_for_check_outs() {
+  constexpr milliseconds kAfterSuccess{5000}, kAfterFailure{2000}, kPause{5};
+  constexpr int64_t kNobody = -1;  // so that the board shows this rank's own failure too
+  const FailureBoard board(keys_, kNobody);
+  const auto start = Clock::now();
+  const int64_t members = agreed_ ? spec_.world_size : keys_->add("members", 0);
+  while (keys_->add("left", 0) < members) {
+    const bool failed = !agreed_ || board.find();
+    if (Clock::now() - start > (failed ? kAfterFailure : kAfterSuccess)) break;
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+}  // namespace lockstep

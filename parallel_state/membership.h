@@ -1,0 +1,79 @@
+#pragma once
+
+// Internal.
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "lockstep/parallel_state/announced_field.h"
+
+namespace lockstep {
+
+/// What a rank says of itself when it joins a run.
+struct MembershipSpec {
+  std::string run_id;
+  int64_t rank = 0;
+  int64_t world_size = 1;
+  std::vector<AnnouncedField> fields;  ///< must be the same on all ranks
+  std::chrono::milliseconds timeout{};
+  bool serves_store = false;  ///< the store ends with this process
+};
+
+/// One rank's part in a run, from its claim to its check-out. Lies in the store alone, so that all
+/// is settled before a group is made. A rank makes a fixed number of requests, whatever the size of
+/// the world, and waits.
+///
+/// A store can hold several generations of a run, one after the other: a rank whose claim was given
+/// back claims the next one, and meets the ranks that do likewise. A claim that was never given
+/// back (the process died, or still runs) keeps the rank out of the run; a restarted job needs a
+/// store or a run id of its own.
+class Membership {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// Claims the rank. CommunicationError, on all ranks that have not agreed yet, if it is claimed:
+  /// names host and process of both.
+  Membership(c10::intrusive_ptr<c10d::Store> store, MembershipSpec spec,
+             Clock::time_point deadline);
+  /// Checks out. Where this rank serves the store, waits until the others have done so: 5 s at
+  /// most, 2 s after a failure.
+  ~Membership();
+  Membership(const Membership&) = delete;
+  Membership& operator=(const Membership&) = delete;
+
+  /// Returns once all ranks are there and announce the same. Otherwise every rank throws the same
+  /// error: ConfigError with the first field that differs, its values and ranks, or
+  /// CommunicationError with the ranks that did not come in time.
+  void meet();
+
+  /// 1 for the first, or only, run of this store and run id.
+  int64_t generation() const { return generation_; }
+
+  /// A store of this generation's keys alone.
+  const c10::intrusive_ptr<c10d::Store>& store() const { return keys_; }
+
+ private:
+  void claim();
+  void refuse_second_claim(int64_t generation, const std::string& holder);
+  void compare_fields();
+  void wait_for(const char* key);
+  std::string missing_ranks() const;
+  std::string post(char kind, const std::string& message);
+  void obey(const std::string& verdict);
+  void wait_for_check_outs();
+
+  c10::intrusive_ptr<c10d::Store> root_;
+  c10::intrusive_ptr<c10d::Store> keys_;
+  MembershipSpec spec_;
+  Clock::time_point deadline_;
+  std::string token_;
+  std::string claimed_;  ///< value of the claim; empty until it is held
+  int64_t generation_ = 0;
+  bool agreed_ = false;
+};
+
+}  // namespace lockstep
