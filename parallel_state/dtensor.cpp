@@ -71,13 +71,18 @@ DTensor DTensor::redistribute(const std::vector<Placement>& placements) const {
   at::Tensor local = local_;
   for (const RedistributeStep& step : plan_redistribution(placements_, target)) {
     const std::string axis = mesh_.mesh_dim_names()[step.axis];
-    const auto* shard = std::get_if<Shard>(&step.from);
-    const int64_t length =
-        shard ? part_in(mesh_, shape_, now, step.axis).shape[static_cast<size_t>(shard->dim)] : 0;
-    const auto label =
-        fmt::format("{}, {} to {} over {}", to_string(), lockstep::to_string(step.from),
-                    lockstep::to_string(step.to), axis);
-    local = change_placement(local, step.from, step.to, length, mesh_.get_group({axis}), label);
+    if (std::holds_alternative<Replicate>(step.from)) {
+      const int64_t dim = std::get<Shard>(step.to).dim;
+      local = cut_chunk(local, dim, mesh_.size(axis), mesh_.get_local_rank(axis));
+    } else {
+      const auto* shard = std::get_if<Shard>(&step.from);
+      const int64_t length =
+          shard ? part_in(mesh_, shape_, now, step.axis).shape[static_cast<size_t>(shard->dim)] : 0;
+      const auto label =
+          fmt::format("{}, {} to {} over {}", to_string(), lockstep::to_string(step.from),
+                      lockstep::to_string(step.to), axis);
+      local = change_placement(local, step.from, step.to, length, mesh_.get_group({axis}), label);
+    }
     now[step.axis] = step.to;
   }
   return {std::move(local), mesh_, target, shape_};

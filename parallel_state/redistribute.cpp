@@ -127,15 +127,13 @@ at::Tensor cut_chunk(const at::Tensor& tensor, int64_t dim, int64_t count, int64
 
 at::Tensor change_placement(const at::Tensor& local, const Placement& from, const Placement& to,
                             int64_t length, const ProcessGroup& group, const std::string& label) {
+  if (group.size() == 1) return local;
   const Change change = {local, group, label};
   const auto* to_shard = std::get_if<Shard>(&to);
-  if (group.size() == 1) return local;
   if (const auto* partial = std::get_if<Partial>(&from))
     return to_shard ? reduce_and_cut(change, *partial, to_shard->dim) : reduce(change, *partial);
-  if (const auto* shard = std::get_if<Shard>(&from))
-    return to_shard ? exchange(change, shard->dim, length, to_shard->dim)
-                    : gather(change, shard->dim, length);
-  return cut_chunk(local, to_shard->dim, group.size(), group.rank());
+  const int64_t dim = std::get<Shard>(from).dim;
+  return to_shard ? exchange(change, dim, length, to_shard->dim) : gather(change, dim, length);
 }
 
 }  // namespace lockstep

@@ -34,6 +34,23 @@ TEST(DeviceMesh, GroupsAndCoordinatesOfAMeshByHand) {
   });
 }
 
+TEST(DeviceMesh, G22GroupsOfMegatronsHyperCommGrid) {
+  run_ranks(8, [](const ParallelState& state) {
+    const int64_t rank = state.rank();
+    const DeviceMesh mesh(state, {2, 2, 2}, {"dp", "cp", "tp"});
+    const RankList pairs[] = {{0, 1}, {2, 3}, {4, 5}, {6, 7}};
+    const RankList quads[] = {{0, 1, 2, 3}, {4, 5, 6, 7}};
+    const RankList strided[] = {{0, 4}, {1, 5}, {2, 6}, {3, 7}};
+    EXPECT_EQ(mesh.get_group({"tp"}).ranks(), pairs[rank / 2]);
+    EXPECT_EQ(mesh.get_group({"tp", "cp"}).ranks(), quads[rank / 4]);
+    EXPECT_EQ(mesh.get_group({"dp"}).ranks(), strided[rank % 4]);
+    const DeviceMesh half(state, {2, 2}, {"cp", "tp"}, 4);
+    EXPECT_EQ(half.get_coordinate().has_value(), rank >= 4);
+    if (rank < 4) return;
+    EXPECT_EQ(half.get_group({"tp"}).ranks(), pairs[rank / 2]);
+  });
+}
+
 TEST(DeviceMesh, ACombinationOfAxesIsConnectedOnce) {
   run_ranks(8, [](const ParallelState& state) {
     const DeviceMesh mesh(state, {2, 2, 2}, {"dp", "cp", "tp"});
