@@ -40,7 +40,8 @@ KINDS = {
 }
 LARGEST_LISTED = 12  # ranks; for larger worlds each kind's lists are hashed
 ORDERS = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp", "tp-cp-pp-ep-dp", "tp-pp-dp", "dp-tp-pp",
-          "ep-tp-cp-dp-pp", "cp-tp-dp-ep-pp", "tp-ep-dp-pp", "cp-dp-tp-pp", "tp-dp-pp", "ep-dp-pp", "pp-dp-cp-tp-ep")
+          "ep-tp-cp-dp-pp", "cp-tp-dp-ep-pp", "tp-ep-dp-pp", "cp-dp-tp-pp", "tp-dp-pp", "ep-dp-pp",
+          "pp-dp-cp-tp-ep")
 
 
 def fnv1a(text):

@@ -50,6 +50,12 @@ class Install(EndToEnd):
             final.append(losses[-1])
         self.assertNotEqual(final[0], final[1])  # two ranks saw twice the samples
 
+    def test_the_installed_program_has_both_of_its_parts(self):
+        program = self.install() / "bin/lockstep"
+        self.assertIn("pp                  0 1", self.command(
+            program, "plan", "groups", "--world-size", 2, "--pipeline", 2))
+        self.assertRegex(self.command(program, "--version"), r"lockstep \d")
+
     def test_public_headers_are_complete_and_do_not_leak(self):
         prefix = self.install()
         include = prefix / "include"

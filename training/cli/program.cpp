@@ -1,0 +1,64 @@
+#include "lockstep/training/cli/program.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+
+#include "lockstep/core/error.h"
+#include "lockstep/training/cli/commands.h"
+
+namespace lockstep {
+namespace {
+
+/// CLI11 alone would only say that a command is missing.
+void check_command(const CLI::App& program, int argc, char** argv) {
+  const CLI::App* app = &program;
+  for (int i = 1; i < argc && argv[i][0] != '-'; ++i) {
+    const auto commands = app->get_subcommands([](const CLI::App*) { return true; });
+    if (commands.empty()) return;
+    std::string names;
+    app = nullptr;
+    for (const CLI::App* command : commands) {
+      if (command->get_name() == argv[i]) app = command;
+      names += (names.empty() ? "" : ", ") + command->get_name();
+    }
+    if (app == nullptr)
+      throw ConfigError("unknown command '" + std::string(argv[i]) + "'; allowed: " + names);
+  }
+}
+
+/// Ends the process without waiting for communication threads, which may never return after a
+/// failure.
+[[noreturn]] void end(int status, const std::string& message = "") {
+  std::cout.flush();
+  if (!message.empty()) std::cerr << "lockstep: " + message + "\n" << std::flush;
+  std::fflush(nullptr);
+  std::_Exit(status);
+}
+
+}  // namespace
+
+int run_program(int argc, char** argv, void (*add_commands)(CLI::App& program)) {
+  CLI::App program("Trains transformer models on many devices, on libtorch and c10d.", "lockstep");
+  try {
+    program.require_subcommand(1);
+    program.set_version_flag("--version", "lockstep " LOCKSTEP_VERSION);
+    program.footer(
+        "Exit status: 0 done; 1 failed while running; 2 unusable arguments or "
+        "configuration.");
+    add_commands(program);
+    check_command(program, argc, argv);
+    program.parse(argc, argv);
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    return program.exit(error) == 0 ? 0 : 2;
+  } catch (const ExitStatus& exit) {
+    end(exit.status, exit.message);
+  } catch (const ConfigError& error) {
+    end(2, error.what());
+  } catch (const std::exception& error) {
+    end(1, error.what());
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,11 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace lockstep {
+
+/// Runs a program whose commands are those that `add_commands` adds. Returns, or ends the process
+/// with, the exit status: 0 done, 1 failed while running, 2 unusable arguments or configuration.
+int run_program(int argc, char** argv, void (*add_commands)(CLI::App& program));
+
+}  // namespace lockstep

@@ -1,0 +1,14 @@
+// libexec/lockstep: the part of the `lockstep` program that needs libtorch. It knows all commands,
+// so that `lockstep --help` lists them.
+
+#include "lockstep/training/cli/commands.h"
+#include "lockstep/training/cli/program.h"
+
+int main(int argc, char** argv) {
+  return lockstep::run_program(argc, argv, [](CLI::App& program) {
+    lockstep::add_plan_command(program);
+    lockstep::add_train_command(program);
+    lockstep::add_generate_command(program);
+    lockstep::add_doctor_command(program);
+  });
+}
