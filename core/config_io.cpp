@@ -223,16 +223,15 @@ void check_fields(const pb::Message& message) {
   }
 }
 
-/// Calls visit(path, field, message in first, message in second) for every field that is a value.
+/// Calls visit(group, field, group's message) for every field that is a value.
 template <class Visit>
-void for_each_field(const pb::Message& first, const pb::Message& second, Visit visit) {
-  const pb::Descriptor& root = *first.GetDescriptor();
+void for_each_field(const pb::Message& config, Visit visit) {
+  const pb::Descriptor& root = *config.GetDescriptor();
   for (int g = 0; g < root.field_count(); ++g) {
     const FieldDescriptor& group = *root.field(g);
-    const pb::Message& a = first.GetReflection()->GetMessage(first, &group);
-    const pb::Message& b = second.GetReflection()->GetMessage(second, &group);
+    const pb::Message& values = config.GetReflection()->GetMessage(config, &group);
     for (int f = 0; f < group.message_type()->field_count(); ++f)
-      visit(group, *group.message_type()->field(f), a, b);
+      visit(group, *group.message_type()->field(f), values);
   }
 }
 
@@ -271,30 +270,28 @@ std::string print_config(const Config& config) {
   const proto::Config message = config_to_message(config);
   std::string text;
   const FieldDescriptor* open = nullptr;
-  for_each_field(message, message,
-                 [&](const FieldDescriptor& group, const FieldDescriptor& field,
-                     const pb::Message& values, const pb::Message&) {
-                   if (open != &group) text += (open ? "}\n" : "") + group.name() + " {\n";
-                   open = &group;
-                   const std::string value = value_or_unset(values, field);
-                   if (value == "unset")
-                     text += fmt::format("  # {}: unset: {}\n", field.name(),
-                                         field.options().GetExtension(proto::unset));
-                   else
-                     text += fmt::format("  {}: {}\n", field.name(), value);
-                 });
+  for_each_field(message, [&](const FieldDescriptor& group, const FieldDescriptor& field,
+                              const pb::Message& values) {
+    if (open != &group) text += (open ? "}\n" : "") + group.name() + " {\n";
+    open = &group;
+    const std::string value = value_or_unset(values, field);
+    if (value == "unset")
+      text += fmt::format("  # {}: unset: {}\n", field.name(),
+                          field.options().GetExtension(proto::unset));
+    else
+      text += fmt::format("  {}: {}\n", field.name(), value);
+  });
   return text + "}\n";
 }
 
-std::vector<ConfigDifference> config_differences(const Config& first, const Config& second) {
-  std::vector<ConfigDifference> differences;
-  for_each_field(config_to_message(first), config_to_message(second),
-                 [&](const FieldDescriptor&, const FieldDescriptor& field, const pb::Message& a,
-                     const pb::Message& b) {
-                   const std::string x = value_or_unset(a, field), y = value_or_unset(b, field);
-                   if (x != y) differences.push_back({path_of(field), x, y});
-                 });
-  return differences;
+std::vector<ConfigValue> config_values(const Config& config) {
+  std::vector<ConfigValue> values;
+  for_each_field(
+      config_to_message(config),
+      [&](const FieldDescriptor&, const FieldDescriptor& field, const pb::Message& message) {
+        values.push_back({path_of(field), value_or_unset(message, field)});
+      });
+  return values;
 }
 
 }  // namespace lockstep

@@ -34,15 +34,16 @@ Config resolve(Config config);
 /// that are unset appear as comments.
 std::string print_config(const Config& config);
 
-/// One field in which two configurations differ.
-struct ConfigDifference {
-  std::string path;
-  std::string first;   ///< value in the first configuration, "unset" where it has none
-  std::string second;  ///< likewise in the second
+/// A field and what it holds.
+struct ConfigValue {
+  std::string path;   ///< "model.num_layers"
+  std::string value;  ///< as print_config() writes it, "unset" where there is none
+
+  bool operator==(const ConfigValue&) const = default;
 };
 
-/// All fields in which the two differ, in the order of the schema.
-std::vector<ConfigDifference> config_differences(const Config& first, const Config& second);
+/// All fields, in the order of the schema.
+std::vector<ConfigValue> config_values(const Config& config);
 
 /// One row of the schema.
 struct ConfigField {

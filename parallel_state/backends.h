@@ -3,14 +3,12 @@
 // Internal: the only place that makes c10d backends.
 
 #include <chrono>
-#include <optional>
 #include <string>
 
 #include <c10/core/Device.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "lockstep/parallel_state/gloo_tls.h"
 #include "lockstep/parallel_state/group_options.h"
 
 namespace lockstep {
@@ -26,11 +24,9 @@ struct BackendSpec {
   /// takes GLOO_SOCKET_IFNAME, else the interface of the host's name.
   bool single_host = true;
   GroupOptions options = {};  ///< for NCCL; `timeout` above is what holds
-  std::optional<GlooTlsFiles> gloo_tls = {};
 };
 
-/// Gloo, for CPU tensors. Connects to all ranks of the group. ConfigError if TLS is asked for and
-/// cannot be had.
+/// Gloo, for CPU tensors. Connects to all ranks of the group.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const BackendSpec& spec);
 
 /// NCCL, for CUDA tensors on `device`. Throws ConfigError in a build without CUDA.

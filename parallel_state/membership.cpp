@@ -18,7 +18,7 @@ using std::chrono::milliseconds;
 constexpr char kAgreed[] = "agreed";
 constexpr char kRefused[] = "refused";
 constexpr char kGivenBack[] = "given back";
-constexpr char kConfig = 'C', kCommunication = 'X';
+constexpr char kConfig = 'C', kCommunication = 'X', kMissing = 'M';
 
 /// What a rank that waits for a verdict grants the one that writes it.
 constexpr milliseconds kGrace{3000};
@@ -159,7 +159,7 @@ void Membership::wait_for(const char* key) {
   } catch (const c10::DistStoreError&) {
     if (keys_->check({key})) return;
   }
-  if (keys_->compareSet("reporter", "", token_) == token_) post(kCommunication, missing_ranks());
+  if (keys_->compareSet("reporter", "", token_) == token_) post(kMissing, missing_ranks());
   keys_->wait({"verdict"}, kGrace);
   obey(keys_->get_to_str("verdict"));
 }
@@ -198,19 +198,23 @@ std::string Membership::post(char kind, const std::string& message) {
 void Membership::obey(const std::string& verdict) {
   if (verdict == kAgreed) return;
   const std::string message = verdict.substr(1);
+  incomplete_ = verdict.front() == kMissing;
   if (verdict.front() == kConfig) throw ConfigError(message);
   throw CommunicationError(message);
 }
 
+/// Ranks that are yet to come learn of a refusal too.
 void Membership::wait_for_check_outs() {
-  constexpr milliseconds kAfterSuccess{5000}, kAfterFailure{2000}, kPause{5};
+  constexpr milliseconds kAfterSuccess{5000}, kAfterFailure{2000}, kAfterRefusal{10000}, kPause{5};
   constexpr int64_t kNobody = -1;  // so that the board shows this rank's own failure too
   const FailureBoard board(keys_, kNobody);
   const auto start = Clock::now();
-  const int64_t members = agreed_ ? spec_.world_size : keys_->add("members", 0);
+  const int64_t members = incomplete_ ? keys_->add("members", 0) : spec_.world_size;
   while (keys_->add("left", 0) < members) {
-    const bool failed = !agreed_ || board.find();
-    if (Clock::now() - start > (failed ? kAfterFailure : kAfterSuccess)) break;
+    const milliseconds bound = !agreed_       ? kAfterRefusal
+                               : board.find() ? kAfterFailure
+                                              : kAfterSuccess;
+    if (Clock::now() - start > bound) break;
     std::this_thread::sleep_for(kPause);
   }
 }

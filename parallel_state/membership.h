@@ -40,7 +40,7 @@ class Membership {
   Membership(c10::intrusive_ptr<c10d::Store> store, MembershipSpec spec,
              Clock::time_point deadline);
   /// Checks out. Where this rank serves the store, waits until the others have done so: 5 s at
-  /// most, 2 s after a failure.
+  /// most, 2 s after a failure, 10 s after a refusal, for ranks that are yet to learn of it.
   ~Membership();
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
@@ -74,6 +74,7 @@ class Membership {
   std::string claimed_;  ///< value of the claim; empty until it is held
   int64_t generation_ = 0;
   bool agreed_ = false;
+  bool incomplete_ = false;  ///< some ranks did not come in time
 };
 
 }  // namespace lockstep

@@ -13,6 +13,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/backends.h"
 #include "lockstep/parallel_state/build_identity.h"
+#include "lockstep/parallel_state/desync_check.h"
 #include "lockstep/parallel_state/failure_board.h"
 #include "lockstep/parallel_state/process_group_state.h"
 #include "lockstep/parallel_state/rendezvous.h"
@@ -75,7 +76,6 @@ MembershipSpec membership_spec(const ParallelStateOptions& options, int64_t rank
   spec.fields.push_back({"parallel sizes", describe(options.sizes)});
   spec.fields.push_back({"group options", describe(options.group_options)});
   spec.fields.push_back({"all-gather groups", options.create_all_gather_groups ? "yes" : "no"});
-  spec.fields.push_back({"TLS of Gloo", options.gloo_tls ? "yes" : "no"});
   spec.fields.push_back({"device", c10::DeviceTypeName(options.device.type(), true)});
   return spec;
 }
@@ -113,7 +113,9 @@ struct ParallelState::Impl {
     state->observer = options.observer;
     if (key.ranks.size() > 1) state->communicator = communicator(*state, key);
     state->ranks = std::move(key.ranks);
-    return ProcessGroup(std::move(state));
+    ProcessGroup made(std::move(state));
+    note_connected(made);
+    return made;
   }
 
   std::shared_ptr<Communicator> communicator(const ProcessGroup::State& state, const Key& key) {
@@ -132,7 +134,6 @@ struct ParallelState::Impl {
     spec.timeout = state.timeout;
     spec.single_host = options.single_host;
     spec.options = key.options;
-    spec.gloo_tls = options.gloo_tls;
     try {
       entry = std::make_shared<Communicator>(connect(spec, options), guard->ledger(identity),
                                              state.timeout);
@@ -144,6 +145,17 @@ struct ParallelState::Impl {
                                posted ? *posted : error.what_without_backtrace());
     }
     return entry;
+  }
+
+  /// Keeps one group for each communicator.
+  void note_connected(const ProcessGroup& made) {
+    const auto& communicator = made.shared_state()->communicator;
+    if (!communicator) return;
+    const std::lock_guard<std::mutex> lock(mutex);
+    const bool known = std::any_of(connected.begin(), connected.end(), [&](auto& group) {
+      return group.shared_state()->communicator == communicator;
+    });
+    if (!known) connected.push_back(made);
   }
 
   GroupOptions options_of(GroupKind kind) const {
@@ -166,6 +178,7 @@ struct ParallelState::Impl {
   std::shared_ptr<DesyncGuard> guard;
   std::mutex mutex;
   std::map<Key, std::shared_ptr<Communicator>> communicators;
+  std::vector<ProcessGroup> connected;  ///< one for each communicator
 };
 
 ParallelState ParallelState::single_process(c10::Device device) {
@@ -233,6 +246,17 @@ ProcessGroup ParallelState::group_of_ranks(const std::string& name, RankList ran
       "group {}: found ranks {}, allowed: different ranks from 0 to {}, rank {} among them", name,
       ranks, world_size() - 1, rank());
   return impl_->group(name, {std::move(ranks)});
+}
+
+void ParallelState::begin_step(int64_t step) const { impl_->guard->set_step(step); }
+
+void ParallelState::check_in_step() const {
+  std::vector<ProcessGroup> groups;
+  {
+    const std::lock_guard<std::mutex> lock(impl_->mutex);
+    groups = impl_->connected;
+  }
+  lockstep::check_in_step(groups);
 }
 
 void ParallelState::post_failure(const std::string& message) const noexcept {

@@ -9,7 +9,6 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
-#include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/devices.h"
 #include "lockstep/training/data/tokenizer.h"
 
@@ -70,6 +69,10 @@ ParallelStateOptions parallel_options(const Config& config, c10::Device device) 
   options.device = device;
   options.timeout =
       std::chrono::milliseconds(static_cast<int64_t>(parallel.distributed_timeout_seconds * 1000));
+  for (const ConfigValue& field : config_values(config))
+    options.announcement.push_back({field.path, field.value});
+  options.group_options = parse_group_options(parallel.group_options);
+  options.create_all_gather_groups = parallel.create_all_gather_groups;
   return options;
 }
 
@@ -81,19 +84,6 @@ BatchSizes batch_sizes(const TrainConfig& config, int64_t data_parallel_size) {
                        "(train.micro_batch_size {} * {} data-parallel ranks)",
                        global, together, config.micro_batch_size, data_parallel_size);
   return {config.micro_batch_size, global, global / together};
-}
-
-void check_same_config(const Config& config, const ParallelState& parallel_state) {
-  const auto texts =
-      all_gather_texts(parallel_state.world(), print_config(config), "configuration");
-  for (size_t rank = 1; rank < texts.size(); ++rank) {
-    if (texts[rank] == texts[0]) continue;
-    const auto differences = config_differences(parse_config(texts[0], "rank 0"),
-                                                parse_config(texts[rank], "another rank"));
-    require<ConfigError>(!differences.empty(), "the configurations of ranks 0 and {} differ", rank);
-    fail<ConfigError>("{}: rank 0 has {}, rank {} has {}; allowed: the same on all ranks",
-                      differences[0].path, differences[0].first, rank, differences[0].second);
-  }
 }
 
 int64_t memory_bytes(c10::Device device) {

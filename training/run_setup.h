@@ -20,7 +20,9 @@ c10::Device choose_device(DeviceChoice choice, const LaunchEnvironment& environm
 /// The dtype of the parameters.
 at::ScalarType parameter_dtype(Precision precision);
 
-/// How the ranks are cut.
+/// How the ranks are cut and meet. They announce every field of `config`: where two ranks differ,
+/// the construction of ParallelState throws on all of them. ConfigError names the field of
+/// `parallel` that cannot be used.
 ParallelStateOptions parallel_options(const Config& config, c10::Device device);
 
 /// Global batch size and number of micro-batches of one rank.
@@ -32,10 +34,6 @@ struct BatchSizes {
 
 /// ConfigError naming train.global_batch_size if it does not divide.
 BatchSizes batch_sizes(const TrainConfig& config, int64_t data_parallel_size);
-
-/// Compares the configurations of all ranks. Every rank throws the same ConfigError if they
-/// differ, with the first field, its values and their ranks. Collective over the world.
-void check_same_config(const Config& config, const ParallelState& parallel_state);
 
 /// Bytes that this process holds: of its device, on the CPU of its memory.
 int64_t memory_bytes(c10::Device device);

@@ -29,7 +29,7 @@ struct TrainCallbacks {
 class Trainer {
  public:
   /// Reads the text, builds the model with its initial weights, wraps it. Collective over all
-  /// ranks, with the same `config` (see check_same_config()). Errors as of the parts: ConfigError,
+  /// ranks, with the same `config` (see parallel_options()). Errors as of the parts: ConfigError,
   /// FileError.
   Trainer(const Config& config, const ParallelState& parallel_state);
 

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,9 +26,17 @@ train {{ micro_batch_size: 2 global_batch_size: 8 train_iters: 12 eval_iters: 2 
 
 def clean_environment(**extra):
     """The environment without a launcher's variables."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC", "SLURM", "OMPI")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC", "SLURM", "OMPI", "PMIX",
+             "LOCKSTEP_RUN_ID")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(names)}
-    return kept | {"OMP_NUM_THREADS": "1"} | {k: str(v) for k, v in extra.items()}
+    given = {k: str(v) for k, v in extra.items() if v is not None}
+    return kept | {"OMP_NUM_THREADS": "1"} | given
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def run(*arguments, timeout=240, **environment):
@@ -76,3 +85,26 @@ class EndToEnd(unittest.TestCase):
         self.assertEqual(result.returncode, status, error)
         for part in parts:
             self.assertIn(part, error)
+
+
+class Ranks(EndToEnd):
+    """Ranks that are started by hand, without a launcher that would end the others."""
+
+    def start(self, ranks, *arguments, of_rank=None, folder_of_rank=None, leave_out=(), port=None,
+              **environment):
+        """`lockstep train` as each of `ranks` ranks, but for those to leave out. `of_rank` gives
+        further arguments of single ranks, `folder_of_rank` where they run, `environment` variables
+        (None: not set) beside the launcher's."""
+        port = port or free_port()
+        processes = []
+        for rank in range(ranks):
+            if rank in leave_out:
+                continue
+            launcher = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank,
+                        "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            processes.append(subprocess.Popen(
+                [LOCKSTEP, "train", self.config, *arguments, *(of_rank or {}).get(rank, [])],
+                env=clean_environment(**(launcher | environment)), stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE, cwd=(folder_of_rank or {}).get(rank, SOURCE)))
+            self.addCleanup(end, processes[-1])
+        return processes

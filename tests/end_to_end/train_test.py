@@ -2,11 +2,10 @@
 
 import math
 import signal
-import socket
 import subprocess
 import unittest
 
-from support import LOCKSTEP, EndToEnd, clean_environment, end, metrics, run, torchrun
+from support import LOCKSTEP, EndToEnd, Ranks, clean_environment, end, metrics, run, torchrun
 
 
 class Train(EndToEnd):
@@ -86,25 +85,7 @@ class Train(EndToEnd):
         self.assertTrue((output / "checkpoint" / f"step_{len(iterations)}").is_dir())
 
 
-class Ranks(EndToEnd):
-    """Ranks that are started by hand, without a launcher that would end the others."""
-
-    def start(self, ranks, *arguments, of_rank=None):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        processes = []
-        for rank in range(ranks):
-            environment = clean_environment(
-                RANK=rank, WORLD_SIZE=ranks, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=ranks,
-                MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-            extra = (of_rank or {}).get(rank, [])
-            processes.append(subprocess.Popen(
-                [LOCKSTEP, "train", self.config, *arguments, *extra], env=environment,
-                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE))
-            self.addCleanup(end, processes[-1])
-        return processes
-
+class Together(Ranks):
     def test_configurations_that_differ_end_all_ranks_by_name(self):
         processes = self.start(3, of_rank={1: ["--set", "optimizer.lr=0.5"]})
         for process in processes:

@@ -148,6 +148,36 @@ TEST(LaunchEnvironment, OpenMpiOnSeveralHostsNeedsAnAddress) {
   EXPECT_EQ(read(with(two_hosts, {{"MASTER_ADDR", "h1"}})).master_address, "h1");
 }
 
+TEST(LaunchEnvironment, TheRunIdTellsRunsAndRestartsApart) {
+  EXPECT_EQ(read({}).run_id, "");
+  EXPECT_EQ(read(kTorchrun).run_id, "");
+  const Variables elastic = with(kTorchrun, {{"TORCHELASTIC_RUN_ID", "none"}});
+  EXPECT_EQ(read(elastic).run_id, "none/0");
+  EXPECT_EQ(read(with(elastic, {{"TORCHELASTIC_RESTART_COUNT", "2"}})).run_id, "none/2");
+  EXPECT_EQ(read(kSlurm).run_id, "77.0/0");
+  EXPECT_EQ(read(with(kSlurm, {{"SLURM_RESTART_COUNT", "1"}})).run_id, "77.0/1");
+  EXPECT_EQ(read(kOpenMpi).run_id, "123@1");
+  EXPECT_EQ(read(with(kSlurm, {{"LOCKSTEP_RUN_ID", "mine"}})).run_id, "mine");
+  EXPECT_EQ(refusal(with(kTorchrun, {{"LOCKSTEP_RUN_ID", ""}})),
+            "environment variable LOCKSTEP_RUN_ID: not set");
+}
+
+TEST(LaunchEnvironment, RanksOfASingleHostMeetOnLoopback) {
+  const Variables together = with(kTorchrun, {{"LOCAL_WORLD_SIZE", "4"}});
+  EXPECT_EQ(read(together).store_address(), "127.0.0.1");
+  EXPECT_EQ(read(with(together, {{"MASTER_ADDR", "127.0.0.2"}})).store_address(), "127.0.0.2");
+  EXPECT_EQ(read(with(together, {{"MASTER_ADDR", "::1"}})).store_address(), "::1");
+  EXPECT_EQ(read(with(together, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}})).store_address(),
+            "10.0.0.1");
+  // Somebody who sets RANK and WORLD_SIZE by hand.
+  Variables by_hand = without(without(kTorchrun, "LOCAL_WORLD_SIZE"), "LOCAL_RANK");
+  EXPECT_FALSE(read(by_hand).single_host());
+  EXPECT_EQ(read(by_hand).store_address(), "10.0.0.1");
+  by_hand["MASTER_ADDR"] = "localhost";
+  EXPECT_TRUE(read(by_hand).single_host());
+  EXPECT_EQ(read(by_hand).store_address(), "127.0.0.1");
+}
+
 TEST(LaunchEnvironment, TorchrunGoesBeforeTheBatchSystemAroundIt) {
   EXPECT_EQ(read(with(kSlurm, kTorchrun)).launcher, Launcher::torchrun);
 }

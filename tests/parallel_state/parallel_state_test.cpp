@@ -3,10 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <thread>
 
 #include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "lockstep/core/error.h"
+#include "lockstep/parallel_state/backends.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/tests/support/rank_threads.h"
 
@@ -60,6 +63,74 @@ TEST(ParallelState, ListsOfRanksThatAreNoGroupAreRefused) {
   EXPECT_EQ(state.group_of_ranks("alone", {0}).size(), 1);
   for (const RankList& ranks : {RankList{}, RankList{1}, RankList{0, 0}, RankList{-1, 0}})
     EXPECT_THROW(state.group_of_ranks("bad", ranks), UsageError);
+}
+
+/// Two ranks as threads; notes the options of every backend that rank 0 makes.
+std::vector<GroupOptions> backends_of_rank_0(
+    ParallelStateOptions options, const std::function<void(const ParallelState&)>& body) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  options.sizes.world_size = 2;
+  std::vector<GroupOptions> made;
+  std::vector<std::thread> ranks;
+  for (const int64_t rank : {0, 1})
+    ranks.emplace_back([&, rank, options]() mutable {
+      options.backend_factory = [&made, rank](const BackendSpec& spec) {
+        if (rank == 0) made.push_back(spec.options);
+        return make_gloo_backend(spec);
+      };
+      body(ParallelState(store, rank, options));
+    });
+  for (std::thread& rank : ranks) rank.join();
+  return made;
+}
+
+TEST(ParallelState, AGroupIsMadeOnceHoweverManyThreadsAskForIt) {
+  const auto made = backends_of_rank_0({}, [](const ParallelState& state) {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i)
+      threads.emplace_back([&] { EXPECT_EQ(state.group(GroupKind::dp).size(), 2); });
+    for (std::thread& thread : threads) thread.join();
+    const ParallelState copy = state;
+    EXPECT_EQ(copy.world().c10d_group(), state.group(GroupKind::dp_cp).c10d_group());
+  });
+  EXPECT_EQ(made.size(), 1U);
+}
+
+TEST(ParallelState, OptionsOfAKindReachItsBackendAndItsTimeout) {
+  ParallelStateOptions options;
+  options.timeout = std::chrono::seconds(20);
+  options.group_options = parse_group_options(
+      {"dp: timeout_seconds=7, max_ctas=4", "ep: max_ctas=4, timeout_seconds=7"});
+  options.sizes.expert = 2;
+  const auto made = backends_of_rank_0(options, [](const ParallelState& state) {
+    EXPECT_EQ(state.group(GroupKind::dp).timeout(), std::chrono::seconds(7));
+    EXPECT_EQ(state.group(GroupKind::dp_cp).timeout(), std::chrono::seconds(20));
+    EXPECT_NE(state.group(GroupKind::dp).c10d_group(), state.group(GroupKind::dp_cp).c10d_group());
+    EXPECT_EQ(state.group(GroupKind::dp).c10d_group(), state.group(GroupKind::ep).c10d_group());
+    barrier(state.group(GroupKind::dp), "test");
+    barrier(state.group(GroupKind::dp_cp), "test");
+  });
+  ASSERT_EQ(made.size(), 2U);
+  EXPECT_EQ(made[0].max_ctas, 4);
+  EXPECT_EQ(made[1], GroupOptions());
+}
+
+TEST(ParallelState, AllGatherHasACommunicatorOfItsOwnOnlyWhenAskedFor) {
+  for (const bool create : {false, true}) {
+    ParallelStateOptions options;
+    options.create_all_gather_groups = create;
+    const auto made = backends_of_rank_0(options, [create](const ParallelState& state) {
+      const ProcessGroup gather = state.all_gather_group(GroupKind::dp_cp);
+      const ProcessGroup reduce = state.group(GroupKind::dp_cp);
+      EXPECT_EQ(gather.ranks(), reduce.ranks());
+      EXPECT_EQ(gather.name(), create ? "dp-cp all-gather" : "dp-cp");
+      EXPECT_EQ(gather.c10d_group() == reduce.c10d_group(), !create);
+      EXPECT_EQ(state.all_gather_group(GroupKind::expert_dp).c10d_group(), gather.c10d_group());
+      EXPECT_THROW(state.all_gather_group(GroupKind::tp), UsageError);
+      barrier(gather, "test");
+    });
+    EXPECT_EQ(made.size(), create ? 2U : 1U);
+  }
 }
 
 TEST(ParallelState, ARankOutsideAGroupIsToldSo) {

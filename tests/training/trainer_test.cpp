@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <thread>
 
 #include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 
@@ -214,11 +216,21 @@ TEST_F(TrainerTest, RefusesByName) {
 }
 
 TEST_F(TrainerTest, ConfigurationsThatDifferEndEveryRankByName) {
-  const auto errors = testing::errors_of_ranks(3, [&](const ParallelState& state) {
-    check_same_config(config(), state);
-    check_same_config(config({state.rank() == 2 ? "optimizer.lr=0.5" : "optimizer.lr=0.25"}),
-                      state);
-  });
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::string> errors(3);
+  std::vector<std::thread> ranks;
+  for (size_t rank = 0; rank < errors.size(); ++rank)
+    ranks.emplace_back([&, rank] {
+      ParallelStateOptions options = parallel_options(
+          config({rank == 2 ? "optimizer.lr=0.5" : "optimizer.lr=0.25"}), c10::kCPU);
+      options.sizes.world_size = 3;
+      try {
+        const ParallelState state(store, static_cast<int64_t>(rank), options);
+      } catch (const ConfigError& error) {
+        errors[rank] = error.what();
+      }
+    });
+  for (std::thread& rank : ranks) rank.join();
   for (const std::string& error : errors)
     EXPECT_EQ(error,
               "optimizer.lr: rank 0 has 0.25, rank 2 has 0.5; allowed: the same on all ranks");

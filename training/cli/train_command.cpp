@@ -87,7 +87,6 @@ void write_sample(const Trainer& trainer) {
 }
 
 void train(const Config& config, const std::string& output, const ParallelState& state) {
-  check_same_config(config, state);
   std::unique_ptr<Reporter> reporter;
   if (state.rank() == 0) reporter = std::make_unique<Reporter>(config, output, state.device());
   Trainer trainer(config, state);
