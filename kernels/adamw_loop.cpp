@@ -3,7 +3,7 @@
 #include <bit>
 #include <cmath>
 
-#include "lockstep/kernels/vector_clones.h"
+#include "lockstep/core/vector_clones.h"
 
 namespace lockstep::kernels {
 namespace {

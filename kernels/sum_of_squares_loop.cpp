@@ -2,7 +2,7 @@
 
 #include <bit>
 
-#include "lockstep/kernels/vector_clones.h"
+#include "lockstep/core/vector_clones.h"
 
 namespace lockstep::kernels {
 namespace {

@@ -1,30 +1,19 @@
 #include "lockstep/parallel_state/collectives.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
-#include "lockstep/parallel_state/process_group_state.h"
+#include "lockstep/parallel_state/collective_call.h"
 
 namespace lockstep {
-
-struct Work::Operation {
-  std::shared_ptr<const ProcessGroup::State> group;
-  std::string name;
-  std::string label;
-  bool on_cuda = false;
-  std::chrono::steady_clock::time_point start;
-  c10::intrusive_ptr<c10d::Work> work;
-};
-
 namespace {
 
-using std::chrono::milliseconds;
-using std::chrono::steady_clock;
-
-/// How long a rank waits before it looks whether another one has failed.
-constexpr milliseconds kPatience{500};
+using Call = CollectiveCall;
+using Operation = Work::Operation;
+using Tensors = std::vector<at::Tensor>;
 
 c10d::ReduceOp to_c10d(ReduceOp op) {
   switch (op) {
@@ -39,62 +28,80 @@ c10d::ReduceOp to_c10d(ReduceOp op) {
   }
 }
 
-/// The message without the stack of C++ frames that c10::Error appends.
-std::string reason_of(const std::exception& error) {
-  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
-  std::string text = c10_error ? c10_error->what_without_backtrace() : error.what();
-  std::replace(text.begin(), text.end(), '\n', ' ');
-  return text;
+/// start_one(i) -> a part, for i < count; on NCCL they become one launch.
+template <class StartOne>
+std::vector<Operation::Part> coalesce(c10d::ProcessGroup& c10d, const at::Tensor& example,
+                                      size_t count, StartOne start_one) {
+  std::vector<Operation::Part> parts;
+  const bool together = example.is_cuda() && count > 1;
+  if (together) c10d.startCoalescing(c10::kCUDA);
+  for (size_t i = 0; i < count; ++i) {
+    Operation::Part part = start_one(i);
+    if (!together) parts.push_back(std::move(part));
+  }
+  if (together) parts.emplace_back(c10d.endCoalescing(c10::kCUDA));
+  return parts;
 }
 
-[[noreturn]] void fail_operation(const Work::Operation& operation, const std::string& reason) {
-  const ProcessGroup::State& group = *operation.group;
-  const auto posted = group.failures->find();
-  const double seconds =
-      std::chrono::duration<double>(steady_clock::now() - operation.start).count();
-  fail<CommunicationError>(
-      "{} of {} over group {} failed on rank {} after {:.1f} s (timeout {:.1f} "
-      "s): {}",
-      operation.name, operation.label, ProcessGroup(operation.group).to_string(), group.global_rank,
-      seconds, group.timeout.count() / 1e3, posted ? *posted : reason);
-}
-
-/// Waits on the host, looking for failed ranks now and then.
-void wait_on_host(const Work::Operation& operation) {
-  for (;;) {
-    try {
-      operation.work->wait(kPatience);
-      return;
-    } catch (const std::exception& error) {
-      if (operation.work->isCompleted()) {
-        if (operation.work->isSuccess()) return;
-        fail_operation(operation, reason_of(error));
-      }
-      if (const auto failure = operation.group->failures->find())
-        fail_operation(operation, *failure);
-      if (steady_clock::now() - operation.start > operation.group->timeout + 2 * kPatience)
-        fail_operation(operation, "timed out");
-    }
+void scale(const Tensors& tensors, const Reduction& reduction) {
+  for (at::Tensor tensor : tensors) {
+    if (reduction.numerator != 1) tensor.mul_(reduction.numerator);
+    if (reduction.denominator != 1) tensor.div_(reduction.denominator);
   }
 }
 
-/// Starts an operation: call(c10d group) -> c10d work.
-template <class Call>
-Work start(const ProcessGroup& group, const char* name, std::string_view label, bool on_cuda,
-           Call call) {
-  if (group.size() == 1) return Work();
-  auto operation = std::make_shared<Work::Operation>();
-  operation->group = group.shared_state();
-  operation->name = name;
-  operation->label = label;
-  operation->on_cuda = on_cuda;
-  operation->start = steady_clock::now();
-  try {
-    operation->work = call(*operation->group->c10d);
-  } catch (const std::exception& error) {
-    fail_operation(*operation, reason_of(error));
-  }
-  return Work(std::move(operation));
+/// The reduction's operation for c10d. What c10d cannot scale on the way is scaled here.
+c10d::ReduceOp prepare_for_c10d(const Tensors& inputs, const Reduction& reduction) {
+  if (!reduction.scales()) return to_c10d(reduction.op);
+#ifdef USE_C10D_NCCL
+  if (inputs[0].is_cuda() && reduction.op == ReduceOp::sum)
+    return c10d::makeNCCLPreMulSum(static_cast<double>(reduction.numerator) /
+                                   static_cast<double>(reduction.denominator));
+#endif
+  scale(inputs, reduction);
+  return to_c10d(reduction.op);
+}
+
+HostReduction host_reduction(const Reduction& reduction, int64_t ranks) {
+  HostReduction host;
+  host.op = reduction.op == ReduceOp::max   ? HostReduceOp::max
+            : reduction.op == ReduceOp::min ? HostReduceOp::min
+                                            : HostReduceOp::sum;
+  host.multiplier = static_cast<double>(reduction.numerator);
+  host.divisor = static_cast<double>(reduction.denominator);
+  if (reduction.op == ReduceOp::average) host.result_divisor = static_cast<double>(ranks);
+  return host;
+}
+
+bool is_sum(ReduceOp op) { return op == ReduceOp::sum || op == ReduceOp::average; }
+
+void check_reduction(const Call& call, const Reduction& reduction, at::ScalarType dtype) {
+  call.check(reduction.op != ReduceOp::average || at::isFloatingType(dtype),
+             "found an average of integers, allowed: floating-point tensors");
+  call.check(!reduction.scales() ||
+                 (is_sum(reduction.op) && at::isFloatingType(dtype) && reduction.denominator != 0),
+             "found the factor {}/{} with {} of {}, allowed: 1, or a floating-point sum or average",
+             reduction.numerator, reduction.denominator, to_string(reduction.op),
+             at::toString(dtype));
+}
+
+std::string name_of(const char* operation, ReduceOp op) {
+  return fmt::format("{} ({})", operation, to_string(op));
+}
+
+std::vector<int64_t> bytes_of_rows(const at::Tensor& tensor, const std::vector<int64_t>& rows) {
+  const int64_t all = tensor.size(0);
+  const int64_t row = all == 0 ? 0 : static_cast<int64_t>(tensor.nbytes()) / all;
+  std::vector<int64_t> bytes;
+  for (const int64_t n : rows) bytes.push_back(n * row);
+  return bytes;
+}
+
+Work copy_alone(const Tensors& outputs, const Tensors& inputs) {
+  for (size_t i = 0; i < outputs.size(); ++i)
+    if (outputs[i].const_data_ptr() != inputs[i].const_data_ptr())
+      outputs[i].view(-1).copy_(inputs[i].view(-1));
+  return Work();
 }
 
 }  // namespace
@@ -113,75 +120,144 @@ const char* to_string(ReduceOp op) {
   return "";
 }
 
-void Work::wait() {
-  if (!operation_) return;
-  const auto operation = std::move(operation_);
-  operation_ = nullptr;
-  if (!operation->on_cuda) return wait_on_host(*operation);
-  try {
-    operation->work->wait();
-  } catch (const std::exception& error) {
-    fail_operation(*operation, reason_of(error));
-  }
+Work all_reduce(const ProcessGroup& group, const at::Tensor& tensor, const Reduction& reduction,
+                std::string_view label) {
+  return all_reduce(group, Tensors{tensor}, reduction, label);
 }
 
-bool Work::is_completed() const { return !operation_ || operation_->work->isCompleted(); }
-
-Work all_reduce(const ProcessGroup& group, const at::Tensor& tensor, ReduceOp op,
+Work all_reduce(const ProcessGroup& group, const Tensors& tensors, const Reduction& reduction,
                 std::string_view label) {
-  return start(group, "all_reduce", label, tensor.is_cuda(), [&](c10d::ProcessGroup& c10d) {
-    std::vector<at::Tensor> tensors = {tensor};
+  Call call(group, name_of("all_reduce", reduction.op), label);
+  call.check_tensors(tensors);
+  check_reduction(call, reduction, tensors[0].scalar_type());
+  if (call.alone()) return scale(tensors, reduction), Work();
+  call.note(tensors);
+  return call.start(tensors[0], [&](c10d::ProcessGroup& c10d) {
+    HostExchange* const exchange = call.exchange(tensors[0]);
     c10d::AllreduceOptions options;
-    options.reduceOp = to_c10d(op);
-    return c10d.allreduce(tensors, options);
+    if (!exchange) options.reduceOp = prepare_for_c10d(tensors, reduction);
+    return coalesce(c10d, tensors[0], tensors.size(), [&](size_t i) -> Operation::Part {
+      if (exchange)
+        return exchange->all_reduce(tensors[i], host_reduction(reduction, group.size()),
+                                    call.identity());
+      Tensors one = {tensors[i]};
+      return c10d.allreduce(one, options);
+    });
   });
 }
 
-Work broadcast(const ProcessGroup& group, const at::Tensor& tensor, int64_t source,
-               std::string_view label) {
-  return start(group, "broadcast", label, tensor.is_cuda(), [&](c10d::ProcessGroup& c10d) {
-    std::vector<at::Tensor> tensors = {tensor};
-    c10d::BroadcastOptions options;
-    options.rootRank = source;
-    return c10d.broadcast(tensors, options);
+Work reduce_scatter(const ProcessGroup& group, const at::Tensor& output, const at::Tensor& input,
+                    const Reduction& reduction, std::string_view label) {
+  return reduce_scatter(group, Tensors{output}, Tensors{input}, reduction, label);
+}
+
+Work reduce_scatter(const ProcessGroup& group, const Tensors& outputs, const Tensors& inputs,
+                    const Reduction& reduction, std::string_view label) {
+  Call call(group, name_of("reduce_scatter", reduction.op), label);
+  call.check_sizes(outputs, 1, inputs, group.size());
+  check_reduction(call, reduction, inputs[0].scalar_type());
+  if (call.alone()) {
+    (void)copy_alone(outputs, inputs);
+    return scale(outputs, reduction), Work();
+  }
+  call.note(inputs);
+  return call.start(inputs[0], [&](c10d::ProcessGroup& c10d) {
+    HostExchange* const exchange = call.exchange(inputs[0]);
+    c10d::ReduceScatterOptions options;
+    if (!exchange) options.reduceOp = prepare_for_c10d(inputs, reduction);
+    return coalesce(c10d, inputs[0], inputs.size(), [&](size_t i) -> Operation::Part {
+      if (exchange)
+        return exchange->reduce_scatter(outputs[i], inputs[i],
+                                        host_reduction(reduction, group.size()), call.identity());
+      at::Tensor to = outputs[i].view(-1), from = inputs[i].view(-1);
+      return c10d._reduce_scatter_base(to, from, options);
+    });
   });
 }
 
 Work all_gather(const ProcessGroup& group, const at::Tensor& output, const at::Tensor& input,
                 std::string_view label) {
-  require<UsageError>(
-      output.numel() == group.size() * input.numel(),
-      "all_gather of {} over group {}: the output has {} elements, allowed: {} x {}", label,
-      group.name(), output.numel(), group.size(), input.numel());
-  if (group.size() == 1) output.view(-1).copy_(input.view(-1));
-  return start(group, "all_gather", label, input.is_cuda(), [&](c10d::ProcessGroup& c10d) {
-    at::Tensor to = output.view(-1), from = input.view(-1);
-    return c10d._allgather_base(to, from);
+  return all_gather(group, Tensors{output}, Tensors{input}, label);
+}
+
+Work all_gather(const ProcessGroup& group, const Tensors& outputs, const Tensors& inputs,
+                std::string_view label) {
+  Call call(group, "all_gather", label);
+  call.check_sizes(outputs, group.size(), inputs, 1);
+  if (call.alone()) return copy_alone(outputs, inputs);
+  call.note(inputs);
+  return call.start(inputs[0], [&](c10d::ProcessGroup& c10d) {
+    HostExchange* const exchange = call.exchange(inputs[0]);
+    return coalesce(c10d, inputs[0], inputs.size(), [&](size_t i) -> Operation::Part {
+      if (exchange) return exchange->all_gather(outputs[i], inputs[i], call.identity());
+      at::Tensor to = outputs[i].view(-1), from = inputs[i].view(-1);
+      return c10d._allgather_base(to, from);
+    });
   });
 }
 
-std::vector<std::string> all_gather_texts(const ProcessGroup& group, const std::string& text,
-                                          std::string_view label) {
-  const int64_t size = static_cast<int64_t>(text.size());
-  at::Tensor sizes = at::empty({group.size()}, at::kLong);
-  all_gather(group, sizes, at::full({1}, size, at::kLong), label).wait();
-  const int64_t longest = sizes.max().item<int64_t>();
-  if (longest == 0) return std::vector<std::string>(static_cast<size_t>(group.size()));
-  at::Tensor mine = at::zeros({longest}, at::kByte);
-  std::copy(text.begin(), text.end(), mine.mutable_data_ptr<uint8_t>());
-  at::Tensor all = at::empty({group.size(), longest}, at::kByte);
-  all_gather(group, all, mine, label).wait();
-  std::vector<std::string> texts;
-  for (int64_t i = 0; i < group.size(); ++i) {
-    const auto* bytes = reinterpret_cast<const char*>(all.const_data_ptr<uint8_t>() + i * longest);
-    texts.emplace_back(bytes, static_cast<size_t>(sizes[i].item<int64_t>()));
-  }
-  return texts;
+Work all_to_all(const ProcessGroup& group, const at::Tensor& output, const at::Tensor& input,
+                std::string_view label) {
+  const auto rows = [&](const at::Tensor& tensor) {
+    const int64_t all = tensor.dim() > 0 ? tensor.size(0) : 0;
+    if (all % group.size() != 0 || tensor.dim() == 0)
+      fail<UsageError>("all_to_all of {} over group {}: found {} rows, allowed: a multiple of {}",
+                       label, group.to_string(), all, group.size());
+    return std::vector<int64_t>(static_cast<size_t>(group.size()), all / group.size());
+  };
+  return all_to_all(group, output, input, rows(output), rows(input), label);
 }
 
-void barrier(const ProcessGroup& group, std::string_view label) {
-  at::Tensor token = at::zeros({1}, at::kByte);
-  all_reduce(group, token, ReduceOp::max, label).wait();
+Work all_to_all(const ProcessGroup& group, const at::Tensor& output, const at::Tensor& input,
+                const std::vector<int64_t>& output_rows, const std::vector<int64_t>& input_rows,
+                std::string_view label) {
+  Call call(group, "all_to_all", label);
+  call.check_tensors({output, input});
+  const auto fits = [&](const at::Tensor& tensor, const std::vector<int64_t>& rows) {
+    return tensor.dim() > 0 && static_cast<int64_t>(rows.size()) == group.size() &&
+           std::all_of(rows.begin(), rows.end(), [](int64_t n) { return n >= 0; }) &&
+           std::accumulate(rows.begin(), rows.end(), int64_t{0}) == tensor.size(0);
+  };
+  call.check(fits(output, output_rows) && fits(input, input_rows),
+             "found output rows {} of {} and input rows {} of {}, allowed: one number a rank, "
+             "adding up to dimension 0",
+             output_rows, output.sizes(), input_rows, input.sizes());
+  if (call.alone()) return copy_alone({output}, {input});
+  call.note({input}, Call::Kind::uneven_collective);
+  return call.start(input, [&](c10d::ProcessGroup& c10d) {
+    if (HostExchange* const exchange = call.exchange(input))
+      return std::vector<Operation::Part>{
+          exchange->all_to_all(output, input, bytes_of_rows(output, output_rows),
+                               bytes_of_rows(input, input_rows), call.identity())};
+    at::Tensor to = output, from = input;
+    std::vector<int64_t> output_counts = output_rows, input_counts = input_rows;
+    return std::vector<Operation::Part>{c10d.alltoall_base(to, from, output_counts, input_counts)};
+  });
+}
+
+Work broadcast(const ProcessGroup& group, const at::Tensor& tensor, int64_t source,
+               std::string_view label) {
+  return broadcast(group, Tensors{tensor}, source, label);
+}
+
+Work broadcast(const ProcessGroup& group, const Tensors& tensors, int64_t source,
+               std::string_view label) {
+  Call call(group, fmt::format("broadcast (from {})", source), label);
+  call.check_tensors(tensors);
+  call.check_position(source);
+  if (call.alone()) return Work();
+  call.note(tensors);
+  return call.start(tensors[0], [&](c10d::ProcessGroup& c10d) {
+    HostExchange* const exchange = call.exchange(tensors[0]);
+    c10d::BroadcastOptions options;
+    options.rootRank = source;
+    return coalesce(c10d, tensors[0], tensors.size(), [&](size_t i) -> Operation::Part {
+      if (exchange)
+        return exchange->broadcast(tensors[i], static_cast<int>(source), call.identity());
+      Tensors one = {tensors[i]};
+      return c10d.broadcast(one, options);
+    });
+  });
 }
 
 }  // namespace lockstep

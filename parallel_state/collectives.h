@@ -1,6 +1,5 @@
 #pragma once
 
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -8,13 +7,24 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/parallel_state/process_group.h"
+#include "lockstep/parallel_state/work.h"
 
 /// Collective communication. Every function must be called by all ranks of the group, in the same
-/// order. Tensors must be contiguous and live on the group's device or, for host data, on the CPU.
-/// `label` says what is communicated ("bucket 3") and appears in every error.
+/// order; send() and receive() by the two ranks that they name. Tensors must be contiguous and live
+/// on the group's device or, for host data, on the CPU. `label` says what is communicated
+/// ("bucket 3"); it must be the same on all ranks and appears in every error.
 ///
-/// Errors: CommunicationError, naming group, operation, label and rank, when a peer fails, the
-/// timeout passes or c10d refuses. In a group of one rank nothing is sent and the work is done.
+/// Errors: UsageError for a tensor that does not fit. CommunicationError, naming group, operation,
+/// label and rank, when a peer fails, the timeout passes, the ranks do not do the same, or c10d
+/// refuses; then the groups of the job cannot be used any more. In a group of one rank nothing is
+/// sent and the work is done.
+///
+/// Over CUDA all of this is NCCL's. Over the CPU tensors are exchanged between all pairs of ranks
+/// on top of Gloo's connections, because Gloo's own reduce-scatter costs one all-reduce a rank, its
+/// all-gather is slow (see benchmarks/collectives.cpp), and ranks that do not do the same end the
+/// process there or get wrong numbers. Sums add the ranks' terms in the order of the group, bf16
+/// and fp16 in fp32 with one rounding at the end: the bits do not depend on how a tensor is cut
+/// into messages, nor on whether an all-reduce or a reduce-scatter adds them.
 namespace lockstep {
 
 /// How the tensors of the ranks are combined.
@@ -23,38 +33,66 @@ enum class ReduceOp { sum, average, max, min };
 /// "sum", "average", "max", "min"
 const char* to_string(ReduceOp op);
 
-/// A communication under way. Keeps its tensors alive. Must be waited for before its tensors are
-/// read or written; a work that is dropped while under way is not cancelled.
-class [[nodiscard]] Work {
- public:
-  struct Operation;
+/// A reduction whose terms are scaled first: x becomes x * numerator / denominator on every rank.
+/// Costs no pass over memory of its own where the reduction can do it on the way (sums over the CPU
+/// or over NCCL). A factor other than 1 is for floating-point sums and averages.
+struct Reduction {
+  ReduceOp op = ReduceOp::sum;
+  int64_t numerator = 1;
+  int64_t denominator = 1;
 
-  /// A work that is done.
-  Work() = default;
-  explicit Work(std::shared_ptr<Operation> operation) : operation_(std::move(operation)) {}
-
-  /// CPU tensors: blocks until the operation has ended. CUDA tensors: makes the current stream
-  /// wait for it. Throws CommunicationError if it failed. A second call does nothing.
-  void wait();
-
-  /// Whether wait() would return at once.
-  bool is_completed() const;
-
- private:
-  std::shared_ptr<Operation> operation_;
+  Reduction(ReduceOp reduce_op, int64_t times = 1, int64_t divided_by = 1)
+      : op(reduce_op), numerator(times), denominator(divided_by) {}
+  bool scales() const { return numerator != denominator; }
 };
 
 /// Combines `tensor` over the ranks, in place on every rank.
-Work all_reduce(const ProcessGroup& group, const at::Tensor& tensor, ReduceOp op,
+Work all_reduce(const ProcessGroup& group, const at::Tensor& tensor, const Reduction& reduction,
+                std::string_view label);
+
+/// Combines `input` [size * n elements] over the ranks; the rank at position i gets part i of the
+/// result in `output` [n elements], which may be that part of `input`.
+Work reduce_scatter(const ProcessGroup& group, const at::Tensor& output, const at::Tensor& input,
+                    const Reduction& reduction, std::string_view label);
+
+/// Gathers `input` [n elements] of all ranks into `output` [size * n elements], in group order.
+/// `input` may be this rank's part of `output`.
+Work all_gather(const ProcessGroup& group, const at::Tensor& output, const at::Tensor& input,
+                std::string_view label);
+
+/// Sends part i of `input` to the rank at position i, and gets its part for this rank as part i of
+/// `output`: `input` and `output` are cut into equal parts along dimension 0.
+Work all_to_all(const ProcessGroup& group, const at::Tensor& output, const at::Tensor& input,
+                std::string_view label);
+
+/// The same with parts of input_rows[i] and output_rows[i] rows of dimension 0.
+Work all_to_all(const ProcessGroup& group, const at::Tensor& output, const at::Tensor& input,
+                const std::vector<int64_t>& output_rows, const std::vector<int64_t>& input_rows,
                 std::string_view label);
 
 /// Overwrites `tensor` with that of the rank at position `source` of the group.
 Work broadcast(const ProcessGroup& group, const at::Tensor& tensor, int64_t source,
                std::string_view label);
 
-/// Gathers `input` [n elements] of all ranks into `output` [size * n elements], in group order.
-Work all_gather(const ProcessGroup& group, const at::Tensor& output, const at::Tensor& input,
-                std::string_view label);
+/// Several tensors in one call, which all ranks list in the same order. On NCCL one launch.
+Work all_reduce(const ProcessGroup& group, const std::vector<at::Tensor>& tensors,
+                const Reduction& reduction, std::string_view label);
+Work reduce_scatter(const ProcessGroup& group, const std::vector<at::Tensor>& outputs,
+                    const std::vector<at::Tensor>& inputs, const Reduction& reduction,
+                    std::string_view label);
+Work all_gather(const ProcessGroup& group, const std::vector<at::Tensor>& outputs,
+                const std::vector<at::Tensor>& inputs, std::string_view label);
+Work broadcast(const ProcessGroup& group, const std::vector<at::Tensor>& tensors, int64_t source,
+               std::string_view label);
+
+/// Sends `tensor` to the rank at position `destination`, which must receive it. Between two ranks
+/// messages keep their order. A rank cannot send to itself.
+Work send(const ProcessGroup& group, const at::Tensor& tensor, int64_t destination,
+          std::string_view label);
+
+/// Fills `tensor` with what the rank at position `source` sends.
+Work receive(const ProcessGroup& group, const at::Tensor& tensor, int64_t source,
+             std::string_view label);
 
 /// The texts of all ranks, in group order. They may differ in length. Blocks.
 std::vector<std::string> all_gather_texts(const ProcessGroup& group, const std::string& text,

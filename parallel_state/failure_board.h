@@ -2,8 +2,13 @@
 
 // Internal.
 
+#include <condition_variable>
+#include <functional>
+#include <list>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -17,6 +22,7 @@ class FailureBoard {
  public:
   /// `store` may be null (a single process): then nothing is posted and nothing is found.
   FailureBoard(c10::intrusive_ptr<c10d::Store> store, int64_t rank);
+  ~FailureBoard();
 
   /// Posts "rank R: message". The first failure of the job stays; later ones are dropped. Never
   /// throws.
@@ -25,9 +31,38 @@ class FailureBoard {
   /// The posted failure of another rank. Empty if there is none, or if the store cannot be reached.
   std::optional<std::string> find() const noexcept;
 
+  /// Writes a note that the other ranks can read, and reads one; empty where there is none.
+  void write_note(const std::string& key, const std::string& text) const noexcept;
+  std::optional<std::string> read_note(const std::string& key) const noexcept;
+
+  /// For a wait that nothing but its end can interrupt: while the returned object lives, a thread
+  /// looks for failures now and then and calls `abort`, once, when another rank has posted one.
+  class [[nodiscard]] Watch {
+   public:
+    Watch(FailureBoard& board, std::function<void()> abort);
+    ~Watch();
+    Watch(const Watch&) = delete;
+    Watch& operator=(const Watch&) = delete;
+
+   private:
+    FailureBoard& board_;
+    std::list<std::function<void()>>::iterator entry_;
+  };
+
  private:
+  void look_out();
+
   c10::intrusive_ptr<c10d::Store> store_;
   int64_t rank_;
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::list<std::function<void()>> watched_;
+  std::thread lookout_;  ///< started by the first Watch
+  bool ended_ = false;
 };
+
+/// How long a rank waits before it looks whether another one has failed.
+inline constexpr std::chrono::milliseconds kPatience{500};
 
 }  // namespace lockstep

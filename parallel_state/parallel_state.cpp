@@ -15,6 +15,8 @@
 #include "lockstep/parallel_state/build_identity.h"
 #include "lockstep/parallel_state/desync_check.h"
 #include "lockstep/parallel_state/failure_board.h"
+#include "lockstep/parallel_state/gathering.h"
+#include "lockstep/parallel_state/planning_backend.h"
 #include "lockstep/parallel_state/process_group_state.h"
 #include "lockstep/parallel_state/rendezvous.h"
 #include "lockstep/parallel_state/text_digest.h"
@@ -80,6 +82,13 @@ MembershipSpec membership_spec(const ParallelStateOptions& options, int64_t rank
   return spec;
 }
 
+void check_rank(const ParallelStateOptions& options, int64_t rank) {
+  const RankGrids check(options.sizes);
+  const int64_t world = options.sizes.world_size;
+  require<ConfigError>(rank >= 0 && rank < world, "rank {} is outside the world of {} ranks", rank,
+                       world);
+}
+
 }  // namespace
 
 struct ParallelState::Impl {
@@ -135,16 +144,29 @@ struct ParallelState::Impl {
     spec.single_host = options.single_host;
     spec.options = key.options;
     try {
+      await_members(spec);
       entry = std::make_shared<Communicator>(connect(spec, options), guard->ledger(identity),
                                              state.timeout);
     } catch (const c10::Error& error) {
-      communicators.erase(key);
       const auto posted = failures->find();
-      fail<CommunicationError>("group {} could not be connected on rank {} within {:.1f} s: {}",
-                               spec.group_name, rank, state.timeout.count() / 1e3,
-                               posted ? *posted : error.what_without_backtrace());
+      fail_to_connect(spec, posted ? *posted : error.what_without_backtrace());
     }
     return entry;
+  }
+
+  /// Connecting cannot be interrupted, so it starts once all members want it.
+  void await_members(const BackendSpec& spec) const {
+    if (!membership) return;
+    const auto absent =
+        gather(*spec.store, spec.ranks, rank, std::chrono::steady_clock::now() + spec.timeout,
+               [this] { return failures->find(); });
+    if (absent) fail_to_connect(spec, *absent);
+  }
+
+  [[noreturn]] void fail_to_connect(const BackendSpec& spec, const std::string& reason) const {
+    fail<CommunicationError>("group {} could not be connected on rank {} within {:.1f} s: {}",
+                             spec.group_name, rank, static_cast<double>(spec.timeout.count()) / 1e3,
+                             reason);
   }
 
   /// Keeps one group for each communicator.
@@ -187,6 +209,16 @@ ParallelState ParallelState::single_process(c10::Device device) {
   return ParallelState(nullptr, 0, std::move(options));
 }
 
+ParallelState ParallelState::planning_rank(const ParallelSizes& sizes, int64_t rank,
+                                           CollectiveObserver observer) {
+  ParallelStateOptions options;
+  options.sizes = sizes;
+  options.observer = std::move(observer);
+  options.backend_factory = make_planning_backend;
+  check_rank(options, rank);
+  return ParallelState(std::make_shared<Impl>(nullptr, rank, std::move(options)));
+}
+
 ParallelState::ParallelState(const LaunchEnvironment& environment, ParallelStateOptions options) {
   options.sizes.world_size = environment.world_size;
   options.single_host = environment.single_host();
@@ -199,9 +231,7 @@ ParallelState::ParallelState(const LaunchEnvironment& environment, ParallelState
 ParallelState::ParallelState(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank,
                              ParallelStateOptions options) {
   const int64_t world = options.sizes.world_size;
-  const RankGrids check(options.sizes);
-  require<ConfigError>(rank >= 0 && rank < world, "rank {} is outside the world of {} ranks", rank,
-                       world);
+  check_rank(options, rank);
   require<ConfigError>(world == 1 || store, "a world of {} ranks needs a store", world);
   std::unique_ptr<Membership> membership;
   if (world > 1)

@@ -67,8 +67,8 @@ struct ParallelStateOptions {
 ///
 /// When the last copy goes, the rank checks out. Rank 0, where it serves the store, waits for the
 /// others to do so, for 5 s at most, 2 s after a failure, 10 s after a refusal; no rank can make a
-/// group or learn of a failure after that. Once all ranks have checked out they can meet again, with
-/// a new ParallelState on each of them; as long as one has not, the others wait for it.
+/// group or learn of a failure after that. Once all ranks have checked out they can meet again,
+/// with a new ParallelState on each of them; as long as one has not, the others wait for it.
 ///
 /// Where SIGPIPE has its default action, the first group of several ranks sets it to be ignored, so
 /// that the death of a peer is an error and not the end of the process.
@@ -76,6 +76,14 @@ class ParallelState {
  public:
   /// One process without peers, on `device`.
   static ParallelState single_process(c10::Device device = c10::kCPU);
+
+  /// Rank `rank` of a world that is not there, on the CPU. Nothing is sent and nobody is waited
+  /// for; every collective is answered at once as if all ranks had sent what this one sends (a sum
+  /// is the size of the group times the input, a gather repeats it), and a message is received as
+  /// zeros. `observer` sees every call. So one process can see what any rank of any world would
+  /// communicate; see verify_collectives(). ConfigError as for a real rank.
+  static ParallelState planning_rank(const ParallelSizes& sizes, int64_t rank,
+                                     CollectiveObserver observer = {});
 
   /// The rank that a launcher's environment describes. Throws ConfigError if the sizes do not fit
   /// the world, CommunicationError if the store cannot be served (port in use) or reached, or
@@ -130,6 +138,8 @@ class ParallelState {
 
  private:
   struct Impl;
+  explicit ParallelState(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
   std::shared_ptr<Impl> impl_;
 };
 

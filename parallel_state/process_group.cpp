@@ -24,6 +24,8 @@ void ProcessGroup::post_failure(const std::string& message) const noexcept {
   state_->failures->post(message);
 }
 
-c10d::ProcessGroup* ProcessGroup::c10d_group() const { return state_->c10d.get(); }
+c10d::ProcessGroup* ProcessGroup::c10d_group() const {
+  return state_->communicator ? state_->communicator->c10d().get() : nullptr;
+}
 
 }  // namespace lockstep

@@ -2,9 +2,8 @@
 
 // Internal: what stands behind a ProcessGroup handle.
 
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-
-#include "lockstep/parallel_state/failure_board.h"
+#include "lockstep/parallel_state/collective_record.h"
+#include "lockstep/parallel_state/communicator.h"
 #include "lockstep/parallel_state/process_group.h"
 
 namespace lockstep {
@@ -15,8 +14,10 @@ struct ProcessGroup::State {
   int64_t rank = 0;         ///< position in `ranks`
   int64_t global_rank = 0;  ///< rank in the world, for messages
   std::chrono::milliseconds timeout{};
-  std::shared_ptr<const FailureBoard> failures;
-  c10::intrusive_ptr<c10d::ProcessGroup> c10d;  ///< null for a group of one rank
+  std::shared_ptr<FailureBoard> failures;
+  std::shared_ptr<DesyncGuard> guard;
+  std::shared_ptr<Communicator> communicator;  ///< null for a group of one rank
+  CollectiveObserver observer = {};            ///< may be empty
 };
 
 }  // namespace lockstep

@@ -198,9 +198,8 @@ TEST(DistributedDataParallel, OneCollectivePerBucketAndStepAndNoneInsideNoSync) 
                 ASSERT_EQ(calls.size(), buckets.size() + 1);
                 for (size_t i = 0; i < calls.size(); ++i) {
                   const bool tokens = i == buckets.size();
-                  EXPECT_EQ(calls[i].operation, "allreduce");
-                  EXPECT_EQ(calls[i].reduce_op, c10d::ReduceOp::SUM);
-                  EXPECT_EQ(calls[i].dtype, at::kDouble);
+                  EXPECT_EQ(calls[i].operation, "all_reduce (sum)");
+                  EXPECT_EQ(calls[i].dtype, "Double");
                   EXPECT_EQ(calls[i].bytes, tokens ? 8 : buckets[i].bytes);
                   EXPECT_EQ(report.entries[i].bytes, calls[i].bytes);
                   EXPECT_EQ(report.entries[i].pass, tokens ? "num_tokens" : "data-parallel");

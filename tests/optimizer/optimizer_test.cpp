@@ -90,7 +90,7 @@ TEST(GradNorm, ReplicatedParametersCountOnceAndShardsAll) {
       {.sizes = {.tensor = 2}, .log = &log});
   int64_t calls = 0;
   for (const auto& call : log.of_rank(0))
-    if (call.operation == "allreduce") {
+    if (call.operation == "all_reduce (sum)") {
       ++calls;
       EXPECT_EQ(call.bytes, 8);
     }

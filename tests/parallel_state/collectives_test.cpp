@@ -90,7 +90,7 @@ TEST(Collectives, HandlesMayBeWaitedForTwiceAndInAnyOrder) {
   });
 }
 
-TEST(Collectives, TheRecordingBackendSeesEveryCall) {
+TEST(Collectives, TheObserverSeesEveryCall) {
   CollectiveLog log;
   run_ranks(2,
             [](const ParallelState& state) {
@@ -100,8 +100,8 @@ TEST(Collectives, TheRecordingBackendSeesEveryCall) {
             {.log = &log});
   const auto calls = log.of_rank(1);
   ASSERT_EQ(calls.size(), 1u);
-  EXPECT_EQ(calls[0], (testing::RecordedCollective{1, "world[0, 1]", "allreduce", 24, at::kDouble,
-                                                   c10d::ReduceOp::MAX}));
+  EXPECT_EQ(calls[0],
+            (CollectiveRecord{1, "world", {0, 1}, "all_reduce (max)", "test", "Double", 3, 24}));
 }
 
 TEST(Collectives, ARankThatDoesNotComeIsATimeoutThatNamesGroupOperationAndLabel) {
@@ -116,7 +116,7 @@ TEST(Collectives, ARankThatDoesNotComeIsATimeoutThatNamesGroupOperationAndLabel)
                                       },
                                       {.timeout = milliseconds(1000)});
   EXPECT_TRUE(errors[0].starts_with(
-      "all_reduce of bucket 7 over group world [0, 1] failed on rank 0 after "))
+      "all_reduce (sum) of bucket 7 over group world [0, 1] failed on rank 0 after "))
       << errors[0];
   EXPECT_NE(errors[0].find("(timeout 1.0 s)"), std::string::npos) << errors[0];
   EXPECT_EQ(errors[1], "");
@@ -142,13 +142,19 @@ TEST(Collectives, AFailedRankIsNamedLongBeforeTheTimeout) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(4));
 }
 
-TEST(Collectives, RefusalsOfTheBackendAreTranslated) {
-  const auto errors = errors_of_ranks(2, [](const ParallelState& state) {
-    at::Tensor integers = at::zeros({3}, at::kInt);
-    all_reduce(state.world(), integers, ReduceOp::average, "counts").wait();
-  });
-  for (const std::string& error : errors)
-    EXPECT_TRUE(error.starts_with("all_reduce of counts over group world [0, 1] failed")) << error;
+TEST(Collectives, WhatCannotBeReducedIsRefused) {
+  const auto errors_of = [](at::ScalarType dtype, ReduceOp op) {
+    return errors_of_ranks(2, [=](const ParallelState& state) {
+      const at::Tensor tensor = at::zeros({3}, dtype);
+      all_reduce(state.world(), tensor, op, "counts").wait();
+    });
+  };
+  for (const std::string& error : errors_of(at::kInt, ReduceOp::average))
+    EXPECT_EQ(error,
+              "all_reduce (average) of counts over group world [0, 1]: found an average of "
+              "integers, allowed: floating-point tensors");
+  for (const std::string& error : errors_of(at::kBool, ReduceOp::sum))
+    EXPECT_NE(error.find("found Bool, allowed: Float"), std::string::npos) << error;
 }
 
 }  // namespace

@@ -133,6 +133,33 @@ TEST(ParallelState, AllGatherHasACommunicatorOfItsOwnOnlyWhenAskedFor) {
   }
 }
 
+TEST(ParallelState, ARankThatDoesNotComeToConnectAGroupIsNamed) {
+  const auto errors =
+      testing::errors_of_ranks(3,
+                               [](const ParallelState& state) {
+                                 if (state.rank() == 1) {
+                                   std::this_thread::sleep_for(std::chrono::seconds(2));
+                                 } else {
+                                   state.world();
+                                 }
+                               },
+                               {.timeout = std::chrono::milliseconds(500)});
+  const std::string reason = " within 0.5 s: rank 1 did not come to connect it";
+  EXPECT_EQ(errors[0], "group world[0, 1, 2] could not be connected on rank 0" + reason);
+  EXPECT_EQ(errors[2], "group world[0, 1, 2] could not be connected on rank 2" + reason);
+}
+
+TEST(ParallelState, AFailureEndsTheWaitForAGroup) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto errors = testing::errors_of_ranks(2, [](const ParallelState& state) {
+    if (state.rank() == 1) throw UsageError("no text");
+    state.world();
+  });
+  EXPECT_EQ(errors[0],
+            "group world[0, 1] could not be connected on rank 0 within 20.0 s: rank 1: no text");
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+}
+
 TEST(ParallelState, ARankOutsideAGroupIsToldSo) {
   run_ranks(4,
             [](const ParallelState& state) {

@@ -30,8 +30,11 @@ Outcome run(int64_t world, const RankBody& body, RankThreadOptions options) {
     state_options.sizes = options.sizes;
     state_options.timeout = options.timeout;
     if (options.log)
+      state_options.observer = [&options](const CollectiveRecord& call) { options.log->add(call); };
+    if (options.backend_log)
       state_options.backend_factory = [&options, rank](const BackendSpec& spec) {
-        return make_recording_backend(make_gloo_backend(spec), options.log, spec.group_name, rank);
+        return make_recording_backend(make_gloo_backend(spec), options.backend_log, spec.group_name,
+                                      rank);
       };
     const ParallelState state(store, rank, state_options);
     try {

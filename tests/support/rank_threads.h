@@ -15,7 +15,8 @@ namespace lockstep::testing {
 struct RankThreadOptions {
   ParallelSizes sizes = {};  ///< world_size is filled in
   std::chrono::milliseconds timeout = std::chrono::seconds(20);
-  CollectiveLog* log = nullptr;  ///< notes every collective
+  CollectiveLog* log = nullptr;       ///< notes every collective, as it was called
+  BackendLog* backend_log = nullptr;  ///< notes what the backends are asked to do
 };
 
 using RankBody = std::function<void(const ParallelState&)>;

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+/// What one rank did in one group, kept so that ranks can be compared.
+namespace lockstep {
+
+/// One collective of a rank.
+struct CollectiveEntry {
+  int64_t sequence = 0;   ///< from 1, within the group
+  int64_t step = 0;       ///< training step, as last told to the guard
+  std::string operation;  ///< "all_reduce (sum)"
+  std::string label;      ///< what is communicated: "bucket 3"
+  int64_t numel = 0;      ///< elements of this rank's input; -1 where ranks may differ in it
+  std::string dtype;      ///< "Float"
+
+  /// Whether two ranks did the same; the step may differ.
+  bool same_operation(const CollectiveEntry& other) const;
+  /// "all_reduce (sum) of bucket 3, 1024 x Float (step 12)"
+  std::string to_string() const;
+};
+
+/// The collectives of one rank in one group: how many, a fingerprint of all, and the last ones in
+/// words. Thread-safe. Adding one costs some tens of nanoseconds.
+class CollectiveLedger {
+ public:
+  /// Entries that are kept in words.
+  static constexpr size_t kKept = 64;
+
+  struct State {
+    int64_t sequence = 0;      ///< number of collectives
+    uint64_t fingerprint = 0;  ///< of all of them, in order
+    bool operator==(const State&) const = default;
+  };
+
+  /// Returns a hash of this one call.
+  uint64_t add(int64_t step, std::string_view operation, std::string_view label, int64_t numel,
+               std::string_view dtype);
+  State state() const;
+
+  /// The kept entries, oldest first.
+  std::vector<CollectiveEntry> entries() const;
+
+  /// The entries as text for another rank, and back. parse() drops lines that it cannot read.
+  std::string serialize() const;
+  static std::vector<CollectiveEntry> parse(const std::string& text);
+
+ private:
+  mutable std::mutex mutex_;
+  State state_;
+  std::vector<CollectiveEntry> ring_;
+};
+
+/// A hash of one call, the same on all ranks that make it.
+uint64_t identity_of_call(std::string_view operation, std::string_view label, int64_t numel,
+                          std::string_view dtype);
+
+/// What a rank of a group told of itself.
+struct RankAccount {
+  int64_t rank = 0;                      ///< in the world
+  bool answered = false;                 ///< it told anything
+  std::vector<CollectiveEntry> entries;  ///< in the group, oldest first
+  std::string elsewhere = {};            ///< what it waits for, or that it has ended; may be empty
+};
+
+/// The first collective in which the ranks of a group did not do the same: who did what instead, or
+/// who did not come, or did not answer. Empty if the accounts agree.
+std::optional<std::string> first_difference(const std::vector<RankAccount>& accounts);
+
+}  // namespace lockstep

@@ -1,0 +1,36 @@
+#pragma once
+
+// Internal.
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "lockstep/parallel_state/desync_guard.h"
+#include "lockstep/parallel_state/host_exchange.h"
+
+namespace lockstep {
+
+/// Name of the backend that answers without peers.
+inline constexpr char kPlanningBackend[] = "planning";
+
+/// What the ranks of a group communicate with. Shared by all groups of the same ranks.
+class Communicator {
+ public:
+  Communicator(c10::intrusive_ptr<c10d::ProcessGroup> group,
+               std::shared_ptr<DesyncGuard::NamedLedger> ledger, std::chrono::milliseconds timeout)
+      : group_(std::move(group)), ledger_(std::move(ledger)) {
+    const auto backend = group_->getBackend(c10::kCPU);
+    if (backend->getBackendName() != kPlanningBackend) exchange_.emplace(backend, timeout);
+  }
+
+  const c10::intrusive_ptr<c10d::ProcessGroup>& c10d() const { return group_; }
+  DesyncGuard::NamedLedger& ledger() const { return *ledger_; }
+  /// For CPU tensors. nullptr for a planning rank.
+  HostExchange* exchange() { return exchange_ ? &*exchange_ : nullptr; }
+
+ private:
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  std::shared_ptr<DesyncGuard::NamedLedger> ledger_;
+  std::optional<HostExchange> exchange_;
+};
+
+}  // namespace lockstep

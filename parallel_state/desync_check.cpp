@@ -1,0 +1,50 @@
+#include "lockstep/parallel_state/desync_check.h"
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/parallel_state/operation.h"
+
+namespace lockstep {
+namespace {
+
+/// The comparison of one group, under way. Goes around the ledger that it compares.
+class Comparison {
+ public:
+  explicit Comparison(const ProcessGroup& group) {
+    operation_.group = group.shared_state();
+    operation_.name = "comparison";
+    operation_.label = "what the ranks have done";
+    const CollectiveLedger::State state = communicator().ledger().state();
+    mine_ = at::tensor({state.sequence, static_cast<int64_t>(state.fingerprint)}, at::kLong);
+    all_ = at::empty({group.size(), 2}, at::kLong);
+    work_ = start_operation(operation_, [&] {
+      return std::vector<Work::Operation::Part>{
+          communicator().exchange()->all_gather(all_, mine_, HostExchange::kUncounted)};
+    });
+  }
+
+  void finish() {
+    work_.wait();
+    if (at::equal(all_, mine_.expand_as(all_))) return;
+    fail_operation(operation_, "the ranks have not done the same");
+  }
+
+ private:
+  Communicator& communicator() const { return *operation_.group->communicator; }
+
+  Work::Operation operation_;
+  at::Tensor mine_, all_;
+  Work work_;
+};
+
+}  // namespace
+
+void check_in_step(const std::vector<ProcessGroup>& groups) {
+  std::vector<Comparison> comparisons;
+  for (const ProcessGroup& group : groups)
+    if (group.shared_state()->communicator->exchange()) comparisons.emplace_back(group);
+  for (Comparison& comparison : comparisons) comparison.finish();
+}
+
+}  // namespace lockstep

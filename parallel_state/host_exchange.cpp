@@ -1,0 +1,189 @@
+#include "lockstep/parallel_state/host_exchange.h"
+
+#include <cstring>
+#include <numeric>
+
+#include "lockstep/core/integers.h"
+#include "lockstep/parallel_state/host_reduction.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kWorkers = 2;
+
+void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
+  if (to != from) std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
+}  // namespace
+
+bool HostTask::wait_for(std::chrono::milliseconds patience) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (!ended_.wait_for(lock, patience, [&] { return done_; })) return false;
+  if (error_) std::rethrow_exception(error_);
+  return true;
+}
+
+bool HostTask::is_completed() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return done_;
+}
+
+void HostTask::end(std::exception_ptr error) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    done_ = true;
+    error_ = std::move(error);
+  }
+  ended_.notify_all();
+}
+
+HostExchange::HostExchange(c10::intrusive_ptr<c10d::Backend> backend,
+                           std::chrono::milliseconds timeout)
+    : backend_(std::move(backend)),
+      timeout_(timeout),
+      rank_(backend_->getRank()),
+      size_(backend_->getSize()) {}
+
+HostExchange::~HostExchange() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ended_ = true;
+    for (HostMessages* messages : under_way_) messages->give_up();
+  }
+  wake_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+std::shared_ptr<HostTask> HostExchange::enqueue(uint64_t identity,
+                                                std::function<void(HostMessages&)> body) {
+  auto task = std::make_shared<HostTask>();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    queue_.push_back({task, std::move(body), identity, identity == kUncounted ? 0 : next_++});
+    if (idle_ < static_cast<int>(queue_.size()) && workers_.size() < kWorkers)
+      workers_.emplace_back([this] { work(); });
+  }
+  wake_.notify_one();
+  return task;
+}
+
+void HostExchange::work() {
+  at::Tensor scratch;
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!ended_) {
+    ++idle_;
+    wake_.wait(lock, [&] { return ended_ || !queue_.empty(); });
+    --idle_;
+    if (ended_) break;
+    Entry entry = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    run(entry, scratch);
+    entry = {};
+    lock.lock();
+  }
+}
+
+void HostExchange::run(const Entry& entry, at::Tensor& scratch) {
+  HostMessages messages(*backend_, timeout_, scratch, entry.identity, entry.number);
+  std::exception_ptr error;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    error = broken_;
+    if (ended_) messages.give_up();
+    under_way_.push_back(&messages);
+  }
+  if (!error) try {
+      entry.body(messages);
+      messages.finish();
+    } catch (const std::exception&) {
+      error = std::current_exception();
+      messages.give_up();
+    }
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    broken_ = error;
+    std::erase(under_way_, &messages);
+  }
+  entry.task->end(error);
+}
+
+std::shared_ptr<HostTask> HostExchange::all_reduce(const at::Tensor& tensor,
+                                                   const HostReduction& reduction,
+                                                   uint64_t identity) {
+  HostSlices slices(tensor, ceil_div(tensor.numel(), int64_t{size_}));
+  slices.gather = true;
+  slices.output = slices.input.narrow(0, slices.begin(rank_), slices.numel_of(rank_));
+  return enqueue(identity, [=, this](HostMessages& messages) {
+    reduce_slices(messages, slices, reduction, rank_, size_);
+  });
+}
+
+std::shared_ptr<HostTask> HostExchange::reduce_scatter(const at::Tensor& output,
+                                                       const at::Tensor& input,
+                                                       const HostReduction& reduction,
+                                                       uint64_t identity) {
+  HostSlices slices(input, output.numel());
+  slices.output = output;
+  return enqueue(identity, [=, this](HostMessages& messages) {
+    reduce_slices(messages, slices, reduction, rank_, size_);
+  });
+}
+
+std::shared_ptr<HostTask> HostExchange::all_gather(const at::Tensor& output,
+                                                   const at::Tensor& input, uint64_t identity) {
+  return enqueue(identity, [=, this](HostMessages& messages) {
+    const auto bytes = static_cast<int64_t>(input.nbytes());
+    const auto part = [&](int rank) { return bytes_of(output) + rank * bytes; };
+    for (int step = 1; step < size_; ++step) {
+      const int from = (rank_ + size_ - step) % size_;
+      messages.receive(part(from), bytes, from);
+    }
+    for (int step = 1; step < size_; ++step)
+      messages.send(bytes_of(input), bytes, (rank_ + step) % size_);
+    copy_bytes(part(rank_), bytes_of(input), bytes);
+  });
+}
+
+std::shared_ptr<HostTask> HostExchange::all_to_all(const at::Tensor& output,
+                                                   const at::Tensor& input,
+                                                   std::vector<int64_t> output_bytes,
+                                                   std::vector<int64_t> input_bytes,
+                                                   uint64_t identity) {
+  return enqueue(identity, [=, this](HostMessages& messages) {
+    const auto starts = [](const std::vector<int64_t>& bytes) {
+      std::vector<int64_t> result(bytes.size());
+      std::exclusive_scan(bytes.begin(), bytes.end(), result.begin(), int64_t{0});
+      return result;
+    };
+    const std::vector<int64_t> to = starts(output_bytes), from = starts(input_bytes);
+    for (int step = 1; step < size_; ++step) {
+      const auto source = static_cast<size_t>((rank_ + size_ - step) % size_);
+      messages.receive(bytes_of(output) + to[source], output_bytes[source],
+                       static_cast<int>(source));
+    }
+    for (int step = 1; step < size_; ++step) {
+      const auto peer = static_cast<size_t>((rank_ + step) % size_);
+      messages.send(bytes_of(input) + from[peer], input_bytes[peer], static_cast<int>(peer));
+    }
+    const auto own = static_cast<size_t>(rank_);
+    copy_bytes(bytes_of(output) + to[own], bytes_of(input) + from[own], input_bytes[own]);
+  });
+}
+
+std::shared_ptr<HostTask> HostExchange::broadcast(const at::Tensor& tensor, int source,
+                                                  uint64_t identity) {
+  return enqueue(identity, [=, this](HostMessages& messages) {
+    const auto bytes = static_cast<int64_t>(tensor.nbytes());
+    const int place = (rank_ - source + size_) % size_;  // in the tree; the source is its root
+    int subtree = 1;
+    while (subtree < size_ && place % (2 * subtree) == 0) subtree *= 2;
+    if (place != 0)
+      messages.wait(messages.receive(bytes_of(tensor), bytes, (rank_ - subtree + size_) % size_));
+    for (int step = subtree / 2; step > 0; step /= 2)
+      if (place + step < size_) messages.send(bytes_of(tensor), bytes, (rank_ + step) % size_);
+  });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,111 @@
+#pragma once
+
+// Internal.
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "lockstep/parallel_state/host_messages.h"
+#include "lockstep/parallel_state/ordered_reduction.h"
+
+namespace lockstep {
+
+/// A collective that a thread of HostExchange runs.
+class HostTask {
+ public:
+  /// Waits up to `patience`. Returns whether the task has ended; throws what made it fail.
+  bool wait_for(std::chrono::milliseconds patience);
+  bool is_completed() const;
+
+ private:
+  friend class HostExchange;
+  void end(std::exception_ptr error);
+
+  mutable std::mutex mutex_;
+  std::condition_variable ended_;
+  bool done_ = false;
+  std::exception_ptr error_;
+};
+
+/// Collectives on the host, made of sends and receives between all pairs of ranks of a group. In a
+/// reduction each rank owns one slice, collects the terms of the others, adds them in rank order
+/// and, for an all-reduce, sends the sum to all. A rank sends (n - 1) / n of its input for a
+/// reduce-scatter, where Gloo's own sends it n times, and what arrives of an all-gather lies where
+/// it belongs at once. Sums have the same bits whatever the size of the message and whichever of
+/// all-reduce and reduce-scatter made them. A broadcast goes down a binomial tree.
+///
+/// A message is cut into chunks; a chunk is added while it is in the cache and while the next one
+/// arrives. Tasks start in the order of the calls, which must be the same on all ranks; two are
+/// under way at a time.
+///
+/// The tag of a message is made of its number of bytes, of the `identity` of the call and of its
+/// place among the calls. Where ranks do not do the same, their messages do not meet, and the call
+/// times out; Gloo would end the process at a message of another size, or take the wrong one.
+class HostExchange {
+ public:
+  /// For a call that stands outside of the sequence that the ranks must agree on.
+  static constexpr uint64_t kUncounted = 0;
+
+  /// Over `backend`, which must be able to send and receive CPU tensors.
+  HostExchange(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds timeout);
+  /// Gives up what is still under way.
+  ~HostExchange();
+  HostExchange(const HostExchange&) = delete;
+  HostExchange& operator=(const HostExchange&) = delete;
+
+  /// Tensors are contiguous. `tensor` [n elements], in place.
+  std::shared_ptr<HostTask> all_reduce(const at::Tensor& tensor, const HostReduction& reduction,
+                                       uint64_t identity);
+  /// `input` [size * n elements] -> `output` [n elements], which may be this rank's part of
+  /// `input`.
+  std::shared_ptr<HostTask> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                           const HostReduction& reduction, uint64_t identity);
+  /// `input` [n elements] -> `output` [size * n elements], of which `input` may be this rank's
+  /// part.
+  std::shared_ptr<HostTask> all_gather(const at::Tensor& output, const at::Tensor& input,
+                                       uint64_t identity);
+  /// Part i of `input` has input_bytes[i] bytes and goes to rank i.
+  std::shared_ptr<HostTask> all_to_all(const at::Tensor& output, const at::Tensor& input,
+                                       std::vector<int64_t> output_bytes,
+                                       std::vector<int64_t> input_bytes, uint64_t identity);
+  std::shared_ptr<HostTask> broadcast(const at::Tensor& tensor, int source, uint64_t identity);
+
+ private:
+  struct Entry {
+    std::shared_ptr<HostTask> task;
+    std::function<void(HostMessages&)> body;
+    uint64_t identity;
+    uint64_t number;
+  };
+
+  std::shared_ptr<HostTask> enqueue(uint64_t identity, std::function<void(HostMessages&)> body);
+  void work();
+  void run(const Entry& entry, at::Tensor& scratch);
+
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  std::chrono::milliseconds timeout_;
+  int rank_;
+  int size_;
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Entry> queue_;
+  std::vector<std::thread> workers_;
+  std::vector<HostMessages*> under_way_;
+  std::exception_ptr broken_;  ///< what made the first task fail; the later ones fail alike
+  int idle_ = 0;
+  uint64_t next_ = 0;
+  bool ended_ = false;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,67 @@
+#pragma once
+
+// Internal.
+
+#include <chrono>
+#include <mutex>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+namespace lockstep {
+
+/// The first byte of a contiguous CPU tensor.
+inline std::byte* bytes_of(const at::Tensor& tensor) {
+  return static_cast<std::byte*>(tensor.data_ptr());
+}
+
+/// A tag for a message of `bytes` between two ranks outside of HostExchange.
+int message_tag(uint64_t identity, int64_t bytes);
+
+/// The messages of one task of HostExchange. Used by one thread; give_up() may come from another.
+class HostMessages {
+ public:
+  using Message = c10::intrusive_ptr<c10d::Work>;
+
+  /// `identity` and `number` of the call make the tags; `scratch` belongs to the thread.
+  HostMessages(c10d::Backend& backend, std::chrono::milliseconds timeout, at::Tensor& scratch,
+               uint64_t identity, uint64_t number)
+      : backend_(backend),
+        timeout_(timeout),
+        scratch_(scratch),
+        identity_(identity),
+        number_(number) {}
+
+  /// Post a message. The memory must live until finish(). Empty messages are not sent.
+  Message send(std::byte* data, int64_t bytes, int peer, int stage = 0) {
+    return post(true, data, bytes, peer, stage);
+  }
+  Message receive(std::byte* data, int64_t bytes, int peer, int stage = 0) {
+    return post(false, data, bytes, peer, stage);
+  }
+
+  /// Returns when the message has been read or written. Throws when that fails, takes longer than
+  /// the timeout, or was given up.
+  void wait(const Message& message) const;
+  /// Waits for all messages.
+  void finish();
+  /// Ends all waits, and those to come.
+  void give_up();
+
+  /// Scratch memory of at least `bytes` bytes; what was reserved before is gone.
+  std::byte* reserve(int64_t bytes);
+
+ private:
+  Message post(bool is_send, std::byte* data, int64_t bytes, int peer, int stage);
+
+  c10d::Backend& backend_;
+  const std::chrono::milliseconds timeout_;
+  at::Tensor& scratch_;
+  const uint64_t identity_, number_;
+  std::mutex mutex_;
+  std::vector<Message> messages_;
+  bool given_up_ = false;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,34 @@
+#pragma once
+
+// Internal.
+
+#include "lockstep/parallel_state/host_messages.h"
+#include "lockstep/parallel_state/ordered_reduction.h"
+
+namespace lockstep {
+
+/// How a tensor is cut: rank p owns the elements begin(p) ... end(p).
+struct HostSlices {
+  at::Tensor input;  ///< of all slices; where sums are gathered to if `gather`
+  at::Tensor output;
+  HostType type;
+  bool gather = false;
+  int64_t length;  ///< elements of a slice
+  int64_t numel;
+  int64_t item;  ///< bytes of an element
+
+  HostSlices(const at::Tensor& whole, int64_t slice_length);
+
+  int64_t begin(int rank) const { return std::min(rank * length, numel); }
+  int64_t end(int rank) const { return begin(rank + 1); }
+  int64_t numel_of(int rank) const { return end(rank) - begin(rank); }
+  std::byte* at(int64_t element) const { return bytes_of(input) + element * item; }
+};
+
+/// Sends each of the other ranks its slice, chunk by chunk, adds up what arrives for the slice of
+/// `rank` in rank order, and sends the sums to all where `slices` gathers. The messages must be
+/// finished after it.
+void reduce_slices(HostMessages& messages, const HostSlices& slices, const HostReduction& reduction,
+                   int rank, int size);
+
+}  // namespace lockstep

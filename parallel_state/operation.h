@@ -1,0 +1,44 @@
+#pragma once
+
+// Internal: how the collectives are started and waited for.
+
+#include <variant>
+
+#include "lockstep/parallel_state/process_group_state.h"
+#include "lockstep/parallel_state/work.h"
+
+namespace lockstep {
+
+struct Work::Operation {
+  using C10dWork = c10::intrusive_ptr<c10d::Work>;
+  using Part = std::variant<C10dWork, std::shared_ptr<HostTask>>;
+
+  std::shared_ptr<const ProcessGroup::State> group;
+  std::string name;
+  std::string label;
+  bool on_cuda = false;
+  bool point_to_point = false;  ///< Gloo cannot be asked whether such a part has ended
+  std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+  std::vector<Part> parts = {};
+};
+
+/// The message without the stack of C++ frames that c10::Error appends.
+std::string reason_of(const std::exception& error);
+
+/// Posts the failure of `operation`, asks the other ranks what they did, and throws
+/// CommunicationError with all that.
+[[noreturn]] void fail_operation(const Work::Operation& operation, const std::string& reason);
+
+/// Starts `operation`: call() -> its parts.
+template <class Call>
+Work start_operation(Work::Operation operation, Call call) {
+  auto shared = std::make_shared<Work::Operation>(std::move(operation));
+  try {
+    shared->parts = call();
+  } catch (const std::exception& error) {
+    fail_operation(*shared, reason_of(error));
+  }
+  return Work(std::move(shared));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,43 @@
+#include <ATen/ATen.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/parallel_state/collective_call.h"
+#include "lockstep/parallel_state/collectives.h"
+
+namespace lockstep {
+namespace {
+
+Work message(const ProcessGroup& group, const at::Tensor& tensor, int64_t peer, bool is_send,
+             std::string_view label) {
+  CollectiveCall call(
+      group, is_send ? fmt::format("send (to {})", peer) : fmt::format("receive (from {})", peer),
+      label);
+  call.check_tensors({tensor});
+  call.check_position(peer);
+  call.check(peer != group.rank(), "found this rank as the peer, allowed: another one");
+  call.note({tensor}, CollectiveCall::Kind::message);
+  return call.start(
+      tensor,
+      [&](c10d::ProcessGroup& c10d) {
+        std::vector<at::Tensor> one = {tensor};
+        const int position = static_cast<int>(peer);
+        const int tag = message_tag(call.identity(), static_cast<int64_t>(tensor.nbytes()));
+        return std::vector<Work::Operation::Part>{is_send ? c10d.send(one, position, tag)
+                                                          : c10d.recv(one, position, tag)};
+      },
+      /*point_to_point=*/true);
+}
+
+}  // namespace
+
+Work send(const ProcessGroup& group, const at::Tensor& tensor, int64_t destination,
+          std::string_view label) {
+  return message(group, tensor, destination, /*is_send=*/true, label);
+}
+
+Work receive(const ProcessGroup& group, const at::Tensor& tensor, int64_t source,
+             std::string_view label) {
+  return message(group, tensor, source, /*is_send=*/false, label);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,103 @@
+#include "lockstep/parallel_state/collective_ledger.h"
+
+#include <gtest/gtest.h>
+
+namespace lockstep {
+namespace {
+
+void add(CollectiveLedger& ledger, const char* label, int64_t numel = 4, int64_t step = 1) {
+  ledger.add(step, "all_reduce (sum)", label, numel, "Float");
+}
+
+RankAccount account(int64_t rank, const CollectiveLedger& ledger) {
+  return {.rank = rank, .answered = true, .entries = ledger.entries(), .elsewhere = ""};
+}
+
+TEST(CollectiveLedger, CountsAndFingerprintsWhatWasDone) {
+  CollectiveLedger a, b;
+  EXPECT_EQ(a.state(), (CollectiveLedger::State{0, 0}));
+  add(a, "bucket 0");
+  add(b, "bucket 0", 4, /*step=*/9);
+  EXPECT_EQ(a.state().sequence, 1);
+  EXPECT_EQ(a.state(), b.state()) << "the step is no part of the fingerprint";
+  add(a, "bucket 1");
+  add(b, "bucket 2");
+  EXPECT_EQ(a.state().sequence, b.state().sequence);
+  EXPECT_NE(a.state().fingerprint, b.state().fingerprint);
+}
+
+TEST(CollectiveLedger, EveryPartOfACallCounts) {
+  const auto fingerprint = [](const char* operation, const char* label, int64_t numel,
+                              const char* dtype) {
+    CollectiveLedger ledger;
+    ledger.add(1, operation, label, numel, dtype);
+    return ledger.state().fingerprint;
+  };
+  const uint64_t reference = fingerprint("all_reduce", "bucket", 4, "Float");
+  EXPECT_NE(reference, fingerprint("all_gather", "bucket", 4, "Float"));
+  EXPECT_NE(reference, fingerprint("all_reduce", "tokens", 4, "Float"));
+  EXPECT_NE(reference, fingerprint("all_reduce", "bucket", 5, "Float"));
+  EXPECT_NE(reference, fingerprint("all_reduce", "bucket", 4, "Double"));
+  EXPECT_NE(fingerprint("ab", "c", 4, "Float"), fingerprint("a", "bc", 4, "Float"));
+}
+
+TEST(CollectiveLedger, KeepsTheLastOnesAndTravelsAsText) {
+  CollectiveLedger ledger;
+  for (int i = 0; i < 200; ++i) add(ledger, "bucket 3 ('a' to 'b')", i, i / 10);
+  const auto entries = CollectiveLedger::parse(ledger.serialize());
+  ASSERT_EQ(entries.size(), CollectiveLedger::kKept);
+  EXPECT_EQ(entries.front().sequence, 200 - 63);
+  EXPECT_EQ(entries.back().sequence, 200);
+  EXPECT_EQ(entries.back().to_string(),
+            "all_reduce (sum) of bucket 3 ('a' to 'b'), 199 x Float (step 19)");
+}
+
+TEST(CollectiveLedger, UnreadableTextIsDropped) {
+  EXPECT_TRUE(CollectiveLedger::parse("").empty());
+  EXPECT_TRUE(CollectiveLedger::parse("nonsense\n\n\x1f\x1f\n1\x1f").empty());
+}
+
+TEST(FirstDifference, RanksThatAgreeHaveNone) {
+  CollectiveLedger a, b;
+  for (CollectiveLedger* ledger : {&a, &b}) add(*ledger, "bucket 0");
+  EXPECT_EQ(first_difference({account(0, a), account(1, b)}), std::nullopt);
+  EXPECT_EQ(first_difference({}), std::nullopt);
+}
+
+TEST(FirstDifference, SaysWhoDidWhatInstead) {
+  CollectiveLedger a, b;
+  for (CollectiveLedger* ledger : {&a, &b}) add(*ledger, "bucket 0");
+  add(a, "bucket 1", 8, 3);
+  add(b, "bucket 2", 6, 3);
+  EXPECT_EQ(first_difference({account(0, a), account(5, b)}),
+            "the ranks part at operation 2 of the group: rank 0: all_reduce (sum) of bucket 1, "
+            "8 x Float (step 3); rank 5: all_reduce (sum) of bucket 2, 6 x Float (step 3)");
+}
+
+TEST(FirstDifference, SaysWhoDidNotCome) {
+  CollectiveLedger a, b;
+  for (CollectiveLedger* ledger : {&a, &b}) add(*ledger, "bucket 0");
+  add(a, "bucket 1", 8, 3);
+  RankAccount late = account(1, b);
+  late.elsewhere = "waits for broadcast (from 0) of weights over group tp [1, 3]";
+  const RankAccount silent{.rank = 2, .answered = false, .entries = {}, .elsewhere = ""};
+  EXPECT_EQ(
+      first_difference({account(0, a), late}),
+      "the ranks part at operation 2 of the group: rank 0: all_reduce (sum) of bucket 1, "
+      "8 x Float (step 3); rank 1: has not come to it; its last was operation 1: all_reduce "
+      "(sum) of bucket 0, 4 x Float (step 1); it waits for broadcast (from 0) of weights over "
+      "group tp [1, 3]");
+  EXPECT_TRUE(first_difference({account(0, a), silent})->ends_with("rank 2: no answer"));
+}
+
+TEST(FirstDifference, LooksOnlyAtWhatAllStillKnow) {
+  CollectiveLedger a, b;
+  for (int i = 0; i < 100; ++i) add(a, "bucket");
+  for (int i = 0; i < 60; ++i) add(b, i == 50 ? "other" : "bucket");
+  const auto difference = first_difference({account(0, a), account(1, b)});
+  ASSERT_TRUE(difference.has_value());
+  EXPECT_TRUE(difference->starts_with("the ranks part at operation 51 "));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,134 @@
+#include "lockstep/parallel_state/planning.h"
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/error.h"
+#include "lockstep/parallel_state/collectives.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep {
+namespace {
+
+using testing::throws_with;
+
+TEST(PlanningRank, AnswersAsIfAllHadSentTheSame) {
+  const ParallelState state =
+      ParallelState::planning_rank({.world_size = 1 << 20, .tensor = 4}, 1000002);
+  const ProcessGroup tp = state.group(GroupKind::tp);
+  EXPECT_EQ(tp.ranks(), (RankList{1000000, 1000001, 1000002, 1000003}));
+  EXPECT_EQ(tp.rank(), 2);
+
+  const at::Tensor tensor = at::arange(8, at::kDouble);
+  all_reduce(tp, tensor, {ReduceOp::sum, 1, 2}, "test").wait();
+  EXPECT_TRUE(at::equal(tensor, at::arange(8, at::kDouble) * 2));
+  all_reduce(tp, tensor, ReduceOp::average, "test").wait();
+  EXPECT_TRUE(at::equal(tensor, at::arange(8, at::kDouble) * 2));
+
+  const at::Tensor part = at::zeros({2}, at::kDouble);
+  reduce_scatter(tp, part, tensor, ReduceOp::max, "test").wait();
+  EXPECT_TRUE(at::equal(part, at::tensor({8.0, 10.0}, at::kDouble)));
+  all_gather(tp, tensor, part, "test").wait();
+  EXPECT_TRUE(at::equal(tensor.view({4, 2}), part.expand({4, 2})));
+  const at::Tensor output = at::zeros({8}, at::kDouble);
+  all_to_all(tp, output, at::arange(8, at::kDouble), "test").wait();
+  EXPECT_TRUE(at::equal(output, at::tensor({4, 5, 4, 5, 4, 5, 4, 5}, at::kDouble)));
+
+  EXPECT_EQ(all_gather_texts(tp, "abc", "test"), std::vector<std::string>(4, "abc"));
+  receive(tp, part, 0, "test").wait();
+  EXPECT_TRUE(at::equal(part, at::zeros({2}, at::kDouble)));
+  broadcast(tp, part, 3, "test").wait();
+  barrier(tp, "test");
+  state.check_in_step();
+}
+
+TEST(PlanningRank, BadSizesAreRefused) {
+  EXPECT_TRUE(throws_with<ConfigError>([] { ParallelState::planning_rank({.world_size = 8}, 8); },
+                                       "rank 8 is outside"));
+  EXPECT_TRUE(throws_with<ConfigError>(
+      [] { ParallelState::planning_rank({.world_size = 8, .tensor = 3}, 0); }, "not divisible"));
+}
+
+TEST(PlanningRank, TheObserverSeesEveryCall) {
+  std::vector<CollectiveRecord> calls;
+  const ParallelState state =
+      ParallelState::planning_rank({.world_size = 4, .tensor = 2}, 3,
+                                   [&](const CollectiveRecord& call) { calls.push_back(call); });
+  broadcast(state.group(GroupKind::dp), at::zeros({5}), 1, "weights").wait();
+  ASSERT_EQ(calls.size(), 1u);
+  EXPECT_EQ(calls[0],
+            (CollectiveRecord{3, "dp", {1, 3}, "broadcast (from 1)", "weights", "Float", 5, 20}));
+}
+
+const ParallelSizes kSizes = {.world_size = 64, .tensor = 2, .pipeline = 4};
+
+/// A step: gradients over dp, then a chain of messages along the pipeline.
+void step(const ParallelState& state, bool skip_a_bucket = false, const char* label = "activations",
+          int64_t numel = 6) {
+  for (const char* bucket : {"bucket 0", "bucket 1", "bucket 2"}) {
+    if (skip_a_bucket && bucket == std::string("bucket 1")) continue;
+    all_reduce(state.group(GroupKind::dp), at::ones({10}), ReduceOp::sum, bucket).wait();
+  }
+  const ProcessGroup pp = state.group(GroupKind::pp);
+  const at::Tensor tensor = at::ones({numel});
+  if (pp.rank() > 0) receive(pp, at::ones({6}), pp.rank() - 1, "activations").wait();
+  if (pp.rank() < pp.size() - 1) send(pp, tensor, pp.rank() + 1, label).wait();
+}
+
+TEST(VerifyCollectives, RanksThatAgreePass) {
+  EXPECT_EQ(verify_collectives(kSizes, [](const ParallelState& state) { step(state); }),
+            std::nullopt);
+}
+
+TEST(VerifyCollectives, ASkippedBucketIsFoundAndNamed) {
+  const auto difference = verify_collectives(
+      kSizes, [](const ParallelState& state) { step(state, state.rank() == 13); });
+  ASSERT_TRUE(difference.has_value());
+  EXPECT_TRUE(
+      difference->starts_with("group dp [1, 3, 5, 7, 9, 11, 13, 15]: the ranks part at "
+                              "operation 2 of the group: rank 1: all_reduce (sum) of "
+                              "bucket 1, 10 x Float (step 0); "))
+      << *difference;
+  EXPECT_NE(difference->find("rank 13: all_reduce (sum) of bucket 2"), std::string::npos);
+}
+
+TEST(VerifyCollectives, ABucketThatIsSkippedAtTheEndIsFound) {
+  const auto difference = verify_collectives({.world_size = 3}, [](const ParallelState& state) {
+    const at::Tensor tensor = at::ones({10});
+    if (state.rank() != 1) all_reduce(state.world(), tensor, ReduceOp::sum, "the last").wait();
+  });
+  EXPECT_NE(difference.value_or("").find("rank 1: has not come to it"), std::string::npos);
+}
+
+TEST(VerifyCollectives, MessagesMustMeet) {
+  const auto with_label = verify_collectives(kSizes, [](const ParallelState& state) {
+    step(state, false, state.rank() == 17 ? "gradients" : "activations");
+  });
+  EXPECT_EQ(with_label.value_or(""),
+            "message 1 from rank 17 to rank 33: send (to 2) of gradients, 6 x Float (step 0); "
+            "receive (from 1) of activations, 6 x Float (step 0)");
+  const auto with_size = verify_collectives(kSizes, [](const ParallelState& state) {
+    step(state, false, "activations", state.rank() == 17 ? 7 : 6);
+  });
+  EXPECT_NE(with_size.value_or("").find("from rank 17 to rank 33"), std::string::npos);
+  const auto unread = verify_collectives({.world_size = 2}, [](const ParallelState& state) {
+    if (state.rank() == 0) send(state.world(), at::ones({1}), 1, "loss").wait();
+  });
+  EXPECT_EQ(unread.value_or(""),
+            "message 1 from rank 0 to rank 1: send (to 1) of loss, 1 x Float (step 0); nothing is "
+            "received");
+}
+
+TEST(VerifyCollectives, AnErrorNamesItsRank) {
+  EXPECT_TRUE(throws_with<Error>(
+      [] {
+        verify_collectives({.world_size = 4}, [](const ParallelState& state) {
+          if (state.rank() == 2) throw UsageError("no such layer");
+        });
+      },
+      "planning rank 2 of 4: no such layer"));
+}
+
+}  // namespace
+}  // namespace lockstep
