@@ -1,6 +1,7 @@
 #include "lockstep/parallel_state/membership.h"
 
 #include <algorithm>
+#include <numeric>
 #include <random>
 #include <thread>
 
@@ -8,6 +9,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/failure_board.h"
+#include "lockstep/parallel_state/gathering.h"
 #include "lockstep/parallel_state/network.h"
 
 namespace lockstep {
@@ -24,8 +26,6 @@ constexpr char kConfig = 'C', kCommunication = 'X', kMissing = 'M';
 constexpr milliseconds kGrace{3000};
 
 std::string claim_key(int64_t rank) { return fmt::format("claim/{}", rank); }
-
-std::string here_key(int64_t rank) { return fmt::format("here/{}", rank); }
 
 /// Tells claims of one process apart too, which holds several ranks in tests.
 std::string unique_token() {
@@ -111,7 +111,7 @@ void Membership::claim() {
     if (holder != kGivenBack) refuse_second_claim(generation_, holder);
     seen = now;
   }
-  keys_->set(here_key(spec_.rank), token_);
+  note_here(*keys_, spec_.rank);
   keys_->add("members", 1);
 }
 
@@ -152,40 +152,19 @@ void Membership::compare_fields() {
 
 /// A rank whose time is over says for all which ranks are missing.
 void Membership::wait_for(const char* key) {
-  const auto left = std::chrono::duration_cast<milliseconds>(deadline_ - Clock::now());
-  try {
-    keys_->wait({key}, std::max(left, milliseconds(1)));
-    return;
-  } catch (const c10::DistStoreError&) {
-    if (keys_->check({key})) return;
-  }
+  if (wait_for_key(*keys_, key, spec_.world_size, deadline_)) return;
   if (keys_->compareSet("reporter", "", token_) == token_) post(kMissing, missing_ranks());
-  keys_->wait({"verdict"}, kGrace);
+  wait_for_key(*keys_, "verdict", spec_.world_size, Clock::now() + kGrace);
   obey(keys_->get_to_str("verdict"));
 }
 
 std::string Membership::missing_ranks() const {
-  constexpr int64_t kAtOnce = 256;
-  constexpr size_t kMostListed = 10;
-  std::vector<int64_t> missing;
-  int64_t count = 0;
-  for (int64_t begin = 0; begin < spec_.world_size; begin += kAtOnce) {
-    const int64_t end = std::min(begin + kAtOnce, spec_.world_size);
-    std::vector<std::string> keys;
-    for (int64_t rank = begin; rank < end; ++rank) keys.push_back(here_key(rank));
-    if (keys_->check(keys)) continue;
-    for (int64_t rank = begin; rank < end; ++rank) {
-      if (keys_->check({here_key(rank)})) continue;
-      if (count++ < static_cast<int64_t>(kMostListed)) missing.push_back(rank);
-    }
-  }
-  return fmt::format(
-      "rank{} {}{} did not come within {:.1f} s: {} of {} ranks are there (run id "
-      "'{}')",
-      count == 1 ? "" : "s", fmt::join(missing, ", "),
-      count > static_cast<int64_t>(kMostListed) ? ", ..." : "",
-      static_cast<double>(spec_.timeout.count()) / 1e3, spec_.world_size - count, spec_.world_size,
-      spec_.run_id);
+  RankList ranks(static_cast<size_t>(spec_.world_size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const AbsentRanks absent = absent_ranks(*keys_, ranks);
+  return fmt::format("{} did not come within {:.1f} s: {} of {} ranks are there (run id '{}')",
+                     absent.text, static_cast<double>(spec_.timeout.count()) / 1e3,
+                     spec_.world_size - absent.count, spec_.world_size, spec_.run_id);
 }
 
 /// The first verdict stays. Wakes those that wait for rank 0's fields.

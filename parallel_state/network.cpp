@@ -151,6 +151,15 @@ int bound_socket(const std::string& host, int port, bool for_other_hosts) {
   fail<CommunicationError>("{}:{} cannot be listened at: {}", host, port, reason);
 }
 
+int connected_socket(const std::string& host, int port) {
+  const Addresses addresses = resolve(host, port);
+  for (const addrinfo* at = addresses.get(); at; at = at->ai_next) {
+    Socket socket(*at);
+    if (::connect(socket.get(), at->ai_addr, at->ai_addrlen) == 0) return socket.release();
+  }
+  return -1;
+}
+
 std::string wait_for_answer(const std::string& host, int port, const std::string& request,
                             const std::string& answer,
                             std::chrono::steady_clock::time_point deadline) {

@@ -35,6 +35,9 @@ std::string process_name();
 /// address of this host.
 int bound_socket(const std::string& host, int port, bool for_other_hosts);
 
+/// A connection to host:port; -1 if there is none. The caller owns it.
+int connected_socket(const std::string& host, int port);
+
 /// Waits until somebody at host:port answers `request` with exactly `answer`; with neither, until
 /// somebody listens there. Returns why nobody did before `deadline`, or nothing.
 std::string wait_for_answer(const std::string& host, int port, const std::string& request,

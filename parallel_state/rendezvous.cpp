@@ -8,7 +8,9 @@
 #include <torch/csrc/distributed/c10d/TCPStoreBackend.hpp>
 
 #include "lockstep/core/check.h"
+#include "lockstep/parallel_state/gathering.h"
 #include "lockstep/parallel_state/network.h"
+#include "lockstep/parallel_state/watched_store.h"
 
 namespace lockstep {
 namespace {
@@ -81,12 +83,13 @@ StorePtr reach(const LaunchEnvironment& environment, Clock::time_point deadline,
   const StorePtr store = c10::make_intrusive<c10d::TCPStore>(
       environment.store_address(), store_options(environment, until(deadline)));
   store->setTimeout(timeout);
-  return store;
+  return watch_store(store, environment.store_address(), environment.master_port);
 }
 
 void check_run_id(const LaunchEnvironment& environment, c10d::Store& store,
                   Clock::time_point deadline) {
-  store.wait({kRunId}, until(deadline));
+  if (!wait_for_key(store, kRunId, environment.world_size, deadline))
+    fail_at_store(environment, "use", "nobody has written a run id there");
   const std::string served = store.get_to_str(kRunId);
   if (served != environment.run_id)
     fail_at_store(environment, "use",
