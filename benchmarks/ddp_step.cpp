@@ -132,32 +132,43 @@ Rivals measure_rank(const Case& which, World& world, int rank) {
   for (size_t round = 0; round < which.rounds + kWarmups; ++round) {
     plain.zero_grad();
     with_reducer.zero_grad();
-    const double seconds[] = {timed(plain,
-                                    [&](const at::Tensor& loss) {
-                                      flat.zero_();
-                                      loss.backward();
-                                    }),
-                              timed(with_ours,
-                                    [&](const at::Tensor& loss) {
-                                      ddp.zero_grad_buffer();
-                                      loss.backward();
-                                      ddp.finish_grad_sync();
-                                    }),
-                              timed(with_reducer,
-                                    [&](const at::Tensor& loss) {
-                                      flat.zero_();
-                                      reducer.prepare_for_forward();
-                                      reducer.prepare_for_backward({loss});
-                                      loss.backward();
-                                    }),
-                              timed(plain, [&](const at::Tensor& loss) {
-                                flat.zero_();
-                                loss.backward();
-                                for (at::Tensor& bucket : buckets) {
-                                  std::vector<at::Tensor> tensors = {bucket};
-                                  group->allreduce(tensors)->wait();
-                                }
-                              })};
+    const std::function<double()> steps[] = {[&] {
+                                               return timed(plain, [&](const at::Tensor& loss) {
+                                                 flat.zero_();
+                                                 loss.backward();
+                                               });
+                                             },
+                                             [&] {
+                                               return timed(with_ours, [&](const at::Tensor& loss) {
+                                                 ddp.zero_grad_buffer();
+                                                 loss.backward();
+                                                 ddp.finish_grad_sync();
+                                               });
+                                             },
+                                             [&] {
+                                               return timed(with_reducer,
+                                                            [&](const at::Tensor& loss) {
+                                                              flat.zero_();
+                                                              reducer.prepare_for_forward();
+                                                              reducer.prepare_for_backward({loss});
+                                                              loss.backward();
+                                                            });
+                                             },
+                                             [&] {
+                                               return timed(plain, [&](const at::Tensor& loss) {
+                                                 flat.zero_();
+                                                 loss.backward();
+                                                 for (at::Tensor& bucket : buckets) {
+                                                   std::vector<at::Tensor> tensors = {bucket};
+                                                   group->allreduce(tensors)->wait();
+                                                 }
+                                               });
+                                             }};
+    double seconds[4];
+    for (size_t i = 0; i < 4; ++i) {  // each rival follows each of the others in turn
+      const size_t rival = (i + round) % 4;
+      seconds[rival] = steps[rival]();
+    }
     if (round >= kWarmups)
       for (size_t i = 0; i < rivals.size(); ++i) rivals[i].push_back(seconds[i]);
   }

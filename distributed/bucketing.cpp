@@ -71,28 +71,12 @@ std::vector<Piece> pieces_in_launch_order(
   return pieces;
 }
 
-constexpr int64_t kLargeGradientBytes = 1 << 20;
-
-/// Makes a bucket and notes the pieces in `places`, which are those of the buffer.
-Bucket make_bucket(const ParamAndGradBuffer& buffer, size_t index, Bucketing::Place* places) {
+Bucket make_bucket(const ParamAndGradBuffer& buffer, size_t index) {
   const auto& range = buffer.layout().buckets[index];
   Bucket bucket;
   bucket.grads = buffer.grad_data().narrow(0, range.start, range.end - range.start);
-  int64_t done = range.start;
-  const auto add_piece = [&](int64_t end) {
-    if (end > done) bucket.pieces.push_back({buffer.grad_data().narrow(0, done, end - done)});
-    done = end;
-  };
-  for (const int64_t param : range.params) {
-    const auto& slot = buffer.layout().slots[static_cast<size_t>(param)];
+  for (const int64_t param : range.params)
     bucket.parameters.push_back(buffer.params()[static_cast<size_t>(param)].name);
-    const auto bytes = static_cast<int64_t>(buffer.grad_view(static_cast<size_t>(param)).nbytes());
-    if (bytes < kLargeGradientBytes) continue;
-    add_piece(slot.start);
-    places[param].piece = bucket.pieces.size();
-    add_piece(slot.end);
-  }
-  add_piece(range.end);
   return bucket;
 }
 
@@ -150,7 +134,7 @@ void group_buckets(Bucketing& result, const std::vector<BufferPlan>& plans,
   for (const auto& buffer : result.buffers) {
     first_place.push_back(result.places.size());
     for (size_t i = 0; i < buffer->params().size(); ++i)
-      result.places.push_back({.buffer = buffer.get(), .index = i, .piece = {}});
+      result.places.push_back({.buffer = buffer.get(), .index = i});
   }
   for (const Piece& piece : pieces_in_launch_order(result.buffers, plans)) {
     const bool expert = plans[piece.buffer].key.is_expert;
@@ -162,11 +146,9 @@ void group_buckets(Bucketing& result, const std::vector<BufferPlan>& plans,
     const auto group = static_cast<size_t>(same - is_expert.begin());
     const ParamAndGradBuffer& buffer = *result.buffers[piece.buffer];
     Bucketing::Place* const places = &result.places[first_place[piece.buffer]];
-    for (const int64_t param : buffer.layout().buckets[piece.bucket].params) {
+    for (const int64_t param : buffer.layout().buckets[piece.bucket].params)
       places[param].group = group;
-      places[param].bucket = groups[group].size();
-    }
-    groups[group].push_back(make_bucket(buffer, piece.bucket, places));
+    groups[group].push_back(make_bucket(buffer, piece.bucket));
   }
   for (size_t g = 0; g < groups.size(); ++g) {
     const Reduction& reduction = reductions.of(is_expert[g]);

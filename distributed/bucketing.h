@@ -27,8 +27,6 @@ struct Bucketing {
     ParamAndGradBuffer* buffer = nullptr;
     size_t index = 0;  ///< in the buffer
     size_t group = 0;
-    size_t bucket = 0;            ///< in the group
-    std::optional<size_t> piece;  ///< of the bucket; unset where the gradient is small
   };
   std::vector<Place> places;
 };

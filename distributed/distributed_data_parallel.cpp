@@ -43,7 +43,6 @@ struct DistributedDataParallel::Impl final : GradientObserver {
     for (const NamedParameter& param : parameters)
       if (!param.tensor.requires_grad()) untrained.push_back(param.tensor);
     bucketing = make_bucketing(parameters, parallel_state, config, mode);
-    for (const Bucketing::Place& place : bucketing.places) is_large.push_back(place.piece ? 1 : 0);
     sync = std::make_unique<GradSyncState>(
         bucketing.params, static_cast<int64_t>(bucketing.groups.size()), config.overlap_grad_reduce,
         config.allow_unused_parameters);
@@ -68,14 +67,12 @@ struct DistributedDataParallel::Impl final : GradientObserver {
   void on_gradient(int64_t position, bool in_place) override {
     guarded([&] {
       // First: once a bucket is under way, a gradient that comes too late must not be touched.
-      const auto result = sync->on_gradient(position, *no_sync_depth == 0);
-      if (!in_place || is_large[static_cast<size_t>(position)]) {
+      const auto ready = sync->on_gradient(position, *no_sync_depth == 0);
+      if (!in_place) [[unlikely]] {
         const Bucketing::Place& place = bucketing.places[static_cast<size_t>(position)];
-        if (!in_place) place.buffer->adopt_grad(place.index);
-        if (result.param_ready && place.piece)
-          bucketing.groups[place.group].scale_early(place.bucket, *place.piece);
+        place.buffer->adopt_grad(place.index);
       }
-      launch(result);
+      launch(ready);
     });
   }
 
@@ -103,7 +100,6 @@ struct DistributedDataParallel::Impl final : GradientObserver {
   ProcessGroup group;
   std::vector<at::Tensor> untrained;  ///< frozen parameters and module buffers
   Bucketing bucketing;
-  std::vector<char> is_large;  ///< by position: spares the small ones a look at bucketing.places
   std::unique_ptr<GradSyncState> sync;
   std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
   bool finalized = false;
@@ -159,7 +155,6 @@ void DistributedDataParallel::scale_gradients(double factor) {
 void DistributedDataParallel::zero_grad_buffer() {
   impl_->sync->reset();
   impl_->finalized = false;
-  for (BucketGroup& bucket_group : impl_->bucketing.groups) bucket_group.reset();
   for (const auto& buffer : buffers()) buffer->zero_grad();
 }
 

@@ -82,9 +82,7 @@ GradSyncState::Launch GradSyncState::on_gradient(int64_t param, bool synchronize
   ++counts.received;
   if (!synchronize || ++counts.synchronized < microbatches_) return {next_, next_};
   --pending_[static_cast<size_t>(bucket)];
-  Launch launch = overlap_ ? launch_ready() : Launch{next_, next_};
-  launch.param_ready = true;
-  return launch;
+  return overlap_ ? launch_ready() : Launch{next_, next_};
 }
 
 GradSyncState::Launch GradSyncState::launch_ready() {

@@ -33,7 +33,6 @@ class GradSyncState {
   struct Launch {
     int64_t first = 0;
     int64_t last = 0;
-    bool param_ready = false;  ///< of on_gradient(): the parameter has all its gradients
     bool empty() const { return first == last; }
   };
 

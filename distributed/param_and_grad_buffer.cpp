@@ -95,9 +95,4 @@ void ParamAndGradBuffer::check_grads_attached() {
   }
 }
 
-void ParamAndGradBuffer::scale_tensor(at::Tensor tensor, const ScalingFactor& factor) {
-  if (factor.numerator != 1) tensor.mul_(static_cast<double>(factor.numerator));
-  if (factor.denominator != 1) tensor.div_(static_cast<double>(factor.denominator));
-}
-
 }  // namespace lockstep

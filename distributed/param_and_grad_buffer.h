@@ -52,12 +52,6 @@ class ParamAndGradBuffer {
   /// that are undefined get their view back.
   void check_grads_attached();
 
-  /// Multiplies all gradients by the fraction.
-  void scale(const ScalingFactor& factor) { scale_tensor(grad_data_, factor); }
-
-  /// tensor *= factor, with one rounding where the numerator is 1.
-  static void scale_tensor(at::Tensor tensor, const ScalingFactor& factor);
-
  private:
   /// What a backward needs of a parameter, close together.
   struct Views {

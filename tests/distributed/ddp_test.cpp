@@ -320,7 +320,6 @@ TEST(DistributedDataParallel, TheModuleGoesOnWorkingWhenTheWrapperIsGone) {
 }
 
 TEST(DistributedDataParallel, LargeGradientsAreScaledOnceHoweverTheStepEnds) {
-  // Gradients of a megabyte and more are scaled in the hook, unless the reduction is started later.
   constexpr int64_t kLarge = 1 << 18;
   for (const bool overlap : {true, false})
     for (const bool last_outside_no_sync : {true, false})
