@@ -91,6 +91,7 @@ Trainer::TokenSums Trainer::sum_over_ranks(const TokenSums& local, const char* l
 
 IterationMetrics Trainer::train_step(bool stop_requested) {
   const auto begin = std::chrono::steady_clock::now();
+  parallel_state_.begin_step(iteration_ + 1);
   optimizer_->set_learning_rate(scheduler_.learning_rate(consumed_samples_));
   optimizer_->set_weight_decay(scheduler_.weight_decay(consumed_samples_));
   ddp_->zero_grad_buffer();
@@ -104,6 +105,8 @@ IterationMetrics Trainer::train_step(bool stop_requested) {
   const AdamW::StepResult step = optimizer_->step();
 
   ++iteration_;
+  const int64_t interval = config_.parallel.desync_check_interval;
+  if (interval > 0 && iteration_ % interval == 0) parallel_state_.check_in_step();
   consumed_samples_ += batch_.global;
   stop_requested_ = sums.stop > 0;
   const double seconds =

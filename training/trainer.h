@@ -34,7 +34,8 @@ class Trainer {
   Trainer(const Config& config, const ParallelState& parallel_state);
 
   /// One iteration: all micro-batches of this rank, gradient reduction, clipping, update.
-  /// `stop_requested` is combined over the ranks into stop_requested().
+  /// `stop_requested` is combined over the ranks into stop_requested(). Every
+  /// parallel.desync_check_interval iterations the ranks compare what they have communicated.
   IterationMetrics train_step(bool stop_requested = false);
 
   /// The mean loss over the front of the validation text, train.eval_iters global batches at most.
