@@ -1,0 +1,186 @@
+#include "lockstep/parallel_state/parallel_functions.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <string>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "lockstep/parallel_state/collective_call.h"
+#include "lockstep/parallel_state/collectives.h"
+#include "lockstep/parallel_state/redistribute.h"
+
+namespace lockstep {
+namespace {
+
+using Label = std::string;
+using Rows = std::vector<int64_t>;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// One direction of a function.
+using Map = std::function<at::Tensor(const at::Tensor&, const ProcessGroup&, const Label&)>;
+
+/// What backward needs.
+struct Backward : torch::CustomClassHolder {
+  Backward(Map m, ProcessGroup g, Label l)
+      : map(std::move(m)), group(std::move(g)), label(std::move(l)) {}
+  Map map;
+  ProcessGroup group;
+  Label label;
+};
+
+struct ParallelFunction : torch::autograd::Function<ParallelFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Map& forward,
+                            const Map& backward, const ProcessGroup& group, const Label& label) {
+    context->saved_data["backward"] = c10::IValue::make_capsule(
+        c10::make_intrusive<Backward>(backward, group, "gradient of " + label));
+    const at::Tensor result = forward(x, group, label);
+    return result.is_same(x) ? result : result.detach();
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto capsule = context->saved_data["backward"].toCapsule();
+    const auto& saved = static_cast<const Backward&>(*capsule);
+    require<UsageError>(!at::GradMode::is_enabled(),
+                        "{} over group {}: found backward with create_graph, allowed: without; "
+                        "there is no second derivative",
+                        saved.label, saved.group.to_string());
+    return {saved.map(grads[0], saved.group, saved.label), {}, {}, {}, {}};
+  }
+};
+
+at::Tensor apply(const at::Tensor& x, const ProcessGroup& group, std::string_view label,
+                 const Map& forward, const Map& backward) {
+  if (group.size() == 1) return x;
+  const Label name(label);
+  if (!at::GradMode::is_enabled() || !x.requires_grad()) return forward(x, group, name);
+  return ParallelFunction::apply(x, forward, backward, group, name);
+}
+
+at::Tensor identity(const at::Tensor& x, const ProcessGroup& /*group*/, const Label& /*label*/) {
+  return x;
+}
+
+at::Tensor reduce(const at::Tensor& x, const ProcessGroup& group, const Label& label) {
+  return change_placement(x, Partial{}, Replicate{}, 0, group, label);
+}
+
+Map split(int64_t dim) {
+  return [dim](const at::Tensor& x, const ProcessGroup& group, const Label& /*label*/) {
+    return cut_chunk(x, dim, group.size(), group.rank());
+  };
+}
+
+Map gather(int64_t dim) {
+  return [dim](const at::Tensor& x, const ProcessGroup& group, const Label& label) {
+    return change_placement(x, Shard{dim}, Replicate{}, x.size(dim) * group.size(), group, label);
+  };
+}
+
+Map reduce_and_split(int64_t dim, PartialOp op) {
+  return [=](const at::Tensor& x, const ProcessGroup& group, const Label& label) {
+    return change_placement(x, Partial{op}, Shard{dim}, 0, group, label);
+  };
+}
+
+Map exchange_dims(int64_t split_dim, int64_t gather_dim) {
+  return [=](const at::Tensor& x, const ProcessGroup& group, const Label& label) {
+    return change_placement(x, Shard{gather_dim}, Shard{split_dim},
+                            x.size(gather_dim) * group.size(), group, label);
+  };
+}
+
+Map exchange_rows(const Rows& output_rows, const Rows& input_rows) {
+  return [=](const at::Tensor& x, const ProcessGroup& group, const Label& label) {
+    std::vector<int64_t> shape = x.sizes().vec();
+    shape[0] = std::accumulate(output_rows.begin(), output_rows.end(), int64_t{0});
+    at::Tensor output = at::empty(shape, x.options());
+    all_to_all(group, output, x.contiguous(), output_rows, input_rows, label).wait();
+    return output;
+  };
+}
+
+Map backward_of_gather(int64_t dim, GradientState gradient) {
+  if (gradient == GradientState::complete) return split(dim);
+  const bool mean = gradient == GradientState::partial_mean;
+  return reduce_and_split(dim, mean ? PartialOp::avg : PartialOp::sum);
+}
+
+/// `dim` counted from the start.
+int64_t checked_dim(const CollectiveCall& call, const at::Tensor& x, int64_t dim) {
+  call.check(dim >= -x.dim() && dim < x.dim(), "found dimension {} of {}, allowed: {} to {}", dim,
+             x.sizes(), -x.dim(), x.dim() - 1);
+  return dim < 0 ? dim + x.dim() : dim;
+}
+
+int64_t divided_dim(const CollectiveCall& call, const at::Tensor& x, int64_t dim, int64_t ranks) {
+  const int64_t result = checked_dim(call, x, dim);
+  call.check(x.size(result) % ranks == 0, "dimension {} has size {}, allowed: a multiple of {}",
+             dim, x.size(result), ranks);
+  return result;
+}
+
+}  // namespace
+
+at::Tensor copy_to_group(const at::Tensor& x, const ProcessGroup& group, std::string_view label) {
+  return apply(x, group, label, identity, reduce);
+}
+
+at::Tensor reduce_from_group(const at::Tensor& x, const ProcessGroup& group,
+                             std::string_view label) {
+  return apply(x, group, label, reduce, identity);
+}
+
+at::Tensor scatter_to_group(const at::Tensor& x, const ProcessGroup& group, int64_t dim,
+                            std::string_view label) {
+  const CollectiveCall call(group, "scatter_to_group", label);
+  dim = divided_dim(call, x, dim, group.size());
+  return apply(x, group, label, split(dim), gather(dim));
+}
+
+at::Tensor gather_from_group(const at::Tensor& x, const ProcessGroup& group, int64_t dim,
+                             GradientState gradient, std::string_view label) {
+  dim = checked_dim({group, "gather_from_group", label}, x, dim);
+  return apply(x, group, label, gather(dim), backward_of_gather(dim, gradient));
+}
+
+at::Tensor reduce_scatter_to_group(const at::Tensor& x, const ProcessGroup& group, int64_t dim,
+                                   std::string_view label) {
+  const CollectiveCall call(group, "reduce_scatter_to_group", label);
+  dim = divided_dim(call, x, dim, group.size());
+  return apply(x, group, label, reduce_and_split(dim, PartialOp::sum), gather(dim));
+}
+
+at::Tensor all_to_all_rows(const at::Tensor& x, const ProcessGroup& group,
+                           const std::vector<int64_t>& output_rows,
+                           const std::vector<int64_t>& input_rows, std::string_view label) {
+  const auto fits = [&](const Rows& rows) {
+    return static_cast<int64_t>(rows.size()) == group.size() &&
+           std::all_of(rows.begin(), rows.end(), [](int64_t n) { return n >= 0; });
+  };
+  const bool valid = x.dim() > 0 && fits(output_rows) && fits(input_rows) &&
+                     std::accumulate(input_rows.begin(), input_rows.end(), int64_t{0}) == x.size(0);
+  CollectiveCall(group, "all_to_all_rows", label)
+      .check(valid && (group.size() > 1 || output_rows == input_rows),
+             "found output rows {} and input rows {} of {}, allowed: one number a rank, the input "
+             "rows adding up to dimension 0",
+             output_rows, input_rows, x.sizes());
+  return apply(x, group, label, exchange_rows(output_rows, input_rows),
+               exchange_rows(input_rows, output_rows));
+}
+
+at::Tensor all_to_all_dims(const at::Tensor& x, const ProcessGroup& group, int64_t split_dim,
+                           int64_t gather_dim, std::string_view label) {
+  const CollectiveCall call(group, "all_to_all_dims", label);
+  split_dim = divided_dim(call, x, split_dim, group.size());
+  gather_dim = checked_dim(call, x, gather_dim);
+  call.check(split_dim != gather_dim, "found dimension {} for both, allowed: two dimensions",
+             split_dim);
+  return apply(x, group, label, exchange_dims(split_dim, gather_dim),
+               exchange_dims(gather_dim, split_dim));
+}
+
+}  // namespace lockstep
