@@ -33,6 +33,7 @@ const ParamDescription* DescribedModule::description(const std::string& name) co
 at::Tensor& DescribedModule::register_described_parameter(const std::string& name,
                                                           at::Tensor tensor,
                                                           ParamDescription description) {
+  description.validate(name);
   descriptions_[name] = std::move(description);
   return register_parameter(name, std::move(tensor));
 }

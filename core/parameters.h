@@ -23,7 +23,8 @@ class DescribedModule : public torch::nn::Module {
   const ParamDescription* description(const std::string& name) const;
 
  protected:
-  /// torch::nn::Module::register_parameter plus a description.
+  /// torch::nn::Module::register_parameter plus a description. UsageError if it contradicts itself
+  /// (see ParamDescription::validate).
   at::Tensor& register_described_parameter(const std::string& name, at::Tensor tensor,
                                            ParamDescription description);
 

@@ -1,6 +1,6 @@
 #include "lockstep/core/placement.h"
 
-#include <array>
+#include <algorithm>
 
 #include "lockstep/core/check.h"
 
@@ -52,6 +52,18 @@ const char* to_string(GradientState state) {
   return "";
 }
 
+const char* to_string(TiedStages stages) {
+  switch (stages) {
+    case TiedStages::first:
+      return "the first stage";
+    case TiedStages::first_and_last:
+      return "the first and the last stage";
+    case TiedStages::all:
+      return "all stages";
+  }
+  return "";
+}
+
 std::string to_string(const Placement& placement) {
   if (const auto* shard = std::get_if<Shard>(&placement))
     return fmt::format("Shard({})", shard->dim);
@@ -83,12 +95,45 @@ GradientState ParamDescription::default_gradient_state(MeshAxis axis) const {
   return splits_batch ? GradientState::partial_sum : GradientState::complete;
 }
 
-std::string ParamDescription::to_string() const {
+std::array<MeshAxis, 4> ParamDescription::axes() const {
   using enum MeshAxis;
-  const std::array<MeshAxis, 4> axes =
-      is_expert ? std::array{etp, ep, edp, pp} : std::array{tp, cp, dp, pp};
+  return is_expert ? std::array{etp, ep, edp, pp} : std::array{tp, cp, dp, pp};
+}
+
+void ParamDescription::validate(std::string_view parameter) const {
+  const auto lives_on = axes();
+  const auto check_axis = [&](MeshAxis axis) {
+    require<UsageError>(std::find(lives_on.begin(), lives_on.end(), axis) != lives_on.end(),
+                        "parameter '{}': found a description over {}, allowed: {}", parameter,
+                        lockstep::to_string(axis),
+                        is_expert ? "etp, ep, edp, pp (an expert)" : "tp, cp, dp, pp (no expert)");
+  };
+  for (const auto& [axis, weight] : placements) {
+    check_axis(axis);
+    require<UsageError>(!std::holds_alternative<Partial>(weight),
+                        "parameter '{}': found {} over {}, allowed: Replicate, Shard", parameter,
+                        lockstep::to_string(weight), lockstep::to_string(axis));
+  }
+  for (const auto& [axis, gradient] : gradient_states) {
+    check_axis(axis);
+    const bool whole = !std::holds_alternative<Shard>(placement(axis));
+    require<UsageError>(
+        gradient == default_gradient_state(axis) || whole,
+        "parameter '{}': found {} over {} with a gradient that is {} there, allowed: {}", parameter,
+        lockstep::to_string(placement(axis)), lockstep::to_string(axis),
+        lockstep::to_string(gradient), lockstep::to_string(default_gradient_state(axis)));
+  }
+  if (!tie) return;
+  require<UsageError>(!tie->name.empty(), "parameter '{}': found a tie without a name", parameter);
+  require<UsageError>(gradient_state(MeshAxis::pp) == GradientState::complete,
+                      "parameter '{}': found a tie, '{}', and a gradient that is {} over pp, "
+                      "allowed: one of the two",
+                      parameter, tie->name, lockstep::to_string(gradient_state(MeshAxis::pp)));
+}
+
+std::string ParamDescription::to_string() const {
   std::string text = is_expert ? "expert" : "dense";
-  for (const MeshAxis axis : axes) {
+  for (const MeshAxis axis : axes()) {
     if (placement(axis) != Placement(Replicate{}))
       text += fmt::format(", {} over {}", lockstep::to_string(placement(axis)),
                           lockstep::to_string(axis));
@@ -96,6 +141,7 @@ std::string ParamDescription::to_string() const {
       text += fmt::format(", {} over {}", lockstep::to_string(gradient_state(axis)),
                           lockstep::to_string(axis));
   }
+  if (tie) text += fmt::format(", tied '{}' on {}", tie->name, lockstep::to_string(tie->stages));
   return text + (apply_weight_decay ? "" : ", no weight decay");
 }
 

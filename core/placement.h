@@ -1,8 +1,11 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -60,6 +63,21 @@ enum class GradientState {
 /// "complete", "partial-sum", "partial-mean"
 const char* to_string(GradientState state);
 
+/// Pipeline stages that hold a copy of one parameter.
+enum class TiedStages { first, first_and_last, all };
+
+/// "the first stage", "the first and the last stage", "all stages"
+const char* to_string(TiedStages stages);
+
+/// One parameter of the model of which there are several copies: on different pipeline stages, in
+/// different model chunks of a rank. Every copy's gradient is a term of the sum that all of them
+/// get.
+struct Tie {
+  std::string name = {};  ///< the same for all copies: "word_embeddings"
+  TiedStages stages = TiedStages::first_and_last;
+  bool operator==(const Tie&) const = default;
+};
+
 /// All that the framework needs to know of one parameter. Buffers, collectives, norms, optimizer
 /// shards and initial weights are worked out from it; nothing else looks at the layer.
 struct ParamDescription {
@@ -72,6 +90,9 @@ struct ParamDescription {
   /// An expert parameter lives on the axes etp, ep, edp and pp instead of tp, cp, dp and pp.
   bool is_expert = false;
 
+  /// With whom the parameter is tied; unset: there is one copy.
+  std::optional<Tie> tie = {};
+
   /// Decoupled weight decay applies. False for biases and normalization weights.
   bool apply_weight_decay = true;
 
@@ -82,9 +103,23 @@ struct ParamDescription {
   /// sequence (dp and cp, for experts edp), `complete` on the others.
   GradientState default_gradient_state(MeshAxis axis) const;
 
-  /// One line: "dense, Shard(0) over tp, partial-sum over cp dp", for reports and for comparing
-  /// ranks.
+  /// Whether this is an embedding whose weight the output layer uses too. Such a parameter lies
+  /// alone in its bucket (see LayoutParam::shared_embedding).
+  bool shared_embedding() const { return tie && tie->stages == TiedStages::first_and_last; }
+
+  /// Throws UsageError naming `parameter` if the description contradicts itself: an axis that the
+  /// parameter does not live on, a weight that is Partial, a gradient that is partial over an axis
+  /// whose ranks hold different pieces (tp, etp, ep), a tie without a name, a tie beside a gradient
+  /// that is partial over pp.
+  void validate(std::string_view parameter) const;
+
+  /// One line: "dense, Shard(0) over tp, partial-sum over cp, partial-sum over dp, tied
+  /// 'word_embeddings' on the first and the last stage", for reports and for comparing ranks.
   std::string to_string() const;
+
+ private:
+  /// The axes that the parameter lives on.
+  std::array<MeshAxis, 4> axes() const;
 };
 
 }  // namespace lockstep

@@ -46,6 +46,13 @@ TEST(CollectParameters, DescribedParametersKeepTheirDescription) {
   EXPECT_EQ(parameters[1].description.placement(MeshAxis::tp), Placement(Replicate{}));
 }
 
+TEST(DescribedModule, RefusesADescriptionThatContradictsItself) {
+  struct Wrong : DescribedModule {
+    Wrong() { register_described_parameter("weight", at::zeros({1}), {.tie = Tie{}}); }
+  };
+  EXPECT_THROW(Wrong(), UsageError);
+}
+
 TEST(FillNormal, EveryBlockOfEveryLayoutEqualsTheWhole) {
   const std::vector<int64_t> shape = {4, 6, 5};
   at::Tensor whole = at::empty(shape, at::kDouble);

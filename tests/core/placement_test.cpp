@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "lockstep/core/error.h"
+
 namespace lockstep {
 namespace {
 
@@ -45,6 +47,47 @@ TEST(ParamDescription, WhatIsDeclaredOverridesTheDefault) {
   EXPECT_EQ(norm.to_string(),
             "dense, partial-sum over tp, partial-sum over cp, partial-sum over dp, no weight "
             "decay");
+}
+
+TEST(ParamDescription, ATieIsPartOfIt) {
+  ParamDescription embedding;
+  EXPECT_FALSE(embedding.shared_embedding());
+  embedding.tie = Tie{"word_embeddings"};
+  EXPECT_TRUE(embedding.shared_embedding());
+  EXPECT_EQ(embedding.to_string(),
+            "dense, partial-sum over cp, partial-sum over dp, tied 'word_embeddings' on the first "
+            "and the last stage");
+  embedding.tie = Tie{"position_embeddings", TiedStages::first};
+  EXPECT_FALSE(embedding.shared_embedding());
+}
+
+TEST(ParamDescription, ContradictionsAreRefusedByName) {
+  const auto refusal = [](const ParamDescription& description) -> std::string {
+    try {
+      description.validate("w");
+      return "";
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+  };
+  using enum MeshAxis;
+  constexpr auto kSum = GradientState::partial_sum;
+  EXPECT_EQ(refusal({}), "");
+  EXPECT_EQ(refusal({.placements = {{dp, Shard{0}}}, .gradient_states = {{dp, kSum}}}), "");
+  EXPECT_EQ(refusal({.gradient_states = {{tp, kSum}}, .tie = Tie{"e"}}), "");
+  EXPECT_EQ(refusal({.gradient_states = {{ep, kSum}}}),
+            "parameter 'w': found a description over ep, allowed: tp, cp, dp, pp (no expert)");
+  EXPECT_EQ(refusal({.placements = {{tp, Shard{0}}}, .is_expert = true}),
+            "parameter 'w': found a description over tp, allowed: etp, ep, edp, pp (an expert)");
+  EXPECT_EQ(refusal({.placements = {{tp, Partial{}}}}),
+            "parameter 'w': found Partial(sum) over tp, allowed: Replicate, Shard");
+  EXPECT_EQ(refusal({.placements = {{tp, Shard{1}}}, .gradient_states = {{tp, kSum}}}),
+            "parameter 'w': found Shard(1) over tp with a gradient that is partial-sum there, "
+            "allowed: complete");
+  EXPECT_EQ(refusal({.tie = Tie{}}), "parameter 'w': found a tie without a name");
+  EXPECT_EQ(refusal({.gradient_states = {{pp, kSum}}, .tie = Tie{"e"}}),
+            "parameter 'w': found a tie, 'e', and a gradient that is partial-sum over pp, allowed: "
+            "one of the two");
 }
 
 }  // namespace
