@@ -11,6 +11,11 @@ namespace {
 constexpr int64_t kParamAlignment = 64;
 constexpr int64_t kBucketAlignment = 128;
 constexpr int64_t kHighBandwidthAlignment = 1 << 16;
+constexpr const char* kTooLarge = "size of the buffer";
+
+int64_t checked_lcm(int64_t a, int64_t b) {
+  return checked_mul(a, b / std::gcd(a, b), "alignment of buckets");
+}
 
 /// Collects parameters into buckets from offset 0 on.
 class LayoutBuilder {
@@ -27,7 +32,7 @@ class LayoutBuilder {
       close();
       start = end_;
     }
-    end_ = start + param.numel;
+    end_ = checked_add(start, param.numel, kTooLarge);
     layout_.slots[static_cast<size_t>(index)] = {start, end_,
                                                  static_cast<int64_t>(layout_.buckets.size())};
     open_.params.push_back(index);
@@ -63,9 +68,9 @@ class LayoutBuilder {
 int64_t pad_param_start(int64_t offset) { return round_up(offset, kParamAlignment); }
 
 int64_t pad_bucket_end(int64_t offset, int64_t data_parallel_size, bool high_bus_bandwidth) {
-  int64_t divisor = std::lcm(data_parallel_size, kBucketAlignment);
-  if (high_bus_bandwidth) divisor = std::lcm(divisor, kHighBandwidthAlignment);
-  return round_up(offset, divisor);
+  int64_t divisor = checked_lcm(data_parallel_size, kBucketAlignment);
+  if (high_bus_bandwidth) divisor = checked_lcm(divisor, kHighBandwidthAlignment);
+  return checked_round_up(offset, divisor, kTooLarge);
 }
 
 ParamLayout compute_param_layout(const std::vector<LayoutParam>& params,

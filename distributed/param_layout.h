@@ -57,7 +57,8 @@ int64_t pad_param_start(int64_t offset);
 /// and of 65536 too for high bus bandwidth.
 int64_t pad_bucket_end(int64_t offset, int64_t data_parallel_size, bool high_bus_bandwidth);
 
-/// The layout of one buffer. UsageError: a negative size, a bucket size or shard count below 1.
+/// The layout of one buffer. UsageError: a negative size, a bucket size or shard count below 1, an
+/// offset that does not fit into 64 bits.
 ParamLayout compute_param_layout(const std::vector<LayoutParam>& params,
                                  const LayoutOptions& options);
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 namespace lockstep {
 namespace {
 
@@ -28,9 +30,20 @@ TEST(Integers, DivExactNamesBothNumbers) {
   EXPECT_THROW(div_exact(12, 0, "a", "b"), ConfigError);
 }
 
-TEST(Integers, CheckedMulRefusesOverflow) {
+TEST(Integers, LargeValues) {
+  constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(ceil_div(kLargest, 2), int64_t{1} << 62);
+  EXPECT_EQ(round_up(kLargest, kLargest), kLargest);
+}
+
+TEST(Integers, CheckedArithmeticRefusesOverflow) {
+  constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(checked_add(kLargest - 1, 1, "x"), kLargest);
+  EXPECT_THROW(checked_add(kLargest, 1, "x"), UsageError);
   EXPECT_EQ(checked_mul(1 << 20, 1 << 20, "x"), int64_t{1} << 40);
   EXPECT_THROW(checked_mul(int64_t{1} << 40, int64_t{1} << 40, "x"), UsageError);
+  EXPECT_EQ(checked_round_up(kLargest - 63, 64, "x"), kLargest - 63);
+  EXPECT_THROW(checked_round_up(kLargest, 64, "x"), UsageError);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <random>
 
 #include "lockstep/core/error.h"
@@ -249,6 +250,17 @@ TEST(ParamLayout, NonsenseIsRefused) {
   EXPECT_THROW(compute_param_layout(sizes({-1}), plain()), UsageError);
   EXPECT_THROW(compute_param_layout(sizes({1}), plain(0)), UsageError);
   EXPECT_THROW(compute_param_layout(sizes({1}), sharded(0)), UsageError);
+}
+
+TEST(ParamLayout, OffsetsThatDoNotFitAreRefused) {
+  constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(compute_param_layout(sizes({kLargest - 1, 1}), plain()).numel, kLargest);
+  EXPECT_THROW(compute_param_layout(sizes({kLargest, 1}), plain()), UsageError);
+  EXPECT_THROW(compute_param_layout(sizes({kLargest}), sharded(1)), UsageError);
+  EXPECT_THROW(compute_param_layout(sizes({1}), sharded(kLargest)), UsageError);
+  constexpr int64_t kTwoThirds = kLargest / 3 * 2;
+  EXPECT_THROW(compute_param_layout(sizes({kTwoThirds + 1000}), sharded(kTwoThirds / 128 | 1)),
+               UsageError);
 }
 
 TEST(ParamLayout, RandomLayoutsHoldTheInvariants) {
