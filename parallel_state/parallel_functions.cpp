@@ -20,8 +20,13 @@ using Rows = std::vector<int64_t>;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// One direction of a function.
+/// What one direction of a function does; empty for nothing.
 using Map = std::function<at::Tensor(const at::Tensor&, const ProcessGroup&, const Label&)>;
+
+at::Tensor run(const Map& map, const at::Tensor& x, const ProcessGroup& group, const Label& label) {
+  // A collective that holds on to its tensors must not hold the graph, which holds the group.
+  return map ? map(x.detach(), group, label) : x;
+}
 
 /// What backward needs.
 struct Backward : torch::CustomClassHolder {
@@ -37,7 +42,7 @@ struct ParallelFunction : torch::autograd::Function<ParallelFunction> {
                             const Map& backward, const ProcessGroup& group, const Label& label) {
     context->saved_data["backward"] = c10::IValue::make_capsule(
         c10::make_intrusive<Backward>(backward, group, "gradient of " + label));
-    const at::Tensor result = forward(x, group, label);
+    const at::Tensor result = run(forward, x, group, label);
     return result.is_same(x) ? result : result.detach();
   }
 
@@ -48,7 +53,7 @@ struct ParallelFunction : torch::autograd::Function<ParallelFunction> {
                         "{} over group {}: found backward with create_graph, allowed: without; "
                         "there is no second derivative",
                         saved.label, saved.group.to_string());
-    return {saved.map(grads[0], saved.group, saved.label), {}, {}, {}, {}};
+    return {run(saved.map, grads[0], saved.group, saved.label), {}, {}, {}, {}};
   }
 };
 
@@ -56,12 +61,8 @@ at::Tensor apply(const at::Tensor& x, const ProcessGroup& group, std::string_vie
                  const Map& forward, const Map& backward) {
   if (group.size() == 1) return x;
   const Label name(label);
-  if (!at::GradMode::is_enabled() || !x.requires_grad()) return forward(x, group, name);
+  if (!at::GradMode::is_enabled() || !x.requires_grad()) return run(forward, x, group, name);
   return ParallelFunction::apply(x, forward, backward, group, name);
-}
-
-at::Tensor identity(const at::Tensor& x, const ProcessGroup& /*group*/, const Label& /*label*/) {
-  return x;
 }
 
 at::Tensor reduce(const at::Tensor& x, const ProcessGroup& group, const Label& label) {
@@ -126,12 +127,12 @@ int64_t divided_dim(const CollectiveCall& call, const at::Tensor& x, int64_t dim
 }  // namespace
 
 at::Tensor copy_to_group(const at::Tensor& x, const ProcessGroup& group, std::string_view label) {
-  return apply(x, group, label, identity, reduce);
+  return apply(x, group, label, Map(), reduce);
 }
 
 at::Tensor reduce_from_group(const at::Tensor& x, const ProcessGroup& group,
                              std::string_view label) {
-  return apply(x, group, label, reduce, identity);
+  return apply(x, group, label, reduce, Map());
 }
 
 at::Tensor scatter_to_group(const at::Tensor& x, const ProcessGroup& group, int64_t dim,

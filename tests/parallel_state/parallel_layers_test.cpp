@@ -204,5 +204,19 @@ TEST(ParallelLayers, RowsGoToTheirExpertsAndBack) {
     });
 }
 
+TEST(ParallelLayers, GoldenCasesOfMegatronCore) {
+  run_ranks(8,
+            [](const ParallelState& state) {
+              const at::Tensor x = at::full({1}, static_cast<double>(state.rank()), at::kDouble);
+              const at::Tensor sum = reduce_from_group(x, state.group(GroupKind::tp), "rank");
+              EXPECT_EQ(sum.item<double>(), state.rank() < 4 ? 6 : 22);
+              const at::Tensor rows = at::arange(4, at::kDouble).view({4, 1});
+              const at::Tensor row =
+                  reduce_scatter_to_group(rows, state.group(GroupKind::tp), 0, "rows");
+              EXPECT_EQ(row.item<double>(), 4 * (state.rank() % 4));
+            },
+            {.sizes = {.tensor = 4, .pipeline = 2}});
+}
+
 }  // namespace
 }  // namespace lockstep
