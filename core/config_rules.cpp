@@ -50,6 +50,14 @@ void check_ddp(const DistributedDataParallelConfig& ddp) {
   require<ConfigError>(!(*ddp.calculate_per_token_loss && ddp.average_in_collective),
                        "ddp.average_in_collective: found true, allowed with: "
                        "ddp.calculate_per_token_loss = false, because per-token scaling sums");
+  const auto needs_distributed_optimizer = [&](const char* field, bool found) {
+    require<ConfigError>(!found || ddp.use_distributed_optimizer,
+                         "{}: found true, allowed with: ddp.use_distributed_optimizer = true",
+                         field);
+  };
+  needs_distributed_optimizer("ddp.overlap_param_gather", ddp.overlap_param_gather);
+  needs_distributed_optimizer("ddp.pad_buckets_for_high_nccl_busbw",
+                              ddp.pad_buckets_for_high_nccl_busbw);
 }
 
 void check_learning_rate(const OptimizerConfig& optimizer) {
@@ -91,6 +99,11 @@ void check_rules(const Config& config) {
   check_model(config.model);
   check_parallel(config.parallel);
   check_ddp(config.ddp);
+  require<ConfigError>(config.parallel.num_distributed_optimizer_instances == 1 ||
+                           config.ddp.use_distributed_optimizer,
+                       "parallel.num_distributed_optimizer_instances: found {}, allowed: 1, or "
+                       "ddp.use_distributed_optimizer = true",
+                       config.parallel.num_distributed_optimizer_instances);
   check_learning_rate(config.optimizer);
   check_weight_decay(config.optimizer);
   parse_split(config.data.split);

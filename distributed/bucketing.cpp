@@ -45,12 +45,7 @@ std::vector<BufferPlan> plan_buffers(const std::vector<NamedParameter>& paramete
   return plans;
 }
 
-/// One bucket of one buffer, before it is put into a group.
-struct Piece {
-  size_t buffer;
-  size_t bucket;
-  int64_t last_expected;  ///< position of the parameter whose gradient is expected last
-};
+using Piece = Bucketing::Piece;
 
 std::vector<Piece> pieces_in_launch_order(
     const std::vector<std::unique_ptr<ParamAndGradBuffer>>& buffers,
@@ -74,9 +69,14 @@ std::vector<Piece> pieces_in_launch_order(
 Bucket make_bucket(const ParamAndGradBuffer& buffer, size_t index) {
   const auto& range = buffer.layout().buckets[index];
   Bucket bucket;
-  bucket.grads = buffer.grad_data().narrow(0, range.start, range.end - range.start);
-  for (const int64_t param : range.params)
+  bucket.grads = buffer.grad_data().slice(0, range.start, range.end);
+  if (buffer.is_sharded())
+    bucket.grad_shard =
+        buffer.grad_data().slice(0, buffer.owned()[index].start, buffer.owned()[index].end);
+  for (const int64_t param : range.params) {
     bucket.parameters.push_back(buffer.params()[static_cast<size_t>(param)].name);
+    bucket.grad_views.push_back(buffer.grad_view(static_cast<size_t>(param)));
+  }
   return bucket;
 }
 
@@ -85,49 +85,51 @@ std::string label_of(size_t position, const std::vector<Bucket>& buckets) {
                      buckets.front().parameters.front());
 }
 
-/// What the buckets of dense parameters and of experts reduce over, and how.
-struct Reduction {
-  ProcessGroup group;
-  ScalingFactor factor;
-};
-
+/// How gradients are reduced, and over which ranks parameters are gathered.
 struct Reductions {
-  Reduction dense;
-  Reduction expert;
-  ReduceOp op;
+  GradReduction dense;
+  GradReduction expert;
 
-  const Reduction& of(bool is_expert) const { return is_expert ? expert : dense; }
+  const GradReduction& of(bool is_expert) const { return is_expert ? expert : dense; }
 };
+
+GradReduction reduction_over(const ParallelState& state, bool is_expert, bool sharded) {
+  const bool several = sharded && state.grids().sizes().optimizer_instances > 1;
+  if (!several) return {.group = state.group(is_expert ? GroupKind::expert_dp : GroupKind::dp_cp)};
+  return {.group = state.group(is_expert ? GroupKind::intra_expert_dp : GroupKind::intra_dp_cp),
+          .instances = state.group(GroupKind::inter_optimizer)};
+}
 
 Reductions make_reductions(const std::vector<BufferPlan>& plans, const ParallelState& state,
-                           GradientScalingMode mode) {
-  const ProcessGroup dense = state.group(GroupKind::dp_cp);
+                           GradientScalingMode mode, bool sharded) {
   const bool any_expert =
       std::any_of(plans.begin(), plans.end(), [](auto& plan) { return plan.key.is_expert; });
-  const ProcessGroup expert = any_expert ? state.group(GroupKind::expert_dp) : dense;
-  const GradientScaling scaling =
-      gradient_scaling(mode, dense.size(), state.grids().expert_data_parallel_size());
-  const bool average = mode == GradientScalingMode::average_in_collective;
-  return {{dense, scaling.dense},
-          {expert, scaling.expert},
-          average ? ReduceOp::average : ReduceOp::sum};
+  GradReduction dense = reduction_over(state, false, sharded);
+  GradReduction expert = any_expert ? reduction_over(state, true, sharded) : dense;
+  const GradientScaling scaling = gradient_scaling(mode, state.grids().size(GroupKind::dp_cp),
+                                                   state.grids().expert_data_parallel_size());
+  dense.factor = scaling.dense;
+  expert.factor = scaling.expert;
+  if (mode == GradientScalingMode::average_in_collective) dense.op = expert.op = ReduceOp::average;
+  return {std::move(dense), std::move(expert)};
 }
 
 std::unique_ptr<ParamAndGradBuffer> make_buffer(const BufferPlan& plan, const ProcessGroup& group,
                                                 const DistributedDataParallelConfig& config,
-                                                int64_t dp_cp) {
-  int64_t numel = 0;
-  for (const NamedParameter& param : plan.params) numel += param.tensor.numel();
+                                                const std::optional<int64_t>& bucket_size) {
   LayoutOptions options;
-  options.bucket_size = effective_bucket_size(config, numel, dp_cp);
+  options.bucket_size = bucket_size;
   options.data_parallel_size = group.size();
-  return std::make_unique<ParamAndGradBuffer>(plan.params, plan.key.grad_dtype, options);
+  options.distributed_optimizer = config.use_distributed_optimizer;
+  options.pad_for_high_bus_bandwidth = config.pad_buckets_for_high_nccl_busbw;
+  return std::make_unique<ParamAndGradBuffer>(plan.params, plan.key.grad_dtype, options,
+                                              group.rank());
 }
 
 /// Fills result.groups, result.params and result.places from result.buffers. Without overlap all
 /// buckets of a process group get ready at once, so they are one group.
 void group_buckets(Bucketing& result, const std::vector<BufferPlan>& plans,
-                   const Reductions& reductions, bool overlap) {
+                   const Reductions& reductions, const DistributedDataParallelConfig& config) {
   std::vector<std::vector<Bucket>> groups;
   std::vector<bool> is_expert;      // of each group
   std::vector<size_t> first_place;  // of each buffer
@@ -136,10 +138,11 @@ void group_buckets(Bucketing& result, const std::vector<BufferPlan>& plans,
     for (size_t i = 0; i < buffer->params().size(); ++i)
       result.places.push_back({.buffer = buffer.get(), .index = i});
   }
-  for (const Piece& piece : pieces_in_launch_order(result.buffers, plans)) {
+  result.pieces = pieces_in_launch_order(result.buffers, plans);
+  for (const Piece& piece : result.pieces) {
     const bool expert = plans[piece.buffer].key.is_expert;
     auto same = std::find(is_expert.begin(), is_expert.end(), expert);
-    if (overlap || same == is_expert.end()) {
+    if (config.overlap_grad_reduce || same == is_expert.end()) {
       same = is_expert.insert(is_expert.end(), expert);
       groups.emplace_back();
     }
@@ -151,10 +154,9 @@ void group_buckets(Bucketing& result, const std::vector<BufferPlan>& plans,
     groups[group].push_back(make_bucket(buffer, piece.bucket));
   }
   for (size_t g = 0; g < groups.size(); ++g) {
-    const Reduction& reduction = reductions.of(is_expert[g]);
     const std::string label = label_of(g, groups[g]);
-    result.groups.emplace_back(label, std::move(groups[g]), reduction.group, reduction.factor,
-                               reductions.op);
+    result.groups.emplace_back(label, std::move(groups[g]), reductions.of(is_expert[g]),
+                               config.check_for_nan_in_grad);
   }
   for (const Bucketing::Place& place : result.places)
     result.params.push_back(
@@ -173,18 +175,25 @@ std::optional<int64_t> effective_bucket_size(const DistributedDataParallelConfig
 
 Bucketing make_bucketing(const std::vector<NamedParameter>& parameters,
                          const ParallelState& parallel_state,
-                         const DistributedDataParallelConfig& config, GradientScalingMode mode) {
+                         const DistributedDataParallelConfig& config, GradientScalingMode mode,
+                         bool disable_bucketing) {
   const std::vector<BufferPlan> plans = plan_buffers(parameters, config.grad_reduce_in_fp32);
   require<UsageError>(!plans.empty(),
                       "DistributedDataParallel: none of the {} parameters requires a gradient",
                       parameters.size());
-  const Reductions reductions = make_reductions(plans, parallel_state, mode);
-  const int64_t dp_cp = reductions.dense.group.size();
+  const Reductions reductions =
+      make_reductions(plans, parallel_state, mode, config.use_distributed_optimizer);
+  const int64_t dp_cp = parallel_state.grids().size(GroupKind::dp_cp);
   Bucketing result;
-  for (const BufferPlan& plan : plans)
+  for (const BufferPlan& plan : plans) {
+    int64_t numel = 0;
+    for (const NamedParameter& param : plan.params) numel += param.tensor.numel();
+    std::optional<int64_t> bucket_size;
+    if (!disable_bucketing) bucket_size = effective_bucket_size(config, numel, dp_cp);
     result.buffers.push_back(
-        make_buffer(plan, reductions.of(plan.key.is_expert).group, config, dp_cp));
-  group_buckets(result, plans, reductions, config.overlap_grad_reduce);
+        make_buffer(plan, reductions.of(plan.key.is_expert).group, config, bucket_size));
+  }
+  group_buckets(result, plans, reductions, config);
   return result;
 }
 

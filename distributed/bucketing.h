@@ -18,6 +18,14 @@ struct Bucketing {
   std::vector<std::unique_ptr<ParamAndGradBuffer>> buffers;
   std::vector<BucketGroup> groups;
 
+  /// One bucket of one buffer.
+  struct Piece {
+    size_t buffer = 0;
+    size_t bucket = 0;
+    int64_t last_expected = 0;  ///< position of the parameter whose gradient is expected last
+  };
+  std::vector<Piece> pieces;  ///< all buckets, in launch order
+
   /// The parameters in the order of buffers and of registration inside a buffer, each with the
   /// position of its bucket group.
   std::vector<GradSyncState::Param> params;
@@ -39,9 +47,11 @@ std::optional<int64_t> effective_bucket_size(const DistributedDataParallelConfig
 /// Allocates the buffers of the parameters that require a gradient, one for each (parameter dtype,
 /// gradient dtype, dense or expert), and cuts them into buckets. The launch order depends on the
 /// order of registration alone, so it is the same on all ranks: the bucket whose gradients are
-/// expected first goes first.
+/// expected first goes first. `disable_bucketing`: one bucket for each buffer, whatever the
+/// configuration says.
 Bucketing make_bucketing(const std::vector<NamedParameter>& parameters,
                          const ParallelState& parallel_state,
-                         const DistributedDataParallelConfig& config, GradientScalingMode mode);
+                         const DistributedDataParallelConfig& config, GradientScalingMode mode,
+                         bool disable_bucketing);
 
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/bucketing.h"
 #include "lockstep/distributed/gradient_hook.h"
+#include "lockstep/distributed/param_sync.h"
 #include "lockstep/distributed/parameter_check.h"
 
 namespace lockstep {
@@ -33,7 +34,8 @@ std::vector<at::Tensor> module_buffers(const torch::nn::Module& module) {
 
 struct DistributedDataParallel::Impl final : GradientObserver {
   Impl(const std::vector<NamedParameter>& parameters, const ParallelState& parallel_state,
-       const DistributedDataParallelConfig& config, std::vector<at::Tensor> module_buffers)
+       const DistributedDataParallelConfig& config, bool disable_bucketing,
+       std::vector<at::Tensor> module_buffers)
       : state(parallel_state),
         mode(mode_of(config)),
         group(parallel_state.group(GroupKind::dp_cp)),
@@ -42,7 +44,12 @@ struct DistributedDataParallel::Impl final : GradientObserver {
     check_same_parameters(parameters, group);
     for (const NamedParameter& param : parameters)
       if (!param.tensor.requires_grad()) untrained.push_back(param.tensor);
-    bucketing = make_bucketing(parameters, parallel_state, config, mode);
+    const bool later_stage =
+        state.grids().groups(GroupKind::pp).position_of(state.rank()).value_or(0) > 0;
+    bucketing =
+        make_bucketing(parameters, parallel_state, config, mode, disable_bucketing || later_stage);
+    if (config.use_distributed_optimizer) params = std::make_unique<ParamSync>(bucketing, state);
+    overlaps_param_gather = pre_hook = config.overlap_param_gather;
     sync = std::make_unique<GradSyncState>(
         bucketing.params, static_cast<int64_t>(bucketing.groups.size()), config.overlap_grad_reduce,
         config.allow_unused_parameters);
@@ -84,6 +91,7 @@ struct DistributedDataParallel::Impl final : GradientObserver {
   void finish() {
     guarded([&] {
       launch(sync->finish());
+      for (BucketGroup& bucket_group : bucketing.groups) bucket_group.continue_over_instances();
       for (BucketGroup& bucket_group : bucketing.groups) bucket_group.finish();
       sync->finished();
       for (const auto& buffer : bucketing.buffers) buffer->check_grads_attached();
@@ -101,6 +109,9 @@ struct DistributedDataParallel::Impl final : GradientObserver {
   std::vector<at::Tensor> untrained;  ///< frozen parameters and module buffers
   Bucketing bucketing;
   std::unique_ptr<GradSyncState> sync;
+  std::unique_ptr<ParamSync> params;  ///< null without the distributed optimizer
+  bool overlaps_param_gather = false;
+  bool pre_hook = false;
   std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
   bool finalized = false;
   std::mutex mutex;
@@ -109,16 +120,19 @@ struct DistributedDataParallel::Impl final : GradientObserver {
 
 DistributedDataParallel::DistributedDataParallel(const torch::nn::Module& module,
                                                  const ParallelState& parallel_state,
-                                                 const DistributedDataParallelConfig& config)
+                                                 const DistributedDataParallelConfig& config,
+                                                 bool disable_bucketing)
     : impl_(std::make_unique<Impl>(collect_parameters(module), parallel_state, config,
-                                   module_buffers(module))) {
+                                   disable_bucketing, module_buffers(module))) {
   broadcast_params();
 }
 
 DistributedDataParallel::DistributedDataParallel(std::vector<NamedParameter> parameters,
                                                  const ParallelState& parallel_state,
-                                                 const DistributedDataParallelConfig& config)
-    : impl_(std::make_unique<Impl>(parameters, parallel_state, config, std::vector<at::Tensor>())) {
+                                                 const DistributedDataParallelConfig& config,
+                                                 bool disable_bucketing)
+    : impl_(std::make_unique<Impl>(parameters, parallel_state, config, disable_bucketing,
+                                   std::vector<at::Tensor>())) {
   broadcast_params();
 }
 
@@ -149,7 +163,9 @@ void DistributedDataParallel::finish_grad_sync() { impl_->finish(); }
 
 void DistributedDataParallel::scale_gradients(double factor) {
   impl_->require_not_reducing("scale_gradients");
-  for (const auto& buffer : buffers()) at::Tensor(buffer->grad_data()).mul_(factor);
+  for (const auto& buffer : buffers())
+    for (const ElementRange& range : buffer->owned())
+      buffer->grad_data().slice(0, range.start, range.end).mul_(factor);
 }
 
 void DistributedDataParallel::zero_grad_buffer() {
@@ -159,6 +175,7 @@ void DistributedDataParallel::zero_grad_buffer() {
 }
 
 void DistributedDataParallel::broadcast_params() {
+  finish_param_sync();
   const at::NoGradGuard no_grad;
   std::vector<Work> works;
   for (const auto& buffer : buffers())
@@ -174,6 +191,45 @@ void DistributedDataParallel::broadcast_params() {
   for (Work& work : works) work.wait();
 }
 
+void DistributedDataParallel::start_param_sync(bool force_sync, bool force_dispatch) {
+  if (!impl_->params) return;
+  impl_->guarded([&] {
+    if (force_dispatch && !impl_->params->is_stale()) {
+      impl_->params->finish();
+      impl_->params->mark_stale();
+    }
+    if (impl_->pre_hook && !force_sync)
+      impl_->params->start(/*watch=*/true);
+    else
+      impl_->params->finish();
+  });
+}
+
+void DistributedDataParallel::finish_param_sync() {
+  if (impl_->params && impl_->params->pending()) impl_->guarded([&] { impl_->params->finish(); });
+}
+
+bool DistributedDataParallel::param_sync_pending() const {
+  return impl_->params && impl_->params->pending();
+}
+
+void DistributedDataParallel::disable_forward_pre_hook(bool param_sync) {
+  impl_->pre_hook = false;
+  if (param_sync) finish_param_sync();
+}
+
+void DistributedDataParallel::enable_forward_pre_hook() {
+  require<UsageError>(impl_->overlaps_param_gather,
+                      "enable_forward_pre_hook: allowed with ddp.overlap_param_gather");
+  impl_->pre_hook = true;
+}
+
+void DistributedDataParallel::note_params_changed() {
+  if (impl_->params) impl_->params->mark_stale();
+}
+
+bool DistributedDataParallel::is_sharded() const { return impl_->params != nullptr; }
+
 GradientScalingMode DistributedDataParallel::scaling_mode() const { return impl_->mode; }
 
 std::string DistributedDataParallel::state_text() const { return impl_->sync->phase_text(); }
@@ -187,11 +243,15 @@ const std::vector<std::unique_ptr<ParamAndGradBuffer>>& DistributedDataParallel:
 std::vector<DistributedDataParallel::BucketInfo> DistributedDataParallel::buckets() const {
   std::vector<BucketInfo> infos;
   for (const BucketGroup& group : impl_->bucketing.groups)
-    for (const Bucket& bucket : group.buckets())
-      infos.push_back({group.label(), group.group().to_string(),
-                       fmt::format("all-reduce {}", to_string(group.op())),
+    for (const Bucket& bucket : group.buckets()) {
+      const GradReduction& reduction = group.reduction();
+      infos.push_back({group.label(), reduction.group.to_string(),
+                       fmt::format("{} {}", is_sharded() ? "reduce-scatter" : "all-reduce",
+                                   to_string(reduction.op)),
+                       reduction.instances ? reduction.instances->to_string() : "",
                        bucket.grads.scalar_type(), bucket.grads.numel(), bucket.bytes(),
                        bucket.parameters});
+    }
   return infos;
 }
 

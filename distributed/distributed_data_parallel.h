@@ -36,6 +36,12 @@ namespace lockstep {
 /// averages over the ranks, and with several micro-batches the caller divides each loss by their
 /// number.
 ///
+/// With ddp.use_distributed_optimizer each rank owns an equal shard of every bucket:
+/// reduce-scatters reduce the gradients into it (param.grad() holds reduced values there alone),
+/// DistributedOptimizer updates it, and all-gathers give all ranks the new parameters. With several
+/// optimizer instances (ParallelSizes::optimizer_instances) the shards are cut inside an instance
+/// and an all-reduce adds them over the instances, begun in finish_grad_sync().
+///
 /// Misuse throws UsageError with the names of the parameters, and the other ranks are told, so that
 /// they raise CommunicationError instead of waiting: a second backward too many, a step that is
 /// finished before every parameter has its gradient, a gradient that somebody replaced.
@@ -47,13 +53,19 @@ class DistributedDataParallel {
   /// CommunicationError naming the first difference. Then gives all ranks the parameters and
   /// registered buffers of the first one (see broadcast_params). UsageError if nothing is to be
   /// trained, or if a parameter is wrapped already.
+  ///
+  /// `disable_bucketing`: one bucket for each buffer whatever `config` says, for model chunks whose
+  /// reduction is hidden by those of other chunks; on all pipeline stages but the first it is
+  /// always so.
   DistributedDataParallel(const torch::nn::Module& module, const ParallelState& parallel_state,
-                          const DistributedDataParallelConfig& config = {});
+                          const DistributedDataParallelConfig& config = {},
+                          bool disable_bucketing = false);
 
   /// The same for a list of parameters, with their descriptions.
   DistributedDataParallel(std::vector<NamedParameter> parameters,
                           const ParallelState& parallel_state,
-                          const DistributedDataParallelConfig& config = {});
+                          const DistributedDataParallelConfig& config = {},
+                          bool disable_bucketing = false);
 
   /// Removes the hooks. Parameters and gradients stay views of the buffers' memory, which lives as
   /// long as they do.
@@ -90,7 +102,7 @@ class DistributedDataParallel {
   /// lacks its gradient of the last micro-batch, or if somebody replaced a gradient.
   void finish_grad_sync();
 
-  /// Multiplies all gradients.
+  /// Multiplies all gradients; with the distributed optimizer those that this rank owns.
   void scale_gradients(double factor);
 
   /// Sets all gradients to zero and begins a new step. Call it before the step's first backward. It
@@ -100,6 +112,34 @@ class DistributedDataParallel {
   /// Gives all data-parallel ranks the parameters, the frozen parameters and the registered module
   /// buffers of the first rank.
   void broadcast_params();
+
+  /// With the distributed optimizer: gathers the parameters after the optimizer changed its shard,
+  /// on all ranks. DistributedOptimizer::step() calls it. With ddp.overlap_param_gather it returns
+  /// while the all-gathers go on, in the order of the parameters' registration.
+  ///
+  /// Until a parameter has arrived it cannot be read. C++ modules have no forward pre-hooks;
+  /// instead every operator called on this thread waits for the parameters among its arguments,
+  /// whatever the module: forward, evaluation and copies need not know. Any other read (data_ptr()
+  /// alone, an operator on another thread) throws c10::Error, so that nobody sees stale weights.
+  ///
+  /// `force_sync`: returns when all parameters are there. `force_dispatch`: gathers even if the
+  /// optimizer has changed nothing since the last time. Does nothing without the distributed
+  /// optimizer.
+  void start_param_sync(bool force_sync = false, bool force_dispatch = false);
+  /// Returns when all parameters can be read (on CUDA: by the current stream).
+  void finish_param_sync();
+  /// Whether some parameters have not arrived yet.
+  bool param_sync_pending() const;
+  /// Until enable_forward_pre_hook() start_param_sync() waits, as without ddp.overlap_param_gather.
+  /// `param_sync`: finish_param_sync() as well.
+  void disable_forward_pre_hook(bool param_sync = true);
+  /// Undoes disable_forward_pre_hook(). UsageError without ddp.overlap_param_gather.
+  void enable_forward_pre_hook();
+  /// For the optimizer: it changed this rank's shard of the parameters.
+  void note_params_changed();
+
+  /// Whether this rank owns a shard only (ddp.use_distributed_optimizer).
+  bool is_sharded() const;
 
   /// How the reduction normalizes, from the configuration.
   GradientScalingMode scaling_mode() const;
@@ -112,9 +152,11 @@ class DistributedDataParallel {
 
   /// One bucket, in the order in which buckets are launched.
   struct BucketInfo {
-    std::string label;  ///< "bucket 2 ('layers.0.weight' to 'layers.1.bias')"
-    std::string group;  ///< "dp-cp [0, 1]"
-    std::string operation;
+    std::string label;      ///< "bucket 2 ('layers.0.weight' to 'layers.1.bias')"
+    std::string group;      ///< "dp-cp [0, 1]"
+    std::string operation;  ///< "all-reduce sum", "reduce-scatter sum"
+    /// With several optimizer instances, the group over which an all-reduce adds the shards.
+    std::string instances;
     at::ScalarType dtype;  ///< of the gradients
     int64_t numel;
     int64_t bytes;

@@ -29,15 +29,20 @@ at::Tensor slot_view(const at::Tensor& flat, const ParamLayout::Slot& slot,
 }  // namespace
 
 ParamAndGradBuffer::ParamAndGradBuffer(std::vector<NamedParameter> params,
-                                       at::ScalarType grad_dtype, const LayoutOptions& options)
-    : params_(std::move(params)) {
+                                       at::ScalarType grad_dtype, const LayoutOptions& options,
+                                       int64_t shard)
+    : params_(std::move(params)), sharded_(options.distributed_optimizer) {
   require<UsageError>(!params_.empty(), "a gradient buffer needs at least one parameter");
   std::vector<LayoutParam> sizes;
   for (const NamedParameter& param : params_) {
     check_parameter(param, params_.front());
-    sizes.push_back({.numel = param.tensor.numel()});
+    sizes.push_back(
+        {.numel = param.tensor.numel(), .shared_embedding = param.description.shared_embedding()});
   }
   layout_ = compute_param_layout(sizes, options);
+  if (!sharded_) owned_ = {{0, layout_.numel}};
+  for (const ParamLayout::Bucket& bucket : layout_.buckets)
+    if (sharded_) owned_.push_back(shard_of_bucket(bucket, options.data_parallel_size, shard));
 
   const at::NoGradGuard no_grad;
   const auto tensor_options = params_.front().tensor.options().requires_grad(false);
@@ -51,6 +56,12 @@ ParamAndGradBuffer::ParamAndGradBuffer(std::vector<NamedParameter> params,
     views_.push_back({tensor, slot_view(grad_data_, layout_.slots[i], tensor).detach()});
     attach_grad(views_.back());
   }
+}
+
+int64_t ParamAndGradBuffer::owned_numel() const {
+  int64_t numel = 0;
+  for (const ElementRange& range : owned_) numel += range.numel();
+  return numel;
 }
 
 void ParamAndGradBuffer::zero_grad() {

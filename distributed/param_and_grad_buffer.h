@@ -8,6 +8,7 @@
 #include "lockstep/core/parameters.h"
 #include "lockstep/distributed/gradient_scaling.h"
 #include "lockstep/distributed/param_layout.h"
+#include "lockstep/distributed/shard_ranges.h"
 
 namespace lockstep {
 
@@ -21,9 +22,11 @@ class ParamAndGradBuffer {
  public:
   /// Allocates both pieces, moves the parameters' values in and makes each parameter a view.
   /// `params` share dtype and device, are leaves that require a gradient, and are given in the
-  /// order of registration. UsageError names a parameter that breaks this.
+  /// order of registration. UsageError names a parameter that breaks this. With
+  /// options.distributed_optimizer this rank owns shard `shard` of each bucket, counted among
+  /// options.data_parallel_size; otherwise it owns all.
   ParamAndGradBuffer(std::vector<NamedParameter> params, at::ScalarType grad_dtype,
-                     const LayoutOptions& options);
+                     const LayoutOptions& options, int64_t shard = 0);
 
   ParamAndGradBuffer(const ParamAndGradBuffer&) = delete;
   ParamAndGradBuffer& operator=(const ParamAndGradBuffer&) = delete;
@@ -38,6 +41,16 @@ class ParamAndGradBuffer {
   const at::Tensor& grad_data() const { return grad_data_; }
   /// The gradient of parameter `index`, in its shape.
   const at::Tensor& grad_view(size_t index) const { return views_[index].grad; }
+
+  /// The elements that this rank's optimizer updates, and whose reduced gradients it holds, in
+  /// coordinates of the buffer: with the distributed optimizer one range for each bucket, otherwise
+  /// one range of all. Where they are not all, the other gradients are this rank's own terms, of no
+  /// meaning after the reduction.
+  const std::vector<ElementRange>& owned() const { return owned_; }
+  /// Elements of owned().
+  int64_t owned_numel() const;
+  /// Whether buckets are cut for the distributed optimizer.
+  bool is_sharded() const { return sharded_; }
 
   /// Sets all gradients to zero and makes param.grad() the view, whoever replaced it.
   void zero_grad();
@@ -63,6 +76,8 @@ class ParamAndGradBuffer {
 
   std::vector<NamedParameter> params_;
   ParamLayout layout_;
+  bool sharded_;
+  std::vector<ElementRange> owned_;
   at::Tensor param_data_;
   at::Tensor grad_data_;
   std::vector<Views> views_;

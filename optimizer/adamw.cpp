@@ -1,5 +1,6 @@
 #include "lockstep/optimizer/adamw.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include <ATen/ATen.h>
@@ -27,44 +28,81 @@ void check_config(const OptimizerConfig& config) {
   below_one("adam_beta2", config.adam_beta2);
 }
 
-/// Ranges of the buffer that hold parameters, neighbours with equal weight decay merged. A gap that
-/// lies inside a range is zero in gradient and parameter, and stays so.
-std::vector<kernels::AdamWSegment> segments_of(const ParamAndGradBuffer& buffer) {
+/// Ranges of `owned` that hold parameters, counted from its start, neighbours with equal weight
+/// decay merged. A gap that lies inside a range is zero in gradient and parameter, and stays so.
+std::vector<kernels::AdamWSegment> segments_of(const ParamAndGradBuffer& buffer,
+                                               const ElementRange& owned) {
   std::vector<kernels::AdamWSegment> segments;
-  for (const ParamLayout::Bucket& bucket : buffer.layout().buckets)
+  for (const ParamLayout::Bucket& bucket : buffer.layout().buckets) {
+    if (bucket.end <= owned.start || bucket.start >= owned.end) continue;
     for (const int64_t index : bucket.params) {
       const auto& slot = buffer.layout().slots[static_cast<size_t>(index)];
       const bool decay = buffer.params()[static_cast<size_t>(index)].description.apply_weight_decay;
-      if (slot.start == slot.end) continue;
+      const int64_t start = std::max(slot.start, owned.start) - owned.start;
+      const int64_t end = std::min(slot.end, owned.end) - owned.start;
+      if (start >= end) continue;
       if (!segments.empty() && segments.back().weight_decay == decay)
-        segments.back().end = slot.end;
+        segments.back().end = end;
       else
-        segments.push_back({slot.start, slot.end, decay});
+        segments.push_back({start, end, decay});
     }
+  }
   return segments;
 }
 
 AdamW::State make_state(const ParamAndGradBuffer& buffer) {
-  const at::Tensor& params = buffer.param_data();
-  const at::ScalarType dtype = params.scalar_type();
+  const at::ScalarType dtype = buffer.param_data().scalar_type();
   require<ConfigError>(dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16,
                        "AdamW: parameter '{}' is {}, allowed: Float, Double, BFloat16",
                        buffer.params().front().name, at::toString(dtype));
-  at::Tensor master = dtype == at::kBFloat16 ? params.to(at::kFloat) : params;
-  return {master, at::zeros_like(master), at::zeros_like(master)};
+  const bool separate = dtype == at::kBFloat16;
+  const auto options = buffer.param_data().options().dtype(separate ? at::kFloat : dtype);
+  const int64_t numel = buffer.owned_numel();
+  return {separate ? at::empty({numel}, options) : at::Tensor(), at::zeros({numel}, options),
+          at::zeros({numel}, options)};
+}
+
+at::Tensor slice(const at::Tensor& tensor, const ElementRange& range) {
+  return tensor.defined() ? tensor.slice(0, range.start, range.end) : tensor;
 }
 
 }  // namespace
 
 AdamW::AdamW(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config)
+    : AdamW(std::move(models), config, /*sharded=*/false) {}
+
+AdamW::AdamW(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config,
+             bool sharded)
     : models_(std::move(models)), config_(config) {
-  require<UsageError>(!models_.empty(), "AdamW: no model was given");
+  const char* const name = sharded ? "DistributedOptimizer" : "AdamW";
+  require<UsageError>(!models_.empty(), "{}: no model was given", name);
   check_config(config);
-  for (const DistributedDataParallel* model : models_)
+  for (const DistributedDataParallel* model : models_) {
+    require<UsageError>(model->is_sharded() == sharded,
+                        "{}: found a model {} ddp.use_distributed_optimizer, allowed: {}", name,
+                        sharded ? "without" : "with", sharded ? "with it" : "without it");
     for (const auto& buffer : model->buffers()) {
-      targets_.push_back({buffer.get(), segments_of(*buffer)});
+      targets_.push_back({buffer.get(), pieces_of(*buffer)});
       states_.push_back(make_state(*buffer));
     }
+  }
+  reload_model_params();
+}
+
+std::vector<AdamW::Piece> AdamW::pieces_of(const ParamAndGradBuffer& buffer) {
+  std::vector<Piece> pieces;
+  int64_t offset = 0;
+  for (const ElementRange& owned : buffer.owned()) {
+    pieces.push_back({owned, {offset, offset + owned.numel()}, segments_of(buffer, owned)});
+    offset += owned.numel();
+  }
+  return pieces;
+}
+
+AdamW::Views AdamW::views_of(const Target& target, const State& state, const Piece& piece) {
+  return {slice(target.buffer->param_data(), piece.in_buffer),
+          slice(target.buffer->grad_data(), piece.in_buffer), slice(state.master, piece.in_state),
+          slice(state.exp_avg, piece.in_state), slice(state.exp_avg_sq, piece.in_state)};
 }
 
 AdamW::StepResult AdamW::step() {
@@ -83,23 +121,35 @@ AdamW::StepResult AdamW::step() {
       .bias_correction2 = 1 - std::pow(config_.adam_beta2, steps),
       .grad_scale = clip_coefficient(norm, config_.clip_grad)};
   for (size_t i = 0; i < targets_.size(); ++i) {
-    const ParamAndGradBuffer& buffer = *targets_[i].buffer;
-    const State& state = states_[i];
-    const bool separate = !state.master.is_same(buffer.param_data());
-    kernels::adamw(state.master, buffer.grad_data().to(state.master.scalar_type()), state.exp_avg,
-                   state.exp_avg_sq, separate ? buffer.param_data() : at::Tensor(),
-                   targets_[i].segments, scalars);
-    for (const NamedParameter& param : buffer.params())
+    for (const Piece& piece : targets_[i].pieces) {
+      const Views views = views_of(targets_[i], states_[i], piece);
+      const bool separate = views.master.defined();
+      kernels::adamw(separate ? views.master : views.param,
+                     views.grad.to(views.exp_avg.scalar_type()), views.exp_avg, views.exp_avg_sq,
+                     separate ? views.param : at::Tensor(), piece.segments, scalars);
+    }
+    for (const NamedParameter& param : targets_[i].buffer->params())
       param.tensor.unsafeGetTensorImpl()->bump_version();
   }
   return {norm, false};
 }
 
+int64_t AdamW::state_bytes() const {
+  int64_t bytes = 0;
+  for (const State& state : states_)
+    for (const at::Tensor& tensor : {state.master, state.exp_avg, state.exp_avg_sq})
+      if (tensor.defined()) bytes += static_cast<int64_t>(tensor.nbytes());
+  return bytes;
+}
+
 void AdamW::reload_model_params() {
   const at::NoGradGuard no_grad;
+  for (DistributedDataParallel* model : models_) model->finish_param_sync();
   for (size_t i = 0; i < targets_.size(); ++i)
-    if (!states_[i].master.is_same(targets_[i].buffer->param_data()))
-      states_[i].master.copy_(targets_[i].buffer->param_data());
+    for (const Piece& piece : targets_[i].pieces) {
+      const Views views = views_of(targets_[i], states_[i], piece);
+      if (views.master.defined()) views.master.copy_(views.param);
+    }
 }
 
 }  // namespace lockstep

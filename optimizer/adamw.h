@@ -11,8 +11,9 @@
 
 namespace lockstep {
 
-/// AdamW on the flat buffers of DistributedDataParallel: one pass over contiguous memory for each
-/// buffer, clipping included. Every rank holds the whole state and makes the same step.
+/// AdamW on the flat buffers of DistributedDataParallel: one pass over contiguous memory, clipping
+/// included. Every rank holds the whole state and makes the same step; see DistributedOptimizer for
+/// a state that is cut over the ranks.
 ///
 /// fp32 and fp64 parameters are updated in place. bf16 parameters have fp32 master weights, from
 /// which they are rounded. Weight decay applies where the parameter's description says so.
@@ -24,21 +25,27 @@ class AdamW {
     bool skipped = false;  ///< the norm was not finite, so nothing was changed
   };
 
-  /// The state of one buffer. All tensors are flat [buffer.layout().numel elements].
+  /// The state of one buffer: flat tensors of buffer.owned_numel() elements, the ranges of
+  /// buffer.owned() one after the other.
   struct State {
-    at::Tensor master;      ///< the buffer's parameters themselves, for bf16 their fp32 originals
+    at::Tensor master;      ///< fp32 originals of bf16 parameters; undefined for the others
     at::Tensor exp_avg;     ///< mean of the gradients
     at::Tensor exp_avg_sq;  ///< mean of the squared gradients
   };
 
   /// Takes lr, weight_decay, adam_beta1, adam_beta2, adam_eps and clip_grad out of `config`. The
-  /// models must outlive the optimizer. UsageError: no model. ConfigError: a number out of its
-  /// bounds, parameters of a dtype other than fp32, fp64 and bf16.
+  /// models must outlive the optimizer. UsageError: no model, a model for the distributed
+  /// optimizer. ConfigError: a number out of its bounds, parameters of a dtype other than fp32,
+  /// fp64 and bf16.
   AdamW(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config);
+
+  virtual ~AdamW() = default;
+  AdamW(const AdamW&) = delete;
+  AdamW& operator=(const AdamW&) = delete;
 
   /// One step with the final gradients: norm, clipping, update. Gradients are not changed. Call it
   /// on all ranks. UsageError if finalize_model_grads is still to be called.
-  StepResult step();
+  virtual StepResult step();
 
   void set_learning_rate(double value) { config_.lr = value; }
   void set_weight_decay(double value) { config_.weight_decay = value; }
@@ -51,15 +58,38 @@ class AdamW {
   /// In the order of the models and of their buffers.
   const std::vector<State>& states() const { return states_; }
 
+  /// Bytes of states().
+  int64_t state_bytes() const;
+
   /// Takes the master weights of bf16 parameters from the parameters again, after somebody changed
   /// those (loaded weights, an initialization).
   void reload_model_params();
 
+ protected:
+  AdamW(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config, bool sharded);
+
+  const std::vector<DistributedDataParallel*>& models() const { return models_; }
+
  private:
-  struct Target {
-    const ParamAndGradBuffer* buffer;
+  /// One of the ranges that buffer.owned() lists. Segments count from its start.
+  struct Piece {
+    ElementRange in_buffer;
+    ElementRange in_state;
     std::vector<kernels::AdamWSegment> segments;
   };
+
+  /// Views of a piece.
+  struct Views {
+    at::Tensor param, grad, master, exp_avg, exp_avg_sq;
+  };
+
+  struct Target {
+    const ParamAndGradBuffer* buffer;
+    std::vector<Piece> pieces;
+  };
+
+  static std::vector<Piece> pieces_of(const ParamAndGradBuffer& buffer);
+  static Views views_of(const Target& target, const State& state, const Piece& piece);
 
   std::vector<DistributedDataParallel*> models_;
   OptimizerConfig config_;

@@ -65,7 +65,8 @@ ParallelStateOptions parallel_options(const Config& config, c10::Device device) 
                    .context = parallel.context_parallel_size,
                    .expert = parallel.expert_model_parallel_size,
                    .expert_tensor = parallel.expert_tensor_parallel_size,
-                   .order = parallel.order};
+                   .order = parallel.order,
+                   .optimizer_instances = parallel.num_distributed_optimizer_instances};
   options.device = device;
   options.timeout =
       std::chrono::milliseconds(static_cast<int64_t>(parallel.distributed_timeout_seconds * 1000));

@@ -1,0 +1,159 @@
+#include "lockstep/distributed/param_sync.h"
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/check.h"
+
+namespace lockstep {
+namespace {
+
+constexpr const char* kClosed =
+    "a parameter is read although its all-gather after the optimizer's step has not ended: call "
+    "finish_param_sync() of its DistributedDataParallel first, on every rank; only operators on "
+    "the "
+    "thread that made the step wait by themselves";
+
+/// As large as `storage` and without memory: whoever asks for its data gets c10::Error.
+c10::Storage closed_twin(const c10::Storage& storage) {
+  c10::Storage twin(c10::Storage::use_byte_size_t(), storage.nbytes(),
+                    c10::DataPtr(nullptr, storage.device()), /*allocator=*/nullptr,
+                    /*resizable=*/false);
+  twin.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(kClosed);
+  return twin;
+}
+
+/// The elements of its storage that a tensor spans.
+ElementRange span_of(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return {};
+  int64_t end = tensor.storage_offset() + 1;
+  for (int64_t d = 0; d < tensor.dim(); ++d) end += (tensor.size(d) - 1) * tensor.stride(d);
+  return {tensor.storage_offset(), end};
+}
+
+/// Sets a flag for the time of a scope.
+class Busy {
+ public:
+  explicit Busy(bool& flag) : flag_(flag) { flag_ = true; }
+  ~Busy() { flag_ = false; }
+  Busy(const Busy&) = delete;
+  Busy& operator=(const Busy&) = delete;
+
+ private:
+  bool& flag_;
+};
+
+}  // namespace
+
+ParamSync::ParamSync(const Bucketing& bucketing, const ParallelState& state) {
+  const bool several = state.grids().sizes().optimizer_instances > 1;
+  const auto group_for = [&](bool is_expert) {
+    if (several)
+      return state.group(is_expert ? GroupKind::intra_expert_dp : GroupKind::intra_dp_cp);
+    return state.all_gather_group(is_expert ? GroupKind::expert_dp : GroupKind::dp_cp);
+  };
+  for (auto piece = bucketing.pieces.rbegin(); piece != bucketing.pieces.rend(); ++piece) {
+    const ParamAndGradBuffer& buffer = *bucketing.buffers[piece->buffer];
+    add_bucket(buffer, piece->bucket, group_for(buffer.params().front().description.is_expert));
+  }
+}
+
+ParamSync::~ParamSync() {
+  try {
+    if (phase_ == Phase::gathering) finish();
+  } catch (...) {  // the parameters stay closed
+  }
+}
+
+void ParamSync::add_bucket(const ParamAndGradBuffer& buffer, size_t bucket,
+                           const ProcessGroup& group) {
+  const ParamLayout::Bucket& range = buffer.layout().buckets[bucket];
+  const ElementRange& own = buffer.owned()[bucket];
+  Gather gather{
+      .label = fmt::format("parameters '{}' to '{}'",
+                           buffer.params()[static_cast<size_t>(range.params.back())].name,
+                           buffer.params()[static_cast<size_t>(range.params.front())].name),
+      .group = group,
+      .whole = buffer.param_data().slice(0, range.start, range.end),
+      .shard = buffer.param_data().slice(0, own.start, own.end),
+      .tensors = {},
+      .storage = buffer.param_data().storage(),
+      .closed = {}};
+  gather.closed = closed_twin(gather.storage);
+  for (const int64_t param : range.params) {
+    const at::Tensor& tensor = buffer.params()[static_cast<size_t>(param)].tensor;
+    tensor.unsafeGetTensorImpl()->set_allow_tensor_metadata_change(true);
+    gather.tensors.push_back(tensor);
+  }
+  gathers_.push_back(std::move(gather));
+}
+
+void ParamSync::set_storage(Gather& gather, bool open) {
+  const c10::Storage& storage = open ? gather.storage : gather.closed;
+  for (const at::Tensor& tensor : gather.tensors)
+    tensor.unsafeGetTensorImpl()->set_storage_keep_dtype(storage);
+  gather.open = open;
+}
+
+void ParamSync::mark_stale() {
+  require<UsageError>(phase_ != Phase::gathering,
+                      "parameters were changed while their all-gather is under way; call "
+                      "finish_param_sync() first");
+  for (Gather& gather : gathers_)
+    if (gather.group.size() > 1) set_storage(gather, false);
+  phase_ = Phase::stale;
+}
+
+void ParamSync::start(bool watch) {
+  if (phase_ != Phase::stale) return;
+  const Busy busy(busy_);
+  const at::NoGradGuard no_grad;
+  phase_ = Phase::gathering;
+  for (Gather& gather : gathers_)
+    gather.work = all_gather(gather.group, gather.whole, gather.shard, gather.label);
+  settle();
+  if (watch && pending()) watch_.start(*this);
+}
+
+void ParamSync::finish() {
+  start(/*watch=*/false);
+  const Busy busy(busy_);
+  for (Gather& gather : gathers_) wait(gather);
+  settle();
+}
+
+void ParamSync::wait(Gather& gather) {
+  if (gather.open) return;
+  gather.work.wait();
+  set_storage(gather, true);
+}
+
+void ParamSync::settle() {
+  if (!std::all_of(gathers_.begin(), gathers_.end(), [](const Gather& g) { return g.open; }))
+    return;
+  phase_ = Phase::current;
+  watch_.stop();
+}
+
+void ParamSync::on_read(const at::Tensor& tensor) noexcept {
+  if (busy_ || !tensor.defined() || !tensor.has_storage()) return;
+  const auto* const storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  const Busy busy(busy_);
+  for (Gather& gather : gathers_) {
+    if (gather.open || (storage != gather.closed.unsafeGetStorageImpl() &&
+                        storage != gather.storage.unsafeGetStorageImpl()))
+      continue;
+    const ElementRange read = span_of(tensor), whole = span_of(gather.whole);
+    if (read.start >= whole.end || whole.start >= read.end) continue;
+    try {
+      wait(gather);
+    } catch (const std::exception& error) {  // the operator throws it when it reads
+      gather.closed.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
+          error.what());
+    }
+  }
+  settle();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,47 @@
+#pragma once
+
+// Internal.
+
+#include <atomic>
+#include <memory>
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep {
+
+/// Who is told of tensors that are read.
+class ReadObserver {
+ public:
+  /// An operator that was called on the watching thread is about to read or write `tensor`. The
+  /// operator runs when this returns.
+  virtual void on_read(const at::Tensor& tensor) noexcept = 0;
+
+ protected:
+  ~ReadObserver() = default;
+};
+
+/// Tells `observer` of every tensor that is an argument of an operator of libtorch called on this
+/// thread, until stop(). C++ modules have no forward pre-hooks; this takes their place and works
+/// for every module. It is an at::RecordFunction callback, which costs well under a microsecond an
+/// operator, and nothing while no watch is active. Operators of other threads, and code that reads
+/// memory without an operator, are not seen.
+class ReadWatch {
+ public:
+  ~ReadWatch() { stop(); }
+  ReadWatch() = default;
+  ReadWatch(const ReadWatch&) = delete;
+  ReadWatch& operator=(const ReadWatch&) = delete;
+
+  /// Watches the calling thread instead of what was watched before.
+  void start(ReadObserver& observer);
+  void stop();
+
+  struct Slot {
+    std::atomic<ReadObserver*> observer = nullptr;
+  };
+
+ private:
+  std::shared_ptr<Slot> slot_;
+};
+
+}  // namespace lockstep

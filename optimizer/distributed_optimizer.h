@@ -1,0 +1,33 @@
+#pragma once
+
+#include <memory>
+
+#include "lockstep/optimizer/adamw.h"
+
+namespace lockstep {
+
+/// AdamW whose state is cut over the data-parallel ranks (ZeRO-1), for models wrapped with
+/// ddp.use_distributed_optimizer. This rank holds master weights and moments of its shard alone,
+/// updates that shard of the parameters in their buffer, and gets the others by all-gathers.
+///
+/// Bytes of a rank for a parameter element over d ranks, padding aside, parameters + gradients +
+/// state: bf16 with fp32 gradients 2 + 4 + 12/d; fp32 4 + 4 + 8/d; fp64 8 + 8 + 16/d.
+///
+/// A step gives the bits that AdamW gives on the same reduced gradients, apart from the gradient
+/// norm, whose terms are added in another order.
+class DistributedOptimizer final : public AdamW {
+ public:
+  /// As AdamW; UsageError for a model without ddp.use_distributed_optimizer.
+  DistributedOptimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config)
+      : AdamW(std::move(models), config, /*sharded=*/true) {}
+
+  /// One step, then start_param_sync() of every model. A step that is skipped gathers nothing.
+  StepResult step() override;
+};
+
+/// The optimizer for models that are all wrapped with ddp.use_distributed_optimizer, or all
+/// without.
+std::unique_ptr<AdamW> make_optimizer(std::vector<DistributedDataParallel*> models,
+                                      const OptimizerConfig& config);
+
+}  // namespace lockstep

@@ -1,0 +1,298 @@
+#include "lockstep/optimizer/distributed_optimizer.h"
+
+#include <gtest/gtest.h>
+
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adamw.h>
+
+#include "lockstep/core/error.h"
+#include "lockstep/parallel_state/collectives.h"
+#include "lockstep/tests/support/distributed_training.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep {
+namespace {
+
+using testing::adamw_config;
+using testing::CollectiveLog;
+using testing::kClip;
+using testing::kDecay;
+using testing::kLayers;
+using testing::kRate;
+using testing::kSamples;
+using testing::kSteps;
+using testing::reduce_gradients;
+using testing::run_backwards;
+using testing::run_ranks;
+using testing::Setting;
+using testing::SmallNet;
+using testing::throws_with;
+
+std::vector<at::Tensor> copies(const SmallNet& net) {
+  std::vector<at::Tensor> result;
+  for (const at::Tensor& param : net.parameters()) result.push_back(param.detach().clone());
+  return result;
+}
+
+/// The same with libtorch alone in one process: its AdamW, its clipping.
+std::vector<at::Tensor> oracle_adamw() {
+  SmallNet net(kLayers);
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  for (const bool matrices : {true, false}) {
+    std::vector<at::Tensor> params;
+    for (const at::Tensor& p : net.parameters())
+      if ((p.dim() > 1) == matrices) params.push_back(p);
+    groups.emplace_back(params, std::make_unique<torch::optim::AdamWOptions>(
+                                    torch::optim::AdamWOptions(kRate)
+                                        .betas({0.9, 0.95})
+                                        .weight_decay(matrices ? kDecay : 0)));
+  }
+  torch::optim::AdamW optimizer(groups);
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    (net.loss(SmallNet::samples(step * kSamples, kSamples)) / kSamples).backward();
+    torch::nn::utils::clip_grad_norm_(net.parameters(), kClip);
+    optimizer.step();
+  }
+  return copies(net);
+}
+
+std::vector<at::Tensor> train(const ParallelState& state, const Setting& setting,
+                              at::ScalarType dtype, double clip = kClip) {
+  SmallNet net(kLayers, dtype);
+  DistributedDataParallel ddp(net, state, setting.ddp());
+  const auto optimizer = make_optimizer({&ddp}, adamw_config(clip));
+  for (int step = 0; step < kSteps; ++step) {
+    ddp.zero_grad_buffer();
+    run_backwards(net, ddp, step, setting.microbatches, dtype);
+    reduce_gradients(ddp);
+    EXPECT_FALSE(optimizer->step().skipped);
+  }
+  return copies(net);
+}
+
+void expect_close(const std::vector<at::Tensor>& found, const std::vector<at::Tensor>& expected,
+                  double tolerance, const std::string& what) {
+  for (size_t i = 0; i < expected.size(); ++i)
+    EXPECT_LE((found[i].to(at::kDouble) - expected[i]).abs().max().item<double>(),
+              tolerance * expected[i].abs().max().item<double>())
+        << what << ", parameter " << i;
+}
+
+std::vector<Setting> all_settings() {
+  std::vector<Setting> settings;
+  for (const int64_t ranks : {1, 2, 3, 4, 6, 8})
+    for (const int64_t microbatches : {1, 5})
+      for (const bool distributed : {false, true})
+        for (const int64_t instances : {1, 2})
+          for (const bool overlap : {false, true}) {
+            if (ranks % instances != 0 || (instances > 1 && !distributed)) continue;
+            settings.push_back({ranks, instances, microbatches, distributed, overlap,
+                                distributed && overlap, overlap ? 40 : 1000000});
+          }
+  settings.push_back({4, 1, 2, true, true, true, 1});
+  settings.push_back({4, 2, 2, true, false, true, 1});
+  settings.push_back({3, 1, 2, true, true, false, 100});
+  return settings;
+}
+
+TEST(DistributedOptimizer, TwentyStepsFollowPlainLibtorchInEverySetting) {
+  const auto expected = oracle_adamw();
+  for (const Setting& setting : all_settings())
+    run_ranks(
+        setting.ranks,
+        [&](const ParallelState& state) {
+          expect_close(train(state, setting, at::kDouble), expected, 1e-12, setting.text());
+        },
+        setting.threads());
+}
+
+TEST(DistributedOptimizer, SinglePrecisionAgreesToOneInAMillion) {
+  const auto expected = oracle_adamw();
+  for (const Setting& setting : {Setting{.ranks = 3, .microbatches = 2, .overlap_gather = true},
+                                 Setting{.ranks = 4, .instances = 2, .bucket_size = 40}})
+    run_ranks(
+        setting.ranks,
+        [&](const ParallelState& state) {
+          expect_close(train(state, setting, at::kFloat), expected, 5e-6, setting.text());
+        },
+        setting.threads());
+}
+
+TEST(DistributedOptimizer, TheBitsDoNotDependOnBucketsOverlapOrTheWayOfReducing) {
+  for (const int64_t ranks : {2, 3, 4})
+    run_ranks(ranks, [&](const ParallelState& state) {
+      const auto expected =
+          train(state, {.ranks = ranks, .distributed = false, .overlap_reduce = false}, at::kFloat,
+                /*clip=*/0);
+      for (const bool distributed : {false, true})
+        for (const bool overlap : {false, true})
+          for (const int64_t bucket_size : {1, 40, 1000000}) {
+            const Setting setting = {.ranks = ranks,
+                                     .distributed = distributed,
+                                     .overlap_reduce = overlap,
+                                     .overlap_gather = distributed && overlap,
+                                     .bucket_size = bucket_size};
+            const auto found = train(state, setting, at::kFloat, /*clip=*/0);
+            for (size_t i = 0; i < expected.size(); ++i)
+              EXPECT_TRUE(at::equal(found[i], expected[i])) << setting.text();
+          }
+    });
+}
+
+/// Adam hides a wrong scale of the gradients; this looks at them.
+TEST(DistributedOptimizer, TheOwnedGradientsAreThoseOfOneProcess) {
+  SmallNet reference(kLayers);
+  (reference.loss(SmallNet::samples(0, kSamples)) / kSamples).backward();
+  const auto expected = reference.parameters();
+  for (const int64_t ranks : {1, 2, 3, 4})
+    for (const int64_t instances : {1, 2})
+      for (const int mode : {0, 1, 2}) {
+        if (ranks % instances != 0) continue;
+        Setting setting = {.ranks = ranks, .instances = instances, .microbatches = 2};
+        run_ranks(
+            ranks,
+            [&](const ParallelState& state) {
+              SmallNet net(kLayers);
+              DistributedDataParallelConfig config = setting.ddp();
+              config.bucket_size = 60;
+              config.calculate_per_token_loss = mode == 0;
+              config.average_in_collective = mode == 2;
+              DistributedDataParallel ddp(net, state, config);
+              const double share = static_cast<double>(kSamples / ranks);
+              for (int step = 0; step < 2; ++step) {
+                ddp.zero_grad_buffer();
+                run_backwards(net, ddp, 0, setting.microbatches, at::kDouble);
+                reduce_gradients(ddp);
+              }
+              const ParamAndGradBuffer& buffer = *ddp.buffers()[0];
+              at::Tensor wanted = at::zeros_like(buffer.grad_data());
+              for (size_t i = 0; i < expected.size(); ++i) {
+                const auto& slot = buffer.layout().slots[i];
+                wanted.slice(0, slot.start, slot.end).copy_(expected[i].grad().flatten());
+              }
+              if (mode != 0) wanted *= share;  // each rank's loss is a sum, not a mean
+              EXPECT_EQ(buffer.owned_numel() * ranks / instances, buffer.layout().numel);
+              for (const ElementRange& owned : buffer.owned())
+                EXPECT_TRUE(at::allclose(buffer.grad_data().slice(0, owned.start, owned.end),
+                                         wanted.slice(0, owned.start, owned.end), 1e-12, 1e-15))
+                    << setting.text() << ", mode " << mode;
+            },
+            setting.threads());
+      }
+}
+
+TEST(DistributedOptimizer, AStepOfOnesOwnOnTheShardIsGatheredByThePublicCalls) {
+  // SGD by hand.
+  SmallNet oracle(kLayers);
+  for (int step = 0; step < kSteps; ++step) {
+    oracle.zero_grad();
+    (oracle.loss(SmallNet::samples(step * kSamples, kSamples)) / kSamples).backward();
+    const at::NoGradGuard no_grad;
+    for (at::Tensor& param : oracle.parameters()) param.sub_(param.grad() * 0.1);
+  }
+  for (const bool overlap : {false, true})
+    run_ranks(3, [&](const ParallelState& state) {
+      SmallNet net(kLayers);
+      const Setting setting = {.overlap_gather = overlap, .bucket_size = 40};
+      DistributedDataParallel ddp(net, state, setting.ddp());
+      for (int step = 0; step < kSteps; ++step) {
+        ddp.zero_grad_buffer();
+        run_backwards(net, ddp, step, 2, at::kDouble);
+        reduce_gradients(ddp);
+        ddp.finish_param_sync();
+        for (const auto& buffer : ddp.buffers())
+          for (const ElementRange& r : buffer->owned())
+            buffer->param_data()
+                .slice(0, r.start, r.end)
+                .sub_(buffer->grad_data().slice(0, r.start, r.end) * 0.1);
+        ddp.note_params_changed();
+        ddp.start_param_sync();
+      }
+      expect_close(copies(net), copies(oracle), 1e-12, "sgd");
+    });
+}
+
+TEST(DistributedOptimizer, AStepSendsAReduceScatterAndAnAllGatherOfEveryBucket) {
+  for (const int64_t instances : {1, 2}) {
+    CollectiveLog log;
+    Setting setting = {
+        .ranks = 4, .instances = instances, .overlap_gather = true, .bucket_size = 60};
+    testing::RankThreadOptions threads = setting.threads();
+    threads.log = &log;
+    run_ranks(
+        4,
+        [&](const ParallelState& state) {
+          SmallNet net(kLayers, at::kBFloat16);
+          DistributedDataParallel ddp(net, state, setting.ddp());
+          DistributedOptimizer optimizer({&ddp}, adamw_config());
+          const size_t before = log.of_rank(state.rank()).size();
+          run_backwards(net, ddp, 0, 2, at::kBFloat16);
+          reduce_gradients(ddp);
+          optimizer.step();
+          ddp.finish_param_sync();
+          auto calls = log.of_rank(state.rank());
+          calls.erase(calls.begin(), calls.begin() + static_cast<int64_t>(before));
+          const auto buckets = ddp.buckets();
+          ASSERT_GT(buckets.size(), 2u);
+          std::vector<std::pair<std::string, int64_t>> expected;
+          for (const auto& bucket : buckets)
+            expected.push_back({"reduce_scatter (sum)", bucket.bytes});
+          const int64_t shards = 4 / instances;
+          if (instances > 1)
+            for (const auto& bucket : buckets)
+              expected.push_back({"all_reduce (sum)", bucket.bytes / shards});
+          expected.push_back({"all_reduce (sum)", 8});  // tokens
+          expected.push_back({"all_reduce (sum)", 8});  // norm
+          for (auto bucket = buckets.rbegin(); bucket != buckets.rend(); ++bucket)
+            expected.push_back({"all_gather", bucket->numel * 2 / shards});
+          ASSERT_EQ(calls.size(), expected.size());
+          for (size_t i = 0; i < calls.size(); ++i) {
+            EXPECT_EQ(calls[i].operation, expected[i].first) << i;
+            EXPECT_EQ(calls[i].bytes, expected[i].second) << i;
+          }
+        },
+        threads);
+  }
+}
+
+TEST(DistributedOptimizer, BytesOfARankAreTheFormulas) {
+  for (const int64_t ranks : {1, 2, 3, 4})
+    run_ranks(ranks, [&](const ParallelState& state) {
+      SmallNet net(kLayers, at::kBFloat16);
+      DistributedDataParallel ddp(net, state, Setting{}.ddp());
+      const DistributedOptimizer optimizer({&ddp}, adamw_config());
+      const ParamAndGradBuffer& buffer = *ddp.buffers()[0];
+      const auto bytes = static_cast<int64_t>(buffer.param_data().nbytes()) +
+                         static_cast<int64_t>(buffer.grad_data().nbytes()) +
+                         optimizer.state_bytes();
+      EXPECT_EQ(bytes, buffer.layout().numel * 6 + buffer.layout().numel * 12 / ranks);
+    });
+}
+
+TEST(DistributedOptimizer, Bf16FollowsDoubleAndAllRanksHoldTheSame) {
+  const auto expected = oracle_adamw();
+  const Setting setting = {.ranks = 4, .overlap_gather = true, .bucket_size = 40};
+  run_ranks(4, [&](const ParallelState& state) {
+    const auto found = train(state, setting, at::kBFloat16);
+    expect_close(found, expected, 0.03, "bf16");
+    for (const at::Tensor& param : found) {
+      const at::Tensor first = param.clone();
+      broadcast(state.world(), first, 0, "test").wait();
+      EXPECT_TRUE(at::equal(first, param));
+    }
+  });
+}
+
+TEST(DistributedOptimizer, EachOptimizerRefusesTheOthersModels) {
+  SmallNet plain, sharded;
+  DistributedDataParallel a(plain, ParallelState::single_process());
+  DistributedDataParallel b(sharded, ParallelState::single_process(), Setting{}.ddp());
+  EXPECT_TRUE(throws_with<UsageError>([&] { AdamW({&b}, {}); }, "AdamW: found a model with"));
+  EXPECT_TRUE(throws_with<UsageError>([&] { DistributedOptimizer({&a}, {}); },
+                                      "DistributedOptimizer: found a model without"));
+  EXPECT_TRUE(throws_with<UsageError>([&] { make_optimizer({&b, &a}, {}); }, "found a model"));
+}
+
+}  // namespace
+}  // namespace lockstep

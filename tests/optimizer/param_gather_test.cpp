@@ -1,0 +1,131 @@
+// The all-gather of parameters after a step of the distributed optimizer, and who may read what
+// while it goes on.
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "lockstep/core/error.h"
+#include "lockstep/parallel_state/collectives.h"
+#include "lockstep/tests/support/distributed_training.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep {
+namespace {
+
+using testing::adamw_config;
+using testing::kLayers;
+using testing::reduce_gradients;
+using testing::run_backwards;
+using testing::run_ranks;
+using testing::Setting;
+using testing::SmallNet;
+using testing::throws_with;
+
+/// A step whose gathers nobody has waited for.
+class PendingGather : public ::testing::Test {
+ protected:
+  using Body = std::function<void(SmallNet&, DistributedDataParallel&)>;
+
+  /// Runs `body` after a step whose gathers have not been waited for.
+  static void after_a_step(const Body& body, int64_t ranks = 2) {
+    run_ranks(ranks, [&](const ParallelState& state) {
+      SmallNet net(kLayers);
+      DistributedDataParallel ddp(net, state,
+                                  Setting{.overlap_gather = true, .bucket_size = 1}.ddp());
+      DistributedOptimizer optimizer({&ddp}, adamw_config());
+      run_backwards(net, ddp, 0, 1, at::kDouble);
+      reduce_gradients(ddp);
+      optimizer.step();
+      body(net, ddp);
+    });
+  }
+
+  static void expect_refused(const at::Tensor& tensor) {
+    EXPECT_TRUE(throws_with<c10::Error>([&] { tensor.const_data_ptr(); }, "finish_param_sync()"));
+  }
+};
+
+TEST_F(PendingGather, ParametersCannotBeReadBehindTheGathersBack) {
+  after_a_step([](SmallNet& net, DistributedDataParallel& ddp) {
+    EXPECT_TRUE(ddp.param_sync_pending());
+    for (const at::Tensor& param : net.parameters()) expect_refused(param);
+    ddp.finish_param_sync();
+    EXPECT_FALSE(ddp.param_sync_pending());
+    for (const at::Tensor& param : net.parameters()) EXPECT_NO_THROW(param.const_data_ptr());
+  });
+}
+
+TEST_F(PendingGather, AnOperatorWaitsForItsArgumentsAlone) {
+  after_a_step([](SmallNet& net, DistributedDataParallel& ddp) {
+    const auto params = net.parameters();
+    const at::Tensor sum = params[0].sum() + at::stack({params[3].sum()}).sum();
+    for (size_t i = 0; i < params.size(); ++i) {
+      if (i == 0 || i == 3)
+        EXPECT_NO_THROW(params[i].const_data_ptr());
+      else
+        expect_refused(params[i]);
+    }
+    ddp.finish_param_sync();
+    EXPECT_EQ((params[0].sum() + params[3].sum()).item<double>(), sum.item<double>());
+  });
+}
+
+TEST_F(PendingGather, AViewFromBeforeTheStepWaitsToo) {
+  run_ranks(2, [&](const ParallelState& state) {
+    SmallNet net(kLayers);
+    DistributedDataParallel ddp(net, state,
+                                Setting{.overlap_gather = true, .bucket_size = 1}.ddp());
+    DistributedOptimizer optimizer({&ddp}, adamw_config());
+    const at::Tensor view = net.parameters()[4].detach().t();
+    run_backwards(net, ddp, 0, 1, at::kDouble);
+    reduce_gradients(ddp);
+    optimizer.step();
+    const at::Tensor copy = view.clone();
+    ddp.finish_param_sync();
+    EXPECT_TRUE(at::equal(copy, net.parameters()[4].t()));
+  });
+}
+
+TEST_F(PendingGather, ForwardOnAnotherThreadThrowsInsteadOfUsingStaleWeights) {
+  after_a_step([](SmallNet& net, DistributedDataParallel& ddp) {
+    std::string error;
+    std::thread([&] {
+      try {
+        net.loss(SmallNet::samples(0, 2));
+      } catch (const c10::Error& e) {
+        error = e.what();
+      }
+    }).join();
+    EXPECT_NE(error.find("finish_param_sync()"), std::string::npos) << error;
+    ddp.finish_param_sync();
+    EXPECT_NO_THROW(net.loss(SmallNet::samples(0, 2)));
+  });
+}
+
+TEST_F(PendingGather, TheHookCanBeTurnedOffAndOn) {
+  run_ranks(2, [](const ParallelState& state) {
+    SmallNet net(kLayers);
+    DistributedDataParallel ddp(net, state, Setting{.overlap_gather = true}.ddp());
+    ddp.start_param_sync();  // nothing has changed
+    EXPECT_FALSE(ddp.param_sync_pending());
+    ddp.start_param_sync(false, /*force_dispatch=*/true);
+    EXPECT_TRUE(ddp.param_sync_pending());
+    ddp.disable_forward_pre_hook();
+    EXPECT_FALSE(ddp.param_sync_pending());
+    ddp.start_param_sync(false, true);
+    EXPECT_FALSE(ddp.param_sync_pending());
+    ddp.enable_forward_pre_hook();
+    ddp.start_param_sync(/*force_sync=*/true, true);
+    EXPECT_FALSE(ddp.param_sync_pending());
+    ddp.start_param_sync(false, true);
+    EXPECT_TRUE(ddp.param_sync_pending());
+  });
+  SmallNet net;
+  DistributedDataParallel plain(net, ParallelState::single_process());
+  EXPECT_NO_THROW(plain.start_param_sync());
+  EXPECT_THROW(plain.enable_forward_pre_hook(), UsageError);
+}
+
+}  // namespace
+}  // namespace lockstep
