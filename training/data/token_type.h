@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+/// How token ids lie in a file: packed numbers, little endian. Needs no libtorch.
+namespace lockstep {
+
+/// The type of a number; the values are the codes of Megatron's `.idx`.
+enum class TokenType : uint8_t {
+  uint8 = 1,
+  int8 = 2,
+  int16 = 3,
+  int32 = 4,
+  int64 = 5,
+  float64 = 6,
+  float32 = 7,
+  uint16 = 8,
+};
+
+/// Whether `code` is one of the codes above.
+bool is_token_type(uint8_t code);
+
+/// "uint16"
+std::string_view token_type_name(TokenType type);
+
+/// Bytes of one number.
+int64_t token_type_bytes(TokenType type);
+
+/// The type that Megatron takes for a vocabulary: uint16 below 65500 ids, else int32.
+TokenType token_type_of_vocabulary(int64_t vocabulary_size);
+
+/// Packed numbers that somebody else keeps in memory.
+struct PackedTokens {
+  const char* data = nullptr;
+  TokenType type = TokenType::uint8;
+  int64_t size = 0;  ///< numbers
+
+  /// Numbers start ... start + out.size() - 1, which must be there. UsageError for types that are
+  /// no integers.
+  void read(int64_t start, std::span<int64_t> out) const;
+};
+
+/// Appends `ids` to `packed`. UsageError names an id that the type does not hold, and types that
+/// are no integers.
+void pack_tokens(std::span<const int64_t> ids, TokenType type, std::string& packed);
+
+}  // namespace lockstep
