@@ -222,6 +222,9 @@ Work all_to_all(const ProcessGroup& group, const at::Tensor& output, const at::T
              "found output rows {} of {} and input rows {} of {}, allowed: one number a rank, "
              "adding up to dimension 0",
              output_rows, output.sizes(), input_rows, input.sizes());
+  call.check(!call.alone() || output.numel() == input.numel(),
+             "found output of {} and input of {}, allowed with one rank: the same", output.sizes(),
+             input.sizes());
   if (call.alone()) return copy_alone({output}, {input});
   call.note({input}, Call::Kind::uneven_collective);
   return call.start(input, [&](c10d::ProcessGroup& c10d) {

@@ -2,6 +2,7 @@
 
 // Internal.
 
+#include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "lockstep/parallel_state/desync_guard.h"
@@ -20,6 +21,16 @@ class Communicator {
       : group_(std::move(group)), ledger_(std::move(ledger)) {
     const auto backend = group_->getBackend(c10::kCPU);
     if (backend->getBackendName() != kPlanningBackend) exchange_.emplace(backend, timeout);
+  }
+
+  /// Returns when all members have connected: a member that ended before would look like a failure
+  /// to those that still connect.
+  void greet() {
+    if (!exchange_) return;
+    const int64_t size = group_->getSize();
+    const auto task = exchange_->all_gather(at::empty({size}, at::kByte), at::zeros({1}, at::kByte),
+                                            HostExchange::kUncounted);
+    while (!task->wait_for(kPatience)) continue;
   }
 
   const c10::intrusive_ptr<c10d::ProcessGroup>& c10d() const { return group_; }

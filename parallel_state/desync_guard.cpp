@@ -27,7 +27,7 @@ DesyncGuard::DesyncGuard(std::shared_ptr<FailureBoard> board, int64_t rank)
     : board_(std::move(board)), rank_(rank) {}
 
 DesyncGuard::~DesyncGuard() {
-  if (!ledgers_.empty()) publish("has ended");
+  if (!ledgers_.empty() && !has_failed_) publish("has ended");
 }
 
 std::shared_ptr<DesyncGuard::NamedLedger> DesyncGuard::ledger(const std::string& name) {
@@ -46,6 +46,7 @@ void DesyncGuard::publish(const std::string& elsewhere) const {
 
 std::string DesyncGuard::explain(const RankList& ranks, const NamedLedger& ledger,
                                  const std::string& waits_for) const noexcept try {
+  has_failed_ = true;
   publish("waits for " + waits_for);
   std::vector<RankAccount> accounts;
   for (const int64_t rank : ranks) accounts.push_back({.rank = rank, .entries = {}});

@@ -46,6 +46,7 @@ class DesyncGuard {
   std::shared_ptr<FailureBoard> board_;
   int64_t rank_;
   std::atomic<int64_t> step_ = 0;
+  mutable std::atomic<bool> has_failed_ = false;  ///< what it then told stays
   mutable std::mutex mutex_;
   std::map<std::string, std::shared_ptr<NamedLedger>> ledgers_;
 };

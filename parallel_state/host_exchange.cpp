@@ -79,13 +79,12 @@ void HostExchange::work() {
     Entry entry = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
-    run(entry, scratch);
-    entry = {};
+    run(std::move(entry), scratch);
     lock.lock();
   }
 }
 
-void HostExchange::run(const Entry& entry, at::Tensor& scratch) {
+void HostExchange::run(Entry entry, at::Tensor& scratch) {
   HostMessages messages(*backend_, timeout_, scratch, entry.identity, entry.number);
   std::exception_ptr error;
   {
@@ -103,16 +102,17 @@ void HostExchange::run(const Entry& entry, at::Tensor& scratch) {
     }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    broken_ = error;
+    if (error) broken_ = error;
     std::erase(under_way_, &messages);
   }
+  entry.body = nullptr;  // before anybody may go on and drop what it holds
   entry.task->end(error);
 }
 
 std::shared_ptr<HostTask> HostExchange::all_reduce(const at::Tensor& tensor,
                                                    const HostReduction& reduction,
                                                    uint64_t identity) {
-  HostSlices slices(tensor, ceil_div(tensor.numel(), int64_t{size_}));
+  HostSlices slices(tensor.detach(), ceil_div(tensor.numel(), int64_t{size_}));
   slices.gather = true;
   slices.output = slices.input.narrow(0, slices.begin(rank_), slices.numel_of(rank_));
   return enqueue(identity, [=, this](HostMessages& messages) {
@@ -124,8 +124,8 @@ std::shared_ptr<HostTask> HostExchange::reduce_scatter(const at::Tensor& output,
                                                        const at::Tensor& input,
                                                        const HostReduction& reduction,
                                                        uint64_t identity) {
-  HostSlices slices(input, output.numel());
-  slices.output = output;
+  HostSlices slices(input.detach(), output.numel());
+  slices.output = output.detach();
   return enqueue(identity, [=, this](HostMessages& messages) {
     reduce_slices(messages, slices, reduction, rank_, size_);
   });
@@ -133,17 +133,18 @@ std::shared_ptr<HostTask> HostExchange::reduce_scatter(const at::Tensor& output,
 
 std::shared_ptr<HostTask> HostExchange::all_gather(const at::Tensor& output,
                                                    const at::Tensor& input, uint64_t identity) {
-  return enqueue(identity, [=, this](HostMessages& messages) {
-    const auto bytes = static_cast<int64_t>(input.nbytes());
-    const auto part = [&](int rank) { return bytes_of(output) + rank * bytes; };
-    for (int step = 1; step < size_; ++step) {
-      const int from = (rank_ + size_ - step) % size_;
-      messages.receive(part(from), bytes, from);
-    }
-    for (int step = 1; step < size_; ++step)
-      messages.send(bytes_of(input), bytes, (rank_ + step) % size_);
-    copy_bytes(part(rank_), bytes_of(input), bytes);
-  });
+  return enqueue(identity,
+                 [this, output = output.detach(), input = input.detach()](HostMessages& messages) {
+                   const auto bytes = static_cast<int64_t>(input.nbytes());
+                   const auto part = [&](int rank) { return bytes_of(output) + rank * bytes; };
+                   for (int step = 1; step < size_; ++step) {
+                     const int from = (rank_ + size_ - step) % size_;
+                     messages.receive(part(from), bytes, from);
+                   }
+                   for (int step = 1; step < size_; ++step)
+                     messages.send(bytes_of(input), bytes, (rank_ + step) % size_);
+                   copy_bytes(part(rank_), bytes_of(input), bytes);
+                 });
 }
 
 std::shared_ptr<HostTask> HostExchange::all_to_all(const at::Tensor& output,
@@ -151,7 +152,9 @@ std::shared_ptr<HostTask> HostExchange::all_to_all(const at::Tensor& output,
                                                    std::vector<int64_t> output_bytes,
                                                    std::vector<int64_t> input_bytes,
                                                    uint64_t identity) {
-  return enqueue(identity, [=, this](HostMessages& messages) {
+  return enqueue(identity, [this, output = output.detach(), input = input.detach(),
+                            output_bytes = std::move(output_bytes),
+                            input_bytes = std::move(input_bytes)](HostMessages& messages) {
     const auto starts = [](const std::vector<int64_t>& bytes) {
       std::vector<int64_t> result(bytes.size());
       std::exclusive_scan(bytes.begin(), bytes.end(), result.begin(), int64_t{0});
@@ -174,7 +177,7 @@ std::shared_ptr<HostTask> HostExchange::all_to_all(const at::Tensor& output,
 
 std::shared_ptr<HostTask> HostExchange::broadcast(const at::Tensor& tensor, int source,
                                                   uint64_t identity) {
-  return enqueue(identity, [=, this](HostMessages& messages) {
+  return enqueue(identity, [this, source, tensor = tensor.detach()](HostMessages& messages) {
     const auto bytes = static_cast<int64_t>(tensor.nbytes());
     const int place = (rank_ - source + size_) % size_;  // in the tree; the source is its root
     int subtree = 1;

@@ -63,7 +63,8 @@ class HostExchange {
   HostExchange(const HostExchange&) = delete;
   HostExchange& operator=(const HostExchange&) = delete;
 
-  /// Tensors are contiguous. `tensor` [n elements], in place.
+  /// Tensors are contiguous; a task holds their memory, not their graphs. `tensor` [n elements], in
+  /// place.
   std::shared_ptr<HostTask> all_reduce(const at::Tensor& tensor, const HostReduction& reduction,
                                        uint64_t identity);
   /// `input` [size * n elements] -> `output` [n elements], which may be this rank's part of
@@ -90,7 +91,7 @@ class HostExchange {
 
   std::shared_ptr<HostTask> enqueue(uint64_t identity, std::function<void(HostMessages&)> body);
   void work();
-  void run(const Entry& entry, at::Tensor& scratch);
+  void run(Entry entry, at::Tensor& scratch);
 
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::chrono::milliseconds timeout_;

@@ -16,6 +16,7 @@
 #include "lockstep/parallel_state/desync_check.h"
 #include "lockstep/parallel_state/failure_board.h"
 #include "lockstep/parallel_state/gathering.h"
+#include "lockstep/parallel_state/operation.h"
 #include "lockstep/parallel_state/planning_backend.h"
 #include "lockstep/parallel_state/process_group_state.h"
 #include "lockstep/parallel_state/rendezvous.h"
@@ -143,13 +144,15 @@ struct ParallelState::Impl {
     spec.timeout = state.timeout;
     spec.single_host = options.single_host;
     spec.options = key.options;
+    await_members(spec);
     try {
-      await_members(spec);
       entry = std::make_shared<Communicator>(connect(spec, options), guard->ledger(identity),
                                              state.timeout);
-    } catch (const c10::Error& error) {
+      entry->greet();
+    } catch (const std::exception& error) {
+      entry = nullptr;
       const auto posted = failures->find();
-      fail_to_connect(spec, posted ? *posted : error.what_without_backtrace());
+      fail_to_connect(spec, posted ? *posted : reason_of(error));
     }
     return entry;
   }
