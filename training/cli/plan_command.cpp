@@ -1,118 +1,14 @@
-#include <charconv>
-#include <iostream>
-#include <memory>
-
-#include "lockstep/core/check.h"
-#include "lockstep/parallel_state/group_listing.h"
 #include "lockstep/training/cli/commands.h"
+#include "lockstep/training/cli/plan_arguments.h"
 
 namespace lockstep {
-namespace {
-
-struct GroupsArguments {
-  ParallelSizes sizes;
-  GroupListing listing;
-  bool json = false;
-};
-
-/// "plan groups --world-size 8 --tensor 3": what was asked for, to stand before an error.
-std::string given(const CLI::App& command) {
-  std::string text = "plan " + command.get_name();
-  for (const CLI::Option* option : command.parse_order()) {
-    text += " " + option->get_name();
-    if (option->get_items_expected_max() > 0)
-      text += fmt::format(" {}", fmt::join(option->results(), ","));
-  }
-  return text;
-}
-
-void plan_groups(const CLI::App& command, const GroupsArguments& arguments) {
-  try {
-    const RankGrids grids(arguments.sizes);
-    (arguments.json ? write_groups_json : write_groups_text)(std::cout, grids, arguments.listing);
-  } catch (const ConfigError& error) {
-    fail<ConfigError>("{}: {}", given(command), error.what());
-  }
-  require<FileError>(std::cout.flush().good(), "plan groups: standard output cannot be written");
-}
-
-/// Integers separated by `separator`; empty unless all of `text` is that.
-std::vector<int64_t> integers(const std::string& text, char separator) {
-  std::vector<int64_t> result;
-  for (const char *next = text.data(), *end = next + text.size();; ++next) {
-    const auto [after, error] = std::from_chars(next, end, result.emplace_back());
-    if (error != std::errc() || (after != end && *after != separator)) return {};
-    if (after == end) return result;
-    next = after;
-  }
-}
-
-/// CLI11 alone takes a number that is too large for the largest one.
-std::string check_integer(const std::string& text) {
-  const bool good = integers(text, '\0').size() == 1;
-  return good ? "" : fmt::format("found '{}', allowed: an integer of 64 bits", text);
-}
-
-std::string check_integers(const std::string& text) {
-  const bool good = !integers(text, ',').empty();
-  return good ? "" : fmt::format("found '{}', allowed: integers of 64 bits, as in 2,4", text);
-}
-
-void add_size_options(CLI::App& command, ParallelSizes& sizes) {
-  command.add_option("--world-size", sizes.world_size, "Ranks of the job")
-      ->required()
-      ->check(check_integer);
-  const auto add = [&](const char* name, auto& size, const char* meaning) {
-    return command.add_option(name, size, meaning)->capture_default_str()->check(check_integer);
-  };
-  add("--tensor", sizes.tensor, "Ranks that share each layer's matrices");
-  add("--pipeline", sizes.pipeline, "Pipeline stages");
-  add("--context", sizes.context, "Ranks that share each sequence");
-  add("--expert", sizes.expert, "Ranks among which the experts are dealt out");
-  add("--expert-tensor", sizes.expert_tensor,
-      "Ranks that share each expert's matrices; unset: as --tensor");
-  command
-      .add_option("--order", sizes.order,
-                  "Axes from the fastest varying to the slowest; those of size 1 may be left out")
-      ->capture_default_str();
-  add("--optimizer-instances", sizes.optimizer_instances,
-      "Replicas of the distributed optimizer; a divisor of dp x cp and of the experts' dp");
-  const auto set_levels = [&sizes](const std::string& text) {
-    sizes.hierarchical_context = integers(text, ',');
-  };
-  command
-      .add_option_function<std::string>(
-          "--hierarchical-context", set_levels,
-          "Sizes of the levels of context parallelism, the first varying fastest; their product "
-          "is --context")
-      ->type_name("INT,INT,...")
-      ->check(check_integers);
-}
-
-void add_groups_command(CLI::App& plan) {
-  auto arguments = std::make_shared<GroupsArguments>();
-  CLI::App* const command =
-      plan.add_subcommand("groups", "List the ranks of every process group of a job");
-  add_size_options(*command, arguments->sizes);
-  CLI::Option* const rank = command
-                                ->add_option("--rank", arguments->listing.rank,
-                                             "List only the groups that hold this rank")
-                                ->check(check_integer);
-  command
-      ->add_flag("--summary", arguments->listing.summary,
-                 "Give only the number of groups of each kind and the ranks in each")
-      ->excludes(rank);
-  command->add_flag("--json", arguments->json, "Print one JSON document");
-  command->callback([command, arguments] { plan_groups(*command, *arguments); });
-}
-
-}  // namespace
 
 void add_plan_command(CLI::App& program) {
   CLI::App* const command =
       program.add_subcommand("plan", "Work out a job before any process starts");
   command->require_subcommand(1);
-  add_groups_command(*command);
+  add_plan_groups_command(*command);
+  add_plan_buckets_command(*command);
 }
 
 }  // namespace lockstep
