@@ -53,7 +53,7 @@ Trainer::Trainer(const Config& config, const ParallelState& parallel_state)
   if (config.train.deterministic) use_deterministic_operations();
   model_ = make_model(config, parallel_state.device());
   ddp_ = std::make_unique<DistributedDataParallel>(*model_, parallel_state, config.ddp);
-  optimizer_ = std::make_unique<AdamW>(std::vector{ddp_.get()}, config.optimizer);
+  optimizer_ = make_optimizer({ddp_.get()}, config.optimizer);
 }
 
 Trainer::TokenSums Trainer::forward_backward() const {
@@ -159,6 +159,7 @@ void Trainer::run(const TrainCallbacks& callbacks) {
     if (!last && train.eval_interval && iteration_ % *train.eval_interval == 0) evaluate();
   }
   evaluate();
+  ddp_->finish_param_sync();
 }
 
 }  // namespace lockstep

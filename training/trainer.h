@@ -7,7 +7,7 @@
 #include "lockstep/core/config.h"
 #include "lockstep/distributed/distributed_data_parallel.h"
 #include "lockstep/models/gpt/gpt_model.h"
-#include "lockstep/optimizer/adamw.h"
+#include "lockstep/optimizer/distributed_optimizer.h"
 #include "lockstep/optimizer/param_scheduler.h"
 #include "lockstep/parallel_state/parallel_state.h"
 #include "lockstep/training/data/text_dataset.h"
@@ -45,6 +45,8 @@ class Trainer {
   /// at the end.
   void run(const TrainCallbacks& callbacks);
 
+  /// With ddp.overlap_param_gather operators wait for parameters that are still under way; after
+  /// run() none is.
   const GPTModel& model() const { return *model_; }
   int64_t iteration() const { return iteration_; }
   bool stop_requested() const { return stop_requested_; }

@@ -134,6 +134,34 @@ TEST_F(TrainerTest, OverlapAndBucketSizeDoNotMatter) {
             std::to_string(ranks) + " ranks, overlap " + overlap + ", buckets of " + buckets);
 }
 
+TEST_F(TrainerTest, TheDistributedOptimizerFollowsPlainLibtorchInDouble) {
+  const std::vector<double> expected = oracle_curve(config());
+  for (const int64_t ranks : {1, 2, 3, 4})
+    for (const std::vector<std::string>& overrides : std::vector<std::vector<std::string>>{
+             {"ddp.overlap_param_gather=true", "ddp.bucket_size=500"},
+             {"ddp.overlap_param_gather=true", "ddp.overlap_grad_reduce=false",
+              "model.recompute_granularity=full"},
+             {"ddp.bucket_size=500", "train.eval_interval=7", "ddp.check_for_nan_in_grad=true"},
+             {"ddp.pad_buckets_for_high_nccl_busbw=true", "ddp.average_in_collective=true"}}) {
+      std::vector<std::string> all = overrides;
+      all.emplace_back("ddp.use_distributed_optimizer=true");
+      std::vector<double> found = curve(ranks, config(all));
+      if (found.size() == expected.size() + 2) {  // two validations on the way
+        found.erase(found.begin() + 29);
+        found.erase(found.begin() + 14);
+      }
+      expect_close(found, expected, 1e-12, std::to_string(ranks) + " ranks, " + overrides.front());
+    }
+}
+
+TEST_F(TrainerTest, TheDistributedOptimizerLearnsInBf16) {
+  const std::vector<double> whole = curve(2, config({"train.precision=bf16"}));
+  const std::vector<double> sharded =
+      curve(2, config({"train.precision=bf16", "ddp.use_distributed_optimizer=true",
+                       "ddp.overlap_param_gather=true"}));
+  expect_close(sharded, whole, 1e-6, "bf16");
+}
+
 TEST_F(TrainerTest, SinglePrecisionAgreesToTwoInAHundredThousand) {
   const std::vector<double> expected = curve(1, config({"train.precision=fp32"}));
   for (const int64_t ranks : {2, 3, 4})
@@ -211,6 +239,8 @@ TEST_F(TrainerTest, RefusesByName) {
   EXPECT_TRUE(refuses({"model.vocab_size=100"}, "model.vocab_size: found 100"));
   EXPECT_TRUE(refuses({"data.split=1,0"}, "data.split: the validation text has 0 tokens"));
   EXPECT_TRUE(refuses({"model.seq_length=5000"}, "allowed: more than model.seq_length (5000)"));
+  EXPECT_TRUE(refuses({"ddp.overlap_param_gather=true"},
+                      "ddp.overlap_param_gather: found true, allowed with"));
   EXPECT_TRUE(refuses({"parallel.tensor_model_parallel_size=2"},
                       "parallel.tensor_model_parallel_size: found 2, allowed: 1"));
 }

@@ -46,6 +46,16 @@ TEST_F(VerifyTest, AllRanksOfAStepDoTheSame) {
             std::nullopt);
 }
 
+TEST_F(VerifyTest, AllRanksOfAStepOfTheDistributedOptimizerDoTheSame) {
+  for (const char* overlap : {"true", "false"})
+    EXPECT_EQ(verify_collectives(kWorld,
+                                 [&](const ParallelState& state) {
+                                   run(state, {"ddp.use_distributed_optimizer=true",
+                                               std::string("ddp.overlap_param_gather=") + overlap});
+                                 }),
+              std::nullopt);
+}
+
 TEST_F(VerifyTest, ARankWithOtherBucketsIsFoundAndNamed) {
   const auto difference = verify_collectives(kWorld, [&](const ParallelState& state) {
     run(state, {state.rank() == 13 ? "ddp.bucket_size=2000" : "ddp.bucket_size=500"});
@@ -63,11 +73,17 @@ TEST_F(VerifyTest, ARankThatLeavesOutACollectiveIsFoundAndNamed) {
 }
 
 TEST_F(VerifyTest, APlanningRankDoesWhatARealOneDoes) {
-  CollectiveLog real, planned;
-  testing::run_ranks(2, [&](const ParallelState& state) { run(state); }, {.log = &real});
-  run(ParallelState::planning_rank({.world_size = 2}, 1,
-                                   [&](const CollectiveRecord& call) { planned.add(call); }));
-  EXPECT_EQ(planned.of_rank(1), real.of_rank(1));
+  for (const char* distributed : {"false", "true"}) {
+    const std::vector<std::string> overrides = {std::string("ddp.use_distributed_optimizer=") +
+                                                distributed};
+    CollectiveLog real, planned;
+    testing::run_ranks(2, [&](const ParallelState& state) { run(state, overrides); },
+                       {.log = &real});
+    run(ParallelState::planning_rank({.world_size = 2}, 1,
+                                     [&](const CollectiveRecord& call) { planned.add(call); }),
+        overrides);
+    EXPECT_EQ(planned.of_rank(1), real.of_rank(1));
+  }
 }
 
 }  // namespace
