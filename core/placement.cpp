@@ -54,12 +54,12 @@ const char* to_string(GradientState state) {
 
 const char* to_string(TiedStages stages) {
   switch (stages) {
-    case TiedStages::first:
-      return "the first stage";
-    case TiedStages::first_and_last:
-      return "the first and the last stage";
     case TiedStages::all:
       return "all stages";
+    case TiedStages::first_and_last:
+      return "the first and the last stage";
+    case TiedStages::first:
+      return "the first stage";
   }
   return "";
 }

@@ -64,14 +64,15 @@ enum class GradientState {
 const char* to_string(GradientState state);
 
 /// Pipeline stages that hold a copy of one parameter.
-enum class TiedStages { first, first_and_last, all };
+enum class TiedStages { all, first_and_last, first };
 
-/// "the first stage", "the first and the last stage", "all stages"
+/// "all stages", "the first and the last stage", "the first stage"
 const char* to_string(TiedStages stages);
 
 /// One parameter of the model of which there are several copies: on different pipeline stages, in
 /// different model chunks of a rank. Every copy's gradient is a term of the sum that all of them
-/// get.
+/// get. Each of the stages named holds at least one, none is frozen, all start from the same values
+/// (fill_normal() under one name does that).
 struct Tie {
   std::string name = {};  ///< the same for all copies: "word_embeddings"
   TiedStages stages = TiedStages::first_and_last;

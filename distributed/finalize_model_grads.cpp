@@ -5,62 +5,72 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/distributed/finalize_passes.h"
+#include "lockstep/distributed/owned_grads.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
 namespace {
 
-/// What the passes work on.
-struct Context {
-  const std::vector<DistributedDataParallel*>& models;
-  const std::optional<at::Tensor>& num_tokens;
-  FinalizeReport report;
+using Pass = void (*)(FinalizeContext&);
 
-  const ParallelState& parallel_state() const { return models.front()->parallel_state(); }
-  bool per_token() const {
-    return models.front()->scaling_mode() == GradientScalingMode::per_token;
-  }
-};
-
-using Pass = void (*)(Context&);
-
-void finish_data_parallel(Context& context) {
+void finish_data_parallel(FinalizeContext& context) {
+  const RankGrids& grids = context.state().grids();
+  auto& entries = context.report.entries;
   for (DistributedDataParallel* model : context.models) {
     model->begin_finalize();
-    for (const auto& bucket : model->buckets())
-      context.report.entries.push_back({"data-parallel", bucket.group, bucket.operation,
-                                        bucket.bytes,
-                                        static_cast<int64_t>(bucket.parameters.size())});
+    for (const auto& bucket : model->buckets()) {
+      const auto parameters = static_cast<int64_t>(bucket.parameters.size());
+      entries.push_back(
+          {"data-parallel", bucket.group, bucket.operation, bucket.bytes, parameters});
+      if (bucket.instances.empty()) continue;
+      const bool expert = bucket.group.starts_with(to_string(GroupKind::intra_expert_dp));
+      const int64_t shards =
+          grids.size(expert ? GroupKind::intra_expert_dp : GroupKind::intra_dp_cp);
+      entries.push_back(
+          {"data-parallel", bucket.instances, "all-reduce sum", bucket.bytes / shards, parameters});
+    }
   }
 }
 
-void divide_by_tokens(Context& context) {
+bool on_last_stage(const ParallelState& state) {
+  return state.grids().group_of(GroupKind::pp, state.rank()).back() == state.rank();
+}
+
+/// The tokens of the global batch.
+at::Tensor sum_of_tokens(FinalizeContext& context) {
+  const ParallelState& state = context.state();
+  const at::TensorOptions options = at::TensorOptions(state.device()).dtype(at::kDouble);
+  at::Tensor tokens = on_last_stage(state)
+                          ? context.num_tokens->detach().to(options).reshape({}).clone()
+                          : at::zeros({}, options);
+  const auto bytes = static_cast<int64_t>(tokens.nbytes());
+  if (state.grids().size(GroupKind::pp) > 1) {
+    const ProcessGroup stages = state.group(GroupKind::pp);
+    broadcast(stages, tokens, stages.size() - 1, "num_tokens").wait();
+    context.note("num_tokens", stages, "broadcast", bytes, 0);
+  }
+  const ProcessGroup replicas = state.group(GroupKind::dp_cp);
+  all_reduce(replicas, tokens, ReduceOp::sum, "num_tokens").wait();
+  context.note("num_tokens", replicas, "all-reduce sum", bytes, 0);
+  return tokens.clamp_min_(1);
+}
+
+void divide_by_tokens(FinalizeContext& context) {
   if (!context.per_token()) return;
   const at::NoGradGuard no_grad;
-  const ProcessGroup group = context.parallel_state().group(GroupKind::dp_cp);
-  at::Tensor tokens = context.num_tokens->detach()
-                          .to(context.parallel_state().device(), at::kDouble)
-                          .reshape({})
-                          .clone();
-  all_reduce(group, tokens, ReduceOp::sum, "num_tokens").wait();
-  context.report.entries.push_back({"num_tokens", group.to_string(), "all-reduce sum",
-                                    static_cast<int64_t>(tokens.nbytes()), 0});
-  tokens.clamp_min_(1);
+  const at::Tensor tokens = sum_of_tokens(context);
   for (DistributedDataParallel* model : context.models)
-    for (const auto& buffer : model->buffers()) at::Tensor(buffer->grad_data()).div_(tokens);
+    for (const auto& buffer : model->buffers())
+      for (at::Tensor grads : owned_grads(*buffer)) grads.div_(tokens);
   context.report.num_tokens = tokens;
 }
 
-constexpr Pass kPasses[] = {finish_data_parallel, divide_by_tokens};
+constexpr Pass kPasses[] = {finish_data_parallel, reduce_partial_gradients, sum_tied_gradients,
+                            update_router_biases, divide_by_tokens};
 
-void check_arguments(const Context& context) {
-  require<UsageError>(!context.models.empty(), "finalize_model_grads: no model was given");
-  for (const DistributedDataParallel* model : context.models)
-    require<UsageError>(model->scaling_mode() == context.models.front()->scaling_mode(),
-                        "finalize_model_grads: one model has {} scaling and another {}",
-                        to_string(context.models.front()->scaling_mode()),
-                        to_string(model->scaling_mode()));
-  require<UsageError>(!context.per_token() || context.num_tokens,
+void check_num_tokens(const FinalizeContext& context) {
+  require<UsageError>(!context.per_token() || context.num_tokens || !on_last_stage(context.state()),
                       "finalize_model_grads: num_tokens is missing; the gradients are sums over "
                       "tokens (ddp.calculate_per_token_loss)");
   require<UsageError>(context.per_token() || !context.num_tokens,
@@ -76,13 +86,36 @@ void check_arguments(const Context& context) {
                       "finalize_model_grads: num_tokens: found {}, allowed: a count >= 0", value);
 }
 
+void check_arguments(const FinalizeContext& context) {
+  for (const DistributedDataParallel* model : context.models)
+    require<UsageError>(model->scaling_mode() == context.models.front()->scaling_mode(),
+                        "finalize_model_grads: one model has {} scaling and another {}",
+                        to_string(context.models.front()->scaling_mode()),
+                        to_string(model->scaling_mode()));
+  check_num_tokens(context);
+  check_ties(context);
+  check_router_biases(context.router_biases);
+}
+
 }  // namespace
 
+void FinalizeContext::note(const char* pass, const ProcessGroup& group, std::string operation,
+                           int64_t bytes, int64_t parameters) {
+  report.entries.push_back({pass, group.to_string(), std::move(operation), bytes, parameters});
+}
+
 FinalizeReport finalize_model_grads(const std::vector<DistributedDataParallel*>& models,
-                                    const std::optional<at::Tensor>& num_tokens) {
-  Context context{models, num_tokens, {}};
-  check_arguments(context);
-  for (const Pass pass : kPasses) pass(context);
+                                    const std::optional<at::Tensor>& num_tokens,
+                                    const std::vector<RouterBias>& router_biases) {
+  require<UsageError>(!models.empty(), "finalize_model_grads: no model was given");
+  FinalizeContext context{models, num_tokens, router_biases};
+  try {
+    check_arguments(context);
+    for (const Pass pass : kPasses) pass(context);
+  } catch (const Error& error) {
+    context.state().post_failure(error.what());
+    throw;
+  }
   for (DistributedDataParallel* model : models) model->end_finalize();
   return std::move(context.report);
 }

@@ -12,9 +12,10 @@ namespace lockstep {
 
 /// What finalize_model_grads did.
 struct FinalizeReport {
-  /// One collective.
+  /// One collective. Groups of one rank send nothing and have none, except in the passes
+  /// data-parallel and num_tokens.
   struct Entry {
-    std::string pass;       ///< "data-parallel", "num_tokens"
+    std::string pass;       ///< "data-parallel", "partial gradients", "tied gradients", ...
     std::string group;      ///< "dp-cp [0, 1]"
     std::string operation;  ///< "all-reduce sum"
     int64_t bytes = 0;      ///< contributed by this rank
@@ -27,22 +28,46 @@ struct FinalizeReport {
   at::Tensor num_tokens;
 };
 
+/// The bias of one router of experts that is balanced without an auxiliary loss.
+struct RouterBias {
+  at::Tensor bias;               ///< [experts], the same on all ranks; is changed
+  at::Tensor tokens_per_expert;  ///< [experts], tokens that this rank has routed; is set to zero
+  double rate = 1e-3;            ///< by which an element of `bias` changes
+};
+
 /// Makes the gradients of a step final, between the last backward and clipping or the optimizer.
-/// Call it once per step, on all ranks. The passes, in order:
+/// Call it once per step, on all ranks. The passes, in order; what each does follows from the
+/// descriptions of the parameters (core/placement.h) alone:
 ///
-/// 1. data-parallel: finish_grad_sync() of every model.
-/// 2. num_tokens: with per-token scaling, sums `num_tokens` over the data- and context-parallel
-/// ranks
-///    and divides all gradients by it, or by 1 if it is 0. The loss must be a sum over tokens, and
-///    `num_tokens` the number of tokens that this rank summed over in all micro-batches of the
-///    step.
+/// 1. data-parallel: finish_grad_sync() of every model. It covers the axes dp and cp, for experts
+///    edp.
+/// 2. partial gradients: what is declared partial over another axis (tp, pp; for experts etp, ep,
+///    pp) is summed over the ranks of that axis, or averaged if it is partial-mean. Such are the
+///    layer norms under sequence parallelism. Gradients of more than 256 KiB are reduced where they
+///    lie, smaller ones together, through a buffer of at most 1 MiB.
+/// 3. tied gradients: all copies of a tied parameter, in the models of this rank and on the stages
+///    that ParamDescription::tie names, get the sum of their gradients. Only the ranks that hold a
+///    copy take part, and all of them must (see Tie).
+/// 4. router bias: tokens_per_expert of all `router_biases` is summed over tp-dp-cp; a bias rises
+///    by its rate where an expert got fewer tokens than the mean and falls where it got more.
+/// 5. num_tokens: with per-token scaling, sums `num_tokens` over the data- and context-parallel
+///    ranks and divides all gradients by it, or by 1 if it is 0. The loss must be a sum over
+///    tokens, and `num_tokens` the number of tokens that this rank summed over in all micro-batches
+///    of the step. With a pipeline the last stage's number counts, and the others may leave it out.
+///
+/// With the distributed optimizer passes 2, 3 and 5 work on the shard that this rank owns, so they
+/// send 1 / shards of the bytes.
 ///
 /// `models` are the wrapped chunks of the model of this rank. `num_tokens` [1 element, any numeric
-/// dtype] is needed with per-token scaling and refused without it.
+/// dtype] is needed with per-token scaling and refused without it. `router_biases` are those of the
+/// routers that are being trained, in the same order on all ranks.
 ///
-/// UsageError: no model, models of different scaling, a step that is final already or whose last
-/// backward is missing (naming the parameters), a missing, superfluous or negative num_tokens.
+/// UsageError, of which the other ranks are told: no model, models of different scaling, a step
+/// that is final already or whose last backward is missing (naming the parameters), a missing,
+/// superfluous or negative num_tokens, a tied parameter on a stage that cannot hold it, tied copies
+/// of different shapes, a router bias that does not fit its counters.
 FinalizeReport finalize_model_grads(const std::vector<DistributedDataParallel*>& models,
-                                    const std::optional<at::Tensor>& num_tokens = std::nullopt);
+                                    const std::optional<at::Tensor>& num_tokens = std::nullopt,
+                                    const std::vector<RouterBias>& router_biases = {});
 
 }  // namespace lockstep

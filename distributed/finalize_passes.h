@@ -1,0 +1,47 @@
+#pragma once
+
+// Internal: the passes of finalize_model_grads, and what they share.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/distributed/finalize_model_grads.h"
+
+namespace lockstep {
+
+/// What the passes work on.
+struct FinalizeContext {
+  const std::vector<DistributedDataParallel*>& models;
+  const std::optional<at::Tensor>& num_tokens;
+  const std::vector<RouterBias>& router_biases;
+  FinalizeReport report = {};
+
+  const ParallelState& state() const { return models.front()->parallel_state(); }
+  bool per_token() const {
+    return models.front()->scaling_mode() == GradientScalingMode::per_token;
+  }
+  /// Adds one collective to the report.
+  void note(const char* pass, const ProcessGroup& group, std::string operation, int64_t bytes,
+            int64_t parameters);
+};
+
+/// Reduces gradients that are partial over an axis that the data-parallel reduction does not cover:
+/// tp and pp, for experts etp, ep and pp. Large gradients are reduced where they lie; small ones go
+/// together through a buffer of at most 1 MiB.
+void reduce_partial_gradients(FinalizeContext& context);
+
+/// Adds up the gradients of tied parameters: first the copies in this rank's models, then those of
+/// the other stages, in the order of TiedStages (all, first and last, first) and of the ties'
+/// names.
+void sum_tied_gradients(FinalizeContext& context);
+
+/// UsageError unless this rank's stage may hold the tied parameters that it has, and the copies of
+/// each have one shape and dtype.
+void check_ties(const FinalizeContext& context);
+
+/// UsageError: a router bias that does not fit its counters, or a rate that is no number >= 0.
+void check_router_biases(const std::vector<RouterBias>& biases);
+void update_router_biases(FinalizeContext& context);
+
+}  // namespace lockstep

@@ -1,0 +1,23 @@
+#include "lockstep/distributed/owned_grads.h"
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+
+namespace lockstep {
+
+std::vector<at::Tensor> owned_grads(const ParamAndGradBuffer& buffer, ElementRange range) {
+  std::vector<at::Tensor> pieces;
+  for (const ElementRange& owned : buffer.owned()) {
+    const int64_t start = std::max(owned.start, range.start);
+    const int64_t end = std::min(owned.end, range.end);
+    if (start < end) pieces.push_back(buffer.grad_data().slice(0, start, end));
+  }
+  return pieces;
+}
+
+std::vector<at::Tensor> owned_grads(const ParamAndGradBuffer& buffer) {
+  return owned_grads(buffer, {0, buffer.layout().numel});
+}
+
+}  // namespace lockstep

@@ -1,0 +1,169 @@
+#include <map>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/distributed/finalize_passes.h"
+#include "lockstep/distributed/owned_grads.h"
+#include "lockstep/parallel_state/collectives.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kPackedBytes = 1 << 20;
+constexpr int64_t kInPlaceBytes = kPackedBytes / 4;
+
+/// What can go into one collective.
+struct Key {
+  MeshAxis axis;
+  GradientState state;
+  at::ScalarType dtype;
+  auto operator<=>(const Key&) const = default;
+};
+
+/// Gradients of neighbouring parameters.
+struct Piece {
+  at::Tensor grads;
+  int64_t parameters;
+  int64_t bytes() const { return static_cast<int64_t>(grads.nbytes()); }
+};
+
+using Pieces = std::map<Key, std::vector<Piece>>;
+
+/// The axes that the data-parallel reduction does not cover.
+std::vector<MeshAxis> remaining_axes(bool is_expert) {
+  using enum MeshAxis;
+  return is_expert ? std::vector{etp, ep, pp} : std::vector{tp, pp};
+}
+
+GroupKind group_kind(MeshAxis axis) {
+  switch (axis) {
+    case MeshAxis::tp:
+      return GroupKind::tp;
+    case MeshAxis::etp:
+      return GroupKind::expert_tp;
+    case MeshAxis::ep:
+      return GroupKind::ep;
+    default:
+      return GroupKind::pp;
+  }
+}
+
+/// Adds what is partial over `axis` in one bucket of `buffer`. Parameters that lie side by side
+/// become one piece.
+void collect(const ParamAndGradBuffer& buffer, const ParamLayout::Bucket& bucket, MeshAxis axis,
+             Pieces& pieces) {
+  ElementRange range;
+  int64_t parameters = 0;
+  auto state = GradientState::complete;
+  const auto add_range = [&] {
+    if (parameters > 0)
+      for (const at::Tensor& grads : owned_grads(buffer, range))
+        pieces[{axis, state, grads.scalar_type()}].push_back({grads, parameters});
+    parameters = 0;
+  };
+  for (const int64_t index : bucket.params) {
+    const auto& description = buffer.params()[static_cast<size_t>(index)].description;
+    if (description.gradient_states.empty()) continue;
+    const GradientState of_this = description.gradient_state(axis);
+    if (of_this == GradientState::complete) continue;
+    const auto& slot = buffer.layout().slots[static_cast<size_t>(index)];
+    if (slot.start != range.end || of_this != state) add_range();
+    if (parameters == 0) range.start = slot.start;
+    range.end = slot.end;
+    state = of_this;
+    ++parameters;
+  }
+  add_range();
+}
+
+Pieces collect(const FinalizeContext& context) {
+  const RankGrids& grids = context.state().grids();
+  Pieces pieces;
+  for (const DistributedDataParallel* model : context.models)
+    for (const auto& buffer : model->buffers())
+      for (const MeshAxis axis : remaining_axes(buffer->params().front().description.is_expert))
+        if (grids.size(group_kind(axis)) > 1)
+          for (const auto& bucket : buffer->layout().buckets)
+            collect(*buffer, bucket, axis, pieces);
+  return pieces;
+}
+
+/// Reduces pieces over one group: large ones where they lie, small ones together.
+class PieceReducer {
+ public:
+  PieceReducer(FinalizeContext& context, const Key& key)
+      : context_(context),
+        group_(context.state().group(group_kind(key.axis))),
+        op_(key.state == GradientState::partial_mean ? ReduceOp::average : ReduceOp::sum),
+        label_(fmt::format("gradients that are {} over {}", to_string(key.state),
+                           to_string(key.axis))) {}
+
+  void run(const std::vector<Piece>& pieces) {
+    for (const Piece& piece : pieces) {
+      if (piece.bytes() > kInPlaceBytes) {
+        works_.push_back(reduce(piece.grads, piece.parameters));
+        continue;
+      }
+      if (packed_bytes_ + piece.bytes() > kPackedBytes) flush();
+      small_.push_back(piece);
+      packed_bytes_ += piece.bytes();
+    }
+    flush();
+    for (Work& work : works_) work.wait();
+  }
+
+ private:
+  Work reduce(const at::Tensor& grads, int64_t parameters) {
+    context_.note("partial gradients", group_, fmt::format("all-reduce {}", to_string(op_)),
+                  static_cast<int64_t>(grads.nbytes()), parameters);
+    return all_reduce(group_, grads, op_, label_);
+  }
+
+  void flush() {
+    if (small_.empty()) return;
+    int64_t parameters = 0;
+    std::vector<at::Tensor> grads;
+    for (const Piece& piece : small_) {
+      grads.push_back(piece.grads);
+      parameters += piece.parameters;
+    }
+    if (grads.size() == 1)
+      works_.push_back(reduce(grads.front(), parameters));
+    else
+      reduce_packed(grads, parameters);
+    small_.clear();
+    packed_bytes_ = 0;
+  }
+
+  void reduce_packed(const std::vector<at::Tensor>& grads, int64_t parameters) {
+    const int64_t item = grads.front().element_size();
+    if (!buffer_.defined()) buffer_ = at::empty({kPackedBytes / item}, grads.front().options());
+    at::Tensor packed = buffer_.narrow(0, 0, packed_bytes_ / item);
+    at::cat_out(packed, grads);
+    reduce(packed, parameters).wait();
+    int64_t offset = 0;
+    for (at::Tensor grad : grads) {
+      grad.copy_(packed.narrow(0, offset, grad.numel()));
+      offset += grad.numel();
+    }
+  }
+
+  FinalizeContext& context_;
+  ProcessGroup group_;
+  ReduceOp op_;
+  std::string label_;
+  std::vector<Work> works_;
+  std::vector<Piece> small_;
+  int64_t packed_bytes_ = 0;
+  at::Tensor buffer_;
+};
+
+}  // namespace
+
+void reduce_partial_gradients(FinalizeContext& context) {
+  const at::NoGradGuard no_grad;
+  for (const auto& [key, pieces] : collect(context)) PieceReducer(context, key).run(pieces);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,99 @@
+#include <map>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/distributed/finalize_passes.h"
+#include "lockstep/distributed/owned_grads.h"
+#include "lockstep/parallel_state/collectives.h"
+
+namespace lockstep {
+namespace {
+
+/// One copy of a tied parameter in a model of this rank.
+struct Copy {
+  const ParamAndGradBuffer* buffer;
+  size_t index;
+
+  const NamedParameter& param() const { return buffer->params()[index]; }
+  std::vector<at::Tensor> grads() const {
+    const auto& slot = buffer->layout().slots[index];
+    return owned_grads(*buffer, {slot.start, slot.end});
+  }
+};
+
+/// This rank's copies by stages and name, in the same order on all ranks.
+using Copies = std::map<std::pair<TiedStages, std::string>, std::vector<Copy>>;
+
+Copies collect(const FinalizeContext& context) {
+  Copies copies;
+  for (const DistributedDataParallel* model : context.models)
+    for (const auto& buffer : model->buffers())
+      for (size_t i = 0; i < buffer->params().size(); ++i) {
+        const auto& tie = buffer->params()[i].description.tie;
+        if (tie) copies[{tie->stages, tie->name}].push_back({buffer.get(), i});
+      }
+  return copies;
+}
+
+GroupKind group_kind(TiedStages stages) {
+  switch (stages) {
+    case TiedStages::first:
+      return GroupKind::position_embedding;
+    case TiedStages::first_and_last:
+      return GroupKind::embedding;
+    default:
+      return GroupKind::pp;
+  }
+}
+
+}  // namespace
+
+void check_ties(const FinalizeContext& context) {
+  const ParallelState& state = context.state();
+  for (const auto& [key, copies] : collect(context)) {
+    const NamedParameter& first = copies.front().param();
+    const Tie& tie = *first.description.tie;
+    require<UsageError>(!state.grids().group_of(group_kind(tie.stages), state.rank()).empty(),
+                        "finalize_model_grads: parameter '{}' on rank {} is tied ('{}') on {}, but "
+                        "this rank holds another stage",
+                        first.name, state.rank(), tie.name, to_string(tie.stages));
+    for (const Copy& copy : copies)
+      require<UsageError>(
+          copy.param().tensor.sizes() == first.tensor.sizes() &&
+              copy.buffer->grad_data().scalar_type() ==
+                  copies.front().buffer->grad_data().scalar_type() &&
+              copy.buffer->is_sharded() == copies.front().buffer->is_sharded(),
+          "finalize_model_grads: parameters '{}' {} and '{}' {} are tied as '{}', but differ in "
+          "shape, dtype of the gradient or sharding",
+          first.name, first.tensor.sizes(), copy.param().name, copy.param().tensor.sizes(),
+          tie.name);
+  }
+}
+
+void sum_tied_gradients(FinalizeContext& context) {
+  const at::NoGradGuard no_grad;
+  for (const auto& [key, copies] : collect(context)) {
+    const Tie& tie = *copies.front().param().description.tie;
+    std::vector<at::Tensor> sum = copies.front().grads();
+    for (size_t i = 1; i < copies.size(); ++i) {
+      const std::vector<at::Tensor> terms = copies[i].grads();
+      for (size_t k = 0; k < sum.size(); ++k) sum[k].add_(terms[k]);
+    }
+    const GroupKind kind = group_kind(tie.stages);
+    if (context.state().grids().size(kind) > 1) {
+      const ProcessGroup group = context.state().group(kind);
+      for (const at::Tensor& grads : sum) {
+        all_reduce(group, grads, ReduceOp::sum, "gradient tied as '" + tie.name + "'").wait();
+        context.note("tied gradients", group, "all-reduce sum",
+                     static_cast<int64_t>(grads.nbytes()), 1);
+      }
+    }
+    for (size_t i = 1; i < copies.size(); ++i) {
+      const std::vector<at::Tensor> others = copies[i].grads();
+      for (size_t k = 0; k < sum.size(); ++k) at::Tensor(others[k]).copy_(sum[k]);
+    }
+  }
+}
+
+}  // namespace lockstep
