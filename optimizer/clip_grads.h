@@ -4,17 +4,26 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/core/config.h"
 #include "lockstep/distributed/distributed_data_parallel.h"
 
 namespace lockstep {
 
-/// The 2-norm of the gradients of the whole model, as a 0-dim fp64 tensor on the models' device.
-/// Accumulated in fp64. Every element of the global model counts exactly once: a parameter that is
-/// replicated over tensor-parallel ranks counts on the first of them. `models` are the wrapped
-/// chunks of the model of this rank, with final gradients (see finalize_model_grads). Collective
-/// over the ranks that share the model (tp-pp, for experts tp-ep-pp): one all-reduce of 8 bytes for
-/// each of the two kinds that the model has; nothing is sent where these groups have one rank.
-at::Tensor grad_norm(const std::vector<DistributedDataParallel*>& models);
+/// The `norm_type`-norm of the gradients of the whole model, (sum over elements |g|^p)^(1/p) or for
+/// infinity the largest |g|, as a 0-dim fp64 tensor on the models' device; accumulated in fp64.
+/// Every element of the global model counts exactly once, on whatever layout: of a parameter that
+/// is replicated over tensor-parallel ranks, or tied between pipeline stages, one copy counts. A
+/// gradient that is NaN or infinite makes it NaN or infinite. The bits are the same on all ranks,
+/// so that ranks which decide by it decide the same.
+///
+/// `models` are the wrapped chunks of the model of this rank, with final gradients (see
+/// finalize_model_grads). Collective over the ranks that share the model: tp-pp and, where experts
+/// have a grid of their own, tp-ep-pp; with the distributed optimizer intra-optimizer. One
+/// all-reduce of 8 bytes over each, a second one if norm_type is neither 2 nor infinity (then the
+/// elements are divided by the largest first, so that no power overflows); nothing is sent where
+/// these groups have one rank. UsageError: no model, gradients that are not final, a norm_type
+/// below 1.
+at::Tensor grad_norm(const std::vector<DistributedDataParallel*>& models, double norm_type = 2);
 
 /// The factor by which gradients of norm `norm` are multiplied so that they have `max_norm` at
 /// most: max_norm / (norm + 1e-6) where that is less than 1, else 1. A `max_norm` of 0 means no
@@ -23,7 +32,17 @@ double clip_coefficient(double norm, double max_norm);
 
 /// Scales the gradients down to a norm of `max_norm` where they exceed it. Returns the norm before
 /// clipping. Gradients whose norm is not finite are left alone. On CUDA it waits for the device.
-/// UsageError: max_norm is no positive number, no model, gradients that are not final.
-double clip_grad_norm_(const std::vector<DistributedDataParallel*>& models, double max_norm);
+/// UsageError: max_norm is no positive number, and those of grad_norm().
+double clip_grad_norm_(const std::vector<DistributedDataParallel*>& models, double max_norm,
+                       double norm_type = 2);
+
+/// Whether an optimizer leaves out the step of gradients with this norm: it is not finite, or more
+/// than optimizer.grad_norm_skip_threshold. With the result of grad_norm() all ranks decide the
+/// same.
+bool skips_step(double norm, const OptimizerConfig& config);
+
+/// Number of elements of the global model whose gradient is exactly zero (0-dim, int64, on the
+/// models' device). Elements are counted, and ranks communicate, as in grad_norm().
+at::Tensor count_zeros(const std::vector<DistributedDataParallel*>& models);
 
 }  // namespace lockstep

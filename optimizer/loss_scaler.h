@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+
+/// Loss scaling for fp16: the loss is multiplied by a large factor so that small gradients do not
+/// become zero, and the gradients are divided by it again. The scalers themselves are plain
+/// arithmetic; found_inf() of optimizer/unscale_grads.h looks at the gradients. Every rank holds
+/// its own scaler, and gets the same answers of found_inf().
+///
+///     (scaler.scale() * loss).backward();
+///     finalize_model_grads(...);
+///     const bool overflow = found_inf({&ddp}, 1 / scaler.scale());
+///     scaler.update(overflow);
+///     if (!overflow) optimizer.step();
+namespace lockstep {
+
+/// The state of a scaler between two steps, to be saved and restored.
+struct GradScalerState {
+  double scale = 1;
+  int64_t growth_tracker = 0;      ///< steps without overflow since the scale changed
+  int64_t hysteresis_tracker = 0;  ///< overflows that are left before the scale shrinks
+  bool operator==(const GradScalerState&) const = default;
+};
+
+/// What the loss is multiplied by.
+class GradScaler {
+ public:
+  virtual ~GradScaler() = default;
+
+  double scale() const { return state_.scale; }
+  /// Takes note of a step; `found_inf`: some gradient of some rank was not finite.
+  virtual void update(bool found_inf) = 0;
+
+  const GradScalerState& state() const { return state_; }
+  /// Goes on from `state`. ConfigError: a scale that is no positive number, a negative counter of
+  /// steps.
+  void restore(const GradScalerState& state);
+
+ protected:
+  explicit GradScaler(const GradScalerState& state) { restore(state); }
+  GradScalerState state_;
+};
+
+/// The same factor always. ConfigError: a scale that is no positive number.
+class ConstantGradScaler final : public GradScaler {
+ public:
+  explicit ConstantGradScaler(double scale);
+  void update(bool found_inf) override;
+};
+
+/// Numbers of DynamicGradScaler.
+struct DynamicGradScalerOptions {
+  double initial_scale = 4294967296.0;  ///< 2^32
+  double min_scale = 1;
+  double growth_factor = 2;
+  double backoff_factor = 0.5;
+  int64_t growth_interval = 1000;  ///< steps
+  int64_t hysteresis = 2;          ///< overflows
+};
+
+/// Shrinks at overflow and grows after a time without. As Megatron Core's DynamicGradScaler:
+/// `hysteresis` overflows are tolerated before the scale shrinks by backoff_factor, never below
+/// min_scale; that patience comes back only when growth_interval steps in a row had no overflow,
+/// when the scale grows by growth_factor.
+class DynamicGradScaler final : public GradScaler {
+ public:
+  /// ConfigError naming the number: min_scale > 0, initial_scale >= min_scale, growth_factor > 1,
+  /// 0 < backoff_factor < 1, growth_interval >= 1, hysteresis >= 1.
+  explicit DynamicGradScaler(const DynamicGradScalerOptions& options = {});
+  void update(bool found_inf) override;
+
+ private:
+  DynamicGradScalerOptions options_;
+};
+
+}  // namespace lockstep
