@@ -16,7 +16,9 @@ ROOMS = {
     "distributed": {"core", "parallel_state"},
     "optimizer": {"core", "kernels", "parallel_state", "distributed"},
     "models": {"core", "kernels", "parallel_state"},
-    "training": {"core", "kernels", "parallel_state", "distributed", "optimizer", "models"},
+    "pipeline": {"core", "parallel_state"},
+    "training": {"core", "kernels", "parallel_state", "distributed", "optimizer", "models",
+                 "pipeline"},
 }
 # The rooms that may name c10d.
 C10D_ROOMS = {"parallel_state"}

@@ -1,0 +1,162 @@
+// Schedules and orders of transfers that are wrong must be refused by name.
+
+#include "lockstep/pipeline/schedule_check.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "lockstep/core/error.h"
+#include "lockstep/pipeline/simulation.h"
+#include "lockstep/pipeline/timeline_svg.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep {
+namespace {
+
+using testing::throws_with;
+using Kind = PipelineStep::Kind;
+
+PipelineSchedule small() { return make_schedule({.pipeline = 2, .microbatches = 4}); }
+
+::testing::AssertionResult refused(const PipelineSchedule& schedule, const std::string& part) {
+  return throws_with<UsageError>([&] { check_schedule(schedule); }, part);
+}
+
+TEST(ScheduleCheck, GoodOnesPass) {
+  check_schedule(small());
+  check_schedule(
+      make_schedule({.pipeline = 3, .microbatches = 5, .family = ScheduleFamily::zb_h1}));
+  check_schedule(make_schedule({.pipeline = 3, .microbatches = 5, .forward_only = true}));
+}
+
+TEST(ScheduleCheck, WrongListsOfTasks) {
+  PipelineSchedule wrong = small();
+  wrong.ranks[1].erase(wrong.ranks[1].begin() + 4);
+  EXPECT_TRUE(refused(wrong, "rank 1: task F2.0 is missing"));
+  wrong = small();
+  wrong.ranks[0].pop_back();
+  EXPECT_TRUE(refused(wrong, "rank 0: task B3.0 is missing"));
+  wrong = small();
+  wrong.ranks[0].push_back({TaskKind::forward, 2, 0});
+  EXPECT_TRUE(refused(wrong, "rank 0: task F2.0 stands there twice, at 3 and 8"));
+  wrong.ranks[0].back().microbatch = 0;
+  EXPECT_TRUE(refused(wrong, "rank 0: task F0.0 stands there twice, at 0 and 8"));
+  wrong = small();
+  std::swap(wrong.ranks[1][0], wrong.ranks[1][1]);
+  EXPECT_TRUE(refused(wrong, "rank 1: task B0.0 at position 0 comes before F0.0 at 1"));
+  wrong = small();
+  wrong.ranks[0][3].microbatch = 4;
+  EXPECT_TRUE(refused(wrong, "rank 0, position 3: task F4.0 is not one of this schedule"));
+  wrong = small();
+  wrong.ranks[0][3].chunk = 1;
+  EXPECT_TRUE(refused(wrong, "rank 0, position 3: task F2.1 is not one"));
+  wrong = small();
+  wrong.ranks[0].push_back({TaskKind::weight, 0, 0});
+  EXPECT_TRUE(refused(wrong, "rank 0, position 8: task W0.0 is not one"));
+  wrong.ranks.clear();
+  EXPECT_TRUE(refused(wrong, "schedule of 0 ranks"));
+}
+
+TEST(ScheduleCheck, WeightPartsBelongBehindTheirBackward) {
+  PipelineSchedule wrong =
+      make_schedule({.pipeline = 2, .microbatches = 3, .family = ScheduleFamily::zb_h1});
+  std::swap(wrong.ranks[0][2], wrong.ranks[0][3]);
+  EXPECT_TRUE(refused(wrong, "rank 0: task W0.0 at position 2 comes before B0.0 at 3"));
+  wrong.ranks[0].erase(wrong.ranks[0].begin() + 2);
+  EXPECT_TRUE(refused(wrong, "rank 0: task W0.0 is missing"));
+}
+
+TEST(ScheduleCheck, DependenciesThatAreNeverMet) {
+  PipelineSchedule wrong = small();  // rank 0 wants a gradient whose activation it has not sent
+  std::swap(wrong.ranks[0][1], wrong.ranks[0][2]);
+  check_schedule(wrong);
+  std::swap(wrong.ranks[1][1], wrong.ranks[1][2]);
+  EXPECT_TRUE(refused(wrong,
+                      "the schedule locks up: rank 0 waits at position 1, task B0.0, for "
+                      "B0.0 of rank 1; rank 1 waits at position 1, task F1.0, for F1.0 of "
+                      "rank 0"));
+}
+
+/// Every task between its receive and its send, and nothing else considered.
+StepLists naive_steps(const PipelineSchedule& schedule) {
+  StepLists steps(schedule.ranks.size());
+  for (size_t r = 0; r < steps.size(); ++r)
+    for (const PipelineTask& task : schedule.ranks[r]) {
+      const auto rank = static_cast<int64_t>(r);
+      const auto producer = schedule.producer_of(rank, task);
+      const auto consumer = schedule.consumer_of(rank, task);
+      if (producer && producer->rank != rank)
+        steps[r].push_back({Kind::receive, task, producer->rank});
+      steps[r].push_back({Kind::compute, task});
+      if (consumer) steps[r].push_back({Kind::send, task, consumer->rank});
+    }
+  return steps;
+}
+
+std::vector<std::string> texts_of_steps(const ScheduleOptions& options) {
+  std::vector<std::string> texts;
+  for (const auto& rank : communication_steps(make_schedule(options))) {
+    texts.emplace_back();
+    for (const PipelineStep& step : rank)
+      texts.back() += (texts.back().empty() ? "" : ", ") + to_string(step);
+  }
+  return texts;
+}
+
+TEST(CommunicationSteps, OfTwoRanks) {
+  const std::vector<std::string> texts = texts_of_steps({.pipeline = 2, .microbatches = 2});
+  EXPECT_EQ(texts[0],
+            "F0.0, send F0.0 to rank 1, F1.0, send F1.0 to rank 1, receive for B0.0 from rank 1, "
+            "B0.0, receive for B1.0 from rank 1, B1.0");
+  EXPECT_EQ(texts[1],
+            "receive for F0.0 from rank 0, F0.0, receive for F1.0 from rank 0, B0.0, send B0.0 to "
+            "rank 0, F1.0, B1.0, send B1.0 to rank 0");
+}
+
+TEST(CommunicationSteps, NeighbouringPairsExchangeAtOnce) {
+  const std::vector<std::string> texts =
+      texts_of_steps({.pipeline = 4, .microbatches = 2, .forward_only = true});
+  EXPECT_EQ(texts[1],
+            "receive for F0.0 from rank 0, F0.0, receive for F1.0 from rank 0, send F0.0 to rank "
+            "2, F1.0, send F1.0 to rank 2");
+  EXPECT_EQ(texts[2],
+            "receive for F0.0 from rank 1, F0.0, send F0.0 to rank 3, receive for F1.0 from rank "
+            "1, F1.0, send F1.0 to rank 3");
+}
+
+TEST(CommunicationSteps, TheNaiveOrderLocksUp) {
+  const PipelineSchedule schedule = small();
+  EXPECT_TRUE(throws_with<UsageError>(
+      [&] { simulate_rendezvous(schedule, naive_steps(schedule), reference_cost(schedule)); },
+      "the schedule locks up: rank 0 is stuck at step 3, send F1.0 to rank 1; rank 1 is stuck at "
+      "step 3, send B0.0 to rank 0"));
+}
+
+TEST(CommunicationSteps, WrongStepsAreRefused) {
+  const PipelineSchedule schedule = small();
+  const auto wrong = [&](const std::function<void(StepLists&)>& edit, const std::string& part) {
+    StepLists steps = communication_steps(schedule);
+    edit(steps);
+    const auto run = [&] { simulate_rendezvous(schedule, steps, reference_cost(schedule)); };
+    return throws_with<UsageError>(run, part);
+  };
+  EXPECT_TRUE(wrong([](StepLists& s) { std::swap(s[0][0], s[0][1]); },
+                    "rank 0: send F0.0 to rank 1 comes before the task has run"));
+  EXPECT_TRUE(wrong([](StepLists& s) { std::swap(s[1][0], s[1][1]); },
+                    "rank 1: task F0.0 starts before its input has come"));
+  EXPECT_TRUE(
+      wrong([](StepLists& s) { s[1][0].task.microbatch = 1; },
+            "rank 0: 'send F0.0 to rank 1' meets 'receive for F1.0 from rank 0' of rank 1"));
+  EXPECT_TRUE(
+      wrong([](StepLists& s) { s[0][1].peer = 2; }, "rank 0: send F0.0 to rank 2: no such peer"));
+  EXPECT_TRUE(wrong([](StepLists& s) { s[0].erase(s[0].end() - 2); },
+                    "rank 0: task B3.0 starts before its"));
+  EXPECT_TRUE(wrong([](StepLists& s) { s[0].pop_back(); }, "rank 0: 7 of 8 tasks"));
+  EXPECT_TRUE(wrong([](StepLists& s) { std::swap(s[0][0], s[0][2]); },
+                    "rank 0: step F1.0 is not task 0 of the schedule"));
+  EXPECT_TRUE(wrong([](StepLists& s) { s.pop_back(); }, "steps of 1 ranks, schedule of 2"));
+}
+
+}  // namespace
+}  // namespace lockstep
