@@ -48,6 +48,7 @@ test: build ## Run every test (LABEL=... for some, SANITIZE=... for a sanitizer 
 
 bench: build ## Run the benchmarks: ours and its peer side by side
 	@$(BUILD)/benchmarks/ddp_step
+	@$(BUILD)/benchmarks/optimizer_step
 	@$(BUILD)/benchmarks/collectives
 	@$(BUILD)/benchmarks/group_setup
 	@$(BUILD)/benchmarks/rank_groups

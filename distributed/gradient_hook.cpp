@@ -30,6 +30,7 @@ class Hook : public torch::autograd::PostAccumulateGradHook {
 }  // namespace
 
 void refuse_hooked(const NamedParameter& parameter) {
+  if (!parameter.tensor.requires_grad()) return;  // it may have no place for hooks at all
   require<UsageError>(!impl::post_acc_grad_hooks(parameter.tensor),
                       "parameter '{}' has a post-accumulate-gradient hook already; is its module "
                       "wrapped twice?",

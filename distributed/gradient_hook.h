@@ -40,7 +40,8 @@ class GradientHook {
   at::Tensor parameter_;
 };
 
-/// UsageError, naming the parameter, if it has a post-accumulate-gradient hook already.
+/// UsageError, naming the parameter, if it is trained and has a post-accumulate-gradient hook
+/// already.
 void refuse_hooked(const NamedParameter& parameter);
 
 }  // namespace lockstep

@@ -26,7 +26,8 @@ struct AdamWSegment {
 ///   p -= learning_rate / bias_correction1 * m / (sqrt(v / bias_correction2) + eps)
 ///
 /// `master` (p), `grad`, `exp_avg` (m) and `exp_avg_sq` (v) are fp32 or all fp64, contiguous, on
-/// one device. `low_precision`, where defined, is bf16 and receives p rounded to nearest even.
+/// one device; `grad` may be bf16 beside fp32. `low_precision`, where defined, is bf16 and receives
+/// p rounded to nearest even. Allocates nothing of the tensors' size.
 /// Elements outside the segments are left alone. Each element's result depends on its own inputs
 /// alone, so it is the same bits for every cut into segments, threads or vectors.
 void adamw(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& exp_avg,

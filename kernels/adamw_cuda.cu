@@ -27,8 +27,8 @@ struct Coefficients {
       step_size;
 };
 
-template <class T>
-__global__ void adamw_kernel(T* p, const T* g, T* m, T* v, __nv_bfloat16* low_precision,
+template <class T, class Grad>
+__global__ void adamw_kernel(T* p, const Grad* g, T* m, T* v, __nv_bfloat16* low_precision,
                              const DeviceSegment* segments, int64_t num_segments,
                              Coefficients<T> c) {
   const int64_t block_start = segments[0].start + blockIdx.x * kElementsPerBlock;
@@ -47,7 +47,7 @@ __global__ void adamw_kernel(T* p, const T* g, T* m, T* v, __nv_bfloat16* low_pr
     while (segment < num_segments && segments[segment].end <= i) ++segment;
     if (segment == num_segments) return;
     if (i < segments[segment].start) continue;
-    const T grad = g[i] * c.grad_scale;
+    const T grad = static_cast<T>(g[i]) * c.grad_scale;
     const T mean = m[i] * c.beta1 + grad * c.one_minus_beta1;
     const T square = v[i] * c.beta2 + grad * grad * c.one_minus_beta2;
     m[i] = mean;
@@ -59,7 +59,7 @@ __global__ void adamw_kernel(T* p, const T* g, T* m, T* v, __nv_bfloat16* low_pr
   }
 }
 
-template <class T>
+template <class T, class Grad>
 void launch(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& exp_avg,
             const at::Tensor& exp_avg_sq, const at::Tensor& low_precision,
             const at::Tensor& segment_table, int64_t blocks, const AdamWScalars& s) {
@@ -75,10 +75,10 @@ void launch(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& 
   auto* const low = low_precision.defined()
                         ? reinterpret_cast<__nv_bfloat16*>(low_precision.data_ptr<at::BFloat16>())
                         : nullptr;
-  adamw_kernel<T>
+  adamw_kernel<T, Grad>
       <<<static_cast<unsigned>(blocks), kThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(
-          master.data_ptr<T>(), grad.const_data_ptr<T>(), exp_avg.data_ptr<T>(),
-          exp_avg_sq.data_ptr<T>(), low,
+          master.data_ptr<T>(), static_cast<const Grad*>(grad.const_data_ptr()),
+          exp_avg.data_ptr<T>(), exp_avg_sq.data_ptr<T>(), low,
           reinterpret_cast<const DeviceSegment*>(segment_table.const_data_ptr<int64_t>()),
           segment_table.size(0), c);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
@@ -100,10 +100,10 @@ void adamw_cuda(const at::Tensor& master, const at::Tensor& grad, const at::Tens
   table = table.to(master.device());
   const int64_t span = segments.back().end - segments.front().start;
   const int64_t blocks = (span + kElementsPerBlock - 1) / kElementsPerBlock;
-  if (master.scalar_type() == at::kDouble)
-    launch<double>(master, grad, exp_avg, exp_avg_sq, low_precision, table, blocks, scalars);
-  else
-    launch<float>(master, grad, exp_avg, exp_avg_sq, low_precision, table, blocks, scalars);
+  const auto launch_for = master.scalar_type() == at::kDouble   ? launch<double, double>
+                          : grad.scalar_type() == at::kBFloat16 ? launch<float, __nv_bfloat16>
+                                                                : launch<float, float>;
+  launch_for(master, grad, exp_avg, exp_avg_sq, low_precision, table, blocks, scalars);
 }
 
 }  // namespace lockstep::kernels

@@ -56,6 +56,11 @@ void adamw_loop(double* p, const double* g, double* m, double* v, int64_t n,
 }
 
 LOCKSTEP_VECTOR_CLONES
+void widen_bf16_loop(const uint16_t* __restrict from, float* __restrict to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i] = std::bit_cast<float>(uint32_t{from[i]} << 16);
+}
+
+LOCKSTEP_VECTOR_CLONES
 void round_to_bf16_loop(const float* __restrict from, uint16_t* __restrict to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     const auto bits = std::bit_cast<uint32_t>(from[i]);

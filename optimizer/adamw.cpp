@@ -124,9 +124,9 @@ AdamW::StepResult AdamW::step() {
     for (const Piece& piece : targets_[i].pieces) {
       const Views views = views_of(targets_[i], states_[i], piece);
       const bool separate = views.master.defined();
-      kernels::adamw(separate ? views.master : views.param,
-                     views.grad.to(views.exp_avg.scalar_type()), views.exp_avg, views.exp_avg_sq,
-                     separate ? views.param : at::Tensor(), piece.segments, scalars);
+      kernels::adamw(separate ? views.master : views.param, views.grad, views.exp_avg,
+                     views.exp_avg_sq, separate ? views.param : at::Tensor(), piece.segments,
+                     scalars);
     }
     for (const NamedParameter& param : targets_[i].buffer->params())
       param.tensor.unsafeGetTensorImpl()->bump_version();

@@ -49,6 +49,25 @@ class Train(EndToEnd):
             for value, expected in zip(curve, curves[0], strict=True):
                 self.assertAlmostEqual(value, expected, delta=1e-12 * expected)
 
+    def test_the_distributed_optimizer_trains_and_saves_the_same(self):
+        results = []
+        for sharded in ("false", "true"):
+            output, result = self.train(
+                4 if sharded == "true" else 2, "--set", "train.precision=fp64",
+                "--set", f"ddp.use_distributed_optimizer={sharded}",
+                "--set", f"ddp.overlap_param_gather={sharded}",
+                "--set", f"parallel.num_distributed_optimizer_instances={2 if sharded == 'true' else 1}",
+                "--set", "train.sample_tokens=40")
+            generated = run(LOCKSTEP, "generate", output / "checkpoint", "--prompt", "7 squared",
+                            "--max-tokens", "30")
+            iterations, validations = metrics(output)
+            results.append(([line["lm_loss"] for line in iterations] +
+                            [line["validation_loss"] for line in validations],
+                            result.stdout, generated.stdout))
+        for value, expected in zip(results[1][0], results[0][0], strict=True):
+            self.assertAlmostEqual(value, expected, delta=1e-12 * expected)
+        self.assertEqual(results[1][1:], results[0][1:])
+
     def test_generate_continues_from_the_saved_weights(self):
         output, _ = self.train(1)
         command = [LOCKSTEP, "generate", output / "checkpoint", "--prompt", "7 squared",

@@ -52,6 +52,18 @@ TEST(AdamW, EqualsPyTorchInDouble) {
   }
 }
 
+TEST(AdamW, Bf16GradientsCountAsTheirValues) {
+  constexpr int64_t kNumel = 5001;
+  Tensors narrow = Tensors::make(kNumel, at::kFloat), wide = Tensors::make(kNumel, at::kFloat);
+  narrow.g = narrow.g.to(at::kBFloat16);
+  wide.g = narrow.g.to(at::kFloat);
+  for (int step = 1; step <= 2; ++step)
+    for (const Tensors& tensors : {narrow, wide})
+      tensors.step({{0, 1000, true}, {1003, kNumel, false}}, scalars_of_step(step));
+  EXPECT_TRUE(at::equal(narrow.p, wide.p));
+  EXPECT_TRUE(at::equal(narrow.v, wide.v));
+}
+
 TEST(AdamW, EqualsPyTorchInSingle) {
   Tensors ours = Tensors::make(1003, at::kFloat), theirs = Tensors::make(1003, at::kFloat);
   for (int step = 1; step <= 5; ++step) {
