@@ -27,10 +27,11 @@ void check_supported(const Config& config) {
   only_one("context_parallel_size", parallel.context_parallel_size);
   only_one("expert_model_parallel_size", parallel.expert_model_parallel_size);
   only_one("expert_tensor_parallel_size", parallel.expert_tensor_parallel_size.value_or(1));
-  require<ConfigError>(config.data.tokenizer != TokenizerType::byte ||
-                           config.model.vocab_size >= ByteTokenizer::kVocabularySize,
-                       "model.vocab_size: found {}, allowed with data.tokenizer = byte: >= {}",
-                       config.model.vocab_size, ByteTokenizer::kVocabularySize);
+  check_tokenizer_name(config.data.tokenizer, "data.tokenizer");
+  require<ConfigError>(
+      config.data.tokenizer != "byte" || config.model.vocab_size >= ByteTokenizer::kBytes,
+      "model.vocab_size: found {}, allowed with data.tokenizer = byte: >= {}",
+      config.model.vocab_size, ByteTokenizer::kBytes);
 }
 
 c10::Device choose_device(DeviceChoice choice, const LaunchEnvironment& environment) {

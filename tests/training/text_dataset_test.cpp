@@ -7,6 +7,8 @@
 #include "lockstep/core/error.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
+#include "lockstep/training/data/crc32.h"
+#include "lockstep/training/data/indexed_dataset_writer.h"
 #include "lockstep/training/data/tokenizer.h"
 
 namespace lockstep {
@@ -15,17 +17,87 @@ namespace {
 using testing::TemporaryFolder;
 using testing::throws_with;
 
+std::vector<int64_t> ids_of(const TokenSequence& text) {
+  std::vector<int64_t> ids(static_cast<size_t>(text.size()));
+  text.read(0, ids);
+  return ids;
+}
+
+std::string text_of(const TokenSequence& text) { return ByteTokenizer().decode(ids_of(text)); }
+
+/// A data set of one document for each list of ids; its prefix.
+std::string write_dataset(const TemporaryFolder& folder, const std::string& name,
+                          const std::vector<std::vector<int64_t>>& documents,
+                          TokenType type = TokenType::uint16) {
+  IndexedDatasetWriter writer(folder.path() / name, type);
+  for (const auto& document : documents) {
+    writer.append(document);
+    writer.end_sequence();
+    writer.end_document();
+  }
+  writer.finish();
+  return folder.path() / name;
+}
+
 TEST(ReadText, EachFileIsSplit) {
   const TemporaryFolder folder;
   DataConfig config;
   config.path = {folder.write("a", "0123456789"), folder.write("b", std::string("ab\0\xff", 4))};
   config.split = "50,30,20";
   const TextSplit split = read_text(config);
-  EXPECT_EQ(split.training, "01234ab");
-  EXPECT_EQ(split.validation, std::string("567\0", 4));
+  EXPECT_EQ(text_of(split.training), "01234ab");
+  EXPECT_EQ(text_of(split.validation), std::string("567\0", 4));
   config.split = "1,0";
-  EXPECT_EQ(read_text(config).training.size(), 14u);
-  EXPECT_EQ(read_text(config).validation, "");
+  EXPECT_EQ(read_text(config).training.size(), 14);
+  EXPECT_EQ(read_text(config).validation.size(), 0);
+}
+
+TEST(ReadText, ADatasetIsOneTextOfItsDocuments) {
+  const TemporaryFolder folder;
+  DataConfig config;
+  config.path = {write_dataset(folder, "set", {{300, 301, 302}, {}, {303, 304}}),
+                 folder.write("text", "abcde"),
+                 write_dataset(folder, "wide", {{70000, 70001}}, TokenType::int32)};
+  config.split = "60,40";
+  const TextSplit split = read_text(config, 70002);
+  EXPECT_EQ(ids_of(split.training), (std::vector<int64_t>{300, 301, 302, 'a', 'b', 'c', 70000}));
+  EXPECT_EQ(ids_of(split.validation), (std::vector<int64_t>{303, 304, 'd', 'e', 70001}));
+  std::vector<int64_t> middle(3);
+  split.training.read(2, middle);
+  EXPECT_EQ(middle, (std::vector<int64_t>{302, 'a', 'b'}));
+  EXPECT_TRUE(throws_with<UsageError>([&] { split.training.read(5, middle); },
+                                      "found 3 tokens at 5, allowed: inside the 7"));
+  std::vector<int64_t> three(3);
+  const TextSplit narrow = read_text(config, 303);
+  narrow.training.read(0, three);
+  EXPECT_TRUE(throws_with<FileError>(
+      [&] { narrow.validation.read(1, three); },
+      "set.bin': token 4: found id 304, allowed: 0 to 302 (model.vocab_size - 1)"));
+}
+
+TEST(ReadText, ADatasetStandsBeforeATextOfItsName) {
+  const TemporaryFolder folder;
+  DataConfig config;
+  config.path = {folder.write("set", "text")};
+  config.split = "1,0";
+  EXPECT_EQ(read_text(config).training.size(), 4);
+  folder.write("set.idx", "an index of something else");
+  EXPECT_EQ(read_text(config).training.size(), 4);
+  write_dataset(folder, "set", {{1, 2}});
+  EXPECT_EQ(read_text(config).training.size(), 2);
+  std::filesystem::remove(folder.path() / "set");
+  std::filesystem::remove(folder.path() / "set.bin");
+  EXPECT_TRUE(throws_with<FileError>([&] { read_text(config); }, "set.bin' cannot be read"));
+}
+
+TEST(ReadText, LongTextsAreTokenizedInPieces) {
+  const TemporaryFolder folder;
+  std::string text;
+  while (text.size() < 2'500'000) text += std::to_string(text.size()) + "\n";
+  DataConfig config;
+  config.path = {folder.write("long", text)};
+  config.split = "1,0";
+  EXPECT_EQ(text_of(read_text(config).training), text);
 }
 
 TEST(ReadText, NamesWhatIsWrong) {
@@ -38,6 +110,12 @@ TEST(ReadText, NamesWhatIsWrong) {
   EXPECT_TRUE(throws_with<FileError>([&] { read_text(config); }, folder.path()));
   config.path = {folder.write("empty", "")};
   EXPECT_TRUE(throws_with<FileError>([&] { read_text(config); }, "is empty"));
+  config.path = {write_dataset(folder, "none", {})};
+  EXPECT_TRUE(throws_with<FileError>([&] { read_text(config); }, "none.bin' is empty"));
+  config.tokenizer = "word";
+  config.path = {folder.write("text", "text")};
+  EXPECT_TRUE(throws_with<ConfigError>([&] { read_text(config); },
+                                       "data.tokenizer: found 'word', allowed: byte, gpt2:FOLDER"));
 }
 
 TEST(SampleOrder, AnEpochTakesEveryWindowOnceFromARandomStart) {
@@ -115,10 +193,23 @@ TEST(EvaluationWindows, ALastPartialWindowIsDropped) {
 TEST(ByteTokenizer, EveryByteSurvives) {
   std::string all;
   for (int i = 0; i < 256; ++i) all.push_back(static_cast<char>(i));
-  const auto ids = ByteTokenizer::encode(all);
+  ByteTokenizer tokenizer;
+  auto ids = tokenizer.encode(all);
   EXPECT_EQ(ids[255], 255);
-  EXPECT_EQ(ByteTokenizer::decode(ids), all);
-  EXPECT_TRUE(throws_with<UsageError>([] { ByteTokenizer::decode({256}); }, "found 256"));
+  EXPECT_EQ(tokenizer.decode(ids), all);
+  ids.push_back(tokenizer.end_of_document());
+  EXPECT_EQ(tokenizer.decode(ids), all);
+  EXPECT_EQ(tokenizer.vocabulary_size(), 257);
+  EXPECT_TRUE(throws_with<UsageError>([&] { tokenizer.decode({257}); }, "found 257"));
+}
+
+TEST(Crc32, AsZlibHasIt) {
+  EXPECT_EQ(crc32(""), 0u);
+  EXPECT_EQ(crc32("123456789"), 0xCBF43926u);
+  const std::string text = "The quick brown fox jumps over the lazy dog";
+  EXPECT_EQ(crc32(text), 0x414FA339u);
+  for (size_t cut = 0; cut < text.size(); ++cut)
+    EXPECT_EQ(crc32(text.substr(cut), crc32(text.substr(0, cut))), 0x414FA339u);
 }
 
 }  // namespace

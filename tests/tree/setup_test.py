@@ -77,6 +77,8 @@ class Setup(unittest.TestCase):
         self.assertIn("needs a Python package registry (set PIP_INDEX_URL", output)
         output = self.setup("text")
         self.assertIn("the training text could not be fetched", output)
+        output = self.setup("gpt2")
+        self.assertIn("GPT-2's vocabulary could not be fetched", output)
 
     def test_requirements_are_installed_once(self):
         self.program("python", 'echo "$@" >> $HOME/called', self.root / ".venv/bin")

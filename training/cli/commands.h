@@ -7,6 +7,7 @@ namespace lockstep {
 
 /// Each adds one command to the program. A command runs in its callback and throws lockstep::Error.
 void add_plan_command(CLI::App& program);
+void add_data_command(CLI::App& program);
 void add_train_command(CLI::App& program);
 void add_generate_command(CLI::App& program);
 void add_doctor_command(CLI::App& program);

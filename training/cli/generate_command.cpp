@@ -20,10 +20,11 @@ struct GenerateArguments {
 void run(const GenerateArguments& arguments) {
   const SavedModel saved =
       load_model(arguments.checkpoint, choose_device(DeviceChoice::auto_, LaunchEnvironment{}));
-  const auto prompt = ByteTokenizer::encode(arguments.prompt);
+  const auto tokenizer = make_tokenizer(saved.config.data.tokenizer, "data.tokenizer");
+  const auto prompt = tokenizer->encode(arguments.prompt);
   std::cout << arguments.prompt << std::flush;
   generate(*saved.model, prompt, arguments.options,
-           [](int64_t token) { std::cout << ByteTokenizer::decode({token}) << std::flush; });
+           [&](int64_t token) { std::cout << tokenizer->decode({token}) << std::flush; });
   std::cout << std::endl;
 }
 

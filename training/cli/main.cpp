@@ -1,5 +1,6 @@
 // The `lockstep` program. This part does without libtorch, whose loading costs seconds and hundreds
-// of megabytes: `plan` runs here, for any other command the process becomes libexec/lockstep.
+// of megabytes: `plan` and `data` run here, for any other command the process becomes
+// libexec/lockstep.
 
 #include <unistd.h>
 
@@ -7,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <string>
+#include <string_view>
 
 #include "lockstep/training/cli/commands.h"
 #include "lockstep/training/cli/program.h"
@@ -24,8 +26,9 @@ std::filesystem::path other_part() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc > 1 && std::strcmp(argv[1], "plan") == 0)
-    return lockstep::run_program(argc, argv, lockstep::add_plan_command);
+  const std::string_view command = argc > 1 ? argv[1] : "";
+  if (command == "plan") return lockstep::run_program(argc, argv, lockstep::add_plan_command);
+  if (command == "data") return lockstep::run_program(argc, argv, lockstep::add_data_command);
   const std::string path = other_part();
   ::execv(path.c_str(), argv);
   std::fprintf(stderr, "lockstep: cannot run %s: %s\n", path.c_str(), std::strerror(errno));

@@ -7,6 +7,7 @@
 int main(int argc, char** argv) {
   return lockstep::run_program(argc, argv, [](CLI::App& program) {
     lockstep::add_plan_command(program);
+    lockstep::add_data_command(program);
     lockstep::add_train_command(program);
     lockstep::add_generate_command(program);
     lockstep::add_doctor_command(program);

@@ -81,9 +81,10 @@ void write_sample(const Trainer& trainer) {
   if (train.sample_tokens == 0) return;
   GenerateOptions options;
   options.max_tokens = train.sample_tokens;
-  const auto prompt = ByteTokenizer::encode(train.sample_prompt);
-  std::cout << train.sample_prompt
-            << ByteTokenizer::decode(generate(trainer.model(), prompt, options)) << std::endl;
+  const auto tokenizer = make_tokenizer(trainer.config().data.tokenizer, "data.tokenizer");
+  const auto prompt = tokenizer->encode(train.sample_prompt);
+  std::cout << train.sample_prompt << tokenizer->decode(generate(trainer.model(), prompt, options))
+            << std::endl;
 }
 
 void train(const Config& config, const std::string& output, const ParallelState& state) {

@@ -2,15 +2,38 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
+#include <memory>
 #include <sstream>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_rules.h"
 #include "lockstep/core/philox.h"
+#include "lockstep/training/data/indexed_dataset.h"
+#include "lockstep/training/data/tokenizer.h"
 
 namespace lockstep {
 namespace {
+
+/// What one path of data.path gives.
+struct Source {
+  std::shared_ptr<const void> owner;
+  PackedTokens tokens;
+  std::string path;
+};
+
+bool is_dataset(const std::string& path) {
+  namespace fs = std::filesystem;
+  const bool idx = fs::exists(path + ".idx"), bin = fs::exists(path + ".bin");
+  return (idx && bin) || ((idx || bin) && !fs::exists(path));
+}
+
+Source open_dataset(const std::string& prefix) {
+  const auto dataset = std::make_shared<const IndexedDataset>(prefix);
+  require<FileError>(dataset->tokens().size > 0, "data.path: '{}.bin' is empty", prefix);
+  return {dataset, dataset->tokens(), prefix + ".bin"};
+}
 
 std::string read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -18,28 +41,59 @@ std::string read_file(const std::string& path) {
   if (file) content << file.rdbuf();
   // A folder opens, and fails at the first read.
   require<FileError>(file.good() || (file.eof() && !file.bad()),
-                     "data.path: '{}' cannot be read; allowed: plain text files", path);
+                     "data.path: '{}' cannot be read; allowed: plain text files, and prefixes of "
+                     "data sets that `lockstep data build` writes",
+                     path);
   std::string text = std::move(content).str();
   require<FileError>(!text.empty(), "data.path: '{}' is empty", path);
   return text;
 }
 
+Source tokenize_file(const std::string& path, Tokenizer& tokenizer) {
+  constexpr size_t kAtOnce = 1 << 20;  // 8 bytes an id, for a moment
+  const std::string text = read_file(path);
+  const TokenType type = token_type_of_vocabulary(tokenizer.vocabulary_size());
+  auto packed = std::make_shared<std::string>();
+  std::vector<int64_t> ids;
+  size_t length = kAtOnce;
+  for (std::string_view left = text; !left.empty();) {
+    const std::string_view front = left.substr(0, length);
+    ids.clear();
+    const size_t used = tokenizer.encode_front(front, front.size() == left.size(), ids);
+    pack_tokens(ids, type, *packed);
+    left.remove_prefix(used);
+    length = used > 0 ? kAtOnce : 2 * length;
+  }
+  const auto size = static_cast<int64_t>(packed->size()) / token_type_bytes(type);
+  return {packed, {packed->data(), type, size}, path};
+}
+
 }  // namespace
 
-TextSplit read_text(const DataConfig& config) {
+TextSplit read_text(const DataConfig& config, int64_t vocabulary_size) {
   require<ConfigError>(!config.path.empty(),
-                       "data.path: is not set, allowed: one or more plain text files");
+                       "data.path: is not set, allowed: plain text files, and prefixes of data "
+                       "sets that `lockstep data build` writes");
   const std::vector<double> shares = parse_split(config.split);
-  TextSplit split;
+  const std::string field = "model.vocab_size - 1";
+  TextSplit split{TokenSequence(vocabulary_size, field), TokenSequence(vocabulary_size, field)};
+  std::unique_ptr<Tokenizer> tokenizer;
   for (const std::string& path : config.path) {
-    const std::string text = read_file(path);
-    const auto cut = [&](double share) {
-      return static_cast<size_t>(std::llround(share * static_cast<double>(text.size())));
+    const bool dataset = is_dataset(path);
+    if (!dataset && !tokenizer) tokenizer = make_tokenizer(config.tokenizer, "data.tokenizer");
+    const auto [owner, tokens, file] =
+        dataset ? open_dataset(path) : tokenize_file(path, *tokenizer);
+    const auto cut = [size = tokens.size](double share) {
+      return std::min<int64_t>(std::llround(share * static_cast<double>(size)), size);
     };
-    const size_t training = cut(shares[0]);
-    const size_t validation = std::min(cut(shares[0] + shares[1]), text.size());
-    split.training += text.substr(0, training);
-    split.validation += text.substr(training, validation - training);
+    const auto add = [&](TokenSequence& to, int64_t begin, int64_t end) {
+      const PackedTokens part{tokens.data + begin * token_type_bytes(tokens.type), tokens.type,
+                              end - begin};
+      to.append(owner, part, file, begin);
+    };
+    const int64_t training = cut(shares[0]), validation = cut(shares[0] + shares[1]);
+    add(split.training, 0, training);
+    add(split.validation, training, validation);
   }
   return split;
 }

@@ -1,24 +1,27 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <string_view>
-#include <vector>
+#include <limits>
 
 #include "lockstep/core/config.h"
+#include "lockstep/training/data/token_sequence.h"
 
 namespace lockstep {
 
-/// The bytes of the training and of the validation text.
+/// The training and the validation text, as token ids.
 struct TextSplit {
-  std::string training;
-  std::string validation;
+  TokenSequence training;
+  TokenSequence validation;
 };
 
-/// Reads the files of `config.path` and cuts each by `config.split`: its first share is training
-/// text, the next validation text. The parts of several files follow each other. FileError names a
-/// file that cannot be read; ConfigError if no file is given.
-TextSplit read_text(const DataConfig& config);
+/// Opens what `config.path` names and cuts each by `config.split`: its first share of the tokens is
+/// training text, the next validation text. The parts of several paths follow each other. A path is
+/// the prefix of a data set in Megatron's format if PREFIX.idx and PREFIX.bin are there; its
+/// documents are taken as one text. Otherwise it is a text file, which `config.tokenizer` turns
+/// into ids. Ids must be below `vocabulary_size`, which reading them checks. FileError names a file
+/// that cannot be read, is empty or damaged; ConfigError if no path is given.
+TextSplit read_text(const DataConfig& config,
+                    int64_t vocabulary_size = std::numeric_limits<int64_t>::max());
 
 /// Which part of a text each training sample is. An epoch takes non-overlapping windows of
 /// `seq_length` tokens in a random order, from a random start, so that later epochs see other cuts.

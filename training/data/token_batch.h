@@ -1,10 +1,11 @@
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+
+#include "lockstep/training/data/token_sequence.h"
 
 namespace lockstep {
 
@@ -14,8 +15,8 @@ struct TokenBatch {
   at::Tensor labels;  ///< likewise, one token later
 };
 
-/// The windows of `text` (one token a byte) that start at `starts`, on `device`.
-TokenBatch make_token_batch(const std::string& text, const std::vector<int64_t>& starts,
+/// The windows of `text` that start at `starts`, on `device`. Errors as of TokenSequence::read().
+TokenBatch make_token_batch(const TokenSequence& text, const std::vector<int64_t>& starts,
                             int64_t seq_length, c10::Device device);
 
 }  // namespace lockstep

@@ -55,6 +55,8 @@ bool is_token_type(uint8_t code) { return code >= 1 && code <= kTypes.size(); }
 
 std::string_view token_type_name(TokenType type) { return traits(type).name; }
 
+bool is_integer(TokenType type) { return type != TokenType::float32 && type != TokenType::float64; }
+
 int64_t token_type_bytes(TokenType type) { return traits(type).bytes; }
 
 TokenType token_type_of_vocabulary(int64_t vocabulary_size) {

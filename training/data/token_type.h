@@ -26,6 +26,9 @@ bool is_token_type(uint8_t code);
 /// "uint16"
 std::string_view token_type_name(TokenType type);
 
+/// Whether numbers of the type can be token ids.
+bool is_integer(TokenType type);
+
 /// Bytes of one number.
 int64_t token_type_bytes(TokenType type);
 

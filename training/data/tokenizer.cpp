@@ -1,26 +1,50 @@
 #include "lockstep/training/data/tokenizer.h"
 
 #include "lockstep/core/check.h"
+#include "lockstep/training/data/gpt2_tokenizer.h"
 
 namespace lockstep {
+namespace {
 
-std::vector<int64_t> ByteTokenizer::encode(std::string_view text) {
+constexpr std::string_view kGpt2 = "gpt2:";
+
+}  // namespace
+
+std::vector<int64_t> Tokenizer::encode(std::string_view text) {
   std::vector<int64_t> ids;
-  ids.reserve(text.size());
-  for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+  encode_front(text, /*last=*/true, ids);
   return ids;
 }
 
-std::string ByteTokenizer::decode(const std::vector<int64_t>& ids) {
+size_t ByteTokenizer::encode_front(std::string_view text, bool /*last*/,
+                                   std::vector<int64_t>& ids) {
+  ids.reserve(ids.size() + text.size());
+  for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+  return text.size();
+}
+
+std::string ByteTokenizer::decode(const std::vector<int64_t>& ids) const {
   std::string text;
   text.reserve(ids.size());
   for (const int64_t id : ids) {
-    require<UsageError>(id >= 0 && id < kVocabularySize,
+    require<UsageError>(id >= 0 && id <= end_of_document(),
                         "ByteTokenizer: token id: found {}, allowed: 0 to {}", id,
-                        kVocabularySize - 1);
-    text.push_back(static_cast<char>(id));
+                        end_of_document());
+    if (id != end_of_document()) text.push_back(static_cast<char>(id));
   }
   return text;
+}
+
+void check_tokenizer_name(const std::string& name, const std::string& field) {
+  const bool with_folder = name.starts_with(kGpt2) && name.size() > kGpt2.size();
+  require<ConfigError>(name == "byte" || with_folder, "{}: found '{}', allowed: byte, gpt2:FOLDER",
+                       field, name);
+}
+
+std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const std::string& field) {
+  check_tokenizer_name(name, field);
+  if (name == "byte") return std::make_unique<ByteTokenizer>();
+  return std::make_unique<Gpt2Tokenizer>(name.substr(kGpt2.size()));
 }
 
 }  // namespace lockstep

@@ -1,0 +1,217 @@
+#include "lockstep/training/data/gpt2_tokenizer.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "lockstep/core/error.h"
+#include "lockstep/tests/support/temporary_folder.h"
+#include "lockstep/tests/support/throws_with.h"
+#include "lockstep/training/data/gpt2_pieces.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::json;
+using testing::TemporaryFolder;
+using testing::throws_with;
+
+/// Written by scripts/golden/gpt2_tokenizer.py: texts, a small vocabulary, and what tiktoken gives.
+const Json& golden() {
+  static const Json json =
+      Json::parse(std::ifstream(LOCKSTEP_SOURCE_DIR "/tests/training/gpt2_tokenizer_golden.json"));
+  return json;
+}
+
+std::string small_merges() {
+  std::string lines = "#version: 0.2\n";
+  for (const auto& line : golden()["merges"]) lines += line.get<std::string>() + "\n";
+  return lines;
+}
+
+Gpt2Tokenizer small_tokenizer() {
+  return {golden()["encoder"].dump(), "encoder.json", small_merges(), "vocab.bpe"};
+}
+
+/// Every text in one piece, and again, when the short pieces are known.
+void expect_golden(Gpt2Tokenizer& tokenizer, const std::string& vocabulary) {
+  for (int round = 0; round < 2; ++round)
+    for (const Json& test : golden()["cases"]) {
+      const auto text = test["text"].get<std::string>();
+      const auto ids = tokenizer.encode(text);
+      EXPECT_EQ(ids, test[vocabulary].get<std::vector<int64_t>>()) << text;
+      EXPECT_EQ(tokenizer.decode(ids), text);
+    }
+}
+
+std::vector<int64_t> encode_in_parts(Tokenizer& tokenizer, const std::string& text,
+                                     std::mt19937& random) {
+  std::vector<int64_t> ids;
+  std::string buffer;
+  for (size_t place = 0; place < text.size();) {
+    const size_t more = std::min<size_t>(random() % 12 + 1, text.size() - place);
+    buffer += text.substr(place, more);
+    place += more;
+    buffer.erase(0, tokenizer.encode_front(buffer, place == text.size(), ids));
+  }
+  EXPECT_TRUE(buffer.empty());
+  return ids;
+}
+
+TEST(Gpt2Tokenizer, EqualsTiktokenWithASmallVocabulary) {
+  Gpt2Tokenizer tokenizer = small_tokenizer();
+  expect_golden(tokenizer, "small");
+  EXPECT_GT(golden()["cases"].size(), 50u);
+}
+
+TEST(Gpt2Tokenizer, EqualsTiktokenWithGpt2sVocabulary) {
+  const std::string folder = LOCKSTEP_SOURCE_DIR "/data/gpt2";
+  if (!std::filesystem::exists(folder)) GTEST_SKIP() << "scripts/setup gpt2 fetches it";
+  Gpt2Tokenizer tokenizer(folder);
+  EXPECT_EQ(tokenizer.vocabulary_size(), 50257);
+  EXPECT_EQ(tokenizer.end_of_document(), 50256);
+  expect_golden(tokenizer, "gpt2");
+}
+
+TEST(Gpt2Tokenizer, ALongTextComesInParts) {
+  std::mt19937 random(3);
+  Gpt2Tokenizer tokenizer = small_tokenizer();
+  std::string all;
+  for (const Json& test : golden()["cases"]) all += test["text"].get<std::string>();
+  const auto expected = tokenizer.encode(all);
+  for (int round = 0; round < 20; ++round)
+    EXPECT_EQ(encode_in_parts(tokenizer, all, random), expected);
+  for (const Json& test : golden()["cases"]) {
+    const auto text = test["text"].get<std::string>();
+    EXPECT_EQ(encode_in_parts(tokenizer, text, random), test["small"]) << text;
+  }
+}
+
+TEST(Gpt2Tokenizer, AnyBytesSurvive) {
+  std::mt19937 random(4);
+  Gpt2Tokenizer tokenizer = small_tokenizer();
+  const std::string lead = "\xC2\xE1\xF0\xF4\xED\xE0\xFF\x80\xBF '\xA0";
+  for (int round = 0; round < 2000; ++round) {
+    std::string bytes;
+    for (auto n = random() % 40; n > 0; --n)
+      bytes.push_back(random() % 2 == 0 ? lead[random() % lead.size()]
+                                        : static_cast<char>(random()));
+    const auto ids = tokenizer.encode(bytes);
+    EXPECT_EQ(tokenizer.decode(ids), bytes);
+    EXPECT_EQ(encode_in_parts(tokenizer, bytes, random), ids);
+  }
+}
+
+TEST(Gpt2Tokenizer, APieceOfAMillionBytes) {
+  Gpt2Tokenizer tokenizer = small_tokenizer();
+  const std::string text(1 << 20, 'a');
+  EXPECT_EQ(gpt2_piece_length(text), text.size());
+  const auto ids = tokenizer.encode(text);
+  EXPECT_LT(ids.size(), text.size());
+  EXPECT_EQ(tokenizer.decode(ids), text);
+}
+
+TEST(Gpt2Pieces, BytesThatAreNoUtf8AreOtherCharacters) {
+  const auto pieces = [](std::string_view text) {
+    std::vector<std::string> found;
+    for (; !text.empty(); text.remove_prefix(found.back().size()))
+      found.emplace_back(text.substr(0, gpt2_piece_length(text)));
+    return found;
+  };
+  using Pieces = std::vector<std::string>;
+  EXPECT_EQ(pieces("a\xFF\xC3z"), (Pieces{"a", "\xFF\xC3", "z"}));
+  EXPECT_EQ(pieces("\xC0\xAF\xED\xA0\x80."), (Pieces{"\xC0\xAF\xED\xA0\x80."}));
+  EXPECT_EQ(pieces("x\xE4\xB8"), (Pieces{"x", "\xE4\xB8"}));
+  EXPECT_EQ(pieces("x\xE4\xB8\xAD"), (Pieces{"x\xE4\xB8\xAD"}));
+}
+
+class DamagedVocabulary : public ::testing::Test {
+ protected:
+  ::testing::AssertionResult refused(const std::string& part) const {
+    return throws_with<FileError>([&] { Gpt2Tokenizer(encoder_.dump(), "E", merges_, "M"); }, part);
+  }
+
+  Json encoder_ = golden()["encoder"];
+  std::string merges_ = small_merges();
+};
+
+TEST_F(DamagedVocabulary, TokensAreNamed) {
+  const Json good = encoder_;
+  encoder_["a"] = 5000;
+  EXPECT_TRUE(refused("'E': token 'a': id: found 5000, allowed: 0 to 405"));
+  encoder_["a"] = -1;
+  EXPECT_TRUE(refused("id: found -1"));
+  encoder_["a"] = "one";
+  EXPECT_TRUE(refused("id: found \"one\""));
+  encoder_["a"] = good["b"];
+  EXPECT_TRUE(refused(", which another token has"));
+  encoder_ = good;
+  encoder_["中"] = 406;
+  EXPECT_TRUE(refused("'E': token '中': found '中', allowed: characters of GPT-2's alphabet"));
+  encoder_ = good;
+  encoder_.erase("a");
+  encoder_["new"] = good["a"];
+  EXPECT_TRUE(refused("'E': found no token for byte 97"));
+  encoder_ = {1, 2};
+  EXPECT_TRUE(refused("'E': found no JSON object"));
+  EXPECT_TRUE(throws_with<FileError>([&] { Gpt2Tokenizer("{\"a\":", "E", merges_, "M"); },
+                                     "'E' is damaged"));
+  EXPECT_TRUE(throws_with<FileError>([] { small_tokenizer().end_of_document(); },
+                                     "found no token '<|endoftext|>'"));
+}
+
+TEST_F(DamagedVocabulary, MergesAreNamed) {
+  const std::string good = merges_;
+  merges_ = good + "ab\n";
+  EXPECT_TRUE(refused("'M': line 152: found 'ab', allowed: two tokens"));
+  merges_ = good + "a b c\n";
+  EXPECT_TRUE(refused("found 'a b c'"));
+  merges_ = good + "q ~\n";
+  EXPECT_TRUE(refused("found 'q ~', allowed: tokens of 'E'"));
+  merges_ = good + good.substr(good.find('\n') + 1);
+  EXPECT_TRUE(refused("for the second time"));
+  merges_ = good + "a \n";
+  EXPECT_TRUE(refused("an empty token"));
+}
+
+TEST_F(DamagedVocabulary, MutationsAreReadOrRefused) {
+  std::mt19937 random(6);
+  const std::string encoder = encoder_.dump();
+  int refused = 0;
+  for (int i = 0; i < 1000; ++i) {
+    std::string texts[] = {encoder, merges_};
+    std::string& text = texts[i % 2];
+    const size_t place = random() % text.size();
+    if (random() % 3 == 0)
+      text.erase(place, random() % 4 + 1);
+    else
+      text[place] = static_cast<char>(random());
+    try {
+      Gpt2Tokenizer tokenizer(texts[0], "E", texts[1], "M");
+      EXPECT_EQ(tokenizer.decode(tokenizer.encode("the text's")), "the text's");
+    } catch (const FileError&) {
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 400);
+}
+
+TEST(MakeTokenizer, ByName) {
+  const TemporaryFolder folder;
+  std::ofstream(folder.path() / "encoder.json") << golden()["encoder"];
+  const std::string name = "gpt2:" + folder.path().string();
+  EXPECT_TRUE(throws_with<FileError>([&] { make_tokenizer(name, "field"); }, "vocab.bpe' cannot"));
+  folder.write("vocab.bpe", small_merges());
+  EXPECT_EQ(make_tokenizer(name, "field")->vocabulary_size(), 406);
+  EXPECT_EQ(make_tokenizer("byte", "field")->vocabulary_size(), 257);
+  for (const char* wrong : {"", "gpt2", "gpt2:", "bytes", "gpt3:x"})
+    EXPECT_TRUE(throws_with<ConfigError>(
+        [&] { check_tokenizer_name(wrong, "field"); },
+        "field: found '" + std::string(wrong) + "', allowed: byte, gpt2:FOLDER"));
+}
+
+}  // namespace
+}  // namespace lockstep
