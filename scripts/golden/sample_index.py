@@ -1,0 +1,110 @@
+"""Writes tests/training/sample_index_golden.json: the indices of Megatron Core's GPTDataset and
+BlendedDataset for varied documents, lengths and weights.
+
+Run where torch, numpy and megatron-core 0.16.1 are installed:
+python scripts/golden/sample_index.py
+"""
+
+import json
+import pathlib
+import random
+from types import SimpleNamespace
+
+import numpy
+from megatron.core.datasets import helpers_cpp
+from megatron.core.datasets.blended_megatron_dataset_config import (
+    convert_split_vector_to_split_matrix, parse_and_normalize_split)
+from megatron.core.datasets.gpt_dataset import GPTDataset
+from megatron.core.datasets.utils import Split, normalize
+
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
+
+
+class Indices(GPTDataset):
+    """A GPTDataset of which only the indices are made."""
+
+    def __init__(self, case):
+        self.config = SimpleNamespace(
+            defer_npy_index_mmap=False, path_to_cache=None, mock=True, fast_cache_load=False,
+            sequence_length=case["seq_length"], add_extra_token_to_sequence=case["extra_tokens"],
+            random_seed=case["seed"], drop_last_partial_validation_sequence=case["drop_last"])
+        self.index_split = Split.valid
+        self.num_samples = case["num_samples"] or None
+        self.indices = numpy.arange(*case["range"], dtype=numpy.int32)
+        self.dataset = SimpleNamespace(sequence_lengths=numpy.array(case["lengths"], numpy.int32))
+
+
+def sample_case(rng):
+    while True:
+        lengths = [rng.choice([0, 1, rng.randint(0, 30)]) for _ in range(rng.randint(1, 12))]
+        begin = rng.randint(0, len(lengths) - 1)
+        case = {"lengths": lengths, "range": [begin, rng.randint(begin + 1, len(lengths))],
+                "seq_length": rng.randint(2, 12), "seed": rng.randrange(2**32),
+                "num_samples": rng.choice([0, rng.randint(1, 40)]),
+                "extra_tokens": rng.choice([1, 1, 0]), "drop_last": rng.random() < 0.8}
+        # Megatron's assertions hold for more than a sample an epoch, and full documents at the end.
+        if sum(lengths[slice(*case["range"])]) <= 2 * case["seq_length"]:
+            continue
+        if not case["drop_last"] and 0 in lengths:
+            continue
+        documents, starts, order = Indices(case)._build_document_sample_shuffle_indices()
+        return case | {"documents": documents.tolist(), "starts": starts.tolist(),
+                       "order": order.tolist()}
+
+
+def blend_case(rng, count):
+    weights = [rng.choice([0, rng.random(), rng.randint(1, 100)]) for _ in range(count)]
+    weights[0] += 1
+    size = rng.randint(20, 60)
+    datasets, samples = numpy.zeros(size, numpy.int16), numpy.zeros(size, numpy.int64)
+    helpers_cpp.build_blending_indices(datasets, samples, numpy.array(normalize(weights)), count,
+                                       size, False)
+    return {"weights": weights, "datasets": datasets.tolist(), "samples": samples.tolist()}
+
+
+def blend_all_case(rng):
+    sizes = [rng.randint(0, 12) for _ in range(rng.randint(1, 6))]
+    sizes[0] += 1
+    sizes = [s for s in sizes if s]  # Megatron never gets past an empty one
+    total = sum(sizes)
+    datasets, samples = numpy.zeros(total, numpy.int16), numpy.zeros(total, numpy.int64)
+    helpers_cpp.build_exhaustive_blending_indices(datasets, samples,
+                                                  numpy.array(sizes, numpy.int64), len(sizes))
+    return {"sizes": sizes, "datasets": datasets.tolist(), "samples": samples.tolist()}
+
+
+def split_case(rng):
+    shares = [rng.choice([0, rng.randint(1, 999), round(rng.random(), 3)])
+              for _ in range(rng.randint(1, 3))]
+    shares[0] += 1
+    documents = rng.randint(0, 200)
+    matrix = convert_split_vector_to_split_matrix(
+        parse_and_normalize_split(",".join(map(str, shares))))
+    ranges = [r and [int(round(b * float(documents))) for b in r] for r in matrix]
+    return {"shares": shares, "documents": documents, "ranges": ranges}
+
+
+def shuffle_case(rng):
+    seed, sizes = rng.randrange(2**32), [rng.randint(0, 70) for _ in range(3)]
+    state, results = numpy.random.RandomState(seed), []
+    for size in sizes:
+        values = numpy.arange(size)
+        state.shuffle(values)
+        results.append(values.tolist())
+    return {"seed": seed, "results": results}
+
+
+def main():
+    rng = random.Random(12)
+    golden = {"samples": [sample_case(rng) for _ in range(60)],
+              "blends": [blend_case(rng, n) for n in (1, 2, 3, 5, 8, 9, 17, 40, 150)],
+              "exhaustive": [blend_all_case(rng) for _ in range(12)],
+              "splits": [split_case(rng) for _ in range(30)],
+              "shuffles": [shuffle_case(rng) for _ in range(5)]}
+    text = json.dumps(golden, separators=(",", ":"))
+    target = SOURCE / "tests/training/sample_index_golden.json"
+    target.write_text(text.replace('},{"', '},\n{"') + "\n")
+
+
+if __name__ == "__main__":
+    main()
