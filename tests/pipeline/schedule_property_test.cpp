@@ -141,7 +141,7 @@ TEST(ScheduleProperty, ZeroBubble) {
 }
 
 /// All small shapes; of the large ones those of default group size and one in kSample.
-constexpr int64_t kSmall = 128, kSample = 29;
+constexpr int64_t kSmall = 128, kSample = 61;
 
 void check_interleaved(int64_t chunks) {
   for (int64_t ranks = 2, i = 0; ranks <= kRanks; ++ranks)
