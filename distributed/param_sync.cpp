@@ -109,9 +109,9 @@ void ParamSync::start(bool watch) {
   if (phase_ != Phase::stale) return;
   const Busy busy(busy_);
   const at::NoGradGuard no_grad;
-  phase_ = Phase::gathering;
   for (Gather& gather : gathers_)
     gather.work = all_gather(gather.group, gather.whole, gather.shard, gather.label);
+  phase_ = Phase::gathering;
   settle();
   if (watch && pending()) watch_.start(*this);
 }
@@ -125,7 +125,15 @@ void ParamSync::finish() {
 
 void ParamSync::wait(Gather& gather) {
   if (gather.open) return;
-  gather.work.wait();
+  if (!gather.failure.empty()) fail<CommunicationError>("{}", gather.failure);
+  try {
+    gather.work.wait();
+  } catch (const std::exception& error) {
+    gather.failure = error.what();
+    gather.closed.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
+        gather.failure);
+    throw;
+  }
   set_storage(gather, true);
 }
 
@@ -148,9 +156,7 @@ void ParamSync::on_read(const at::Tensor& tensor) noexcept {
     if (read.start >= whole.end || whole.start >= read.end) continue;
     try {
       wait(gather);
-    } catch (const std::exception& error) {  // the operator throws it when it reads
-      gather.closed.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
-          error.what());
+    } catch (const std::exception&) {  // the operator throws it when it reads
     }
   }
   settle();

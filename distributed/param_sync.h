@@ -19,7 +19,8 @@ namespace lockstep {
 ///
 /// From mark_stale() until a bucket's gather has ended its parameters have no readable memory: an
 /// operator that takes one waits for the gather, if it is called on the thread that called start();
-/// any other access throws c10::Error with a message that says so. So nobody reads stale weights.
+/// any other access throws c10::Error with a message that says so. So nobody reads stale weights,
+/// also after a gather that failed.
 class ParamSync final : public ReadObserver {
  public:
   /// `bucketing` outlives this object; it is one for the distributed optimizer.
@@ -57,6 +58,7 @@ class ParamSync final : public ReadObserver {
     c10::Storage closed;              ///< stands for it while it must not be read
     bool open = true;
     Work work = {};
+    std::string failure = {};  ///< why the gather failed; then the bucket stays closed
   };
 
   void add_bucket(const ParamAndGradBuffer& buffer, size_t bucket, const ProcessGroup& group);

@@ -103,6 +103,21 @@ TEST_F(PendingGather, ForwardOnAnotherThreadThrowsInsteadOfUsingStaleWeights) {
   });
 }
 
+TEST_F(PendingGather, AGatherThatFailedLeavesNothingToRead) {
+  const auto errors = testing::errors_of_ranks(2, [](const ParallelState& state) {
+    SmallNet net(kLayers);
+    DistributedDataParallel ddp(net, state, Setting{.overlap_gather = true}.ddp());
+    if (state.rank() == 1) throw UsageError("rank 1 has had enough");
+    ddp.start_param_sync(false, /*force_dispatch=*/true);
+    for (int attempt = 0; attempt < 2; ++attempt)
+      EXPECT_TRUE(throws_with<c10::Error>([&] { net.loss(SmallNet::samples(0, 2)); },
+                                          "rank 1 has had enough"));
+    EXPECT_TRUE(throws_with<CommunicationError>([&] { ddp.finish_param_sync(); }, "all_gather"));
+    EXPECT_TRUE(throws_with<c10::Error>([&] { net.parameters()[0].const_data_ptr(); }, "rank 1"));
+  });
+  EXPECT_EQ(errors[1], "rank 1 has had enough");
+}
+
 TEST_F(PendingGather, TheHookCanBeTurnedOffAndOn) {
   run_ranks(2, [](const ParallelState& state) {
     SmallNet net(kLayers);
