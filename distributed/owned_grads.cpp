@@ -20,4 +20,15 @@ std::vector<at::Tensor> owned_grads(const ParamAndGradBuffer& buffer) {
   return owned_grads(buffer, {0, buffer.layout().numel});
 }
 
+GroupKind tie_group_kind(TiedStages stages) {
+  switch (stages) {
+    case TiedStages::first:
+      return GroupKind::position_embedding;
+    case TiedStages::first_and_last:
+      return GroupKind::embedding;
+    default:
+      return GroupKind::pp;
+  }
+}
+
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/distributed/param_and_grad_buffer.h"
+#include "lockstep/parallel_state/rank_grids.h"
 
 namespace lockstep {
 
@@ -16,5 +17,8 @@ std::vector<at::Tensor> owned_grads(const ParamAndGradBuffer& buffer, ElementRan
 
 /// The same for the whole buffer.
 std::vector<at::Tensor> owned_grads(const ParamAndGradBuffer& buffer);
+
+/// The groups whose ranks hold the copies of a tied parameter.
+GroupKind tie_group_kind(TiedStages stages);
 
 }  // namespace lockstep

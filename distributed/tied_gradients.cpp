@@ -36,17 +36,6 @@ Copies collect(const FinalizeContext& context) {
   return copies;
 }
 
-GroupKind group_kind(TiedStages stages) {
-  switch (stages) {
-    case TiedStages::first:
-      return GroupKind::position_embedding;
-    case TiedStages::first_and_last:
-      return GroupKind::embedding;
-    default:
-      return GroupKind::pp;
-  }
-}
-
 }  // namespace
 
 void check_ties(const FinalizeContext& context) {
@@ -54,7 +43,7 @@ void check_ties(const FinalizeContext& context) {
   for (const auto& [key, copies] : collect(context)) {
     const NamedParameter& first = copies.front().param();
     const Tie& tie = *first.description.tie;
-    require<UsageError>(!state.grids().group_of(group_kind(tie.stages), state.rank()).empty(),
+    require<UsageError>(!state.grids().group_of(tie_group_kind(tie.stages), state.rank()).empty(),
                         "finalize_model_grads: parameter '{}' on rank {} is tied ('{}') on {}, but "
                         "this rank holds another stage",
                         first.name, state.rank(), tie.name, to_string(tie.stages));
@@ -80,7 +69,7 @@ void sum_tied_gradients(FinalizeContext& context) {
       const std::vector<at::Tensor> terms = copies[i].grads();
       for (size_t k = 0; k < sum.size(); ++k) sum[k].add_(terms[k]);
     }
-    const GroupKind kind = group_kind(tie.stages);
+    const GroupKind kind = tie_group_kind(tie.stages);
     if (context.state().grids().size(kind) > 1) {
       const ProcessGroup group = context.state().group(kind);
       for (const at::Tensor& grads : sum) {

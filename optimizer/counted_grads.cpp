@@ -11,47 +11,41 @@
 namespace lockstep {
 namespace {
 
-GroupKind group_kind(TiedStages stages) {
-  switch (stages) {
-    case TiedStages::all:
-      return GroupKind::pp;
-    case TiedStages::first_and_last:
-      return GroupKind::embedding;
-    default:
-      return GroupKind::position_embedding;
-  }
+/// Whether this rank is the first of its group; false if it is in none.
+bool is_first(const ParallelState& state, GroupKind kind) {
+  const RankList ranks = state.grids().group_of(kind, state.rank());
+  return !ranks.empty() && ranks.front() == state.rank();
 }
 
 /// Decides which parameters count, going through the models of a rank in order.
 class Counter {
  public:
-  explicit Counter(const ParallelState& state) : grids_(state.grids()), rank_(state.rank()) {}
+  explicit Counter(const ParallelState& state)
+      : state_(state),
+        first_tp_(is_first(state, GroupKind::tp)),
+        first_etp_(is_first(state, GroupKind::expert_tp)),
+        first_ep_(is_first(state, GroupKind::ep)),
+        first_pp_(is_first(state, GroupKind::pp)) {}
 
   bool counts(const ParamDescription& description) {
     using enum MeshAxis;
-    const auto counts_along = [&](MeshAxis axis, GroupKind kind) {
-      return std::holds_alternative<Shard>(description.placement(axis)) || first_of(kind);
+    const auto along = [&](MeshAxis axis, bool first) {
+      return first || std::holds_alternative<Shard>(description.placement(axis));
     };
-    const bool in_its_grid = description.is_expert ? counts_along(etp, GroupKind::expert_tp) &&
-                                                         counts_along(ep, GroupKind::ep)
-                                                   : counts_along(tp, GroupKind::tp);
+    const bool in_its_grid = description.is_expert ? along(etp, first_etp_) && along(ep, first_ep_)
+                                                   : along(tp, first_tp_);
     if (description.tie) {
       const auto& [name, stages] = *description.tie;
-      return seen_.emplace(stages, name).second && first_of(group_kind(stages)) && in_its_grid;
+      const bool first_copy = seen_.emplace(stages, name).second;
+      return first_copy && in_its_grid && is_first(state_, tie_group_kind(stages));
     }
     const bool on_all_stages = description.gradient_state(pp) != GradientState::complete;
-    return in_its_grid && (!on_all_stages || first_of(GroupKind::pp));
+    return in_its_grid && (!on_all_stages || first_pp_);
   }
 
  private:
-  bool first_of(GroupKind kind) const {
-    if (grids_.size(kind) == 1) return true;
-    const RankList ranks = grids_.group_of(kind, rank_);
-    return !ranks.empty() && ranks.front() == rank_;
-  }
-
-  const RankGrids& grids_;
-  int64_t rank_;
+  const ParallelState& state_;
+  bool first_tp_, first_etp_, first_ep_, first_pp_;
   std::set<std::pair<TiedStages, std::string>> seen_;
 };
 
