@@ -22,9 +22,9 @@ class ReadObserver {
 
 /// Tells `observer` of every tensor that is an argument of an operator of libtorch called on this
 /// thread, until stop(). C++ modules have no forward pre-hooks; this takes their place and works
-/// for every module. It is an at::RecordFunction callback, which costs well under a microsecond an
-/// operator, and nothing while no watch is active. Operators of other threads, and code that reads
-/// memory without an operator, are not seen.
+/// for every module. It is an at::RecordFunction callback, which costs about a tenth of a
+/// microsecond an operator, and nothing while no watch is active. Operators of other threads, and
+/// code that reads memory without an operator, are not seen.
 class ReadWatch {
  public:
   ~ReadWatch() { stop(); }

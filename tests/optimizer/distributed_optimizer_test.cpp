@@ -87,6 +87,7 @@ std::vector<Setting> all_settings() {
         for (const int64_t instances : {1, 2})
           for (const bool overlap : {false, true}) {
             if (ranks % instances != 0 || (instances > 1 && !distributed)) continue;
+            if (ranks > 4 && (microbatches == 1 || !distributed)) continue;
             settings.push_back({ranks, instances, microbatches, distributed, overlap,
                                 distributed && overlap, overlap ? 40 : 1000000});
           }
@@ -120,7 +121,7 @@ TEST(DistributedOptimizer, SinglePrecisionAgreesToOneInAMillion) {
 }
 
 TEST(DistributedOptimizer, TheBitsDoNotDependOnBucketsOverlapOrTheWayOfReducing) {
-  for (const int64_t ranks : {2, 3, 4})
+  for (const int64_t ranks : {3, 4})
     run_ranks(ranks, [&](const ParallelState& state) {
       const auto expected =
           train(state, {.ranks = ranks, .distributed = false, .overlap_reduce = false}, at::kFloat,
