@@ -165,14 +165,6 @@ void group_buckets(Bucketing& result, const std::vector<BufferPlan>& plans,
 
 }  // namespace
 
-std::optional<int64_t> effective_bucket_size(const DistributedDataParallelConfig& config,
-                                             int64_t numel, int64_t dp_cp) {
-  if (config.num_buckets) return std::max<int64_t>(numel / *config.num_buckets, 1);
-  if (config.bucket_size) return config.bucket_size;
-  if (!config.overlap_grad_reduce) return std::nullopt;
-  return std::max<int64_t>(40'000'000, 1'000'000 * dp_cp);
-}
-
 Bucketing make_bucketing(const std::vector<NamedParameter>& parameters,
                          const ParallelState& parallel_state,
                          const DistributedDataParallelConfig& config, GradientScalingMode mode,

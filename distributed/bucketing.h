@@ -39,11 +39,6 @@ struct Bucketing {
   std::vector<Place> places;
 };
 
-/// The bucket size of a buffer of `numel` elements over `dp_cp` ranks: as configured, else Megatron
-/// Core's default, max(40000000, 1000000 * dp_cp) with overlap and one bucket without.
-std::optional<int64_t> effective_bucket_size(const DistributedDataParallelConfig& config,
-                                             int64_t numel, int64_t dp_cp);
-
 /// Allocates the buffers of the parameters that require a gradient, one for each (parameter dtype,
 /// gradient dtype, dense or expert), and cuts them into buckets. The launch order depends on the
 /// order of registration alone, so it is the same on all ranks: the bucket whose gradients are

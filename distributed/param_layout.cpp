@@ -1,5 +1,6 @@
 #include "lockstep/distributed/param_layout.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "lockstep/core/check.h"
@@ -64,6 +65,14 @@ class LayoutBuilder {
 };
 
 }  // namespace
+
+std::optional<int64_t> effective_bucket_size(const DistributedDataParallelConfig& config,
+                                             int64_t numel, int64_t dp_cp) {
+  if (config.num_buckets) return std::max<int64_t>(numel / *config.num_buckets, 1);
+  if (config.bucket_size) return config.bucket_size;
+  if (!config.overlap_grad_reduce) return std::nullopt;
+  return std::max<int64_t>(40'000'000, 1'000'000 * dp_cp);
+}
 
 int64_t pad_param_start(int64_t offset) { return round_up(offset, kParamAlignment); }
 

@@ -4,6 +4,8 @@
 #include <optional>
 #include <vector>
 
+#include "lockstep/core/config.h"
+
 /// Stage 1 of the gradient's way: where each parameter lies in its buffer. A pure function, with
 /// the offsets of Megatron Core's _compute_per_buffer_param_layout. All numbers count elements.
 namespace lockstep {
@@ -49,6 +51,11 @@ struct ParamLayout {
   int64_t numel = 0;
   int64_t numel_unpadded = 0;
 };
+
+/// The bucket size of a buffer of `numel` elements over `dp_cp` ranks: as configured, else Megatron
+/// Core's default, max(40000000, 1000000 * dp_cp) with overlap and one bucket without.
+std::optional<int64_t> effective_bucket_size(const DistributedDataParallelConfig& config,
+                                             int64_t numel, int64_t dp_cp);
 
 /// Start of a parameter that may begin at `offset` or later: 64-element alignment.
 int64_t pad_param_start(int64_t offset);

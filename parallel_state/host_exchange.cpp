@@ -4,12 +4,11 @@
 #include <numeric>
 
 #include "lockstep/core/integers.h"
+#include "lockstep/parallel_state/host_chunks.h"
 #include "lockstep/parallel_state/host_reduction.h"
 
 namespace lockstep {
 namespace {
-
-constexpr size_t kWorkers = 2;
 
 void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   if (to != from) std::memcpy(to, from, static_cast<size_t>(bytes));
@@ -61,7 +60,7 @@ std::shared_ptr<HostTask> HostExchange::enqueue(uint64_t identity,
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     queue_.push_back({task, std::move(body), identity, identity == kUncounted ? 0 : next_++});
-    if (idle_ < static_cast<int>(queue_.size()) && workers_.size() < kWorkers)
+    if (idle_ < static_cast<int>(queue_.size()) && workers_.size() < kHostWorkers)
       workers_.emplace_back([this] { work(); });
   }
   wake_.notify_one();

@@ -4,14 +4,10 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
+#include "lockstep/parallel_state/host_chunks.h"
 
 namespace lockstep {
 namespace {
-
-constexpr int64_t kChunkBytes = 1 << 20;
-constexpr int64_t kSmallestChunkBytes = 1 << 16;
-constexpr int64_t kScratchBytes = 1 << 24;
-constexpr int64_t kChunksAhead = 3;  ///< whose receives are posted
 
 HostType host_type(at::ScalarType dtype) {
   switch (dtype) {
@@ -52,21 +48,18 @@ class SliceReducer {
         reduction_(reduction),
         rank_(rank),
         size_(size),
-        chunk_(std::clamp(kScratchBytes / (kChunksAhead * (size - 1)), kSmallestChunkBytes,
-                          kChunkBytes) /
-               slices.item),
+        chunk_(host_chunk_bytes(size, slices.item) / slices.item),
         chunks_(ceil_div(slices.numel_of(rank), chunk_)),
-        scratch_(
-            messages.reserve(std::min(chunks_, kChunksAhead) * (size - 1) * chunk_ * slices.item)),
+        scratch_(messages.reserve(host_scratch_bytes(slices.numel_of(rank), size, slices.item))),
         arriving_(static_cast<size_t>(chunks_ * size)),
         terms_(static_cast<size_t>(size)) {}
 
   void run() {
-    for (int64_t c = 0; c < kChunksAhead; ++c) expect(c);
+    for (int64_t c = 0; c < kHostChunksAhead; ++c) expect(c);
     for_peers([&](int peer) { exchange_slice_of(peer); });
     for (int64_t c = 0; c < chunks_; ++c) {
       add(c);
-      expect(c + kChunksAhead);
+      expect(c + kHostChunksAhead);
     }
   }
 
@@ -80,9 +73,9 @@ class SliceReducer {
     return std::min(chunk_, slices_.numel_of(rank_) - c * chunk_);
   }
 
-  /// Where chunk `c` of `peer` arrives. Used again kChunksAhead chunks later.
+  /// Where chunk `c` of `peer` arrives. Used again kHostChunksAhead chunks later.
   std::byte* slot(int64_t c, int peer) const {
-    const int64_t row = c % kChunksAhead * (size_ - 1) + (peer < rank_ ? peer : peer - 1);
+    const int64_t row = c % kHostChunksAhead * (size_ - 1) + (peer < rank_ ? peer : peer - 1);
     return scratch_ + row * chunk_ * slices_.item;
   }
 

@@ -78,16 +78,6 @@ ParallelStateOptions parallel_options(const Config& config, c10::Device device) 
   return options;
 }
 
-BatchSizes batch_sizes(const TrainConfig& config, int64_t data_parallel_size) {
-  const int64_t together = config.micro_batch_size * data_parallel_size;
-  const int64_t global = config.global_batch_size.value_or(together);
-  require<ConfigError>(global % together == 0,
-                       "train.global_batch_size: found {}, allowed: a multiple of {} "
-                       "(train.micro_batch_size {} * {} data-parallel ranks)",
-                       global, together, config.micro_batch_size, data_parallel_size);
-  return {config.micro_batch_size, global, global / together};
-}
-
 int64_t memory_bytes(c10::Device device) {
   if (device.is_cuda()) {
     const auto stats = at::getDeviceAllocator(c10::kCUDA)->getDeviceStats(device.index());

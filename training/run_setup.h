@@ -6,6 +6,7 @@
 #include "lockstep/core/config.h"
 #include "lockstep/parallel_state/launch_environment.h"
 #include "lockstep/parallel_state/parallel_state.h"
+#include "lockstep/training/batch_sizes.h"
 
 /// From a configuration and a launch environment to what a run is built of.
 namespace lockstep {
@@ -24,16 +25,6 @@ at::ScalarType parameter_dtype(Precision precision);
 /// the construction of ParallelState throws on all of them. ConfigError names the field of
 /// `parallel` that cannot be used.
 ParallelStateOptions parallel_options(const Config& config, c10::Device device);
-
-/// Global batch size and number of micro-batches of one rank.
-struct BatchSizes {
-  int64_t micro = 0;   ///< sequences
-  int64_t global = 0;  ///< sequences
-  int64_t num_microbatches = 0;
-};
-
-/// ConfigError naming train.global_batch_size if it does not divide.
-BatchSizes batch_sizes(const TrainConfig& config, int64_t data_parallel_size);
 
 /// Bytes that this process holds: of its device, on the CPU of its memory.
 int64_t memory_bytes(c10::Device device);

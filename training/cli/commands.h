@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <string>
+#include <vector>
 
 namespace lockstep {
 
@@ -11,6 +12,9 @@ void add_data_command(CLI::App& program);
 void add_train_command(CLI::App& program);
 void add_generate_command(CLI::App& program);
 void add_doctor_command(CLI::App& program);
+
+/// Adds CONFIG and --set, which load_config() takes.
+void add_config_options(CLI::App& command, std::string& path, std::vector<std::string>& overrides);
 
 /// The schema of the configuration, for `lockstep train --help`.
 std::string config_help();

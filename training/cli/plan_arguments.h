@@ -11,6 +11,7 @@ namespace lockstep {
 /// Each adds one command to `lockstep plan`.
 void add_plan_groups_command(CLI::App& plan);
 void add_plan_buckets_command(CLI::App& plan);
+void add_plan_memory_command(CLI::App& plan);
 void add_plan_schedule_command(CLI::App& plan);
 
 /// "plan groups --world-size 8 --tensor 3": what was asked for, to stand before an error.

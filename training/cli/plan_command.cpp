@@ -9,6 +9,7 @@ void add_plan_command(CLI::App& program) {
   command->require_subcommand(1);
   add_plan_groups_command(*command);
   add_plan_buckets_command(*command);
+  add_plan_memory_command(*command);
   add_plan_schedule_command(*command);
 }
 

@@ -137,15 +137,7 @@ void run(const TrainArguments& arguments) {
 void add_train_command(CLI::App& program) {
   auto arguments = std::make_shared<TrainArguments>();
   CLI::App* const command = program.add_subcommand("train", "Train the reference GPT");
-  command->add_option("CONFIG", arguments->config_path, "Configuration, a text protobuf file")
-      ->required();
-  command
-      ->add_option("--set", arguments->overrides,
-                   "PATH=VALUE: override a field of the configuration; may be repeated, the later "
-                   "wins")
-      ->type_name("PATH=VALUE")
-      ->expected(1)
-      ->take_all();
+  add_config_options(*command, arguments->config_path, arguments->overrides);
   command->add_option(
       "--output", arguments->output,
       "Folder for metrics.jsonl and, unless checkpoint.save says otherwise, for the "

@@ -1,0 +1,32 @@
+#pragma once
+
+// Internal.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "lockstep/core/integers.h"
+
+/// How a reduction on the host is cut into messages. All results count bytes.
+namespace lockstep {
+
+/// Threads of a communicator that run collectives.
+constexpr int64_t kHostWorkers = 2;
+
+/// Chunks of a slice whose receives are posted at a time.
+constexpr int64_t kHostChunksAhead = 3;
+
+/// Size of a chunk among `size` > 1 ranks of elements of `item` bytes: as large as fits the cache.
+constexpr int64_t host_chunk_bytes(int64_t size, int64_t item) {
+  constexpr int64_t kScratch = 1 << 24, kSmallest = 1 << 16, kLargest = 1 << 20;
+  return std::clamp(kScratch / (kHostChunksAhead * (size - 1)), kSmallest, kLargest) / item * item;
+}
+
+/// Where the chunks of the other ranks arrive, of the slice of `numel` elements that a rank adds.
+constexpr int64_t host_scratch_bytes(int64_t numel, int64_t size, int64_t item) {
+  if (size == 1) return 0;
+  const int64_t chunk = host_chunk_bytes(size, item);
+  return std::min(ceil_div(numel * item, chunk), kHostChunksAhead) * (size - 1) * chunk;
+}
+
+}  // namespace lockstep

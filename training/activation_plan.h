@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+
+#include "lockstep/core/config.h"
+#include "lockstep/training/stage_shapes.h"
+
+/// Bytes of what autograd keeps of a micro-batch for backward, as measured of GPTModel on the CPU
+/// with libtorch 2.11, exactly. Read off the operations' saved tensors; each piece of memory counts
+/// once. (The estimate of Korthikanti et al., "Reducing Activation Recomputation in Large
+/// Transformer Models", 2022, 34 sbh bytes a layer, is of other operations: theirs have dropout,
+/// no gate and half precision throughout.)
+///
+/// With T = sequence * micro-batch tokens of a rank, h = hidden_size, q = query heads * channels,
+/// k = key heads * channels, f = ffn_hidden_size, V = vocabulary (q, k, f, V on one rank of tp), e
+/// bytes of an element and w = max(e, 4):
+///
+/// - RMSNorm: input and normalized input 2 T h w, root T w, output T h e; LayerNorm: input and
+///   output 2 T h e, mean and root 2 T e. Two a layer, and the final one.
+/// - attention: q T e of rotated queries; q T e of the output; T * heads * max(e, 4) of
+/// log-sum-exp;
+///   keys and values spread over the query heads, 2 q T e. Where each query head has its own key
+///   head, or there is one key head, they are not spread, and instead (q + 2 k) T e of linear_qkv's
+///   output is kept, plus k T e of rotated keys.
+/// - feed-forward: SwiGLU 4 f T e (its input, the gate's SiLU, the product), GELU 2 f T e.
+/// - output: log-probabilities T V w, losses T w, their weight w. Token ids in the order of the
+///   layers, 8 T for the embedding and 8 T for the output, if sequence and micro-batch exceed 1.
+///
+/// Recomputation keeps of a layer its input alone, T h e (full), or of the attention core queries,
+/// keys, values as they come, and the output (selective).
+namespace lockstep {
+
+struct ActivationPlan {
+  int64_t layers = 0;  ///< bytes of the chunk's layers
+  int64_t ends = 0;    ///< bytes of embedding and output
+  /// Bytes that backward needs on top: gradients of logits and log-probabilities 2 T V w, or one
+  /// recomputed layer, whichever is more.
+  int64_t working = 0;
+};
+
+/// Of one micro-batch in one chunk of a model. `first_layer` is the chunk's first layer in the
+/// whole model. UsageError if it does not fit into 64 bits.
+ActivationPlan plan_activations(const Config& config, const ModelChunk& chunk, int64_t first_layer);
+
+/// Bytes of the tables of cosines and sines of a chunk's layers, which live as long as the model.
+int64_t rotary_table_bytes(const Config& config, const ModelChunk& chunk);
+
+/// Bytes of an element of the parameters and activations.
+int64_t element_bytes(Precision precision);
+
+}  // namespace lockstep

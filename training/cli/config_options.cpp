@@ -1,0 +1,16 @@
+#include "lockstep/training/cli/commands.h"
+
+namespace lockstep {
+
+void add_config_options(CLI::App& command, std::string& path, std::vector<std::string>& overrides) {
+  command.add_option("CONFIG", path, "Configuration, a text protobuf file")->required();
+  command
+      .add_option("--set", overrides,
+                  "PATH=VALUE: override a field of the configuration; may be repeated, the later "
+                  "wins")
+      ->type_name("PATH=VALUE")
+      ->expected(1)
+      ->take_all();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,193 @@
+#include "lockstep/training/memory_plan.h"
+
+#include <algorithm>
+#include <ostream>
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/integers.h"
+#include "lockstep/distributed/param_layout.h"
+#include "lockstep/parallel_state/host_chunks.h"
+#include "lockstep/parallel_state/rank_grids.h"
+#include "lockstep/training/activation_plan.h"
+#include "lockstep/training/batch_sizes.h"
+#include "lockstep/training/stage_shapes.h"
+
+namespace lockstep {
+namespace {
+
+int64_t times(int64_t count, int64_t bytes) { return checked_mul(count, bytes, "bytes"); }
+
+void add(int64_t& total, int64_t bytes) { total = checked_add(total, bytes, "bytes"); }
+
+/// What all stages have in common.
+class Planner {
+ public:
+  Planner(const Config& config, int64_t world_size)
+      : config_(config),
+        parallel_(config.parallel),
+        grids_({.world_size = world_size,
+                .tensor = parallel_.tensor_model_parallel_size,
+                .pipeline = parallel_.pipeline_model_parallel_size,
+                .virtual_pipeline = parallel_.virtual_pipeline_model_parallel_size,
+                .context = parallel_.context_parallel_size,
+                .expert = parallel_.expert_model_parallel_size,
+                .expert_tensor = parallel_.expert_tensor_parallel_size,
+                .order = parallel_.order,
+                .optimizer_instances = parallel_.num_distributed_optimizer_instances}),
+        num_microbatches_(batch_sizes(config.train, grids_.data_parallel_size()).num_microbatches),
+        element_(element_bytes(config.train.precision)),
+        grad_element_(config.ddp.grad_reduce_in_fp32 ? std::max<int64_t>(element_, 4) : element_),
+        shards_(grids_.size(config.ddp.use_distributed_optimizer ? GroupKind::intra_dp_cp
+                                                                 : GroupKind::dp_cp)) {}
+
+  StageMemory stage(int64_t index) const {
+    StageMemory memory;
+    memory.stage = index;
+    const std::vector<ModelChunk> chunks = chunks_of_stage(config_, index);
+    for (size_t c = 0; c < chunks.size(); ++c) add_buffers(memory, chunks[c], index > 0 || c > 0);
+    add_activations(memory, chunks);
+    add_transfers(memory);
+    return memory;
+  }
+
+ private:
+  void add_buffers(StageMemory& memory, const ModelChunk& chunk, bool disable_bucketing) const {
+    std::vector<LayoutParam> params;
+    int64_t numel = 0;
+    for (const ShapedParameter& param : chunk_parameters(config_, chunk)) {
+      params.push_back({.numel = param.numel(), .shared_embedding = param.shared_embedding});
+      add(numel, param.numel());
+    }
+    LayoutOptions options = {
+        .distributed_optimizer = config_.ddp.use_distributed_optimizer,
+        .data_parallel_size = shards_,
+        .pad_for_high_bus_bandwidth = config_.ddp.pad_buckets_for_high_nccl_busbw};
+    if (!disable_bucketing)
+      options.bucket_size =
+          effective_bucket_size(config_.ddp, numel, grids_.size(GroupKind::dp_cp));
+    const ParamLayout layout = compute_param_layout(params, options);
+    const int64_t owned = options.distributed_optimizer ? layout.numel / shards_ : layout.numel;
+    const int64_t state_of_element = element_ == 2 ? 3 * 4 : 2 * element_;
+    add(memory.parameters, numel);
+    add(memory.parameter_bytes, times(layout.numel, element_));
+    add(memory.gradient_bytes, times(layout.numel, grad_element_));
+    add(memory.optimizer_bytes, times(owned, state_of_element));
+    add(memory.communication_bytes, reduction_bytes(layout));
+  }
+
+  int64_t reduction_bytes(const ParamLayout& layout) const {
+    if (config_.train.device == DeviceChoice::cuda || layout.buckets.empty()) return 0;
+    int64_t largest = 0;
+    for (const ParamLayout::Bucket& bucket : layout.buckets)
+      largest = std::max(largest, bucket.end - bucket.start);
+    const int64_t under_way = std::min(static_cast<int64_t>(layout.buckets.size()), kHostWorkers);
+    return times(under_way, host_scratch_bytes(ceil_div(largest, shards_), shards_, grad_element_));
+  }
+
+  int64_t chunks_in_flight(int64_t stage, int64_t chunks) const {
+    const int64_t after = parallel_.pipeline_model_parallel_size - 1 - stage;
+    const int64_t warmup =
+        chunks == 1 ? after : 2 * after + (chunks - 1) * parallel_.pipeline_model_parallel_size;
+    return std::min(checked_mul(num_microbatches_, chunks, "micro-batches"), warmup + 1);
+  }
+
+  void add_activations(StageMemory& memory, const std::vector<ModelChunk>& chunks) const {
+    const auto num_chunks = static_cast<int64_t>(chunks.size());
+    int64_t largest_layers = 0, working = 0;
+    for (int64_t c = 0; c < num_chunks; ++c) {
+      const ModelChunk& chunk = chunks[static_cast<size_t>(c)];
+      const int64_t before = c * parallel_.pipeline_model_parallel_size + memory.stage;
+      const ActivationPlan plan = plan_activations(config_, chunk, before * chunk.num_layers);
+      largest_layers = std::max(largest_layers, plan.layers);
+      working = std::max(working, plan.working);
+      add(memory.activation_bytes, plan.ends);
+      add(memory.activation_bytes, rotary_table_bytes(config_, chunk));
+    }
+    add(memory.activation_bytes, times(chunks_in_flight(memory.stage, num_chunks), largest_layers));
+    add(memory.activation_bytes, working);
+  }
+
+  void add_transfers(StageMemory& memory) const {
+    const int64_t neighbours = (memory.stage > 0 ? 1 : 0) +
+                               (memory.stage + 1 < parallel_.pipeline_model_parallel_size ? 1 : 0);
+    const int64_t tokens = times(config_.model.seq_length / parallel_.context_parallel_size,
+                                 config_.train.micro_batch_size);
+    add(memory.communication_bytes,
+        times(times(times(neighbours, tokens), config_.model.hidden_size), element_));
+  }
+
+  const Config& config_;
+  const ParallelConfig& parallel_;
+  RankGrids grids_;
+  int64_t num_microbatches_;
+  int64_t element_;       ///< bytes
+  int64_t grad_element_;  ///< bytes
+  int64_t shards_;        ///< ranks among which buckets are reduced
+};
+
+/// The columns of StageMemory, in their order.
+struct Column {
+  const char* name;
+  int64_t (*value)(const StageMemory&);
+};
+
+constexpr Column kColumns[] = {
+    {"parameter_bytes", [](const StageMemory& s) { return s.parameter_bytes; }},
+    {"gradient_bytes", [](const StageMemory& s) { return s.gradient_bytes; }},
+    {"optimizer_bytes", [](const StageMemory& s) { return s.optimizer_bytes; }},
+    {"activation_bytes", [](const StageMemory& s) { return s.activation_bytes; }},
+    {"communication_bytes", [](const StageMemory& s) { return s.communication_bytes; }},
+    {"total_bytes", [](const StageMemory& s) { return s.total_bytes(); }},
+};
+
+}  // namespace
+
+int64_t StageMemory::total_bytes() const {
+  int64_t total = 0;
+  for (const int64_t bytes :
+       {parameter_bytes, gradient_bytes, optimizer_bytes, activation_bytes, communication_bytes})
+    add(total, bytes);
+  return total;
+}
+
+MemoryPlan plan_memory(const Config& config, std::optional<int64_t> world_size) {
+  const ParallelConfig& parallel = config.parallel;
+  MemoryPlan plan;
+  plan.world_size =
+      world_size ? *world_size
+                 : times(times(parallel.tensor_model_parallel_size, parallel.context_parallel_size),
+                         parallel.pipeline_model_parallel_size);
+  const Planner planner(config, plan.world_size);
+  for (int64_t stage = 0; stage < parallel.pipeline_model_parallel_size; ++stage)
+    plan.stages.push_back(planner.stage(stage));
+  return plan;
+}
+
+void write_json(std::ostream& out, const MemoryPlan& plan) {
+  out << fmt::format(R"({{"world_size":{},"stages":[)", plan.world_size);
+  const char* before = "";
+  for (const StageMemory& stage : plan.stages) {
+    out << fmt::format(R"({}{{"stage":{},"parameters":{})", before, stage.stage, stage.parameters);
+    for (const Column& column : kColumns)
+      out << fmt::format(R"(,"{}":{})", column.name, column.value(stage));
+    out << "}";
+    before = ",";
+  }
+  out << "]}\n";
+}
+
+void write_text(std::ostream& out, const MemoryPlan& plan) {
+  out << fmt::format("world size {}; one rank of each pipeline stage, MiB\n", plan.world_size)
+      << fmt::format("{:>5}  {:>15}  {:>11}  {:>11}  {:>11}  {:>11}  {:>13}  {:>11}\n", "stage",
+                     "parameters", "weights", "gradients", "optimizer", "activations",
+                     "communication", "total");
+  for (const StageMemory& stage : plan.stages) {
+    out << fmt::format("{:>5}  {:>15}", stage.stage, stage.parameters);
+    for (const Column& column : kColumns)
+      out << fmt::format("  {:>{}.2f}", static_cast<double>(column.value(stage)) / (1 << 20),
+                         column.name == std::string_view("communication_bytes") ? 13 : 11);
+    out << "\n";
+  }
+}
+
+}  // namespace lockstep

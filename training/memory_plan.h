@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <iosfwd>
+#include <optional>
+#include <vector>
+
+#include "lockstep/core/config.h"
+
+/// The memory of a job, worked out from its configuration without a process of it.
+namespace lockstep {
+
+/// Of one rank of a pipeline stage. All ranks of a stage hold as much, apart from a rank whose part
+/// of a parameter is smaller because tp does not divide it.
+struct StageMemory {
+  int64_t stage = 0;
+  int64_t parameters = 0;  ///< elements, without padding
+  /// Bytes of the parameter and gradient buffers, padding included.
+  int64_t parameter_bytes = 0;
+  int64_t gradient_bytes = 0;
+  /// Bytes of moments and master weights; with ddp.use_distributed_optimizer of one shard.
+  int64_t optimizer_bytes = 0;
+  /// Bytes that autograd keeps of the micro-batches in flight, that backward needs on top, and of
+  /// rotary tables; see activation_plan.h. In flight are under 1F1B min(micro-batches, stages -
+  /// stage) of them, with V > 1 chunks a rank min(micro-batches * V, 2 (stages - stage - 1) + (V -
+  /// 1) stages + 1) pieces of one chunk.
+  int64_t activation_bytes = 0;
+  /// Bytes of buffers that communication needs beside what it sends: an activation and a gradient
+  /// from the neighbouring stages, and, unless train.device = cuda, room for the terms of the other
+  /// ranks in two reductions of gradients (one where there is one bucket). Gradients and parameters
+  /// themselves are sent from where they lie.
+  int64_t communication_bytes = 0;
+
+  int64_t total_bytes() const;
+};
+
+struct MemoryPlan {
+  int64_t world_size = 0;
+  std::vector<StageMemory> stages;
+};
+
+/// `config` is resolved. `world_size` unset: the fewest ranks, tp * cp * pp. ConfigError naming the
+/// field: sizes that do not divide. UsageError: bytes that do not fit into 64 bits.
+MemoryPlan plan_memory(const Config& config, std::optional<int64_t> world_size = {});
+
+/// One JSON document, with a newline: "world_size" and "stages", a list of objects with the names
+/// of StageMemory and "total_bytes".
+void write_json(std::ostream& out, const MemoryPlan& plan);
+
+/// The same for people: a row for each stage, in MiB.
+void write_text(std::ostream& out, const MemoryPlan& plan);
+
+}  // namespace lockstep

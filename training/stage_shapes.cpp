@@ -1,0 +1,107 @@
+#include "lockstep/training/stage_shapes.h"
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/integers.h"
+
+namespace lockstep {
+namespace {
+
+/// Collects the parameters of modules.
+class ShapeList {
+ public:
+  ShapeList(const Config& config) : model_(config.model), widths_(local_widths(config)) {}
+
+  void table(const std::string& name, int64_t rows, bool shared) {
+    list_.push_back({name + ".weight", {rows, model_.hidden_size}, shared});
+  }
+
+  void norm(const std::string& name) {
+    list_.push_back({name + ".weight", {model_.hidden_size}});
+    if (model_.normalization == Normalization::LayerNorm)
+      list_.push_back({name + ".bias", {model_.hidden_size}});
+  }
+
+  void linear(const std::string& name, int64_t rows, int64_t columns, bool bias) {
+    list_.push_back({name + ".weight", {rows, columns}});
+    if (bias) list_.push_back({name + ".bias", {rows}});
+  }
+
+  void layer(const std::string& name) {
+    const int64_t hidden = model_.hidden_size, channels = *model_.kv_channels;
+    const bool bias = model_.add_bias_linear;
+    const bool gated = model_.activation == Activation::swiglu;
+    norm(name + ".input_layernorm");
+    linear(name + ".self_attention.linear_qkv", (widths_.heads + 2 * widths_.groups) * channels,
+           hidden, bias || model_.add_qkv_bias);
+    linear(name + ".self_attention.linear_proj", hidden, widths_.heads * channels, bias);
+    norm(name + ".pre_mlp_layernorm");
+    linear(name + ".mlp.linear_fc1", (gated ? 2 : 1) * widths_.ffn, hidden, bias);
+    linear(name + ".mlp.linear_fc2", hidden, widths_.ffn, bias);
+  }
+
+  std::vector<ShapedParameter> take() { return std::move(list_); }
+
+ private:
+  const TransformerConfig& model_;
+  LocalWidths widths_;
+  std::vector<ShapedParameter> list_;
+};
+
+int64_t divided(int64_t value, int64_t ranks, const char* field) {
+  return div_exact(value, ranks, field, "parallel.tensor_model_parallel_size");
+}
+
+}  // namespace
+
+int64_t ShapedParameter::numel() const {
+  int64_t numel = 1;
+  for (const int64_t size : shape) numel = checked_mul(numel, size, "parameter '" + name + "'");
+  return numel;
+}
+
+LocalWidths local_widths(const Config& config) {
+  const TransformerConfig& model = config.model;
+  const int64_t ranks = config.parallel.tensor_model_parallel_size;
+  const int64_t groups = *model.num_query_groups;
+  const bool shared_groups = groups < ranks && ranks % groups == 0;
+  return {.heads = divided(model.num_attention_heads, ranks, "model.num_attention_heads"),
+          .groups = shared_groups ? 1 : divided(groups, ranks, "model.num_query_groups"),
+          .ffn = divided(*model.ffn_hidden_size, ranks, "model.ffn_hidden_size"),
+          .vocabulary = ceil_div(model.vocab_size, ranks)};
+}
+
+std::vector<ModelChunk> chunks_of_stage(const Config& config, int64_t stage) {
+  const ParallelConfig& parallel = config.parallel;
+  const int64_t stages = parallel.pipeline_model_parallel_size;
+  const int64_t chunks = parallel.virtual_pipeline_model_parallel_size.value_or(1);
+  const int64_t pieces = checked_mul(stages, chunks, "pipeline stages * chunks");
+  const int64_t layers = div_exact(config.model.num_layers, pieces, "model.num_layers",
+                                   chunks == 1 ? "parallel.pipeline_model_parallel_size"
+                                               : "parallel.pipeline_model_parallel_size * "
+                                                 "parallel.virtual_pipeline_model_parallel_size");
+  std::vector<ModelChunk> result(static_cast<size_t>(chunks), {.num_layers = layers});
+  result.front().has_embedding = stage == 0;
+  result.back().has_output = stage == stages - 1;
+  return result;
+}
+
+std::vector<ShapedParameter> chunk_parameters(const Config& config, const ModelChunk& chunk) {
+  const TransformerConfig& model = config.model;
+  const bool tied = !model.untie_embeddings_and_output_weights;
+  const bool apart = config.parallel.pipeline_model_parallel_size > 1;
+  const int64_t rows = local_widths(config).vocabulary;
+  ShapeList list(config);
+  if (chunk.has_embedding) {
+    list.table("embedding.word_embeddings", rows, tied && apart);
+    if (model.position_embedding_type == PositionEmbeddingType::learned_absolute)
+      list.table("embedding.position_embeddings", model.seq_length, false);
+  }
+  for (int64_t i = 0; i < chunk.num_layers; ++i) list.layer("decoder.layers." + std::to_string(i));
+  if (chunk.has_output) {
+    list.norm("decoder.final_layernorm");
+    if (!tied || apart) list.table("output_layer", rows, tied);
+  }
+  return list.take();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/core/config.h"
+
+/// What one rank of a pipeline stage holds of a GPTModel, from the configuration alone. Over the
+/// ranks of tp, matrices are cut as in Megatron Core: linear_qkv, linear_fc1 and the embedding and
+/// output tables by rows, linear_proj and linear_fc2 by columns; the rest is on every rank.
+namespace lockstep {
+
+/// Widths on one rank of tp.
+struct LocalWidths {
+  int64_t heads;       ///< of queries
+  int64_t groups;      ///< key and value heads; at least one, also where tp is larger
+  int64_t ffn;         ///< inner width of the feed-forward network
+  int64_t vocabulary;  ///< rows of the embedding table, rounded up
+};
+
+/// Layers that a rank runs in one piece: a whole stage, or one of its chunks.
+struct ModelChunk {
+  int64_t num_layers = 0;
+  bool has_embedding = false;  ///< the first piece of the pipeline
+  bool has_output = false;     ///< the last one: final norm and output layer
+};
+
+struct ShapedParameter {
+  std::string name;               ///< as in GPTModel; layers count from the chunk's first
+  std::vector<int64_t> shape;     ///< on this rank
+  bool shared_embedding = false;  ///< tied, with its copy on another stage
+
+  /// UsageError if it does not fit into 64 bits.
+  int64_t numel() const;
+};
+
+/// `config` is resolved. ConfigError naming the fields that tensor_model_parallel_size must divide.
+LocalWidths local_widths(const Config& config);
+
+/// The chunks of pipeline stage `stage`, one without interleaving. ConfigError if the stages times
+/// the chunks do not divide model.num_layers.
+std::vector<ModelChunk> chunks_of_stage(const Config& config, int64_t stage);
+
+/// The parameters of `chunk`, in the order in which GPTModel registers them.
+std::vector<ShapedParameter> chunk_parameters(const Config& config, const ModelChunk& chunk);
+
+}  // namespace lockstep
