@@ -59,7 +59,8 @@ def blend_case(rng, count):
     datasets, samples = numpy.zeros(size, numpy.int16), numpy.zeros(size, numpy.int64)
     helpers_cpp.build_blending_indices(datasets, samples, numpy.array(normalize(weights)), count,
                                        size, False)
-    return {"weights": weights, "datasets": datasets.tolist(), "samples": samples.tolist()}
+    return {"weights": weights, "shares": normalize(weights), "datasets": datasets.tolist(),
+            "samples": samples.tolist()}
 
 
 def blend_all_case(rng):

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -102,6 +103,43 @@ TEST(Gpt2Tokenizer, AnyBytesSurvive) {
     const auto ids = tokenizer.encode(bytes);
     EXPECT_EQ(tokenizer.decode(ids), bytes);
     EXPECT_EQ(encode_in_parts(tokenizer, bytes, random), ids);
+  }
+}
+
+/// The definition: merge the neighbours of the lowest rank, the first of several, while there are
+/// any. For letters that GPT-2's alphabet leaves as they are.
+std::vector<int64_t> merge_slowly(const std::string& piece) {
+  static const std::vector<std::string> merges = golden()["merges"];
+  std::vector<std::string> tokens;
+  for (const char c : piece) tokens.emplace_back(1, c);
+  while (true) {
+    size_t best = merges.size(), place = 0;
+    for (size_t i = 0; i + 1 < tokens.size(); ++i) {
+      const auto found = std::find(merges.begin(), merges.end(), tokens[i] + " " + tokens[i + 1]);
+      const auto rank = static_cast<size_t>(found - merges.begin());
+      if (rank < best) place = i;
+      best = std::min(best, rank);
+    }
+    if (best == merges.size()) break;
+    tokens[place] += tokens[place + 1];
+    tokens.erase(tokens.begin() + static_cast<std::ptrdiff_t>(place) + 1);
+  }
+  std::vector<int64_t> ids;
+  for (const std::string& token : tokens) ids.push_back(golden()["encoder"][token]);
+  return ids;
+}
+
+TEST(Gpt2Tokenizer, MergesAsDefined) {
+  std::mt19937 random(5);
+  Gpt2Tokenizer tokenizer = small_tokenizer();
+  std::vector<std::string> tokens;
+  for (const auto& [token, id] : golden()["encoder"].items())
+    if (std::all_of(token.begin(), token.end(), [](char c) { return c >= 'a' && c <= 'z'; }))
+      tokens.push_back(token);
+  for (int round = 0; round < 1500; ++round) {
+    std::string word;
+    for (auto n = random() % 12 + 1; n > 0; --n) word += tokens[random() % tokens.size()];
+    ASSERT_EQ(tokenizer.encode(word), merge_slowly(word)) << word;
   }
 }
 

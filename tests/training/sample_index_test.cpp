@@ -150,8 +150,9 @@ TEST(Blend, EqualsMegatrons) {
   EXPECT_EQ(datasets_of(by({.5, .3, .2})), Json({0, 1, 2, 0, 1, 0, 2, 0, 1, 0}));
   EXPECT_EQ(datasets_of(by({.6, .3, .1})), Json({0, 1, 2, 0, 0, 1, 0, 0, 1, 0}));
   for (const Json& test : golden()["blends"]) {
-    const auto samples = blend(normalize_weights(test["weights"].get<std::vector<double>>()),
-                               static_cast<int64_t>(test["samples"].size()));
+    const auto shares = normalize_weights(test["weights"].get<std::vector<double>>());
+    EXPECT_EQ(shares, test["shares"].get<std::vector<double>>());
+    const auto samples = blend(shares, static_cast<int64_t>(test["samples"].size()));
     EXPECT_EQ(datasets_of(samples), test["datasets"]) << test["weights"];
     EXPECT_EQ(samples_of(samples), test["samples"]) << test["weights"];
   }
