@@ -108,7 +108,7 @@ AdamW::Views AdamW::views_of(const Target& target, const State& state, const Pie
 AdamW::StepResult AdamW::step() {
   const at::NoGradGuard no_grad;
   const double norm = grad_norm(models_).item<double>();
-  if (!std::isfinite(norm)) return {norm, true};
+  if (skips_step(norm, config_)) return {norm, true};
   ++num_steps_;
   const auto steps = static_cast<double>(num_steps_);
   const kernels::AdamWScalars scalars = {

@@ -22,7 +22,7 @@ class AdamW {
   /// What step() did.
   struct StepResult {
     double grad_norm = 0;  ///< of the whole model, before clipping
-    bool skipped = false;  ///< the norm was not finite, so nothing was changed
+    bool skipped = false;  ///< nothing was changed, because of the norm; see skips_step()
   };
 
   /// The state of one buffer: flat tensors of buffer.owned_numel() elements, the ranges of

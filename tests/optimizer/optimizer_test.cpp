@@ -165,6 +165,17 @@ TEST(AdamWOptimizer, MasterWeightsKeepWhatBf16WouldLose) {
   EXPECT_EQ(module.weight.item<double>(), 0.98828125);
 }
 
+TEST(AdamWOptimizer, G101ANormAboveTheThresholdChangesNothing) {
+  Wrapped one(at::ones({2, 1}, at::kDouble), at::full({2, 1}, 3.0, at::kDouble));
+  OptimizerConfig config;
+  config.grad_norm_skip_threshold = 4;
+  AdamW optimizer({&one.ddp}, config);
+  EXPECT_TRUE(optimizer.step().skipped);
+  EXPECT_EQ(optimizer.num_steps(), 0);
+  config.grad_norm_skip_threshold = 5;
+  EXPECT_FALSE(AdamW({&one.ddp}, config).step().skipped);
+}
+
 TEST(AdamWOptimizer, ANormThatIsNotFiniteChangesNothing) {
   Wrapped broken(at::ones({2, 1}, at::kDouble),
                  at::full({2, 1}, std::numeric_limits<double>::infinity(), at::kDouble));
