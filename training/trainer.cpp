@@ -21,7 +21,7 @@ void use_deterministic_operations() {
 }
 
 TextSplit read_checked_text(const Config& config) {
-  TextSplit text = read_text(config.data);
+  TextSplit text = read_text(config.data, config.model.vocab_size);
   const auto tokens = static_cast<int64_t>(text.validation.size());
   require<ConfigError>(
       config.train.eval_iters == 0 || evaluation_windows(tokens, config.model.seq_length) > 0,
