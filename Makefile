@@ -44,7 +44,7 @@ train: build ## Train the reference GPT on English text with two data-parallel r
 
 test: build ## Run every test (LABEL=... for some, SANITIZE=... for a sanitizer build)
 	@scripts/setup text
-	@cd $(BUILD) && ctest --output-on-failure --no-tests=error $(if $(LABEL),-L '^$(LABEL)$$')
+	@cd $(BUILD) && ctest -j2 --output-on-failure --no-tests=error $(if $(LABEL),-L '^$(LABEL)$$')
 
 bench: build ## Run the benchmarks: ours and its peer side by side
 	@$(BUILD)/benchmarks/ddp_step
