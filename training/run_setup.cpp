@@ -53,6 +53,8 @@ at::ScalarType parameter_dtype(Precision precision) {
       return at::kDouble;
     case Precision::bf16:
       return at::kBFloat16;
+    case Precision::fp16:
+      return at::kHalf;
   }
   fail<UsageError>("unknown precision {}", static_cast<int>(precision));
 }

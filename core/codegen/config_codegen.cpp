@@ -58,10 +58,12 @@ std::string enum_name(const pb::FieldDescriptor& field) {
   return field.options().GetExtension(options::enum_name);
 }
 
-/// "inverse-square-root" -> inverse_square_root, "auto" -> auto_
+/// "inverse-square-root" -> inverse_square_root, "auto" -> auto_, "a2a+p2p" -> a2a_p2p, "1f1b" ->
+/// _1f1b
 std::string enumerator(std::string choice) {
   for (char& c : choice)
-    if (c == '-') c = '_';
+    if (c == '-' || c == '+') c = '_';
+  if (choice.front() >= '0' && choice.front() <= '9') choice = '_' + choice;
   return choice == "auto" ? choice + "_" : choice;
 }
 
