@@ -3,7 +3,7 @@
 //
 // The rival is the fastest that libtorch offers for lists of tensors: _foreach_norm, one norm of
 // the norms, _foreach_mul_ by the clip coefficient, _fused_adamw_ and, for bf16 parameters with
-// fp32 master weights, _foreach_copy_ into them. Ours is AdamW::step(). A third contender adds one
+// fp32 master weights, _foreach_copy_ into them. Ours is Optimizer::step(). A third contender adds one
 // flat fp32 tensor to another (a += b, 12 bytes an element), which tells what the memory gives.
 //
 // Bytes that a step must move for an element: 4 (norm) + 28 (gradient, weight and moments read;
@@ -16,7 +16,7 @@
 
 #include "lockstep/benchmarks/interleaved.h"
 #include "lockstep/distributed/finalize_model_grads.h"
-#include "lockstep/optimizer/adamw.h"
+#include "lockstep/optimizer/optimizer.h"
 
 namespace lockstep::benchmarks {
 namespace {
@@ -52,7 +52,7 @@ class Ours {
     config.lr = kRate;
     config.weight_decay = kDecay;
     config.clip_grad = kClip;
-    optimizer_ = std::make_unique<AdamW>(std::vector{ddp_.get()}, config);
+    optimizer_ = std::make_unique<Optimizer>(std::vector{ddp_.get()}, config);
   }
   void step() { optimizer_->step(); }
   at::Tensor first_parameter() const { return parameters_.front().tensor; }
@@ -60,7 +60,7 @@ class Ours {
  private:
   std::vector<NamedParameter> parameters_;
   std::unique_ptr<DistributedDataParallel> ddp_;
-  std::unique_ptr<AdamW> optimizer_;
+  std::unique_ptr<Optimizer> optimizer_;
 };
 
 /// The same on lists of tensors.

@@ -2,24 +2,24 @@
 
 #include <memory>
 
-#include "lockstep/optimizer/adamw.h"
+#include "lockstep/optimizer/optimizer.h"
 
 namespace lockstep {
 
-/// AdamW whose state is cut over the data-parallel ranks (ZeRO-1), for models wrapped with
+/// An Optimizer whose state is cut over the data-parallel ranks (ZeRO-1), for models wrapped with
 /// ddp.use_distributed_optimizer. This rank holds master weights and moments of its shard alone,
 /// updates that shard of the parameters in their buffer, and gets the others by all-gathers.
 ///
 /// Bytes of a rank for a parameter element over d ranks, padding aside, parameters + gradients +
 /// state: bf16 with fp32 gradients 2 + 4 + 12/d; fp32 4 + 4 + 8/d; fp64 8 + 8 + 16/d.
 ///
-/// A step gives the bits that AdamW gives on the same reduced gradients, apart from the gradient
-/// norm, whose terms are added in another order.
-class DistributedOptimizer final : public AdamW {
+/// A step gives the bits that Optimizer gives on the same reduced gradients, apart from the
+/// gradient norm, whose terms are added in another order.
+class DistributedOptimizer final : public Optimizer {
  public:
-  /// As AdamW; UsageError for a model without ddp.use_distributed_optimizer.
+  /// As Optimizer; UsageError for a model without ddp.use_distributed_optimizer.
   DistributedOptimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config)
-      : AdamW(std::move(models), config, /*sharded=*/true) {}
+      : Optimizer(std::move(models), config, /*sharded=*/true) {}
 
   /// One step, then start_param_sync() of every model. A step that is skipped gathers nothing.
   StepResult step() override;
@@ -27,7 +27,7 @@ class DistributedOptimizer final : public AdamW {
 
 /// The optimizer for models that are all wrapped with ddp.use_distributed_optimizer, or all
 /// without.
-std::unique_ptr<AdamW> make_optimizer(std::vector<DistributedDataParallel*> models,
-                                      const OptimizerConfig& config);
+std::unique_ptr<Optimizer> make_optimizer(std::vector<DistributedDataParallel*> models,
+                                          const OptimizerConfig& config);
 
 }  // namespace lockstep

@@ -102,7 +102,7 @@ IterationMetrics Trainer::train_step(bool stop_requested) {
     finalize_model_grads({ddp_.get()});
   local.stop = stop_requested ? 1 : 0;
   const TokenSums sums = sum_over_ranks(local, "loss");
-  const AdamW::StepResult step = optimizer_->step();
+  const Optimizer::StepResult step = optimizer_->step();
 
   ++iteration_;
   const int64_t interval = config_.parallel.desync_check_interval;

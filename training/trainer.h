@@ -72,7 +72,7 @@ class Trainer {
   SampleOrder samples_;
   std::shared_ptr<GPTModel> model_;
   std::unique_ptr<DistributedDataParallel> ddp_;
-  std::unique_ptr<AdamW> optimizer_;
+  std::unique_ptr<Optimizer> optimizer_;
   OptimizerParamScheduler scheduler_;
   int64_t iteration_ = 0;
   int64_t consumed_samples_ = 0;

@@ -10,7 +10,7 @@
 
 #include "lockstep/distributed/distributed_data_parallel.h"
 #include "lockstep/distributed/finalize_model_grads.h"
-#include "lockstep/optimizer/adamw.h"
+#include "lockstep/optimizer/optimizer.h"
 #include "lockstep/optimizer/clip_grads.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/parallel_state.h"
@@ -43,7 +43,7 @@ double train() {
   lockstep::DistributedDataParallel ddp(net, state);
   lockstep::OptimizerConfig config;
   config.lr = 0.01;
-  lockstep::AdamW optimizer({&ddp}, config);
+  lockstep::Optimizer optimizer({&ddp}, config);
 
   const lockstep::ProcessGroup ranks = state.group(lockstep::GroupKind::dp_cp);
   at::Tensor mean_loss;

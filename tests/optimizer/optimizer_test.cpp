@@ -1,3 +1,5 @@
+#include "lockstep/optimizer/optimizer.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,7 +11,6 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/finalize_model_grads.h"
-#include "lockstep/optimizer/adamw.h"
 #include "lockstep/optimizer/clip_grads.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/small_net.h"
@@ -97,16 +98,16 @@ TEST(GradNorm, ReplicatedParametersCountOnceAndShardsAll) {
   EXPECT_EQ(calls, 1);
 }
 
-TEST(AdamWOptimizer, G104OneStep) {
+TEST(Optimizer, G104OneStep) {
   Wrapped one(at::ones({1, 1}, at::kDouble), at::full({1, 1}, 0.5, at::kDouble));
   OptimizerConfig config;
   config.lr = 0.1;
-  AdamW optimizer({&one.ddp}, config);
+  Optimizer optimizer({&one.ddp}, config);
   EXPECT_DOUBLE_EQ(optimizer.step().grad_norm, 0.5);
   EXPECT_NEAR(one.module.weight.item<double>(), .899000002, 1e-12);
 }
 
-TEST(AdamWOptimizer, TwoRanksFollowPyTorchsOptimizer) {
+TEST(Optimizer, TwoRanksFollowPyTorchsOptimizer) {
   // The oracle is one process of libtorch alone, in double: mean gradient, clipping, AdamW with
   // weight decay on the matrices.
   SmallNet oracle;
@@ -135,7 +136,7 @@ TEST(AdamWOptimizer, TwoRanksFollowPyTorchsOptimizer) {
     config.adam_beta2 = 0.95;
     config.weight_decay = 0.1;
     config.clip_grad = 0.2;
-    AdamW optimizer({&ddp}, config);
+    Optimizer optimizer({&ddp}, config);
     for (int step = 0; step < 5; ++step) {
       ddp.zero_grad_buffer();
       net.loss(SmallNet::samples(step * 4 + state.rank() * 2, 2)).backward();
@@ -147,39 +148,39 @@ TEST(AdamWOptimizer, TwoRanksFollowPyTorchsOptimizer) {
   });
 }
 
-TEST(AdamWOptimizer, MasterWeightsKeepWhatBf16WouldLose) {
+TEST(Optimizer, MasterWeightsKeepWhatBf16WouldLose) {
   // 1000 steps of 1e-5 move a weight of 1 by 0.01; bf16 alone would never leave 1.
   One module(at::ones({1, 1}, at::kBFloat16));
   DistributedDataParallel ddp(module, ParallelState::single_process());
   OptimizerConfig config;
   config.lr = 1e-5;
   config.weight_decay = 0;
-  AdamW optimizer({&ddp}, config);
+  Optimizer optimizer({&ddp}, config);
   for (int step = 0; step < 1000; ++step) {
     ddp.zero_grad_buffer();
     module.weight.sum().backward();
     finalize_model_grads({&ddp}, at::ones({}));
     optimizer.step();
   }
-  EXPECT_NEAR(optimizer.states()[0].master[0].item<double>(), 0.99, 1e-4);
+  EXPECT_NEAR(optimizer.state_slices()[0].values[0].tensor.item<double>(), 0.99, 1e-4);
   EXPECT_EQ(module.weight.item<double>(), 0.98828125);
 }
 
-TEST(AdamWOptimizer, G101ANormAboveTheThresholdChangesNothing) {
+TEST(Optimizer, G101ANormAboveTheThresholdChangesNothing) {
   Wrapped one(at::ones({2, 1}, at::kDouble), at::full({2, 1}, 3.0, at::kDouble));
   OptimizerConfig config;
   config.grad_norm_skip_threshold = 4;
-  AdamW optimizer({&one.ddp}, config);
+  Optimizer optimizer({&one.ddp}, config);
   EXPECT_TRUE(optimizer.step().skipped);
   EXPECT_EQ(optimizer.num_steps(), 0);
   config.grad_norm_skip_threshold = 5;
-  EXPECT_FALSE(AdamW({&one.ddp}, config).step().skipped);
+  EXPECT_FALSE(Optimizer({&one.ddp}, config).step().skipped);
 }
 
-TEST(AdamWOptimizer, ANormThatIsNotFiniteChangesNothing) {
+TEST(Optimizer, ANormThatIsNotFiniteChangesNothing) {
   Wrapped broken(at::ones({2, 1}, at::kDouble),
                  at::full({2, 1}, std::numeric_limits<double>::infinity(), at::kDouble));
-  AdamW optimizer({&broken.ddp}, {});
+  Optimizer optimizer({&broken.ddp}, {});
   const auto result = optimizer.step();
   EXPECT_TRUE(result.skipped);
   EXPECT_FALSE(std::isfinite(result.grad_norm));
@@ -187,22 +188,22 @@ TEST(AdamWOptimizer, ANormThatIsNotFiniteChangesNothing) {
   EXPECT_TRUE(at::equal(broken.module.weight, at::ones({2, 1}, at::kDouble)));
 }
 
-TEST(AdamWOptimizer, AStepInvalidatesWhatForwardSaved) {
+TEST(Optimizer, AStepInvalidatesWhatForwardSaved) {
   Wrapped one(at::ones({2, 2}), at::ones({2, 2}));
   const at::Tensor stale = (one.module.weight * one.module.weight).sum();
-  AdamW({&one.ddp}, {}).step();
+  Optimizer({&one.ddp}, {}).step();
   EXPECT_TRUE(throws_with<c10::Error>([&] { stale.backward(); }, "modified by an inplace"));
 }
 
-TEST(AdamWOptimizer, RefusesAWrongFieldAndAnUnfinishedStep) {
+TEST(Optimizer, RefusesAWrongFieldAndAnUnfinishedStep) {
   One module(at::ones({2, 2}));
   DistributedDataParallel ddp(module, ParallelState::single_process());
   OptimizerConfig config;
   EXPECT_TRUE(
-      throws_with<UsageError>([&] { AdamW({&ddp}, config).step(); }, "finalize_model_grads()"));
+      throws_with<UsageError>([&] { Optimizer({&ddp}, config).step(); }, "finalize_model_grads()"));
   config.adam_beta1 = 1;
-  EXPECT_TRUE(
-      throws_with<ConfigError>([&] { AdamW({&ddp}, config); }, "optimizer.adam_beta1: found 1"));
+  EXPECT_TRUE(throws_with<ConfigError>([&] { Optimizer({&ddp}, config); },
+                                       "optimizer.adam_beta1: found 1"));
 }
 
 }  // namespace

@@ -1,0 +1,132 @@
+#include "lockstep/optimizer/optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/optimizer/clip_grads.h"
+#include "lockstep/optimizer/optimizer_state.h"
+
+namespace lockstep {
+namespace {
+
+void check_config(const OptimizerConfig& config) {
+  const auto at_least_zero = [](const char* field, double value) {
+    require<ConfigError>(std::isfinite(value) && value >= 0,
+                         "optimizer.{}: found {}, allowed: >= 0", field, value);
+  };
+  const auto below_one = [](const char* field, double value) {
+    require<ConfigError>(value >= 0 && value < 1, "optimizer.{}: found {}, allowed: >= 0 and < 1",
+                         field, value);
+  };
+  at_least_zero("lr", config.lr);
+  at_least_zero("weight_decay", config.weight_decay);
+  at_least_zero("clip_grad", config.clip_grad);
+  at_least_zero("adam_eps", config.adam_eps);
+  below_one("adam_beta1", config.adam_beta1);
+  below_one("adam_beta2", config.adam_beta2);
+}
+
+bool has_fp16(const std::vector<DistributedDataParallel*>& models) {
+  for (const DistributedDataParallel* model : models)
+    for (const auto& buffer : model->buffers())
+      if (buffer->param_data().scalar_type() == at::kHalf) return true;
+  return false;
+}
+
+std::unique_ptr<GradScaler> make_scaler(const OptimizerConfig& config, bool adapts) {
+  if (config.loss_scale || !adapts)
+    return std::make_unique<ConstantGradScaler>(config.loss_scale.value_or(1));
+  return std::make_unique<DynamicGradScaler>(
+      DynamicGradScalerOptions{.initial_scale = config.initial_loss_scale,
+                               .min_scale = config.min_loss_scale,
+                               .growth_interval = config.loss_scale_window,
+                               .hysteresis = config.hysteresis});
+}
+
+}  // namespace
+
+Optimizer::Optimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config)
+    : Optimizer(std::move(models), config, /*sharded=*/false) {}
+
+Optimizer::Optimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config,
+                     bool sharded)
+    : models_(std::move(models)), config_(config) {
+  const char* const name = sharded ? "DistributedOptimizer" : "Optimizer";
+  require<UsageError>(!models_.empty(), "{}: no model was given", name);
+  check_config(config);
+  const at::NoGradGuard no_grad;
+  for (DistributedDataParallel* model : models_) {
+    require<UsageError>(model->is_sharded() == sharded,
+                        "{}: found a model {} ddp.use_distributed_optimizer, allowed: {}", name,
+                        sharded ? "without" : "with", sharded ? "with it" : "without it");
+    model->finish_param_sync();
+    for (const auto& buffer : model->buffers()) states_.emplace_back(*buffer);
+  }
+  scaler_ = make_scaler(config, has_fp16(models_));
+}
+
+Optimizer::~Optimizer() = default;
+
+Optimizer::StepResult Optimizer::step() {
+  const at::NoGradGuard no_grad;
+  const double scale = loss_scale();
+  StepResult result;
+  result.grad_norm = grad_norm(models_).item<double>() / scale;
+  if (config_.log_num_zeros_in_grad) result.num_zeros = count_zeros(models_).item<int64_t>();
+  scaler_->update(!std::isfinite(result.grad_norm));
+  result.skipped = skips_step(result.grad_norm, config_);
+  if (result.skipped) return result;
+  ++num_steps_;
+  const auto steps = static_cast<double>(num_steps_);
+  const kernels::AdamWScalars scalars = {
+      .learning_rate = config_.lr,
+      .beta1 = config_.adam_beta1,
+      .beta2 = config_.adam_beta2,
+      .eps = config_.adam_eps,
+      .weight_decay = config_.weight_decay,
+      .bias_correction1 = 1 - std::pow(config_.adam_beta1, steps),
+      .bias_correction2 = 1 - std::pow(config_.adam_beta2, steps),
+      .grad_scale = clip_coefficient(result.grad_norm, config_.clip_grad) / scale};
+  for (OptimizerState& state : states_) state.step(scalars);
+  return result;
+}
+
+std::vector<StateSlice> Optimizer::state_slices() const {
+  std::vector<StateSlice> slices;
+  for (const OptimizerState& state : states_) state.list(slices);
+  return slices;
+}
+
+void Optimizer::restore(const OptimizerProgress& progress) {
+  require<ConfigError>(progress.num_steps >= 0, "optimizer: found {} steps, allowed: >= 0",
+                       progress.num_steps);
+  scaler_->restore(progress.scaler);
+  num_steps_ = progress.num_steps;
+}
+
+void Optimizer::apply_master_weights() {
+  const at::NoGradGuard no_grad;
+  for (DistributedDataParallel* model : models_) model->finish_param_sync();
+  for (OptimizerState& state : states_) state.write_params();
+  for (DistributedDataParallel* model : models_) {
+    model->note_params_changed();
+    model->start_param_sync(/*force_sync=*/true);
+  }
+}
+
+void Optimizer::reload_model_params() {
+  const at::NoGradGuard no_grad;
+  for (DistributedDataParallel* model : models_) model->finish_param_sync();
+  for (OptimizerState& state : states_) state.read_params();
+}
+
+int64_t Optimizer::state_bytes() const {
+  int64_t bytes = 0;
+  for (const OptimizerState& state : states_) bytes += state.bytes();
+  return bytes;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,123 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/core/config.h"
+#include "lockstep/distributed/distributed_data_parallel.h"
+#include "lockstep/optimizer/loss_scaler.h"
+
+namespace lockstep {
+
+class OptimizerState;
+
+/// One range of one parameter, and what the optimizer knows of it.
+struct StateSlice {
+  /// A flat tensor of range.numel() elements, a view of the optimizer's memory.
+  struct Values {
+    std::string name;  ///< "master", "exp_avg", "exp_avg_sq", "momentum_buffer"
+    at::Tensor tensor;
+  };
+  std::string parameter;         ///< as in NamedParameter
+  ParamDescription description;  ///< of the parameter
+  std::vector<int64_t> shape;    ///< of the parameter on this rank
+  ElementRange range;            ///< elements of the flattened parameter on this rank
+  std::vector<Values> values;    ///< "master" only where the parameter is bf16 or fp16
+};
+
+/// What changes from step to step besides the tensors. The same on all ranks.
+struct OptimizerProgress {
+  int64_t num_steps = 0;
+  GradScalerState scaler = {};
+  bool operator==(const OptimizerProgress&) const = default;
+};
+
+/// Updates parameters on the flat buffers of DistributedDataParallel: one pass over contiguous
+/// memory, unscaling and clipping included. Every rank holds the whole state and makes the same
+/// step; see DistributedOptimizer for a state that is cut over the ranks.
+///
+/// fp32 and fp64 parameters are updated in place. bf16 and fp16 parameters have fp32 master
+/// weights, from which they are rounded. Weight decay applies where the parameter's description
+/// says so.
+///
+/// The state can be saved and loaded through state_slices() and progress(), by anybody who can copy
+/// flat tensors:
+///
+///     for (StateSlice& slice : optimizer.state_slices())
+///       for (auto& [name, tensor] : slice.values) tensor.copy_(/* saved elements of slice.range
+///       */);
+///     optimizer.restore(/* saved progress */);
+///     optimizer.apply_master_weights();      // or reload_model_params(), where weights alone came
+class Optimizer {
+ public:
+  /// What step() did.
+  struct StepResult {
+    double grad_norm = 0;  ///< of the whole model, without the loss scale, before clipping
+    bool skipped = false;  ///< nothing was changed, because of the norm; see skips_step()
+    std::optional<int64_t> num_zeros = {};  ///< with optimizer.log_num_zeros_in_grad: count_zeros()
+  };
+
+  /// The models must outlive the optimizer. UsageError: no model, a model for the distributed
+  /// optimizer. ConfigError: a number out of its bounds, parameters of a dtype other than fp32,
+  /// fp64, bf16 and fp16.
+  Optimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config);
+
+  virtual ~Optimizer();
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  /// One step with the final gradients: norm, clipping, update. Gradients are not changed. Call it
+  /// on all ranks. UsageError if finalize_model_grads is still to be called.
+  virtual StepResult step();
+
+  /// What the loss of the next step must be multiplied by before backward; step() takes it out
+  /// again. It is 1 unless optimizer.loss_scale is set or a parameter is fp16; see GradScaler.
+  double loss_scale() const { return scaler_->scale(); }
+
+  void set_learning_rate(double value) { config_.lr = value; }
+  void set_weight_decay(double value) { config_.weight_decay = value; }
+  double learning_rate() const { return config_.lr; }
+  double weight_decay() const { return config_.weight_decay; }
+
+  /// Steps made; skipped ones do not count.
+  int64_t num_steps() const { return num_steps_; }
+
+  /// All that this rank holds, in the order of the models, of their buffers and of the elements in
+  /// a buffer. Every element of every parameter that is trained is on some rank; which others hold
+  /// a copy follows from the description and from DistributedDataParallel::is_sharded().
+  std::vector<StateSlice> state_slices() const;
+  OptimizerProgress progress() const { return {num_steps_, scaler_->state()}; }
+  /// ConfigError: a negative number of steps, and those of GradScaler::restore().
+  void restore(const OptimizerProgress& progress);
+
+  /// Makes the parameters follow master weights that somebody wrote into state_slices(): rounds
+  /// them, and with the distributed optimizer gathers the parameters. Collective then. Parameters
+  /// without master weights stay as they are.
+  void apply_master_weights();
+  /// The other direction: takes the master weights from the parameters again, after somebody
+  /// changed those (loaded weights, an initialization).
+  void reload_model_params();
+
+  /// Bytes of the state.
+  int64_t state_bytes() const;
+
+ protected:
+  Optimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config,
+            bool sharded);
+
+  const std::vector<DistributedDataParallel*>& models() const { return models_; }
+
+ private:
+  std::vector<DistributedDataParallel*> models_;
+  OptimizerConfig config_;
+  std::vector<OptimizerState> states_;  ///< of each buffer
+  std::unique_ptr<GradScaler> scaler_;
+  int64_t num_steps_ = 0;
+};
+
+}  // namespace lockstep
