@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <optional>
 #include <sstream>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/core/context_parallel_rules.h"
+#include "lockstep/core/expert_rules.h"
 #include "lockstep/core/integers.h"
 
 namespace lockstep {
@@ -93,11 +96,35 @@ void check_weight_decay(const OptimizerConfig& optimizer) {
                        constant ? "=" : ">=", start);
 }
 
+/// The numbers between the separators, where each is one.
+template <class T>
+std::optional<std::vector<T>> parse_numbers(const std::string& text, char separator) {
+  std::vector<T> numbers;
+  std::istringstream parts(text);
+  for (std::string part; std::getline(parts, part, separator);) {
+    part.erase(0, part.find_first_not_of(' '));
+    part.erase(part.find_last_not_of(' ') + 1);
+    if (part.empty() && separator == ' ') continue;
+    T number = 0;
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), number);
+    if (error != std::errc() || end != part.data() + part.size()) return std::nullopt;
+    numbers.push_back(number);
+  }
+  return numbers;
+}
+
+bool all_shares(const std::vector<double>& shares) {
+  return std::all_of(shares.begin(), shares.end(),
+                     [](double share) { return std::isfinite(share) && share >= 0; });
+}
+
 }  // namespace
 
 void check_rules(const Config& config) {
   check_model(config.model);
   check_parallel(config.parallel);
+  check_context_parallel(config.model, config.parallel);
+  check_experts(config.model, config.parallel);
   check_ddp(config.ddp);
   require<ConfigError>(config.parallel.num_distributed_optimizer_instances == 1 ||
                            config.ddp.use_distributed_optimizer,
@@ -107,31 +134,46 @@ void check_rules(const Config& config) {
   check_learning_rate(config.optimizer);
   check_weight_decay(config.optimizer);
   parse_split(config.data.split);
+  if (config.data.blend) parse_blend(*config.data.blend, config.data.path.size());
+  if (config.train.rampup_batch_size) parse_rampup_batch_size(*config.train.rampup_batch_size);
   require<ConfigError>(config.train.sample_tokens == 0 || !config.train.sample_prompt.empty(),
                        "train.sample_prompt: is empty, allowed: at least one byte");
 }
 
 std::vector<double> parse_split(const std::string& split) {
-  std::vector<double> shares;
-  bool good = true;
-  std::istringstream parts(split);
-  for (std::string part; std::getline(parts, part, ',');) {
-    part.erase(0, part.find_first_not_of(' '));
-    part.erase(part.find_last_not_of(' ') + 1);
-    double share = 0;
-    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), share);
-    good = good && error == std::errc() && end == part.data() + part.size() &&
-           std::isfinite(share) && share >= 0;
-    shares.push_back(share);
-  }
-  require<ConfigError>(good && (shares.size() == 2 || shares.size() == 3) && shares[0] > 0,
-                       "data.split: found '{}', allowed: two or three shares, as in 90,10; the "
-                       "first, training, more than 0",
-                       split);
+  const auto parsed = parse_numbers<double>(split, ',');
+  std::vector<double> shares = parsed.value_or(std::vector<double>());
+  require<ConfigError>(
+      (shares.size() == 2 || shares.size() == 3) && all_shares(shares) && shares[0] > 0,
+      "data.split: found '{}', allowed: two or three shares, as in 90,10; the "
+      "first, training, more than 0",
+      split);
   shares.resize(3, 0.0);
   const double total = shares[0] + shares[1] + shares[2];
   for (double& share : shares) share /= total;
   return shares;
+}
+
+std::vector<double> parse_blend(const std::string& blend, size_t paths) {
+  const auto parsed = parse_numbers<double>(blend, ',');
+  const bool good = parsed && parsed->size() == paths && all_shares(*parsed) &&
+                    std::all_of(parsed->begin(), parsed->end(), [](double w) { return w > 0; });
+  require<ConfigError>(good,
+                       "data.blend: found '{}', allowed: a weight > 0 for each of the {} paths of "
+                       "data.path, as in 0.3,0.7",
+                       blend, paths);
+  return *parsed;
+}
+
+BatchRampUp parse_rampup_batch_size(const std::string& text) {
+  const auto parsed = parse_numbers<int64_t>(text, ' ');
+  const bool good = parsed && parsed->size() == 3 &&
+                    std::all_of(parsed->begin(), parsed->end(), [](int64_t n) { return n >= 1; });
+  require<ConfigError>(good,
+                       "train.rampup_batch_size: found '{}', allowed: START INCREMENT SAMPLES, "
+                       "three integers of at least 1, as in 32 32 100000",
+                       text);
+  return {(*parsed)[0], (*parsed)[1], (*parsed)[2]};
 }
 
 Config resolve(Config config) {
@@ -142,6 +184,7 @@ Config resolve(Config config) {
                                   "model.num_attention_heads");
   if (!model.ffn_hidden_size)
     model.ffn_hidden_size = checked_mul(4, model.hidden_size, "model.ffn_hidden_size");
+  if (!model.moe_ffn_hidden_size) model.moe_ffn_hidden_size = model.ffn_hidden_size;
   if (!model.recompute_num_layers && model.recompute_granularity == RecomputeGranularity::full)
     model.recompute_num_layers = model.num_layers;
   if (!config.ddp.calculate_per_token_loss)

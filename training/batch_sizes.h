@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "lockstep/core/config.h"
 
+/// How many sequences an iteration takes. Needs no libtorch.
 namespace lockstep {
 
 /// Global batch size and number of micro-batches of one rank.
@@ -11,9 +13,39 @@ struct BatchSizes {
   int64_t micro = 0;   ///< sequences
   int64_t global = 0;  ///< sequences
   int64_t num_microbatches = 0;
+  bool operator==(const BatchSizes&) const = default;
 };
 
-/// ConfigError naming train.global_batch_size if it does not divide.
+/// Once a ramp-up is over. ConfigError naming train.global_batch_size if it does not divide.
 BatchSizes batch_sizes(const TrainConfig& config, int64_t data_parallel_size);
+
+/// The sizes of every iteration of a run. With train.rampup_batch_size = "START INCREMENT SAMPLES"
+/// an iteration that begins when n <= SAMPLES samples are consumed has
+///   START + INCREMENT * floor(n / (SAMPLES / steps)),  steps = (global_batch_size - START) /
+///   INCREMENT
+/// sequences, computed in double precision as Megatron Core does; later ones global_batch_size.
+class BatchSchedule {
+ public:
+  /// ConfigError naming train.rampup_batch_size if INCREMENT does not lead from START to the global
+  /// batch, or if one of the batches is no multiple of micro_batch_size * data-parallel ranks.
+  BatchSchedule(const TrainConfig& config, int64_t data_parallel_size);
+
+  /// Those of an iteration that begins when `consumed_samples` (>= 0) are consumed.
+  BatchSizes at(int64_t consumed_samples) const;
+
+  /// Those that the run ends with.
+  const BatchSizes& full() const { return full_; }
+
+  /// All that occur, in order.
+  std::vector<BatchSizes> all() const;
+
+ private:
+  BatchSizes sized(int64_t global) const;
+
+  BatchSizes full_;
+  int64_t increment_ = 0;
+  int64_t steps_ = 0;
+  int64_t samples_ = 0;
+};
 
 }  // namespace lockstep

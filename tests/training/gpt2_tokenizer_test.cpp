@@ -12,6 +12,7 @@
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
 #include "lockstep/training/data/gpt2_pieces.h"
+#include "lockstep/training/data/gpt2_vocabulary.h"
 
 namespace lockstep {
 namespace {
@@ -34,7 +35,35 @@ std::string small_merges() {
 }
 
 Gpt2Tokenizer small_tokenizer() {
-  return {golden()["encoder"].dump(), "encoder.json", small_merges(), "vocab.bpe"};
+  return Gpt2Tokenizer(parse_gpt2_vocabulary(golden()["encoder"].dump(), "encoder.json",
+                                             small_merges(), "vocab.bpe"));
+}
+
+std::string base64(std::string_view bytes) {
+  constexpr std::string_view kDigits =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string text;
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    uint32_t bits = 0;
+    for (size_t k = 0; k < 3; ++k)
+      bits = bits << 8 | (i + k < bytes.size() ? static_cast<unsigned char>(bytes[i + k]) : 0);
+    for (size_t k = 0; k < 4; ++k)
+      text += i + k > bytes.size() ? '=' : kDigits[bits >> (18 - 6 * k) & 63];
+  }
+  return text;
+}
+
+/// tiktoken's file of the same tokens.
+std::string ranks_of(const Gpt2Vocabulary& vocabulary) {
+  std::string lines;
+  for (size_t id = 0; id < vocabulary.tokens.size(); ++id)
+    if (id != vocabulary.end_of_text)
+      lines += base64(vocabulary.tokens[id]) + " " + std::to_string(id) + "\n";
+  return lines;
+}
+
+std::string small_ranks() {
+  return ranks_of(parse_gpt2_vocabulary(golden()["encoder"].dump(), "E", small_merges(), "M"));
 }
 
 /// Every text in one piece, and again, when the short pieces are known.
@@ -72,9 +101,14 @@ TEST(Gpt2Tokenizer, EqualsTiktokenWithGpt2sVocabulary) {
   const std::string folder = LOCKSTEP_SOURCE_DIR "/data/gpt2";
   if (!std::filesystem::exists(folder)) GTEST_SKIP() << "scripts/setup gpt2 fetches it";
   Gpt2Tokenizer tokenizer(folder);
-  EXPECT_EQ(tokenizer.vocabulary_size(), 50257);
-  EXPECT_EQ(tokenizer.end_of_document(), 50256);
-  expect_golden(tokenizer, "gpt2");
+  const TemporaryFolder ranks;
+  ranks.write("r50k_base.tiktoken", ranks_of(read_gpt2_vocabulary(folder)));
+  Gpt2Tokenizer by_ranks(ranks.path().string());
+  for (Gpt2Tokenizer* each : {&tokenizer, &by_ranks}) {
+    EXPECT_EQ(each->vocabulary_size(), 50257);
+    EXPECT_EQ(each->end_of_document(), 50256);
+    expect_golden(*each, "gpt2");
+  }
 }
 
 TEST(Gpt2Tokenizer, ALongTextComesInParts) {
@@ -169,7 +203,8 @@ TEST(Gpt2Pieces, BytesThatAreNoUtf8AreOtherCharacters) {
 class DamagedVocabulary : public ::testing::Test {
  protected:
   ::testing::AssertionResult refused(const std::string& part) const {
-    return throws_with<FileError>([&] { Gpt2Tokenizer(encoder_.dump(), "E", merges_, "M"); }, part);
+    return throws_with<FileError>(
+        [&] { parse_gpt2_vocabulary(encoder_.dump(), "E", merges_, "M"); }, part);
   }
 
   Json encoder_ = golden()["encoder"];
@@ -195,7 +230,7 @@ TEST_F(DamagedVocabulary, TokensAreNamed) {
   EXPECT_TRUE(refused("'E': found no token for byte 97"));
   encoder_ = {1, 2};
   EXPECT_TRUE(refused("'E': found no JSON object"));
-  EXPECT_TRUE(throws_with<FileError>([&] { Gpt2Tokenizer("{\"a\":", "E", merges_, "M"); },
+  EXPECT_TRUE(throws_with<FileError>([&] { parse_gpt2_vocabulary("{\"a\":", "E", merges_, "M"); },
                                      "'E' is damaged"));
   EXPECT_TRUE(throws_with<FileError>([] { small_tokenizer().end_of_document(); },
                                      "found no token '<|endoftext|>'"));
@@ -228,13 +263,45 @@ TEST_F(DamagedVocabulary, MutationsAreReadOrRefused) {
     else
       text[place] = static_cast<char>(random());
     try {
-      Gpt2Tokenizer tokenizer(texts[0], "E", texts[1], "M");
+      Gpt2Tokenizer tokenizer(parse_gpt2_vocabulary(texts[0], "E", texts[1], "M"));
       EXPECT_EQ(tokenizer.decode(tokenizer.encode("the text's")), "the text's");
     } catch (const FileError&) {
       ++refused;
     }
   }
   EXPECT_GT(refused, 400);
+}
+
+TEST(TiktokenRanks, GiveWhatTiktokenGives) {
+  Gpt2Tokenizer tokenizer(parse_tiktoken_ranks(small_ranks(), "ranks"));
+  expect_golden(tokenizer, "small");
+  EXPECT_EQ(tokenizer.vocabulary_size(), 407);
+  EXPECT_EQ(tokenizer.end_of_document(), 406);
+  EXPECT_EQ(tokenizer.decode({406}), "<|endoftext|>");
+  // The id that no line has is that of the end, as in p50k_base.
+  std::string lines = small_ranks();
+  const size_t last = lines.find(" 405\n");
+  lines.replace(last, 5, " 406\n");
+  EXPECT_EQ(Gpt2Tokenizer(parse_tiktoken_ranks(lines, "ranks")).end_of_document(), 405);
+}
+
+TEST(TiktokenRanks, DamageIsNamed) {
+  const std::string good = small_ranks();
+  const auto refused = [&](const std::string& lines, const std::string& part) {
+    return throws_with<FileError>([&] { parse_tiktoken_ranks(lines, "R"); }, part);
+  };
+  EXPECT_TRUE(refused(good + "YWJjYWJj\n", "'R': line 407: found 'YWJjYWJj', allowed: a token in"));
+  EXPECT_TRUE(refused(good + "YWJjYW?j 406\n", "line 407: found 'YWJjYW?j 406', allowed"));
+  EXPECT_TRUE(refused(good + "YWJjYWJ 406\n", "allowed: a token in base64"));
+  EXPECT_TRUE(refused(good + "YWJjYWJj -1\n", "allowed: a token in base64"));
+  EXPECT_TRUE(refused(good + "YWJjYWJj 1 2\n", "allowed: a token in base64"));
+  EXPECT_TRUE(refused(good + " 406\n", "found a token of 0 bytes"));
+  EXPECT_TRUE(refused(good + std::string(1368, 'A') + " 406\n", "found a token of 1026 bytes"));
+  EXPECT_TRUE(refused(good + "YQ== 406\n", "line 407: found the token 'YQ==' for the second"));
+  EXPECT_TRUE(refused(good + "YWJjYWJj 405\n", "'R': found the id 405 for the second time"));
+  EXPECT_TRUE(refused(good + "YWJjYWJj 408\n", "found the id 408 among 407 tokens"));
+  EXPECT_TRUE(refused(good.substr(good.find('\n') + 1), "'R': found no token for byte "));
+  EXPECT_TRUE(refused("", "'R': found no token for byte 0"));
 }
 
 TEST(MakeTokenizer, ByName) {
@@ -244,6 +311,12 @@ TEST(MakeTokenizer, ByName) {
   EXPECT_TRUE(throws_with<FileError>([&] { make_tokenizer(name, "field"); }, "vocab.bpe' cannot"));
   folder.write("vocab.bpe", small_merges());
   EXPECT_EQ(make_tokenizer(name, "field")->vocabulary_size(), 406);
+  std::filesystem::remove(folder.path() / "encoder.json");
+  std::filesystem::remove(folder.path() / "vocab.bpe");
+  EXPECT_TRUE(throws_with<FileError>([&] { make_tokenizer(name, "field"); },
+                                     "/' has no vocabulary of GPT-2's encoding; allowed: encoder"));
+  folder.write("p50k_base.tiktoken", small_ranks());
+  EXPECT_EQ(make_tokenizer(name, "field")->vocabulary_size(), 407);
   EXPECT_EQ(make_tokenizer("byte", "field")->vocabulary_size(), 257);
   for (const char* wrong : {"", "gpt2", "gpt2:", "bytes", "gpt3:x"})
     EXPECT_TRUE(throws_with<ConfigError>(

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "lockstep/core/check.h"
@@ -41,8 +42,10 @@ void check_count(size_t count) {
 /// Draws one sample after another from the data set, of those that `may_draw`, that lags most.
 class Blender {
  public:
-  explicit Blender(std::vector<double> shares)
-      : shares_(std::move(shares)), drawn_(shares_.size()) {}
+  Blender(std::vector<double> shares, std::vector<int64_t> drawn)
+      : shares_(std::move(shares)),
+        drawn_(std::move(drawn)),
+        before_(std::accumulate(drawn_.begin(), drawn_.end(), int64_t(0))) {}
 
   std::vector<BlendedSample> take() { return std::move(samples_); }
 
@@ -50,7 +53,8 @@ class Blender {
 
   template <class MayDraw>
   void draw(MayDraw may_draw) {
-    const double place = std::max(static_cast<double>(samples_.size()), 1.0);
+    const auto size = static_cast<int64_t>(samples_.size());
+    const auto place = static_cast<double>(std::max<int64_t>(before_ + size, 1));
     size_t chosen = 0;
     double most = -std::numeric_limits<double>::infinity();
     for (size_t i = 0; i < shares_.size(); ++i) {
@@ -65,6 +69,7 @@ class Blender {
  private:
   std::vector<double> shares_;
   std::vector<int64_t> drawn_;
+  int64_t before_;  ///< samples in front of samples_
   std::vector<BlendedSample> samples_;
 };
 
@@ -82,11 +87,20 @@ std::vector<double> normalize_weights(std::span<const double> weights) {
   return shares;
 }
 
-std::vector<BlendedSample> blend(std::span<const double> weights, int64_t size) {
+std::vector<BlendedSample> continue_blend(std::span<const double> weights, std::span<int64_t> drawn,
+                                          int64_t size) {
   check_count(weights.size());
-  Blender blender({weights.begin(), weights.end()});
+  require<UsageError>(drawn.size() == weights.size(), "blend: found {} counts for {} weights",
+                      drawn.size(), weights.size());
+  Blender blender({weights.begin(), weights.end()}, {drawn.begin(), drawn.end()});
   for (int64_t i = 0; i < size; ++i) blender.draw([](size_t) { return true; });
+  for (size_t i = 0; i < drawn.size(); ++i) drawn[i] = blender.drawn(i);
   return blender.take();
+}
+
+std::vector<BlendedSample> blend(std::span<const double> weights, int64_t size) {
+  std::vector<int64_t> drawn(weights.size());
+  return continue_blend(weights, drawn, size);
 }
 
 std::vector<BlendedSample> blend_all(std::span<const int64_t> sizes) {
@@ -99,7 +113,7 @@ std::vector<BlendedSample> blend_all(std::span<const int64_t> sizes) {
   std::vector<double> shares;
   for (const int64_t size : sizes)
     shares.push_back(static_cast<double>(size) / static_cast<double>(total));
-  Blender blender(std::move(shares));
+  Blender blender(std::move(shares), std::vector<int64_t>(sizes.size()));
   for (int64_t i = 0; i < total; ++i)
     blender.draw([&](size_t dataset) { return blender.drawn(dataset) < sizes[dataset]; });
   return blender.take();

@@ -22,6 +22,11 @@ std::vector<double> normalize_weights(std::span<const double> weights);
 /// lags most behind its share, of several the first. UsageError unless there are 1 to 32767.
 std::vector<BlendedSample> blend(std::span<const double> weights, int64_t size);
 
+/// The next `size` samples of such a blend, of which drawn[i] samples of data set i are there
+/// already; counts them in `drawn`. UsageError unless there are as many numbers as weights.
+std::vector<BlendedSample> continue_blend(std::span<const double> weights, std::span<int64_t> drawn,
+                                          int64_t size);
+
 /// Exactly sizes[i] samples of data set i, in these proportions for as long as there are any.
 /// UsageError unless there are 1 to 32767 sizes, >= 0.
 std::vector<BlendedSample> blend_all(std::span<const int64_t> sizes);

@@ -1,48 +1,10 @@
 #include "lockstep/training/data/dataset_index.h"
 
 #include "lockstep/core/check.h"
+#include "lockstep/training/data/field_reader.h"
 
 namespace lockstep {
 namespace {
-
-/// Takes one field after another off the front of the file.
-class FieldReader {
- public:
-  FieldReader(std::string_view bytes, const std::string& path) : bytes_(bytes), path_(path) {}
-
-  size_t offset() const { return offset_; }
-  size_t bytes_left() const { return bytes_.size() - offset_; }
-
-  std::string_view text(size_t length, std::string_view field) {
-    require<FileError>(length <= bytes_left(),
-                       "'{}': byte {}: {}: found the end of the file at byte {}, allowed: {} bytes",
-                       path_, offset_, field, bytes_.size(), length);
-    offset_ += length;
-    return bytes_.substr(offset_ - length, length);
-  }
-
-  template <class T>
-  T number(std::string_view field) {
-    T value;
-    std::memcpy(&value, text(sizeof value, field).data(), sizeof value);
-    return value;
-  }
-
-  template <class T>
-  PackedArray<T> array(uint64_t count, std::string_view field) {
-    require<FileError>(count <= bytes_left() / sizeof(T),
-                       "'{}': byte {}: {}: found the end of the file at byte {}, allowed: {} "
-                       "numbers of {} bytes",
-                       path_, offset_, field, bytes_.size(), count, sizeof(T));
-    const auto size = static_cast<int64_t>(count);
-    return {text(count * sizeof(T), field).data(), size};
-  }
-
- private:
-  std::string_view bytes_;
-  const std::string& path_;
-  size_t offset_ = 0;
-};
 
 template <class T>
 size_t offset_of(size_t array, int64_t index) {

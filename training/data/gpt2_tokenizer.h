@@ -2,30 +2,26 @@
 
 #include <array>
 #include <cstdint>
-#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "lockstep/training/data/gpt2_vocabulary.h"
 #include "lockstep/training/data/tokenizer.h"
 
 namespace lockstep {
 
-/// GPT-2's byte-level byte-pair encoding, of any text, with the vocabulary of a folder. Special
-/// tokens in a text are text. Equal to tiktoken's encode_ordinary for every text in UTF-8; bytes
-/// that are none survive too.
+/// GPT-2's byte-level byte-pair encoding, of any text; special tokens in a text are text. Equal to
+/// tiktoken's encode_ordinary for every text in UTF-8; bytes that are none survive too.
 class Gpt2Tokenizer : public Tokenizer {
  public:
-  /// Reads encoder.json (the name of each token in GPT-2's alphabet, and its id) and vocab.bpe (the
-  /// merges, the most frequent first) of `folder`. FileError with the path, and the line or token,
-  /// for a file that is missing or damaged: ids that are not 0 to n - 1, characters outside the
-  /// alphabet, a byte without token, a merge of or into what is no token, a merge that comes twice.
+  explicit Gpt2Tokenizer(Gpt2Vocabulary vocabulary);
+  /// With the vocabulary of a folder; errors as of read_gpt2_vocabulary().
   explicit Gpt2Tokenizer(const std::string& folder);
-  /// The same of the contents of the two files; errors name them by these paths.
-  Gpt2Tokenizer(std::string_view encoder, const std::string& encoder_path, std::string_view merges,
-                const std::string& merges_path);
 
-  int64_t vocabulary_size() const override { return static_cast<int64_t>(tokens_.size()); }
+  int64_t vocabulary_size() const override {
+    return static_cast<int64_t>(vocabulary_.tokens.size());
+  }
   int64_t end_of_document() const override;
   size_t encode_front(std::string_view text, bool last, std::vector<int64_t>& ids) override;
   std::string decode(const std::vector<int64_t>& ids) const override;
@@ -52,17 +48,11 @@ class Gpt2Tokenizer : public Tokenizer {
     uint32_t rank;  ///< of the merge with the next one
   };
 
-  void read_encoder(std::string_view text, const std::string& path);
-  void read_merges(std::string_view text, const std::string& path);
-  void add_merge(std::string_view line, uint32_t rank, const std::string& place);
   const Merge& find_merge(uint32_t left, uint32_t right) const;
   void encode_piece(std::string_view piece, std::vector<int64_t>& ids);
-  void merge_piece(std::string_view piece);
+  void merge_piece(std::string_view piece, std::vector<int64_t>& ids);
 
-  std::string path_;
-  std::vector<std::string> tokens_;                   ///< their bytes, by id
-  std::map<std::string, uint32_t, std::less<>> ids_;  ///< by bytes
-  std::array<uint32_t, 256> byte_ids_ = {};
+  Gpt2Vocabulary vocabulary_;
   std::vector<Merge> merges_;
   std::vector<CachedPiece> cache_;
   std::vector<Node> nodes_;

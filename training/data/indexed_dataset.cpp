@@ -1,5 +1,7 @@
 #include "lockstep/training/data/indexed_dataset.h"
 
+#include <filesystem>
+
 #include "lockstep/core/check.h"
 
 namespace lockstep {
@@ -25,6 +27,12 @@ PackedTokens IndexedDataset::sequence(int64_t sequence) const {
                       "'{}': sequence: found {}, allowed: 0 to {}", idx_.path(), sequence,
                       index_.num_sequences() - 1);
   return {bin_.bytes().data() + index_.pointers[sequence], index_.type, index_.lengths[sequence]};
+}
+
+bool is_dataset_prefix(const std::string& path) {
+  namespace fs = std::filesystem;
+  const bool idx = fs::exists(path + ".idx"), bin = fs::exists(path + ".bin");
+  return (idx && bin) || ((idx || bin) && !fs::exists(path));
 }
 
 }  // namespace lockstep

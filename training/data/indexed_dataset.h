@@ -28,6 +28,8 @@ class IndexedDataset {
 
   /// The bytes of the `.bin`.
   std::string_view bytes() const { return bin_.bytes(); }
+  /// Those of the `.idx`.
+  std::string_view index_bytes() const { return idx_.bytes(); }
 
  private:
   std::string prefix_;
@@ -35,5 +37,9 @@ class IndexedDataset {
   MappedFile bin_;
   DatasetIndex index_;
 };
+
+/// Whether `path` is the prefix of a data set: PREFIX.idx and PREFIX.bin are there, or one of them
+/// where no file has the name `path` itself.
+bool is_dataset_prefix(const std::string& path);
 
 }  // namespace lockstep

@@ -1,12 +1,7 @@
 #include "lockstep/training/data/indexed_dataset_writer.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <filesystem>
 #include <limits>
 #include <utility>
 
@@ -18,55 +13,12 @@ namespace {
 
 constexpr size_t kBufferBytes = 1 << 20;
 
-void sync_folder_of(const std::string& path) {
-  const auto parent = std::filesystem::path(path).parent_path();
-  const int folder = ::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY);
-  if (folder < 0) return;
-  ::fsync(folder);  // some file systems refuse it for folders
-  ::close(folder);
-}
-
 template <class T>
 std::string_view bytes_of(const T* values, size_t count) {
   return {reinterpret_cast<const char*>(values), count * sizeof(T)};
 }
 
 }  // namespace
-
-UnfinishedFile::UnfinishedFile(std::string final_path)
-    : final_path_(std::move(final_path)),
-      path_(fmt::format("{}.unfinished.{}", final_path_, ::getpid())),
-      file_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
-  if (file_ < 0) fail_with_reason("made");
-}
-
-UnfinishedFile::~UnfinishedFile() {
-  if (file_ >= 0) ::close(file_);
-  if (!path_.empty()) ::unlink(path_.c_str());
-}
-
-void UnfinishedFile::fail_with_reason(std::string_view action) const {
-  fail<FileError>("'{}' cannot be {}: {}", final_path_, action, std::strerror(errno));
-}
-
-void UnfinishedFile::write(std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(file_, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) fail_with_reason("written");
-    bytes.remove_prefix(static_cast<size_t>(written));
-  }
-}
-
-void UnfinishedFile::sync() {
-  if (::fsync(file_) != 0) fail_with_reason("written");
-  if (::close(std::exchange(file_, -1)) != 0) fail_with_reason("written");
-}
-
-void UnfinishedFile::publish() {
-  if (std::rename(path_.c_str(), final_path_.c_str()) != 0) fail_with_reason("renamed");
-  path_.clear();
-}
 
 IndexedDatasetWriter::IndexedDatasetWriter(std::string prefix, TokenType type, bool with_modes)
     : type_(type), with_modes_(with_modes), bin_(prefix + ".bin"), idx_(prefix + ".idx") {

@@ -1,42 +1,15 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "lockstep/training/data/token_type.h"
+#include "lockstep/training/data/unfinished_file.h"
 
 namespace lockstep {
-
-/// A file under a temporary name in the folder of its final one. Needs no libtorch.
-class UnfinishedFile {
- public:
-  /// FileError with the path if it cannot be made.
-  explicit UnfinishedFile(std::string final_path);
-  /// Removes the file unless it was published.
-  ~UnfinishedFile();
-  UnfinishedFile(const UnfinishedFile&) = delete;
-  UnfinishedFile& operator=(const UnfinishedFile&) = delete;
-
-  const std::string& final_path() const { return final_path_; }
-
-  /// Each throws FileError with the path and the system's reason (a full disk).
-  void write(std::string_view bytes);
-  /// Everything is on the disk, and the file is closed.
-  void sync();
-  /// Gives a synced file its final name; a file of that name is replaced.
-  void publish();
-
- private:
-  [[noreturn]] void fail_with_reason(std::string_view action) const;
-
-  std::string final_path_;
-  std::string path_;
-  int file_ = -1;
-};
 
 /// Writes a data set in Megatron's format, byte for byte as megatron-core 0.16.1's
 /// IndexedDatasetBuilder does. The numbers go to the disk while they come; in memory stay 4 bytes a

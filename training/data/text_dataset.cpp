@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <sstream>
@@ -22,12 +21,6 @@ struct Source {
   PackedTokens tokens;
   std::string path;
 };
-
-bool is_dataset(const std::string& path) {
-  namespace fs = std::filesystem;
-  const bool idx = fs::exists(path + ".idx"), bin = fs::exists(path + ".bin");
-  return (idx && bin) || ((idx || bin) && !fs::exists(path));
-}
 
 Source open_dataset(const std::string& prefix) {
   const auto dataset = std::make_shared<const IndexedDataset>(prefix);
@@ -79,7 +72,7 @@ TextSplit read_text(const DataConfig& config, int64_t vocabulary_size) {
   TextSplit split{TokenSequence(vocabulary_size, field), TokenSequence(vocabulary_size, field)};
   std::unique_ptr<Tokenizer> tokenizer;
   for (const std::string& path : config.path) {
-    const bool dataset = is_dataset(path);
+    const bool dataset = is_dataset_prefix(path);
     if (!dataset && !tokenizer) tokenizer = make_tokenizer(config.tokenizer, "data.tokenizer");
     const auto [owner, tokens, file] =
         dataset ? open_dataset(path) : tokenize_file(path, *tokenizer);

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+/// The vocabulary of a byte-level byte-pair encoding, from either of its two forms. Needs no
+/// libtorch.
+namespace lockstep {
+
+struct Gpt2Vocabulary {
+  /// What two neighbours become.
+  struct Merge {
+    uint32_t left = 0;
+    uint32_t right = 0;
+    uint32_t result = 0;
+    uint32_t rank = 0;  ///< the lowest first
+  };
+
+  std::string path;                                  ///< of the file that lists the tokens
+  std::vector<std::string> tokens;                   ///< their bytes, by id
+  std::map<std::string, uint32_t, std::less<>> ids;  ///< by bytes
+  std::array<uint32_t, 256> byte_ids = {};
+  std::vector<Merge> merges;            ///< each pair once
+  std::optional<uint32_t> end_of_text;  ///< the id of <|endoftext|>
+  /// A piece that is a token stays whole, whatever the merges would make of it, as tiktoken does.
+  bool keep_pieces = false;
+};
+
+/// GPT-2's files: encoder.json (the name of each token in GPT-2's alphabet, and its id) and
+/// vocab.bpe (the merges, the most frequent first). FileError with the path, and the line or token,
+/// for damage: ids that are not 0 to n - 1, characters outside the alphabet, a byte without token,
+/// a merge of or into what is no token, a merge that comes twice.
+Gpt2Vocabulary parse_gpt2_vocabulary(std::string_view encoder, const std::string& encoder_path,
+                                     std::string_view merges, const std::string& merges_path);
+
+/// tiktoken's ranks: lines of a token's bytes in base64 and its id, which is its rank too: two
+/// neighbours may become any token that their bytes make up. The one id between them that no line
+/// has, or else the next after them, is <|endoftext|>. FileError with the path and the line for
+/// damage: no base64, a token of no byte or more than 1024, a token or an id that comes twice, a
+/// byte without token, ids with more than one gap.
+Gpt2Vocabulary parse_tiktoken_ranks(std::string_view text, const std::string& path);
+
+/// The vocabulary of a folder: encoder.json and vocab.bpe where one of them is there, else ranks
+/// for GPT-2's rule of cutting text: gpt2.tiktoken, r50k_base.tiktoken or p50k_base.tiktoken.
+/// FileError as above, and with the folder if it has none of them.
+Gpt2Vocabulary read_gpt2_vocabulary(const std::string& folder);
+
+}  // namespace lockstep

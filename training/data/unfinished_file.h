@@ -1,0 +1,38 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace lockstep {
+
+/// A file under a temporary name in the folder of its final one. Needs no libtorch.
+class UnfinishedFile {
+ public:
+  /// FileError with the path if it cannot be made.
+  explicit UnfinishedFile(std::string final_path);
+  /// Removes the file unless it was published.
+  ~UnfinishedFile();
+  UnfinishedFile(const UnfinishedFile&) = delete;
+  UnfinishedFile& operator=(const UnfinishedFile&) = delete;
+
+  const std::string& final_path() const { return final_path_; }
+
+  /// Each throws FileError with the path and the system's reason (a full disk).
+  void write(std::string_view bytes);
+  /// Everything is on the disk, and the file is closed.
+  void sync();
+  /// Gives a synced file its final name; a file of that name is replaced.
+  void publish();
+
+ private:
+  [[noreturn]] void fail_with_reason(std::string_view action) const;
+
+  std::string final_path_;
+  std::string path_;
+  int file_ = -1;
+};
+
+/// Makes the names in the folder of `path` last, where the file system can.
+void sync_folder_of(const std::string& path);
+
+}  // namespace lockstep
