@@ -11,6 +11,7 @@
 #include "lockstep/core/context_parallel_rules.h"
 #include "lockstep/core/expert_rules.h"
 #include "lockstep/core/integers.h"
+#include "lockstep/core/tensor_parallel_rules.h"
 
 namespace lockstep {
 namespace {
@@ -123,6 +124,7 @@ bool all_shares(const std::vector<double>& shares) {
 void check_rules(const Config& config) {
   check_model(config.model);
   check_parallel(config.parallel);
+  check_tensor_parallel(config.model, config.parallel);
   check_context_parallel(config.model, config.parallel);
   check_experts(config.model, config.parallel);
   check_ddp(config.ddp);

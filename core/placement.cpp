@@ -142,6 +142,7 @@ std::string ParamDescription::to_string() const {
                           lockstep::to_string(axis));
   }
   if (tie) text += fmt::format(", tied '{}' on {}", tie->name, lockstep::to_string(tie->stages));
+  if (unpadded_rows) text += fmt::format(", {} rows before padding", *unpadded_rows);
   return text + (apply_weight_decay ? "" : ", no weight decay");
 }
 

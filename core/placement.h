@@ -97,6 +97,11 @@ struct ParamDescription {
   /// Decoupled weight decay applies. False for biases and normalization weights.
   bool apply_weight_decay = true;
 
+  /// Set where dimension 0 of the whole parameter ends with rows of padding, of which each layout
+  /// has its own number (the vocabulary): how many rows come before them. Padding has no gradient,
+  /// and a checkpoint leaves it out.
+  std::optional<int64_t> unpadded_rows = {};
+
   Placement placement(MeshAxis axis) const;
   GradientState gradient_state(MeshAxis axis) const;
 

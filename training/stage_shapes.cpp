@@ -2,6 +2,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
+#include "lockstep/core/tensor_parallel_rules.h"
 
 namespace lockstep {
 namespace {
@@ -9,7 +10,10 @@ namespace {
 /// Collects the parameters of modules.
 class ShapeList {
  public:
-  ShapeList(const Config& config) : model_(config.model), widths_(local_widths(config)) {}
+  ShapeList(const Config& config)
+      : model_(config.model),
+        widths_(local_widths(config)),
+        ranks_(config.parallel.tensor_model_parallel_size) {}
 
   void table(const std::string& name, int64_t rows, bool shared) {
     list_.push_back({name + ".weight", {rows, model_.hidden_size}, shared});
@@ -21,9 +25,11 @@ class ShapeList {
       list_.push_back({name + ".bias", {model_.hidden_size}});
   }
 
-  void linear(const std::string& name, int64_t rows, int64_t columns, bool bias) {
-    list_.push_back({name + ".weight", {rows, columns}});
-    if (bias) list_.push_back({name + ".bias", {rows}});
+  void linear(const std::string& name, std::vector<int64_t> rows, int64_t columns, bool bias) {
+    std::vector<int64_t> shape = rows;
+    shape.push_back(columns);
+    list_.push_back({name + ".weight", std::move(shape)});
+    if (bias) list_.push_back({name + ".bias", std::move(rows)});
   }
 
   void layer(const std::string& name) {
@@ -31,12 +37,14 @@ class ShapeList {
     const bool bias = model_.add_bias_linear;
     const bool gated = model_.activation == Activation::swiglu;
     norm(name + ".input_layernorm");
-    linear(name + ".self_attention.linear_qkv", (widths_.heads + 2 * widths_.groups) * channels,
-           hidden, bias || model_.add_qkv_bias);
-    linear(name + ".self_attention.linear_proj", hidden, widths_.heads * channels, bias);
+    const int64_t heads = model_.num_attention_heads + 2 * *model_.num_query_groups;
+    linear(name + ".self_attention.linear_qkv", {heads * channels / ranks_}, hidden,
+           bias || model_.add_qkv_bias);
+    linear(name + ".self_attention.linear_proj", {hidden}, widths_.heads * channels, bias);
     norm(name + ".pre_mlp_layernorm");
-    linear(name + ".mlp.linear_fc1", (gated ? 2 : 1) * widths_.ffn, hidden, bias);
-    linear(name + ".mlp.linear_fc2", hidden, widths_.ffn, bias);
+    const std::vector<int64_t> inner = {widths_.ffn}, gate_and_inner = {2, widths_.ffn};
+    linear(name + ".mlp.linear_fc1", gated ? gate_and_inner : inner, hidden, bias);
+    linear(name + ".mlp.linear_fc2", {hidden}, widths_.ffn, bias);
   }
 
   std::vector<ShapedParameter> take() { return std::move(list_); }
@@ -44,6 +52,7 @@ class ShapeList {
  private:
   const TransformerConfig& model_;
   LocalWidths widths_;
+  int64_t ranks_;  ///< of tp
   std::vector<ShapedParameter> list_;
 };
 
@@ -64,10 +73,12 @@ LocalWidths local_widths(const Config& config) {
   const int64_t ranks = config.parallel.tensor_model_parallel_size;
   const int64_t groups = *model.num_query_groups;
   const bool shared_groups = groups < ranks && ranks % groups == 0;
-  return {.heads = divided(model.num_attention_heads, ranks, "model.num_attention_heads"),
-          .groups = shared_groups ? 1 : divided(groups, ranks, "model.num_query_groups"),
-          .ffn = divided(*model.ffn_hidden_size, ranks, "model.ffn_hidden_size"),
-          .vocabulary = ceil_div(model.vocab_size, ranks)};
+  return {
+      .heads = divided(model.num_attention_heads, ranks, "model.num_attention_heads"),
+      .groups = shared_groups ? 1 : divided(groups, ranks, "model.num_query_groups"),
+      .ffn = divided(*model.ffn_hidden_size, ranks, "model.ffn_hidden_size"),
+      .vocabulary =
+          padded_vocab_size(model.vocab_size, model.make_vocab_size_divisible_by, ranks) / ranks};
 }
 
 std::vector<ModelChunk> chunks_of_stage(const Config& config, int64_t stage) {
@@ -99,7 +110,7 @@ std::vector<ShapedParameter> chunk_parameters(const Config& config, const ModelC
   for (int64_t i = 0; i < chunk.num_layers; ++i) list.layer("decoder.layers." + std::to_string(i));
   if (chunk.has_output) {
     list.norm("decoder.final_layernorm");
-    if (!tied || apart) list.table("output_layer", rows, tied);
+    if (!tied || apart) list.table(tied ? "embedding.word_embeddings" : "output_layer", rows, tied);
   }
   return list.take();
 }

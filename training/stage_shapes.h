@@ -14,9 +14,10 @@ namespace lockstep {
 /// Widths on one rank of tp.
 struct LocalWidths {
   int64_t heads;       ///< of queries
-  int64_t groups;      ///< key and value heads; at least one, also where tp is larger
+  int64_t groups;      ///< key and value heads that attention sees; at least one, also where tp is
+                       ///< larger (then the rows of linear_qkv are cut further: see HeadLayout)
   int64_t ffn;         ///< inner width of the feed-forward network
-  int64_t vocabulary;  ///< rows of the embedding table, rounded up
+  int64_t vocabulary;  ///< rows of the embedding table, padding included
 };
 
 /// Layers that a rank runs in one piece: a whole stage, or one of its chunks.

@@ -6,73 +6,173 @@
 #include "lockstep/core/config_io.h"
 #include "lockstep/models/layers/cross_entropy.h"
 #include "lockstep/models/layers/recompute.h"
+#include "lockstep/parallel_state/parallel_functions.h"
 
 namespace lockstep {
+namespace {
 
-TransformerConfig resolve_model(const TransformerConfig& config) {
+/// The resolved configuration, once it and the sizes of `state` are checked.
+TransformerConfig checked_config(const TransformerConfig& config, const ParallelConfig& parallel,
+                                 const ParallelState& state, const GPTStage& stage) {
+  TransformerConfig resolved = resolve_model(config, parallel);
+  const ParallelSizes& sizes = state.grids().sizes();
+  const auto check_size = [](const char* field, int64_t found, int64_t allowed) {
+    require<UsageError>(found == allowed,
+                        "GPTModel: parallel.{}: found {}, allowed: {}, as in the ParallelState",
+                        field, found, allowed);
+  };
+  check_size("tensor_model_parallel_size", parallel.tensor_model_parallel_size, sizes.tensor);
+  check_size("context_parallel_size", parallel.context_parallel_size, sizes.context);
+  check_size("expert_model_parallel_size", parallel.expert_model_parallel_size, sizes.expert);
+  require<UsageError>(stage.first_layer >= 0 && stage.num_layers >= 0 &&
+                          stage.first_layer + stage.num_layers <= resolved.num_layers,
+                      "GPTModel: stage: found {} layers from {} on, allowed: layers of the {} of "
+                      "the model",
+                      stage.num_layers, stage.first_layer, resolved.num_layers);
+  return resolved;
+}
+
+}  // namespace
+
+TransformerConfig resolve_model(const TransformerConfig& config, const ParallelConfig& parallel) {
   Config whole;
   whole.model = config;
+  whole.parallel = parallel;
+  whole.parallel.num_distributed_optimizer_instances = 1;  // a matter of the optimizer
   whole = resolve(whole);
   validate(whole);
   return whole.model;
 }
 
-TransformerBlock::TransformerBlock(const LayerContext& context)
-    : recomputed_(context.config.recompute_num_layers.value_or(0)) {
+TransformerBlock::TransformerBlock(const LayerContext& context, const GPTStage& stage)
+    : recomputed_(context.config.recompute_num_layers.value_or(0) - stage.first_layer) {
   auto list = register_module("layers", std::make_shared<torch::nn::Module>());
   const LayerContext list_context = context.child("layers");
-  for (int64_t i = 0; i < context.config.num_layers; ++i) {
+  for (int64_t i = stage.first_layer; i < stage.first_layer + stage.num_layers; ++i) {
     const std::string name = std::to_string(i);
-    layers_.push_back(
-        list->register_module(name, std::make_shared<TransformerLayer>(list_context.child(name))));
+    LayerContext layer = list_context.child(name);
+    layer.layer = i;
+    layers_.push_back(list->register_module(name, std::make_shared<TransformerLayer>(layer)));
   }
-  final_layernorm_ =
-      register_module("final_layernorm", std::make_shared<Norm>(context.child("final_layernorm")));
+  if (stage.has_loss)
+    final_layernorm_ = register_module("final_layernorm",
+                                       std::make_shared<Norm>(context.child("final_layernorm")));
 }
 
-at::Tensor TransformerBlock::forward(at::Tensor hidden) const {
+at::Tensor TransformerBlock::forward(at::Tensor hidden, const TokenPositions& tokens) const {
   for (size_t i = 0; i < layers_.size(); ++i) {
-    const auto layer = [module = layers_[i]](const std::vector<at::Tensor>& inputs) {
-      return module->forward(inputs[0]);
+    const auto layer = [module = layers_[i], tokens](const std::vector<at::Tensor>& inputs) {
+      return module->forward(inputs[0], tokens);
     };
     hidden = static_cast<int64_t>(i) < recomputed_ ? recompute(layer, {hidden}) : layer({hidden});
   }
-  return final_layernorm_->forward(hidden);
+  return final_layernorm_ ? final_layernorm_->forward(hidden) : hidden;
 }
 
 GPTModel::GPTModel(const TransformerConfig& config, const GPTModelOptions& options)
-    : config_(resolve_model(config)) {
-  const LayerContext context{config_, at::TensorOptions(options.device).dtype(options.dtype),
-                             options.seed};
-  embedding_ = register_module(
-      "embedding", std::make_shared<LanguageModelEmbedding>(context.child("embedding")));
-  decoder_ =
-      register_module("decoder", std::make_shared<TransformerBlock>(context.child("decoder")));
-  if (config_.untie_embeddings_and_output_weights)
-    output_layer_ = register_module(
-        "output_layer",
-        std::make_shared<Linear>(context.child("output_layer"), config_.hidden_size,
-                                 config_.vocab_size, /*bias=*/false, config_.init_method_std));
+    : GPTModel(config, ParallelConfig{}, ParallelState::single_process(options.device),
+               GPTStage::whole(config), options) {}
+
+GPTModel::GPTModel(const TransformerConfig& config, const ParallelConfig& parallel,
+                   const ParallelState& state, const GPTStage& stage,
+                   const GPTModelOptions& options)
+    : config_(checked_config(config, parallel, state, stage)),
+      stage_(stage),
+      tensor_parallel_(state.group(GroupKind::tp)),
+      sequence_parallel_(parallel.sequence_parallel) {
+  build({.config = config_,
+         .options = at::TensorOptions(options.device).dtype(options.dtype),
+         .seed = options.seed,
+         .parallel = parallel,
+         .state = state,
+         .deferred = options.deferred,
+         .loss_scale = options.loss_scale});
+}
+
+void GPTModel::build(const LayerContext& context) {
+  const bool tied = !config_.untie_embeddings_and_output_weights;
+  const bool whole = stage_.has_embedding && stage_.has_loss;
+  const TableUse use =
+      !tied ? TableUse::one_way : (whole ? TableUse::both_ways : TableUse::other_stage);
+  if (stage_.has_embedding)
+    embedding_ = register_module(
+        "embedding", std::make_shared<LanguageModelEmbedding>(context.child("embedding"), use));
+  decoder_ = register_module("decoder",
+                             std::make_shared<TransformerBlock>(context.child("decoder"), stage_));
+  if (!stage_.has_loss) return;
+  if (tied && whole) {
+    output_table_ = embedding_->word_embeddings();
+  } else if (tied) {
+    auto parent = register_module("embedding", std::make_shared<torch::nn::Module>());
+    output_table_ = parent->register_module(
+        "word_embeddings", std::make_shared<VocabParallelEmbedding>(
+                               context.child("embedding").child("word_embeddings"), use));
+  } else {
+    output_table_ = register_module("output_layer", std::make_shared<VocabParallelEmbedding>(
+                                                        context.child("output_layer"), use));
+  }
+}
+
+void GPTModel::check_ids(const at::Tensor& ids, const char* what) const {
+  const bool fits = ids.defined() && ids.dim() == 2 && ids.scalar_type() == at::kLong &&
+                    ids.size(1) <= config_.seq_length;
+  require<UsageError>(fits,
+                      "GPTModel: {}: found {}, allowed: [batch, sequence] of Long with sequence <= "
+                      "model.seq_length ({})",
+                      what,
+                      ids.defined() ? fmt::format("{} of {}", fmt::join(ids.sizes(), " x "),
+                                                  at::toString(ids.scalar_type()))
+                                    : "nothing",
+                      config_.seq_length);
+  const int64_t parts = sequence_parallel_ ? tensor_parallel_.size() : 1;
+  require<UsageError>(ids.size(1) % parts == 0,
+                      "GPTModel: {}: found a sequence of {}, allowed with "
+                      "parallel.sequence_parallel: a multiple of the {} ranks of tp",
+                      what, ids.size(1), parts);
+}
+
+void GPTModel::check(const GPTInput& input) const {
+  if (stage_.has_embedding) {
+    check_ids(input.tokens, "tokens");
+    check_token_ids(input.tokens, config_.vocab_size, /*may_be_ignored=*/false, "GPTModel: tokens");
+  } else {
+    require<UsageError>(
+        input.hidden.defined() && input.hidden.dim() == 3 &&
+            input.hidden.size(2) == config_.hidden_size,
+        "GPTModel: hidden: found {}, allowed: [sequence, batch, {}]",
+        input.hidden.defined() ? fmt::format("{}", input.hidden.sizes()) : "nothing",
+        config_.hidden_size);
+  }
+  if (!stage_.has_loss || !input.labels.defined()) return;
+  check_ids(input.labels, "labels");
+  require<UsageError>(!stage_.has_embedding || input.labels.sizes() == input.tokens.sizes(),
+                      "GPTModel: labels: the shape must be that of tokens ({})",
+                      fmt::join(input.tokens.sizes(), " x "));
+}
+
+at::Tensor GPTModel::output(const at::Tensor& hidden, const at::Tensor& labels) const {
+  const at::Tensor logits = output_table_->logits(hidden);
+  if (!labels.defined())
+    return gather_from_group(logits, tensor_parallel_, 2, GradientState::complete, "logits")
+        .narrow(2, 0, config_.vocab_size)
+        .transpose(0, 1)
+        .contiguous();
+  const at::Tensor losses =
+      vocab_parallel_cross_entropy(logits.flatten(0, 1), labels.t().contiguous().flatten(),
+                                   output_table_->partition(), tensor_parallel_);
+  return losses.view({labels.size(1), labels.size(0)}).t();
+}
+
+at::Tensor GPTModel::forward(const GPTInput& input) const {
+  check(input);
+  const at::Tensor hidden = decoder_->forward(
+      stage_.has_embedding ? embedding_->forward(input.tokens, input.positions) : input.hidden,
+      input.positions);
+  return stage_.has_loss ? output(hidden, input.labels) : hidden;
 }
 
 at::Tensor GPTModel::forward(const at::Tensor& tokens, const at::Tensor& labels) const {
-  require<UsageError>(tokens.dim() == 2 && tokens.size(1) <= config_.seq_length &&
-                          tokens.scalar_type() == at::kLong,
-                      "GPTModel: tokens: found {} of {}, allowed: [batch, sequence] of Long with "
-                      "sequence <= model.seq_length ({})",
-                      fmt::join(tokens.sizes(), " x "), at::toString(tokens.scalar_type()),
-                      config_.seq_length);
-  require<UsageError>(!labels.defined() || labels.sizes() == tokens.sizes(),
-                      "GPTModel: labels: the shape must be that of tokens ({})",
-                      fmt::join(tokens.sizes(), " x "));
-  const at::Tensor hidden = decoder_->forward(embedding_->forward(tokens));
-  const at::Tensor logits = output_layer_
-                                ? output_layer_->forward(hidden)
-                                : at::linear(hidden, embedding_->word_embeddings_weight());
-  if (!labels.defined()) return logits.transpose(0, 1).contiguous();
-  const at::Tensor losses =
-      token_cross_entropy(logits.flatten(0, 1), labels.t().contiguous().flatten());
-  return losses.view({tokens.size(1), tokens.size(0)}).t();
+  return forward(GPTInput{.tokens = tokens, .labels = labels});
 }
 
 }  // namespace lockstep

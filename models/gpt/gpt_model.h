@@ -8,27 +8,57 @@
 #include <c10/core/Device.h>
 
 #include "lockstep/core/config.h"
+#include "lockstep/core/deferred_gradients.h"
 #include "lockstep/core/parameters.h"
 #include "lockstep/models/layers/embedding.h"
-#include "lockstep/models/layers/linear.h"
 #include "lockstep/models/layers/normalization.h"
+#include "lockstep/models/layers/token_positions.h"
 #include "lockstep/models/layers/transformer_layer.h"
+#include "lockstep/parallel_state/parallel_state.h"
 
 namespace lockstep {
 
 struct GPTModelOptions {
   at::ScalarType dtype = at::kFloat;  ///< of the parameters: Float, Double or BFloat16
   c10::Device device = c10::kCPU;
-  uint64_t seed = 1234;  ///< of the initial weights
+  uint64_t seed = 1234;  ///< of the initial weights and of dropout
+  /// Where backward leaves the weight gradients of linear layers while it defers them; may be null.
+  std::shared_ptr<DeferredGradients> deferred = {};
+  /// Scale of the losses that routers of experts add; may be null, for a loss that is a sum.
+  std::shared_ptr<const TokenLossScale> loss_scale = {};
 };
 
-/// The layers of a GPTModel, children `layers.0`, `layers.1`, ..., and `final_layernorm`.
+/// The part of a model that one chunk of a pipeline stage holds.
+struct GPTStage {
+  int64_t first_layer = 0;     ///< counted over the whole model
+  int64_t num_layers = 0;      ///< may be 0
+  bool has_embedding = false;  ///< token ids come in, otherwise activations
+  bool has_loss = false;       ///< final norm and output layer; logits or losses come out
+
+  /// All of `config`.
+  static GPTStage whole(const TransformerConfig& config) {
+    return {0, config.num_layers, true, true};
+  }
+};
+
+/// What goes into a stage. All ranks of tp get the same, apart from `hidden` with sequence
+/// parallelism.
+struct GPTInput {
+  at::Tensor tokens = {};  ///< [batch, sequence] of int64; where the stage has the embedding
+  at::Tensor labels = {};  ///< [batch, sequence] of int64; where the stage has the loss, or nowhere
+  at::Tensor hidden = {};  ///< what the stage before gave; where this one has no embedding
+  TokenPositions positions = {};
+};
+
+/// The layers of a GPTModel, children `layers.N` with N counted over the whole model, and
+/// `final_layernorm` where the stage has the loss.
 class TransformerBlock : public DescribedModule {
  public:
-  explicit TransformerBlock(const LayerContext& context);
+  TransformerBlock(const LayerContext& context, const GPTStage& stage);
 
-  /// `hidden` [sequence, batch, hidden_size] -> the same shape
-  at::Tensor forward(at::Tensor hidden) const;
+  /// `hidden` [sequence, batch, hidden_size], with sequence parallelism this rank's [sequence /
+  /// ranks, ...] -> the same shape
+  at::Tensor forward(at::Tensor hidden, const TokenPositions& tokens) const;
 
  private:
   std::vector<std::shared_ptr<TransformerLayer>> layers_;
@@ -36,34 +66,66 @@ class TransformerBlock : public DescribedModule {
   std::shared_ptr<Norm> final_layernorm_;
 };
 
-/// The reference decoder-only language model. Children: `embedding`, `decoder`, and `output_layer`
-/// where its weight is not tied to the word embedding. Parameter names are those of Megatron Core's
-/// GPTModel ("decoder.layers.0.self_attention.linear_qkv.weight").
+/// The reference decoder-only language model, or a stage of it, cut over the ranks of tp. Children:
+/// `embedding`, `decoder`, and `output_layer` where its weight is not tied to the word embedding.
+/// Parameter names are those of Megatron Core's GPTModel
+/// ("decoder.layers.0.self_attention.linear_qkv.weight") and the same on every layout: a stage has
+/// those of its layers. Where the output layer is tied and stands on another stage than the
+/// embedding, both have a parameter "embedding.word_embeddings.weight" with a Tie
+/// ("word_embeddings").
 ///
 /// Initial weights depend on (seed, parameter's name, element's index) alone: normal values of
 /// standard deviation init_method_std, for linear_proj and linear_fc2 init_method_std /
-/// sqrt(2 num_layers); norms 1; biases 0.
+/// sqrt(2 num_layers); norms 1; biases 0. Dropout works while the module is training (train(),
+/// eval()), and draws the same numbers on every layout.
 class GPTModel : public DescribedModule {
  public:
-  /// `config` need not be resolved. ConfigError names a field that cannot be used.
+  /// The whole model in one process. `config` need not be resolved. ConfigError names a field that
+  /// cannot be used.
   explicit GPTModel(const TransformerConfig& config, const GPTModelOptions& options = {});
 
-  /// `tokens` [batch, sequence] of int64, sequence <= seq_length. Without `labels` the logits
-  /// [batch, sequence, vocabulary]; with `labels` [batch, sequence] the loss of each token [batch,
-  /// sequence] in nats, in fp32 (fp64 for a model in fp64). UsageError on other shapes.
+  /// The part `stage` of the model, cut over state.group(GroupKind::tp), which is connected here.
+  /// All ranks of that group must make the same call. `parallel` has the sizes of `state`
+  /// (UsageError otherwise) and may ask for sequence_parallel. ConfigError comes before anything is
+  /// connected.
+  GPTModel(const TransformerConfig& config, const ParallelConfig& parallel,
+           const ParallelState& state, const GPTStage& stage, const GPTModelOptions& options = {});
+
+  /// Runs the stage. With the loss and `labels`: the loss of each token [batch, sequence] in nats,
+  /// in fp32 (fp64 for a model in fp64), the same on all ranks of tp; labels may be kIgnoredLabel.
+  /// With the loss and no labels: the logits [batch, sequence, vocabulary], gathered over tp.
+  /// Without the loss: activations [sequence, batch, hidden_size], with sequence parallelism this
+  /// rank's [sequence / ranks, batch, hidden_size], which are the next stage's `hidden`.
+  ///
+  /// UsageError, before anything is sent: an input that is missing or has another shape, a sequence
+  /// longer than seq_length or, with sequence parallelism, not divisible by the ranks of tp, token
+  /// ids outside the vocabulary.
+  at::Tensor forward(const GPTInput& input) const;
+
+  /// The same for a whole model and the positions 0, 1, ...
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& labels = {}) const;
 
   /// The configuration, resolved.
   const TransformerConfig& config() const { return config_; }
+  const GPTStage& stage() const { return stage_; }
 
  private:
+  void build(const LayerContext& context);
+  void check(const GPTInput& input) const;
+  void check_ids(const at::Tensor& ids, const char* what) const;
+  at::Tensor output(const at::Tensor& hidden, const at::Tensor& labels) const;
+
   TransformerConfig config_;
-  std::shared_ptr<LanguageModelEmbedding> embedding_;
+  GPTStage stage_;
+  ProcessGroup tensor_parallel_;
+  bool sequence_parallel_;
+  std::shared_ptr<LanguageModelEmbedding> embedding_;  ///< null on later stages
   std::shared_ptr<TransformerBlock> decoder_;
-  std::shared_ptr<Linear> output_layer_;  ///< null if tied
+  std::shared_ptr<VocabParallelEmbedding> output_table_;  ///< null on earlier stages
 };
 
 /// `config` checked and completed, without the rest of a Config. ConfigError names the field.
-TransformerConfig resolve_model(const TransformerConfig& config);
+TransformerConfig resolve_model(const TransformerConfig& config,
+                                const ParallelConfig& parallel = {});
 
 }  // namespace lockstep

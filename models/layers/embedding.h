@@ -1,36 +1,85 @@
 #pragma once
 
+#include <memory>
+#include <optional>
+
 #include "lockstep/core/parameters.h"
+#include "lockstep/models/layers/dropout.h"
 #include "lockstep/models/layers/layer_context.h"
+#include "lockstep/models/layers/linear_function.h"
+#include "lockstep/models/layers/token_positions.h"
+#include "lockstep/models/layers/vocab_partition.h"
 
 namespace lockstep {
 
-/// One learned vector per token id or per position. Parameter: `weight` [rows, hidden_size], starts
-/// as normal values of standard deviation init_method_std.
-class EmbeddingTable : public DescribedModule {
+/// How VocabParallelEmbedding's table is used.
+enum class TableUse {
+  one_way,      ///< for the embedding or for the output
+  both_ways,    ///< for both, by this one table
+  other_stage,  ///< for one of them, and a copy of it on the other end of the pipeline for the
+                ///< other
+};
+
+/// One learned vector per token id, for looking tokens up or for scoring them. Parameter: `weight`
+/// [rows / ranks, hidden_size], the rows cut over tp: config.vocab_size of them, and padding up to
+/// padded_vocab_size(), which is zero and stays so. The others start as normal values of standard
+/// deviation init_method_std, the same on every layout.
+class VocabParallelEmbedding : public DescribedModule {
  public:
-  EmbeddingTable(const LayerContext& context, int64_t rows);
+  VocabParallelEmbedding(const LayerContext& context, TableUse use);
+
+  /// `tokens` [batch, sequence] of int64 -> [sequence, batch, hidden_size], by an all-reduce of
+  /// what each rank has of it; with sequence parallelism this rank's [sequence / ranks, ...], by a
+  /// reduce-scatter.
+  at::Tensor embed(const at::Tensor& tokens) const;
+
+  /// `hidden` [sequence, batch, hidden_size], the same on all ranks of tp, or with sequence
+  /// parallelism this rank's [sequence / ranks, ...] -> the logits of this rank's rows [sequence,
+  /// batch, rows / ranks]. Collectives: those of parallel_linear().
+  at::Tensor logits(const at::Tensor& hidden) const;
 
   const at::Tensor& weight() const { return weight_; }
+  /// Which rows this rank has.
+  const VocabPartition& partition() const { return partition_; }
 
  private:
+  ParallelLinearOptions options_;
+  bool sequence_parallel_;
+  VocabPartition partition_;
   at::Tensor weight_;
 };
 
-/// Word embedding, plus learned positions where config.position_embedding_type asks for them.
-/// Children: `word_embeddings`, `position_embeddings`.
-class LanguageModelEmbedding : public DescribedModule {
+/// One learned vector per position. Parameter: `weight` [seq_length, hidden_size], on every rank,
+/// starts as normal values of standard deviation init_method_std.
+class PositionEmbedding : public DescribedModule {
  public:
-  explicit LanguageModelEmbedding(const LayerContext& context);
+  explicit PositionEmbedding(const LayerContext& context);
 
-  /// `tokens` [batch, sequence] of int64 -> [sequence, batch, hidden_size]
-  at::Tensor forward(const at::Tensor& tokens) const;
-
-  const at::Tensor& word_embeddings_weight() const { return words_->weight(); }
+  /// The vectors of the `rows` tokens that this rank has between the tensor-parallel regions:
+  /// [rows, 1, hidden_size].
+  at::Tensor forward(const TokenPositions& tokens, int64_t rows) const;
 
  private:
-  std::shared_ptr<EmbeddingTable> words_;
-  std::shared_ptr<EmbeddingTable> positions_;  ///< null without learned positions
+  SequenceChunk chunk_;
+  at::Tensor weight_;
+};
+
+/// Word embedding, plus learned positions where config.position_embedding_type asks for them, with
+/// dropout. Children: `word_embeddings`, `position_embeddings`.
+class LanguageModelEmbedding : public DescribedModule {
+ public:
+  LanguageModelEmbedding(const LayerContext& context, TableUse use);
+
+  /// `tokens` [batch, sequence] of int64 -> [sequence, batch, hidden_size], with sequence
+  /// parallelism this rank's [sequence / ranks, ...]
+  at::Tensor forward(const at::Tensor& tokens, const TokenPositions& positions) const;
+
+  const std::shared_ptr<VocabParallelEmbedding>& word_embeddings() const { return words_; }
+
+ private:
+  std::shared_ptr<VocabParallelEmbedding> words_;
+  std::shared_ptr<PositionEmbedding> positions_;  ///< null without learned positions
+  Dropout dropout_;
 };
 
 }  // namespace lockstep

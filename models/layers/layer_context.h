@@ -1,25 +1,48 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorOptions.h>
 
 #include "lockstep/core/config.h"
+#include "lockstep/core/deferred_gradients.h"
+#include "lockstep/core/placement.h"
+#include "lockstep/models/layers/moe/token_loss_scale.h"
+#include "lockstep/parallel_state/parallel_state.h"
 
 namespace lockstep {
 
-/// What every layer needs in order to be built.
+/// What every layer needs in order to be built. By default it is one process that holds all of a
+/// layer.
 struct LayerContext {
   TransformerConfig config;   ///< resolved
   at::TensorOptions options;  ///< dtype and device of the parameters
-  uint64_t seed = 1234;       ///< of the initial weights
+  uint64_t seed = 1234;       ///< of the initial weights and of dropout
   std::string name = {};  ///< global name of the layer that is being built, ends in "." or empty
+  ParallelConfig parallel = {};  ///< checked together with `config`, sizes as those of `state`
+  ParallelState state = ParallelState::single_process();
+  int64_t layer = 0;  ///< of the transformer layer that is built, from 0 over the whole model
+  std::shared_ptr<DeferredGradients> deferred = {};  ///< null: weight gradients are never deferred
+  std::shared_ptr<const TokenLossScale> loss_scale = {};  ///< of the routers' losses; null: 1
 
   /// The context of a child that is registered under `child_name`.
   LayerContext child(const std::string& child_name) const {
-    return {config, options, seed, name + child_name + "."};
+    LayerContext context = *this;
+    context.name += child_name + ".";
+    return context;
+  }
+
+  /// The ranks that split each layer's matrices; connected at the first call.
+  ProcessGroup tensor_parallel() const { return state.group(GroupKind::tp); }
+
+  /// State over tp of the gradient of a parameter that is the same on all its ranks and works on
+  /// [sequence, batch, hidden] between the tensor-parallel regions: with sequence parallelism each
+  /// rank sees a part of the tokens.
+  GradientState replicated_gradient_state() const {
+    return parallel.sequence_parallel ? GradientState::partial_sum : GradientState::complete;
   }
 };
 

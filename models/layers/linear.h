@@ -1,25 +1,56 @@
 #pragma once
 
-#include <memory>
+#include <cstdint>
+#include <vector>
 
 #include "lockstep/core/parameters.h"
 #include "lockstep/models/layers/layer_context.h"
+#include "lockstep/models/layers/linear_function.h"
 
 namespace lockstep {
 
-/// y = x W^T (+ b). Parameters: `weight` [out_features, in_features], `bias` [out_features].
-class Linear : public DescribedModule {
+/// y = x W^T (+ b), of which each rank of tp computes a part of the features of y. Parameters:
+/// `weight` [out..., in] and `bias` [out...], cut along the last dimension of `out`. With one
+/// dimension `out` the rows are cut as they come. With two, {blocks, rows}, every rank has its rows
+/// of every block, which is what the gate and the other half of SwiGLU need: a rank's y then holds
+/// the blocks one after the other.
+class ColumnParallelLinear : public DescribedModule {
  public:
-  /// The weight starts as normal values of standard deviation `init_std`, the bias as zero.
-  Linear(const LayerContext& context, int64_t in_features, int64_t out_features, bool bias,
-         double init_std);
+  /// `out` counts over all ranks; its last number must divide by them (UsageError). The weight
+  /// starts as normal values of standard deviation `init_std`, the bias as zero.
+  ColumnParallelLinear(const LayerContext& context, int64_t in_features, std::vector<int64_t> out,
+                       bool bias, double init_std);
 
-  /// `input` [..., in_features] -> [..., out_features]
+  /// `input` [sequence, batch, in], the same on all ranks, or with sequence parallelism this rank's
+  /// [sequence / ranks, batch, in] -> [sequence, batch, out / ranks]. Collectives: those of
+  /// parallel_linear().
   at::Tensor forward(const at::Tensor& input) const;
 
   const at::Tensor& weight() const { return weight_; }
 
  private:
+  ParallelLinearOptions options_;
+  at::Tensor weight_;
+  at::Tensor bias_;
+};
+
+/// y = x W^T (+ b), of which each rank of tp has a part of the features of x and computes a term.
+/// Parameters: `weight` [out, in], cut along `in`, and `bias` [out], on every rank.
+class RowParallelLinear : public DescribedModule {
+ public:
+  /// `in_features` counts over all ranks and must divide by them (UsageError). Initial values as
+  /// above.
+  RowParallelLinear(const LayerContext& context, int64_t in_features, int64_t out_features,
+                    bool bias, double init_std);
+
+  /// `input` [sequence, batch, in / ranks] -> the sum of the ranks' terms, plus the bias once:
+  /// [sequence, batch, out] by an all-reduce, or with sequence parallelism this rank's [sequence /
+  /// ranks, batch, out] by a reduce-scatter, whose backward is an all-gather.
+  at::Tensor forward(const at::Tensor& input) const;
+
+ private:
+  ParallelLinearOptions options_;
+  bool sequence_parallel_;
   at::Tensor weight_;
   at::Tensor bias_;
 };
@@ -27,5 +58,8 @@ class Linear : public DescribedModule {
 /// Standard deviation of the layers that write into the residual stream: init_method_std /
 /// sqrt(2 num_layers), as in Megatron Core's scaled_init_method_normal.
 double output_layer_init_std(const TransformerConfig& config);
+
+/// How the input of a column-parallel product comes: see LinearInput.
+LinearInput column_parallel_input(const LayerContext& context);
 
 }  // namespace lockstep

@@ -2,19 +2,29 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/core/check.h"
+
 namespace lockstep {
 
-MLP::MLP(const LayerContext& context) : activation_(context.config.activation) {
+std::shared_ptr<FeedForward> make_feed_forward(const LayerContext& context) {
+  require<ConfigError>(!context.config.num_experts,
+                       "model.num_experts: found {}, allowed: unset, a dense network",
+                       context.config.num_experts.value_or(0));
+  return std::make_shared<MLP>(context, *context.config.ffn_hidden_size);
+}
+
+MLP::MLP(const LayerContext& context, int64_t width) : activation_(context.config.activation) {
   const TransformerConfig& config = context.config;
-  const int64_t width = *config.ffn_hidden_size;
+  const bool gated = activation_ == Activation::swiglu;
   linear_fc1_ = register_module(
-      "linear_fc1", std::make_shared<Linear>(context.child("linear_fc1"), config.hidden_size,
-                                             activation_ == Activation::swiglu ? 2 * width : width,
-                                             config.add_bias_linear, config.init_method_std));
+      "linear_fc1", std::make_shared<ColumnParallelLinear>(
+                        context.child("linear_fc1"), config.hidden_size,
+                        gated ? std::vector<int64_t>{2, width} : std::vector<int64_t>{width},
+                        config.add_bias_linear, config.init_method_std));
   linear_fc2_ = register_module(
       "linear_fc2",
-      std::make_shared<Linear>(context.child("linear_fc2"), width, config.hidden_size,
-                               config.add_bias_linear, output_layer_init_std(config)));
+      std::make_shared<RowParallelLinear>(context.child("linear_fc2"), width, config.hidden_size,
+                                          config.add_bias_linear, output_layer_init_std(config)));
 }
 
 at::Tensor MLP::forward(const at::Tensor& hidden) const {

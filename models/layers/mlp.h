@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "lockstep/core/parameters.h"
@@ -8,22 +9,32 @@
 
 namespace lockstep {
 
-/// The feed-forward network. Children:
-///
-/// - `linear_fc1`: weight [ffn_hidden_size, hidden_size]; with SwiGLU [2 ffn_hidden_size,
-///   hidden_size], the gate's rows first
-/// - `linear_fc2`: weight [hidden_size, ffn_hidden_size]
-class MLP : public DescribedModule {
+/// The second half of a transformer layer.
+class FeedForward : public DescribedModule {
  public:
-  explicit MLP(const LayerContext& context);
+  /// `hidden` [sequence, batch, hidden_size], with sequence parallelism this rank's [sequence /
+  /// ranks, ...] -> the same shape
+  virtual at::Tensor forward(const at::Tensor& hidden) const = 0;
+};
 
-  /// `hidden` [sequence, batch, hidden_size] -> the same shape
-  at::Tensor forward(const at::Tensor& hidden) const;
+/// The feed-forward network of layer context.layer. ConfigError for what is not there.
+std::shared_ptr<FeedForward> make_feed_forward(const LayerContext& context);
+
+/// The dense feed-forward network, cut over tp. Children:
+///
+/// - `linear_fc1`: column-parallel, weight [width, hidden_size]; with SwiGLU [2, width,
+///   hidden_size], the gate first
+/// - `linear_fc2`: row-parallel, weight [hidden_size, width]
+class MLP : public FeedForward {
+ public:
+  MLP(const LayerContext& context, int64_t width);
+
+  at::Tensor forward(const at::Tensor& hidden) const override;
 
  private:
   Activation activation_;
-  std::shared_ptr<Linear> linear_fc1_;
-  std::shared_ptr<Linear> linear_fc2_;
+  std::shared_ptr<ColumnParallelLinear> linear_fc1_;
+  std::shared_ptr<RowParallelLinear> linear_fc2_;
 };
 
 }  // namespace lockstep

@@ -7,7 +7,8 @@ namespace lockstep {
 
 /// RMSNorm or LayerNorm over the last dimension, by config.normalization. Parameters: `weight`
 /// [hidden_size], starts at 1, and with LayerNorm `bias` [hidden_size], starts at 0. Neither has
-/// weight decay.
+/// weight decay. Both are the same on all ranks of tp; with sequence parallelism each of these sees
+/// its part of the tokens, so that their gradients are terms of a sum.
 class Norm : public DescribedModule {
  public:
   explicit Norm(const LayerContext& context);

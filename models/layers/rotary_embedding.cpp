@@ -20,10 +20,16 @@ RotaryEmbedding::RotaryEmbedding(const LayerContext& context)
   sin_ = table(-sin, sin);
 }
 
-at::Tensor RotaryEmbedding::apply(const at::Tensor& heads) const {
-  const int64_t length = heads.size(0), channels = heads.size(3);
-  const at::Tensor cos = cos_.slice(0, 0, length).to(heads.options());
-  const at::Tensor sin = sin_.slice(0, 0, length).to(heads.options());
+at::Tensor RotaryEmbedding::rows(const at::Tensor& table, const at::Tensor& heads,
+                                 const at::Tensor& positions) const {
+  if (!positions.defined()) return table.slice(0, 0, heads.size(0)).to(heads.options());
+  return table.index_select(0, positions.to(table.device())).to(heads.options());
+}
+
+at::Tensor RotaryEmbedding::apply(const at::Tensor& heads, const at::Tensor& positions) const {
+  const int64_t channels = heads.size(3);
+  const at::Tensor cos = rows(cos_, heads, positions);
+  const at::Tensor sin = rows(sin_, heads, positions);
   const at::Tensor turned = rotated_ == channels ? heads : heads.slice(3, 0, rotated_);
   const at::Tensor swapped =
       at::cat({turned.slice(3, rotated_ / 2), turned.slice(3, 0, rotated_ / 2)}, 3);

@@ -14,11 +14,14 @@ class RotaryEmbedding {
   /// Tables for positions 0 ... seq_length - 1, computed in fp64.
   explicit RotaryEmbedding(const LayerContext& context);
 
-  /// `heads` [sequence, batch, heads, kv_channels] of positions 0 ... sequence - 1 -> the same
-  /// shape
-  at::Tensor apply(const at::Tensor& heads) const;
+  /// `heads` [sequence, batch, heads, kv_channels] -> the same shape. `positions` [sequence] of
+  /// int64, each < seq_length; undefined: 0 ... sequence - 1.
+  at::Tensor apply(const at::Tensor& heads, const at::Tensor& positions = {}) const;
 
  private:
+  at::Tensor rows(const at::Tensor& table, const at::Tensor& heads,
+                  const at::Tensor& positions) const;
+
   int64_t rotated_;  ///< channels
   at::Tensor cos_;   ///< [seq_length, 1, 1, rotated]
   at::Tensor sin_;   ///< likewise, the first half negated

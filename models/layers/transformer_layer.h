@@ -4,26 +4,31 @@
 
 #include "lockstep/core/parameters.h"
 #include "lockstep/models/layers/attention.h"
+#include "lockstep/models/layers/dropout.h"
 #include "lockstep/models/layers/layer_context.h"
 #include "lockstep/models/layers/mlp.h"
 #include "lockstep/models/layers/normalization.h"
 
 namespace lockstep {
 
-/// One pre-norm transformer layer: x + attention(norm(x)), then x + mlp(norm(x)). Children:
-/// `input_layernorm`, `self_attention`, `pre_mlp_layernorm`, `mlp`.
+/// One pre-norm transformer layer: x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x))).
+/// Children: `input_layernorm`, `self_attention`, `pre_mlp_layernorm`, `mlp`.
 class TransformerLayer : public DescribedModule {
  public:
+  /// `context.layer` is the number of the layer.
   explicit TransformerLayer(const LayerContext& context);
 
-  /// `hidden` [sequence, batch, hidden_size] -> the same shape
-  at::Tensor forward(const at::Tensor& hidden) const;
+  /// `hidden` [sequence, batch, hidden_size], with sequence parallelism this rank's [sequence /
+  /// ranks, ...] -> the same shape
+  at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens) const;
 
  private:
   std::shared_ptr<Norm> input_layernorm_;
   std::shared_ptr<SelfAttention> self_attention_;
   std::shared_ptr<Norm> pre_mlp_layernorm_;
-  std::shared_ptr<MLP> mlp_;
+  std::shared_ptr<FeedForward> mlp_;
+  Dropout attention_dropout_;
+  Dropout mlp_dropout_;
 };
 
 }  // namespace lockstep

@@ -177,8 +177,7 @@ TEST(MemoryPlan, StagesAndRanksOfTensorParallelismAddUp) {
   const std::string two = "parallel.tensor_model_parallel_size=2";
   EXPECT_EQ(parameters({two}, 0), (all - norms) / 2 + norms);
   EXPECT_EQ(parameters({two, "model.num_query_groups=1"}, 0),
-            (parameters({"model.num_query_groups=1"}, 0) - norms - 3 * 2 * 12 * 48) / 2 + norms +
-                3 * 2 * 12 * 48);  // each rank has the one key and value head
+            (parameters({"model.num_query_groups=1"}, 0) - norms) / 2 + norms);
 }
 
 TEST(MemoryPlan, TheDistributedOptimizerHoldsOneShard) {

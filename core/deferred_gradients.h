@@ -1,0 +1,34 @@
+#pragma once
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+
+/// Weight gradients that backward leaves for later, as zero-bubble schedules want it: a backward
+/// that runs while deferring() computes the gradients of inputs, biases and norms, and adds a task
+/// for the gradient of each linear layer's weight. A task adds into the parameter's gradient and
+/// calls the parameter's post-accumulate-gradient hook, as autograd would have done. For one rank;
+/// its backwards do not run at the same time.
+class DeferredGradients {
+ public:
+  using Task = std::function<void()>;
+
+  /// Whether the backwards from now on leave weight gradients for later.
+  void defer(bool on) { deferring_ = on; }
+  bool deferring() const { return deferring_; }
+
+  /// For layers, inside a backward that defers.
+  void add(Task task) { tasks_.push_back(std::move(task)); }
+
+  /// The tasks that were added since the last call, for the caller to run once each, in order, with
+  /// gradients off. They keep activations alive until then.
+  std::vector<Task> take() { return std::exchange(tasks_, {}); }
+
+ private:
+  bool deferring_ = false;
+  std::vector<Task> tasks_;
+};
+
+}  // namespace lockstep

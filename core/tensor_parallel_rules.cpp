@@ -1,0 +1,59 @@
+#include "lockstep/core/tensor_parallel_rules.h"
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/integers.h"
+
+namespace lockstep {
+namespace {
+
+constexpr const char* kTensor = "parallel.tensor_model_parallel_size";
+
+void check_groups(const TransformerConfig& model, int64_t ranks) {
+  const int64_t groups = *model.num_query_groups;
+  require<ConfigError>(groups % ranks == 0 || ranks % groups == 0,
+                       "model.num_query_groups: found {}, allowed: a multiple or a divisor of {} "
+                       "({})",
+                       groups, kTensor, ranks);
+  if (groups >= ranks) return;
+  const int64_t sharing = ranks / groups;
+  const int64_t rows = (model.num_attention_heads / groups + 2) * *model.kv_channels;
+  require<ConfigError>(rows % sharing == 0,
+                       "model.kv_channels: found {}, so that a query group has {} rows of "
+                       "linear_qkv, allowed: rows that divide by the {} ranks that share a group "
+                       "({} / model.num_query_groups)",
+                       *model.kv_channels, rows, sharing, kTensor);
+}
+
+void check_sequence(const TransformerConfig& model, const ParallelConfig& parallel) {
+  const int64_t ranks = parallel.tensor_model_parallel_size;
+  require<ConfigError>(ranks > 1,
+                       "parallel.sequence_parallel: found true, allowed with: {} > 1 (found {})",
+                       kTensor, ranks);
+  const int64_t parts =
+      checked_mul(ranks, parallel.context_parallel_size, "ranks that cut a sequence");
+  require<ConfigError>(model.seq_length % parts == 0,
+                       "model.seq_length: found {}, allowed with parallel.sequence_parallel: a "
+                       "multiple of {} * parallel.context_parallel_size ({})",
+                       model.seq_length, kTensor, parts);
+}
+
+}  // namespace
+
+int64_t padded_vocab_size(int64_t vocab_size, int64_t make_vocab_size_divisible_by,
+                          int64_t tensor_parallel) {
+  return checked_round_up(
+      vocab_size,
+      checked_mul(make_vocab_size_divisible_by, tensor_parallel, "vocabulary's multiple"),
+      "padded vocabulary");
+}
+
+void check_tensor_parallel(const TransformerConfig& model, const ParallelConfig& parallel) {
+  if (parallel.sequence_parallel) check_sequence(model, parallel);
+  const int64_t ranks = parallel.tensor_model_parallel_size;
+  if (ranks == 1) return;
+  div_exact(model.num_attention_heads, ranks, "model.num_attention_heads", kTensor);
+  div_exact(*model.ffn_hidden_size, ranks, "model.ffn_hidden_size", kTensor);
+  check_groups(model, ranks);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,162 @@
+#include "lockstep/models/layers/linear_function.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/parallel_state/collectives.h"
+
+namespace lockstep {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
+
+struct Options : torch::CustomClassHolder {
+  explicit Options(const ParallelLinearOptions& o) : options(o) {}
+  ParallelLinearOptions options;
+};
+
+/// The chunks of all ranks, joined along dimension 0, once the work is done.
+struct Gathering {
+  at::Tensor whole;
+  Work work;
+
+  Gathering(const at::Tensor& chunk, const ParallelLinearOptions& options,
+            const std::string& label) {
+    std::vector<int64_t> shape = chunk.sizes().vec();
+    shape[0] *= options.group.size();
+    whole = at::empty(shape, chunk.options());
+    work = all_gather(options.group, whole, chunk.detach().contiguous(), label);
+  }
+};
+
+std::string input_label(const ParallelLinearOptions& options) { return options.label + " input"; }
+
+std::string gradient_label(const ParallelLinearOptions& options) {
+  return "gradient of " + input_label(options);
+}
+
+/// rows^T x into weight.grad(), if somebody waits for it there.
+bool add_in_place(const at::Tensor& weight, const at::Tensor& rows, const at::Tensor& x) {
+  const auto& hook = torch::autograd::impl::post_acc_grad_hooks(weight);
+  const at::Tensor& grad = weight.grad();
+  if (!hook || !grad.defined() || grad.scalar_type() != rows.scalar_type() || !grad.is_contiguous())
+    return false;
+  grad.view({-1, grad.size(-1)}).addmm_(rows.t(), x);
+  (*hook)(weight);
+  return true;
+}
+
+at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& rows, const at::Tensor& x) {
+  return rows.t().mm(x).view(weight.sizes());
+}
+
+/// What AccumulateGrad does.
+void accumulate(const at::Tensor& weight, const at::Tensor& rows, const at::Tensor& x) {
+  if (add_in_place(weight, rows, x)) return;
+  const at::Tensor gradient = weight_gradient(weight, rows, x);
+  if (weight.grad().defined())
+    weight.mutable_grad().add_(gradient);
+  else
+    weight.mutable_grad() = gradient;
+  if (const auto& hook = torch::autograd::impl::post_acc_grad_hooks(weight)) (*hook)(weight);
+}
+
+struct LinearFunction : torch::autograd::Function<LinearFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
+                            const at::Tensor& weight, const at::Tensor& bias,
+                            const ParallelLinearOptions& options) {
+    context->save_for_backward({weight.requires_grad() ? input : at::Tensor(), weight});
+    context->saved_data["options"] =
+        c10::IValue::make_capsule(c10::make_intrusive<Options>(options));
+    const auto row_bias = bias.defined() ? std::optional(bias) : std::nullopt;
+    const at::Tensor matrix = weight.flatten(0, -2);
+    if (options.input != LinearInput::sequence_chunk) return at::linear(input, matrix, row_bias);
+    Gathering gathering(input, options, input_label(options));
+    gathering.work.wait();
+    return at::linear(gathering.whole, matrix, row_bias);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto capsule = context->saved_data["options"].toCapsule();
+    const ParallelLinearOptions& options = static_cast<const Options&>(*capsule).options;
+    require<UsageError>(!at::GradMode::is_enabled(),
+                        "{}: found backward with create_graph, allowed: without; there is no "
+                        "second derivative",
+                        options.label);
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &input = saved[0], &weight = saved[1];
+    const at::Tensor rows = as_matrix(grads[0]);
+    const bool sequence = options.input == LinearInput::sequence_chunk;
+    const bool later =
+        options.weight_used_once && options.deferred && options.deferred->deferring();
+    const bool weight_now = context->needs_input_grad(1) && !later;
+
+    std::optional<Gathering> gathering;
+    if (sequence && weight_now) gathering.emplace(input, options, input_label(options) + " again");
+    at::Tensor input_gradient;
+    Work reduction;
+    if (context->needs_input_grad(0))
+      reduction = start_input_gradient(grads[0], rows, weight, options, input_gradient);
+
+    at::Tensor own_gradient;
+    if (weight_now) {
+      if (gathering) gathering->work.wait();
+      const at::Tensor x = as_matrix(gathering ? gathering->whole : input);
+      if (!options.weight_used_once || !add_in_place(weight, rows, x))
+        own_gradient = weight_gradient(weight, rows, x);
+    } else if (context->needs_input_grad(1)) {
+      defer(input, weight, rows, options);
+    }
+    const at::Tensor bias_gradient = context->needs_input_grad(2) ? rows.sum(0) : at::Tensor();
+    reduction.wait();
+    return {input_gradient, own_gradient, bias_gradient, {}};
+  }
+
+ private:
+  /// Computes this rank's term and starts to add the terms of the others.
+  static Work start_input_gradient(const at::Tensor& grad, const at::Tensor& rows,
+                                   const at::Tensor& weight, const ParallelLinearOptions& options,
+                                   at::Tensor& result) {
+    std::vector<int64_t> shape = grad.sizes().vec();
+    shape.back() = weight.size(-1);
+    const at::Tensor term = rows.mm(weight.flatten(0, -2)).view(shape);
+    result = term;
+    if (options.input == LinearInput::own) return {};
+    if (options.input == LinearInput::copied)
+      return all_reduce(options.group, term, ReduceOp::sum, gradient_label(options));
+    shape[0] /= options.group.size();
+    result = at::empty(shape, term.options());
+    return reduce_scatter(options.group, result, term, ReduceOp::sum, gradient_label(options));
+  }
+
+  static void defer(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& rows,
+                    const ParallelLinearOptions& options) {
+    options.deferred->add([=] {
+      if (options.input != LinearInput::sequence_chunk)
+        return accumulate(weight, rows, as_matrix(input.detach()));
+      Gathering gathering(input, options, input_label(options) + " again");
+      gathering.work.wait();
+      accumulate(weight, rows, as_matrix(gathering.whole));
+    });
+  }
+};
+
+}  // namespace
+
+at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight,
+                           const at::Tensor& bias, const ParallelLinearOptions& options) {
+  const at::Tensor row_bias = bias.defined() ? bias.flatten() : bias;
+  if (options.group.size() > 1 || options.input == LinearInput::own)
+    return LinearFunction::apply(input, weight, row_bias, options);
+  ParallelLinearOptions alone = options;
+  alone.input = LinearInput::own;
+  return LinearFunction::apply(input, weight, row_bias, alone);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/core/deferred_gradients.h"
+#include "lockstep/parallel_state/process_group.h"
+
+namespace lockstep {
+
+/// What a linear layer does with its input over the ranks of its group.
+enum class LinearInput {
+  own,             ///< nothing is sent
+  copied,          ///< the same on all ranks; backward adds the terms of its gradient
+  sequence_chunk,  ///< this rank's chunk of dimension 0: it is gathered, its gradient is
+                   ///< reduce-scattered
+};
+
+struct ParallelLinearOptions {
+  ProcessGroup group;
+  LinearInput input = LinearInput::own;
+  /// Autograd reaches the weight through this call alone. Then backward adds the weight's gradient
+  /// straight into weight.grad(), if that has the same dtype and a wrapper such as
+  /// DistributedDataParallel waits for it (a post-accumulate-gradient hook, which is called).
+  bool weight_used_once = true;
+  std::shared_ptr<DeferredGradients> deferred = {};  ///< works where weight_used_once
+  std::string label = {};  ///< "<label> input" is what the collectives are called
+};
+
+/// input W^T (+ bias), where W is `weight` [..., in] with its leading dimensions taken together
+/// (out rows) and `bias`, which may be undefined, has as many elements. `input` [..., in], with
+/// LinearInput::sequence_chunk [sequence / ranks, ..., in] -> [..., out], or [sequence, ..., out].
+///
+/// The group's collectives, each beside a matrix product in backward:
+///
+///     input            forward       backward
+///     own              nothing       nothing
+///     copied           nothing       all-reduce of the input's gradient, beside the weight's
+///     product sequence_chunk   all-gather    all-gather of the input again (only the chunk is
+///     kept), beside
+///                                    the input's product; reduce-scatter of the input's gradient,
+///                                    beside the weight's
+///
+/// What is not differentiated is neither kept nor computed nor sent. Backward with create_graph is
+/// a UsageError.
+at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight,
+                           const at::Tensor& bias, const ParallelLinearOptions& options);
+
+}  // namespace lockstep

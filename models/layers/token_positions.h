@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep {
+
+/// Where the tokens of a micro-batch stand: in their sequences, and among all samples of the run.
+struct TokenPositions {
+  /// [sequence] of int64, for the sequence that this rank holds before sequence parallelism cuts
+  /// it. Undefined: 0, 1, ...
+  at::Tensor positions = {};
+  /// Number of the first sequence of the micro-batch among all samples of the run; the others
+  /// follow it. Dropout draws the same numbers for the same sample and position on every layout.
+  int64_t first_sample = 0;
+};
+
+}  // namespace lockstep
