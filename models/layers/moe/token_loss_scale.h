@@ -1,0 +1,13 @@
+#pragma once
+
+namespace lockstep {
+
+/// By what the training loop multiplies the loss of one token before backward: 1 where losses are
+/// summed, 1 / (tokens of this rank's micro-batch * micro-batches) where they are averaged, times
+/// the loss scale. The losses of routers are added in backward, to each token's own, at this scale.
+/// The loop may change it between steps.
+struct TokenLossScale {
+  double value = 1;
+};
+
+}  // namespace lockstep
