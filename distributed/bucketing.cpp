@@ -16,7 +16,7 @@ struct BufferKey {
 };
 
 /// The parameters of one buffer, with their positions among all parameters.
-struct BufferPlan {
+struct KeyedParams {
   BufferKey key;
   std::vector<NamedParameter> params;
   std::vector<int64_t> positions;
@@ -27,9 +27,9 @@ at::ScalarType grad_dtype(at::ScalarType param_dtype, bool reduce_in_fp32) {
   return half && reduce_in_fp32 ? at::kFloat : param_dtype;
 }
 
-std::vector<BufferPlan> plan_buffers(const std::vector<NamedParameter>& parameters,
-                                     bool reduce_in_fp32) {
-  std::vector<BufferPlan> plans;
+std::vector<KeyedParams> group_by_key(const std::vector<NamedParameter>& parameters,
+                                      bool reduce_in_fp32) {
+  std::vector<KeyedParams> lists;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const NamedParameter& param = parameters[i];
     if (!param.tensor.requires_grad()) continue;
@@ -37,12 +37,12 @@ std::vector<BufferPlan> plan_buffers(const std::vector<NamedParameter>& paramete
     require<UsageError>(at::isFloatingType(dtype), "parameter '{}': {} cannot be trained",
                         param.name, at::toString(dtype));
     const BufferKey key{dtype, grad_dtype(dtype, reduce_in_fp32), param.description.is_expert};
-    auto plan = std::find_if(plans.begin(), plans.end(), [&](auto& p) { return p.key == key; });
-    if (plan == plans.end()) plan = plans.insert(plans.end(), {key, {}, {}});
-    plan->params.push_back(param);
-    plan->positions.push_back(static_cast<int64_t>(i));
+    auto list = std::find_if(lists.begin(), lists.end(), [&](auto& l) { return l.key == key; });
+    if (list == lists.end()) list = lists.insert(lists.end(), {key, {}, {}});
+    list->params.push_back(param);
+    list->positions.push_back(static_cast<int64_t>(i));
   }
-  return plans;
+  return lists;
 }
 
 using Piece = Bucketing::Piece;
@@ -100,10 +100,10 @@ GradReduction reduction_over(const ParallelState& state, bool is_expert, bool sh
           .instances = state.group(GroupKind::inter_optimizer)};
 }
 
-Reductions make_reductions(const std::vector<BufferPlan>& plans, const ParallelState& state,
+Reductions make_reductions(const std::vector<KeyedParams>& lists, const ParallelState& state,
                            GradientScalingMode mode, bool sharded) {
   const bool any_expert =
-      std::any_of(plans.begin(), plans.end(), [](auto& plan) { return plan.key.is_expert; });
+      std::any_of(lists.begin(), lists.end(), [](auto& list) { return list.key.is_expert; });
   GradReduction dense = reduction_over(state, false, sharded);
   GradReduction expert = any_expert ? reduction_over(state, true, sharded) : dense;
   const GradientScaling scaling = gradient_scaling(mode, state.grids().size(GroupKind::dp_cp),
@@ -114,24 +114,14 @@ Reductions make_reductions(const std::vector<BufferPlan>& plans, const ParallelS
   return {std::move(dense), std::move(expert)};
 }
 
-std::unique_ptr<ParamAndGradBuffer> make_buffer(const BufferPlan& plan, const ProcessGroup& group,
-                                                const DistributedDataParallelConfig& config,
-                                                const std::optional<int64_t>& bucket_size) {
-  LayoutOptions options;
-  options.bucket_size = bucket_size;
-  options.data_parallel_size = group.size();
-  options.distributed_optimizer = config.use_distributed_optimizer;
-  options.pad_for_high_bus_bandwidth = config.pad_buckets_for_high_nccl_busbw;
-  return std::make_unique<ParamAndGradBuffer>(plan.params, plan.key.grad_dtype, options,
-                                              group.rank());
-}
+bool is_expert(const BufferPlan& plan) { return plan.params.front().description.is_expert; }
 
 /// Fills result.groups, result.params and result.places from result.buffers. Without overlap all
 /// buckets of a process group get ready at once, so they are one group.
-void group_buckets(Bucketing& result, const std::vector<BufferPlan>& plans,
-                   const Reductions& reductions, const DistributedDataParallelConfig& config) {
+void group_buckets(Bucketing& result, const std::vector<BufferPlan>& plans, bool overlap,
+                   bool check_for_nan) {
   std::vector<std::vector<Bucket>> groups;
-  std::vector<bool> is_expert;      // of each group
+  std::vector<size_t> plan_of;      // of each group: that of its first bucket
   std::vector<size_t> first_place;  // of each buffer
   for (const auto& buffer : result.buffers) {
     first_place.push_back(result.places.size());
@@ -140,13 +130,14 @@ void group_buckets(Bucketing& result, const std::vector<BufferPlan>& plans,
   }
   result.pieces = pieces_in_launch_order(result.buffers, plans);
   for (const Piece& piece : result.pieces) {
-    const bool expert = plans[piece.buffer].key.is_expert;
-    auto same = std::find(is_expert.begin(), is_expert.end(), expert);
-    if (config.overlap_grad_reduce || same == is_expert.end()) {
-      same = is_expert.insert(is_expert.end(), expert);
+    const bool expert = is_expert(plans[piece.buffer]);
+    auto same = std::find_if(plan_of.begin(), plan_of.end(),
+                             [&](size_t plan) { return is_expert(plans[plan]) == expert; });
+    if (overlap || same == plan_of.end()) {
+      same = plan_of.insert(plan_of.end(), piece.buffer);
       groups.emplace_back();
     }
-    const auto group = static_cast<size_t>(same - is_expert.begin());
+    const auto group = static_cast<size_t>(same - plan_of.begin());
     const ParamAndGradBuffer& buffer = *result.buffers[piece.buffer];
     Bucketing::Place* const places = &result.places[first_place[piece.buffer]];
     for (const int64_t param : buffer.layout().buckets[piece.bucket].params)
@@ -155,8 +146,8 @@ void group_buckets(Bucketing& result, const std::vector<BufferPlan>& plans,
   }
   for (size_t g = 0; g < groups.size(); ++g) {
     const std::string label = label_of(g, groups[g]);
-    result.groups.emplace_back(label, std::move(groups[g]), reductions.of(is_expert[g]),
-                               config.check_for_nan_in_grad);
+    result.groups.emplace_back(label, std::move(groups[g]), plans[plan_of[g]].reduction,
+                               check_for_nan);
   }
   for (const Bucketing::Place& place : result.places)
     result.params.push_back(
@@ -165,28 +156,39 @@ void group_buckets(Bucketing& result, const std::vector<BufferPlan>& plans,
 
 }  // namespace
 
+Bucketing make_bucketing(const std::vector<BufferPlan>& plans, bool overlap, bool check_for_nan) {
+  Bucketing result;
+  for (const BufferPlan& plan : plans)
+    result.buffers.push_back(std::make_unique<ParamAndGradBuffer>(
+        plan.params, plan.grad_dtype, plan.layout, plan.reduction.group.rank(), plan.contents));
+  group_buckets(result, plans, overlap, check_for_nan);
+  return result;
+}
+
 Bucketing make_bucketing(const std::vector<NamedParameter>& parameters,
                          const ParallelState& parallel_state,
                          const DistributedDataParallelConfig& config, GradientScalingMode mode,
                          bool disable_bucketing) {
-  const std::vector<BufferPlan> plans = plan_buffers(parameters, config.grad_reduce_in_fp32);
-  require<UsageError>(!plans.empty(),
+  std::vector<KeyedParams> lists = group_by_key(parameters, config.grad_reduce_in_fp32);
+  require<UsageError>(!lists.empty(),
                       "DistributedDataParallel: none of the {} parameters requires a gradient",
                       parameters.size());
   const Reductions reductions =
-      make_reductions(plans, parallel_state, mode, config.use_distributed_optimizer);
+      make_reductions(lists, parallel_state, mode, config.use_distributed_optimizer);
   const int64_t dp_cp = parallel_state.grids().size(GroupKind::dp_cp);
-  Bucketing result;
-  for (const BufferPlan& plan : plans) {
+  std::vector<BufferPlan> plans;
+  for (KeyedParams& list : lists) {
+    const GradReduction& reduction = reductions.of(list.key.is_expert);
+    LayoutOptions layout = {.distributed_optimizer = config.use_distributed_optimizer,
+                            .data_parallel_size = reduction.group.size(),
+                            .pad_for_high_bus_bandwidth = config.pad_buckets_for_high_nccl_busbw};
     int64_t numel = 0;
-    for (const NamedParameter& param : plan.params) numel += param.tensor.numel();
-    std::optional<int64_t> bucket_size;
-    if (!disable_bucketing) bucket_size = effective_bucket_size(config, numel, dp_cp);
-    result.buffers.push_back(
-        make_buffer(plan, reductions.of(plan.key.is_expert).group, config, bucket_size));
+    for (const NamedParameter& param : list.params) numel += param.tensor.numel();
+    if (!disable_bucketing) layout.bucket_size = effective_bucket_size(config, numel, dp_cp);
+    plans.push_back({std::move(list.params), std::move(list.positions), list.key.grad_dtype,
+                     reduction, layout});
   }
-  group_buckets(result, plans, reductions, config);
-  return result;
+  return make_bucketing(plans, config.overlap_grad_reduce, config.check_for_nan_in_grad);
 }
 
 }  // namespace lockstep

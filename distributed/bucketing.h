@@ -39,6 +39,22 @@ struct Bucketing {
   std::vector<Place> places;
 };
 
+/// One buffer: its parameters, and how their gradients are reduced.
+struct BufferPlan {
+  std::vector<NamedParameter> params;  ///< in the order of registration
+  /// When the gradient of each is expected: backward yields those with high numbers first. Counted
+  /// over all buffers.
+  std::vector<int64_t> positions;
+  at::ScalarType grad_dtype;
+  GradReduction reduction;
+  LayoutOptions layout = {};
+  BufferContents contents = BufferContents::params_and_grads;
+};
+
+/// Allocates the buffers and cuts them into buckets. The bucket whose gradients are expected first
+/// goes first; the order follows from the plans alone. `overlap`: every bucket is a group.
+Bucketing make_bucketing(const std::vector<BufferPlan>& plans, bool overlap, bool check_for_nan);
+
 /// Allocates the buffers of the parameters that require a gradient, one for each (parameter dtype,
 /// gradient dtype, dense or expert), and cuts them into buckets. The launch order depends on the
 /// order of registration alone, so it is the same on all ranks: the bucket whose gradients are

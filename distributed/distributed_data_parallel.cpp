@@ -1,12 +1,9 @@
 #include "lockstep/distributed/distributed_data_parallel.h"
 
-#include <mutex>
-
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
-#include "lockstep/distributed/bucketing.h"
-#include "lockstep/distributed/gradient_hook.h"
+#include "lockstep/distributed/grad_sync.h"
 #include "lockstep/distributed/param_sync.h"
 #include "lockstep/distributed/parameter_check.h"
 
@@ -32,7 +29,7 @@ std::vector<at::Tensor> module_buffers(const torch::nn::Module& module) {
 
 }  // namespace
 
-struct DistributedDataParallel::Impl final : GradientObserver {
+struct DistributedDataParallel::Impl {
   Impl(const std::vector<NamedParameter>& parameters, const ParallelState& parallel_state,
        const DistributedDataParallelConfig& config, bool disable_bucketing,
        std::vector<at::Tensor> module_buffers)
@@ -46,60 +43,16 @@ struct DistributedDataParallel::Impl final : GradientObserver {
       if (!param.tensor.requires_grad()) untrained.push_back(param.tensor);
     const bool later_stage =
         state.grids().groups(GroupKind::pp).position_of(state.rank()).value_or(0) > 0;
-    bucketing =
-        make_bucketing(parameters, parallel_state, config, mode, disable_bucketing || later_stage);
-    if (config.use_distributed_optimizer) params = std::make_unique<ParamSync>(bucketing, state);
+    sync = std::make_unique<GradSync>(
+        make_bucketing(parameters, parallel_state, config, mode, disable_bucketing || later_stage),
+        config.overlap_grad_reduce, config.allow_unused_parameters);
+    if (config.use_distributed_optimizer)
+      params = std::make_unique<ParamSync>(sync->bucketing(), state);
     overlaps_param_gather = pre_hook = config.overlap_param_gather;
-    sync = std::make_unique<GradSyncState>(
-        bucketing.params, static_cast<int64_t>(bucketing.groups.size()), config.overlap_grad_reduce,
-        config.allow_unused_parameters);
-    for (const auto& buffer : bucketing.buffers)
-      for (size_t i = 0; i < buffer->params().size(); ++i)
-        hooks.emplace_back(buffer->params()[i].tensor, buffer->grad_view(i), *this,
-                           static_cast<int64_t>(hooks.size()));
-  }
-
-  /// Runs a piece of a step. If it throws, the ranks that wait for this one are told.
-  template <class Body>
-  void guarded(Body body) {
-    const std::lock_guard<std::mutex> lock(mutex);
-    try {
-      body();
-    } catch (const Error& error) {
-      group.post_failure(error.what());
-      throw;
-    }
-  }
-
-  void on_gradient(int64_t position, bool in_place) override {
-    guarded([&] {
-      // First: once a bucket is under way, a gradient that comes too late must not be touched.
-      const auto ready = sync->on_gradient(position, *no_sync_depth == 0);
-      if (!in_place) [[unlikely]] {
-        const Bucketing::Place& place = bucketing.places[static_cast<size_t>(position)];
-        place.buffer->adopt_grad(place.index);
-      }
-      launch(ready);
-    });
-  }
-
-  void launch(GradSyncState::Launch buckets) {
-    for (int64_t i = buckets.first; i < buckets.last; ++i)
-      bucketing.groups[static_cast<size_t>(i)].start();
-  }
-
-  void finish() {
-    guarded([&] {
-      launch(sync->finish());
-      for (BucketGroup& bucket_group : bucketing.groups) bucket_group.continue_over_instances();
-      for (BucketGroup& bucket_group : bucketing.groups) bucket_group.finish();
-      sync->finished();
-      for (const auto& buffer : bucketing.buffers) buffer->check_grads_attached();
-    });
   }
 
   void require_not_reducing(const char* call) const {
-    require<UsageError>(sync->phase() != Phase::reducing,
+    require<UsageError>(sync->state().phase() != Phase::reducing,
                         "{}: the state is reducing; call finish_grad_sync() first", call);
   }
 
@@ -107,15 +60,11 @@ struct DistributedDataParallel::Impl final : GradientObserver {
   GradientScalingMode mode;
   ProcessGroup group;
   std::vector<at::Tensor> untrained;  ///< frozen parameters and module buffers
-  Bucketing bucketing;
-  std::unique_ptr<GradSyncState> sync;
+  std::unique_ptr<GradSync> sync;
   std::unique_ptr<ParamSync> params;  ///< null without the distributed optimizer
   bool overlaps_param_gather = false;
   bool pre_hook = false;
-  std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
   bool finalized = false;
-  std::mutex mutex;
-  std::vector<GradientHook> hooks;  // last, so that they go first
 };
 
 DistributedDataParallel::DistributedDataParallel(const torch::nn::Module& module,
@@ -148,30 +97,25 @@ DistributedDataParallel::NoSyncGuard::~NoSyncGuard() {
 }
 
 DistributedDataParallel::NoSyncGuard DistributedDataParallel::no_sync() {
-  return NoSyncGuard(impl_->no_sync_depth);
+  return NoSyncGuard(impl_->sync->no_sync_depth());
 }
 
 void DistributedDataParallel::set_num_microbatches(int64_t count) {
-  impl_->sync->set_microbatches(count);
+  impl_->sync->state().set_microbatches(count);
 }
 
-void DistributedDataParallel::start_grad_sync() {
-  impl_->guarded([&] { impl_->launch(impl_->sync->start()); });
-}
+void DistributedDataParallel::start_grad_sync() { impl_->sync->start(); }
 
-void DistributedDataParallel::finish_grad_sync() { impl_->finish(); }
+void DistributedDataParallel::finish_grad_sync() { impl_->sync->finish(); }
 
 void DistributedDataParallel::scale_gradients(double factor) {
   impl_->require_not_reducing("scale_gradients");
-  for (const auto& buffer : buffers())
-    for (const ElementRange& range : buffer->owned())
-      buffer->grad_data().slice(0, range.start, range.end).mul_(factor);
+  impl_->sync->scale(factor);
 }
 
 void DistributedDataParallel::zero_grad_buffer() {
-  impl_->sync->reset();
+  impl_->sync->zero_grad();
   impl_->finalized = false;
-  for (const auto& buffer : buffers()) buffer->zero_grad();
 }
 
 void DistributedDataParallel::broadcast_params() {
@@ -193,7 +137,7 @@ void DistributedDataParallel::broadcast_params() {
 
 void DistributedDataParallel::start_param_sync(bool force_sync, bool force_dispatch) {
   if (!impl_->params) return;
-  impl_->guarded([&] {
+  impl_->sync->guarded([&] {
     if (force_dispatch && !impl_->params->is_stale()) {
       impl_->params->finish();
       impl_->params->mark_stale();
@@ -206,7 +150,8 @@ void DistributedDataParallel::start_param_sync(bool force_sync, bool force_dispa
 }
 
 void DistributedDataParallel::finish_param_sync() {
-  if (impl_->params && impl_->params->pending()) impl_->guarded([&] { impl_->params->finish(); });
+  if (impl_->params && impl_->params->pending())
+    impl_->sync->guarded([&] { impl_->params->finish(); });
 }
 
 bool DistributedDataParallel::param_sync_pending() const {
@@ -232,54 +177,40 @@ bool DistributedDataParallel::is_sharded() const { return impl_->params != nullp
 
 GradientScalingMode DistributedDataParallel::scaling_mode() const { return impl_->mode; }
 
-std::string DistributedDataParallel::state_text() const { return impl_->sync->phase_text(); }
+std::string DistributedDataParallel::state_text() const {
+  return impl_->sync->state().phase_text();
+}
 
 const ParallelState& DistributedDataParallel::parallel_state() const { return impl_->state; }
 
 const std::vector<std::unique_ptr<ParamAndGradBuffer>>& DistributedDataParallel::buffers() const {
-  return impl_->bucketing.buffers;
+  return impl_->sync->bucketing().buffers;
 }
 
-std::vector<DistributedDataParallel::BucketInfo> DistributedDataParallel::buckets() const {
-  std::vector<BucketInfo> infos;
-  for (const BucketGroup& group : impl_->bucketing.groups)
-    for (const Bucket& bucket : group.buckets()) {
-      const GradReduction& reduction = group.reduction();
-      infos.push_back({group.label(), reduction.group.to_string(),
-                       fmt::format("{} {}", is_sharded() ? "reduce-scatter" : "all-reduce",
-                                   to_string(reduction.op)),
-                       reduction.instances ? reduction.instances->to_string() : "",
-                       bucket.grads.scalar_type(), bucket.grads.numel(), bucket.bytes(),
-                       bucket.parameters});
-    }
-  return infos;
-}
+std::vector<BucketInfo> DistributedDataParallel::buckets() const { return impl_->sync->buckets(); }
 
 std::string DistributedDataParallel::describe() const {
-  std::string text = fmt::format("{} scaling, state {}\n", to_string(scaling_mode()), state_text());
-  for (const BucketInfo& info : buckets())
-    text += fmt::format("{}: {} over {}, {} elements of {}, {} bytes, {} parameters\n", info.label,
-                        info.operation, info.group, info.numel, at::toString(info.dtype),
-                        info.bytes, info.parameters.size());
-  return text;
+  return fmt::format("{} scaling, state {}\n", to_string(scaling_mode()), state_text()) +
+         to_string(buckets());
 }
 
 void DistributedDataParallel::begin_finalize() {
   require<UsageError>(!impl_->finalized,
                       "finalize_model_grads: the gradients of this step are final already; call "
                       "zero_grad_buffer() before the next step");
-  if (impl_->sync->phase() != Phase::ready) finish_grad_sync();
+  if (impl_->sync->state().phase() != Phase::ready) finish_grad_sync();
 }
 
 void DistributedDataParallel::end_finalize() { impl_->finalized = true; }
 
 void DistributedDataParallel::require_final_gradients(const char* caller) const {
   const bool needs_finalize = impl_->mode == GradientScalingMode::per_token;
-  require<UsageError>(impl_->sync->phase() == Phase::ready && (impl_->finalized || !needs_finalize),
-                      "{}: the gradients are not final (state {}{}); call finalize_model_grads() "
-                      "after the last backward",
-                      caller, state_text(),
-                      needs_finalize && !impl_->finalized ? ", not divided by the tokens" : "");
+  require<UsageError>(
+      impl_->sync->state().phase() == Phase::ready && (impl_->finalized || !needs_finalize),
+      "{}: the gradients are not final (state {}{}); call finalize_model_grads() "
+      "after the last backward",
+      caller, state_text(),
+      needs_finalize && !impl_->finalized ? ", not divided by the tokens" : "");
 }
 
 }  // namespace lockstep

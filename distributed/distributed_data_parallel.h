@@ -9,6 +9,7 @@
 
 #include "lockstep/core/config.h"
 #include "lockstep/core/parameters.h"
+#include "lockstep/distributed/bucket_info.h"
 #include "lockstep/distributed/gradient_scaling.h"
 #include "lockstep/distributed/param_and_grad_buffer.h"
 #include "lockstep/parallel_state/parallel_state.h"
@@ -150,18 +151,7 @@ class DistributedDataParallel {
   /// The buffers: one for each (parameter dtype, gradient dtype, dense or expert).
   const std::vector<std::unique_ptr<ParamAndGradBuffer>>& buffers() const;
 
-  /// One bucket, in the order in which buckets are launched.
-  struct BucketInfo {
-    std::string label;      ///< "bucket 2 ('layers.0.weight' to 'layers.1.bias')"
-    std::string group;      ///< "dp-cp [0, 1]"
-    std::string operation;  ///< "all-reduce sum", "reduce-scatter sum"
-    /// With several optimizer instances, the group over which an all-reduce adds the shards.
-    std::string instances;
-    at::ScalarType dtype;  ///< of the gradients
-    int64_t numel;
-    int64_t bytes;
-    std::vector<std::string> parameters;  ///< in buffer order
-  };
+  /// In the order in which buckets are launched.
   std::vector<BucketInfo> buckets() const;
 
   /// A table of the buckets, for logs.

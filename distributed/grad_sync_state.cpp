@@ -23,10 +23,11 @@ const char* to_string(Phase phase) {
 }
 
 GradSyncState::GradSyncState(std::vector<Param> params, int64_t num_buckets, bool overlap,
-                             bool allow_unused)
+                             bool allow_unused, GradSyncCalls calls)
     : params_(std::move(params)),
       overlap_(overlap),
       allow_unused_(allow_unused),
+      calls_(calls),
       counts_(params_.size()),
       bucket_sizes_(static_cast<size_t>(num_buckets), 0) {
   for (size_t i = 0; i < params_.size(); ++i) {
@@ -52,9 +53,9 @@ std::string GradSyncState::phase_text() const {
 }
 
 void GradSyncState::set_microbatches(int64_t count) {
-  require<UsageError>(count >= 1, "set_microbatches: found {}, allowed: >= 1", count);
+  require<UsageError>(count >= 1, "{}: found {}, allowed: >= 1", calls_.count, count);
   require<UsageError>(phase_ == Phase::idle || phase_ == Phase::ready,
-                      "set_microbatches: the state is {}, allowed: idle, ready", phase_text());
+                      "{}: the state is {}, allowed: idle, ready", calls_.count, phase_text());
   microbatches_ = count;
 }
 
@@ -66,18 +67,17 @@ GradSyncState::Launch GradSyncState::on_gradient(int64_t param, bool synchronize
   const std::string& name = params_[static_cast<size_t>(param)].name;
   require<UsageError>(phase_ != Phase::ready,
                       "gradient sync: '{}' received a gradient, but the gradients of this step are "
-                      "reduced already (state ready); call zero_grad_buffer() before the backward "
-                      "of the next step",
-                      name);
+                      "reduced already (state ready); call {}() before the backward of the next "
+                      "step",
+                      name, calls_.reset);
   Counts& counts = counts_[static_cast<size_t>(param)];
   const int64_t bucket = counts.bucket;
   if (counts.synchronized == microbatches_ || bucket < next_) [[unlikely]]
     fail<UsageError>(
         "gradient sync: '{}' received backward {} of {} expected in this step (state {}, bucket "
-        "{}); run all but the last micro-batch inside no_sync(), and call zero_grad_buffer() "
-        "between steps",
+        "{}); {}, and call {}() between steps",
         name, counts.received + 1, std::max<int64_t>(counts.received, microbatches_), phase_text(),
-        bucket);
+        bucket, calls_.surplus, calls_.reset);
   if (phase_ == Phase::idle) phase_ = Phase::accumulating;
   ++counts.received;
   if (!synchronize || ++counts.synchronized < microbatches_) return {next_, next_};
@@ -101,10 +101,9 @@ GradSyncState::Launch GradSyncState::launch_all() {
   return launch;
 }
 
-void GradSyncState::refuse_missing(bool needs_ready) const {
+std::string GradSyncState::list_missing(bool needs_ready, size_t& missing) const {
   constexpr size_t kMaxNames = 20;
   std::string names;
-  size_t missing = 0;
   for (size_t i = 0; i < params_.size(); ++i) {
     const bool launched = params_[i].bucket < next_;
     const bool there = needs_ready ? is_ready(static_cast<int64_t>(i)) : counts_[i].received > 0;
@@ -113,26 +112,44 @@ void GradSyncState::refuse_missing(bool needs_ready) const {
         fmt::format("{}'{}' ({}/{})", names.empty() ? "" : ", ", params_[i].name,
                     needs_ready ? counts_[i].synchronized : counts_[i].received, microbatches_);
   }
-  if (missing == 0) return;
   if (missing > kMaxNames) names += fmt::format(", and {} more", missing - kMaxNames);
+  return names;
+}
+
+void GradSyncState::refuse_missing(bool needs_ready) const {
+  size_t missing = 0;
+  const std::string names = list_missing(needs_ready, missing);
+  if (missing == 0) return;
   fail<UsageError>(
       "gradient sync: {} of {} parameters received no gradient{} (state {}): {}; check that the "
-      "loss depends on them, or set ddp.allow_unused_parameters",
+      "loss depends on them, or set {}",
       missing, params_.size(), needs_ready ? " in the last micro-batch" : " in any micro-batch",
-      phase_text(), names);
+      phase_text(), names, calls_.allow_unused);
+}
+
+void GradSyncState::refuse_early_finish() const {
+  const bool begun = phase_ == Phase::accumulating;
+  if (phase_ == Phase::reducing || phase_ == Phase::ready || pending_ != bucket_sizes_ ||
+      (allow_unused_ && !begun))
+    return;
+  size_t missing = 0;
+  const std::string names = list_missing(/*needs_ready=*/true, missing);
+  fail<UsageError>("{}: came before the last of {} backwards of this step (state {}): {}",
+                   calls_.finish, microbatches_, phase_text(), names);
 }
 
 GradSyncState::Launch GradSyncState::start() {
   require<UsageError>(phase_ != Phase::ready,
-                      "start_grad_sync: the state is ready, allowed: accumulating, reducing");
+                      "{}: the state is ready, allowed: accumulating, reducing", calls_.start);
   if (!allow_unused_) refuse_missing(/*needs_ready=*/phase_ == Phase::reducing);
   return launch_all();
 }
 
 GradSyncState::Launch GradSyncState::finish() {
   require<UsageError>(phase_ != Phase::ready,
-                      "finish_grad_sync: the state is ready, allowed: accumulating, reducing; the "
-                      "gradients of this step are reduced already");
+                      "{}: the state is ready, allowed: accumulating, reducing; the gradients of "
+                      "this step are reduced already",
+                      calls_.finish);
   if (!allow_unused_) refuse_missing(/*needs_ready=*/true);
   return launch_all();
 }
@@ -145,8 +162,8 @@ void GradSyncState::finished() {
 }
 
 void GradSyncState::reset() {
-  require<UsageError>(phase_ != Phase::reducing,
-                      "zero_grad_buffer: the state is reducing; call finish_grad_sync() first");
+  require<UsageError>(phase_ != Phase::reducing, "{}: the state is reducing; call {}() first",
+                      calls_.reset, calls_.finish);
   phase_ = Phase::idle;
   for (Counts& counts : counts_) counts.received = counts.synchronized = 0;
   pending_ = bucket_sizes_;

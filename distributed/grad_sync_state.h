@@ -6,6 +6,17 @@
 
 namespace lockstep {
 
+/// How the owner's calls are named, for messages.
+struct GradSyncCalls {
+  const char* count = "set_microbatches";   ///< states the micro-batches of a step
+  const char* start = "start_grad_sync";    ///< launches what was not launched
+  const char* finish = "finish_grad_sync";  ///< waits for the reductions
+  const char* reset = "zero_grad_buffer";   ///< begins a step
+  const char* allow_unused = "ddp.allow_unused_parameters";
+  /// What to do about a backward too many.
+  const char* surplus = "run all but the last micro-batch inside no_sync()";
+};
+
 /// Counts the gradients of a training step and says which buckets may be reduced, and when. It has
 /// no tensors and sends nothing, so that every interleaving can be tested.
 ///
@@ -39,7 +50,8 @@ class GradSyncState {
   /// `overlap`: buckets are launched as soon as they are ready; otherwise when start() or finish()
   /// is called. `allow_unused`: parameters without a gradient count as ready when the step is
   /// finished.
-  GradSyncState(std::vector<Param> params, int64_t num_buckets, bool overlap, bool allow_unused);
+  GradSyncState(std::vector<Param> params, int64_t num_buckets, bool overlap, bool allow_unused,
+                GradSyncCalls calls = {});
 
   /// The micro-batches of each following step are counted: the one with number `count` is the last.
   /// `count` >= 1. Only between steps (idle or ready).
@@ -57,6 +69,10 @@ class GradSyncState {
   /// Launches what is left. Throws with the names of the parameters that are not ready.
   Launch finish();
 
+  /// Throws, with names and counts, if finish() would come before the last micro-batch has reached
+  /// any parameter.
+  void refuse_early_finish() const;
+
   /// All launched buckets are reduced: reducing → ready.
   void finished();
 
@@ -67,6 +83,7 @@ class GradSyncState {
   /// "idle", "accumulating 1/2" (only "accumulating 1" where the caller states the last one),
   /// "reducing", "ready"
   std::string phase_text() const;
+  const GradSyncCalls& calls() const { return calls_; }
   int64_t num_buckets() const { return static_cast<int64_t>(pending_.size()); }
 
  private:
@@ -77,6 +94,7 @@ class GradSyncState {
   };
 
   bool is_ready(int64_t param) const;
+  std::string list_missing(bool needs_ready, size_t& missing) const;
   void refuse_missing(bool needs_ready) const;
   Launch launch_ready();
   Launch launch_all();
@@ -84,6 +102,7 @@ class GradSyncState {
   std::vector<Param> params_;
   bool overlap_;
   bool allow_unused_;
+  GradSyncCalls calls_;
   int64_t microbatches_ = 1;
   Phase phase_ = Phase::idle;
   std::vector<Counts> counts_;

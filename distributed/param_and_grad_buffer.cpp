@@ -8,17 +8,19 @@
 namespace lockstep {
 namespace {
 
-void check_parameter(const NamedParameter& param, const NamedParameter& first) {
+void check_parameter(const NamedParameter& param, const NamedParameter& first,
+                     BufferContents contents) {
   const at::Tensor& tensor = param.tensor;
   require<UsageError>(tensor.defined() && tensor.layout() == at::kStrided && tensor.is_leaf() &&
                           tensor.requires_grad(),
                       "parameter '{}': must be a dense leaf tensor that requires a gradient",
                       param.name);
-  require<UsageError>(tensor.scalar_type() == first.tensor.scalar_type() &&
-                          tensor.device() == first.tensor.device(),
-                      "parameter '{}' is {} on {}, but the buffer holds {} on {}", param.name,
-                      at::toString(tensor.scalar_type()), tensor.device().str(),
-                      at::toString(first.tensor.scalar_type()), first.tensor.device().str());
+  require<UsageError>(
+      (contents == BufferContents::grads || tensor.scalar_type() == first.tensor.scalar_type()) &&
+          tensor.device() == first.tensor.device(),
+      "parameter '{}' is {} on {}, but the buffer holds {} on {}", param.name,
+      at::toString(tensor.scalar_type()), tensor.device().str(),
+      at::toString(first.tensor.scalar_type()), first.tensor.device().str());
 }
 
 at::Tensor slot_view(const at::Tensor& flat, const ParamLayout::Slot& slot,
@@ -30,12 +32,12 @@ at::Tensor slot_view(const at::Tensor& flat, const ParamLayout::Slot& slot,
 
 ParamAndGradBuffer::ParamAndGradBuffer(std::vector<NamedParameter> params,
                                        at::ScalarType grad_dtype, const LayoutOptions& options,
-                                       int64_t shard)
+                                       int64_t shard, BufferContents contents)
     : params_(std::move(params)), sharded_(options.distributed_optimizer) {
   require<UsageError>(!params_.empty(), "a gradient buffer needs at least one parameter");
   std::vector<LayoutParam> sizes;
   for (const NamedParameter& param : params_) {
-    check_parameter(param, params_.front());
+    check_parameter(param, params_.front(), contents);
     sizes.push_back(
         {.numel = param.tensor.numel(), .shared_embedding = param.description.shared_embedding()});
   }
@@ -46,13 +48,16 @@ ParamAndGradBuffer::ParamAndGradBuffer(std::vector<NamedParameter> params,
 
   const at::NoGradGuard no_grad;
   const auto tensor_options = params_.front().tensor.options().requires_grad(false);
-  param_data_ = at::zeros({layout_.numel}, tensor_options);
+  if (contents == BufferContents::params_and_grads)
+    param_data_ = at::zeros({layout_.numel}, tensor_options);
   grad_data_ = at::zeros({layout_.numel}, tensor_options.dtype(grad_dtype));
   for (size_t i = 0; i < params_.size(); ++i) {
     at::Tensor& tensor = params_[i].tensor;
-    const at::Tensor view = slot_view(param_data_, layout_.slots[i], tensor);
-    view.copy_(tensor);
-    tensor.set_data(view);
+    if (param_data_.defined()) {
+      const at::Tensor view = slot_view(param_data_, layout_.slots[i], tensor);
+      view.copy_(tensor);
+      tensor.set_data(view);
+    }
     views_.push_back({tensor, slot_view(grad_data_, layout_.slots[i], tensor).detach()});
     attach_grad(views_.back());
   }
@@ -89,7 +94,7 @@ void ParamAndGradBuffer::adopt_grad(size_t index) {
   attach_grad(views);
 }
 
-void ParamAndGradBuffer::check_grads_attached() {
+void ParamAndGradBuffer::check_grads_attached(const char* zero_call) {
   for (size_t i = 0; i < views_.size(); ++i) {
     const at::Tensor& grad = views_[i].param.mutable_grad();
     if (grad.is_same(views_[i].grad)) [[likely]]
@@ -101,8 +106,8 @@ void ParamAndGradBuffer::check_grads_attached() {
     require<UsageError>(grad.data_ptr() == views_[i].grad.data_ptr(),
                         "gradient sync: the gradient of '{}' no longer lies in its buffer; it was "
                         "replaced after backward. Change gradients in place, and zero them with "
-                        "zero_grad_buffer()",
-                        params_[i].name);
+                        "{}()",
+                        params_[i].name, zero_call);
   }
 }
 

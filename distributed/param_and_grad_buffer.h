@@ -12,6 +12,12 @@
 
 namespace lockstep {
 
+/// What a buffer takes over.
+enum class BufferContents {
+  params_and_grads,
+  grads,  ///< the parameters stay where they are, and may have several dtypes
+};
+
 /// Stage 2 of the gradient's way: one contiguous piece of memory for parameters of one dtype, and
 /// one for their gradients. Parameters and gradients are views of them, so nothing is copied before
 /// or after communication, and the optimizer can walk one flat range.
@@ -26,7 +32,8 @@ class ParamAndGradBuffer {
   /// options.distributed_optimizer this rank owns shard `shard` of each bucket, counted among
   /// options.data_parallel_size; otherwise it owns all.
   ParamAndGradBuffer(std::vector<NamedParameter> params, at::ScalarType grad_dtype,
-                     const LayoutOptions& options, int64_t shard = 0);
+                     const LayoutOptions& options, int64_t shard = 0,
+                     BufferContents contents = BufferContents::params_and_grads);
 
   ParamAndGradBuffer(const ParamAndGradBuffer&) = delete;
   ParamAndGradBuffer& operator=(const ParamAndGradBuffer&) = delete;
@@ -35,7 +42,8 @@ class ParamAndGradBuffer {
   const std::vector<NamedParameter>& params() const { return params_; }
   const ParamLayout& layout() const { return layout_; }
 
-  /// All parameters [layout().numel elements], gaps between them are zero.
+  /// All parameters [layout().numel elements], gaps between them are zero; undefined for a buffer
+  /// of gradients alone.
   const at::Tensor& param_data() const { return param_data_; }
   /// All gradients [layout().numel elements], gaps are zero.
   const at::Tensor& grad_data() const { return grad_data_; }
@@ -61,9 +69,9 @@ class ParamAndGradBuffer {
   /// that gradient is missing, sparse, or has another shape.
   void adopt_grad(size_t index);
 
-  /// Throws UsageError naming the first parameter whose gradient is no longer the view. Gradients
-  /// that are undefined get their view back.
-  void check_grads_attached();
+  /// Throws UsageError naming the first parameter whose gradient is no longer the view, and
+  /// `zero_call`, which zeroes gradients. Gradients that are undefined get their view back.
+  void check_grads_attached(const char* zero_call = "zero_grad_buffer");
 
  private:
   /// What a backward needs of a parameter, close together.

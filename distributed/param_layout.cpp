@@ -28,7 +28,9 @@ class LayoutBuilder {
   void add(int64_t index, const LayoutParam& param) {
     const bool alone = options_.distributed_optimizer && param.shared_embedding;
     int64_t start = options_.distributed_optimizer ? pad_param_start(end_) : end_;
-    if (alone && !open_.params.empty()) {
+    const bool too_large = options_.bucket_limit && checked_add(start - open_.start, param.numel,
+                                                                kTooLarge) > *options_.bucket_limit;
+    if ((alone || too_large) && !open_.params.empty()) {
       end_ = start;
       close();
       start = end_;
@@ -86,6 +88,8 @@ ParamLayout compute_param_layout(const std::vector<LayoutParam>& params,
                                  const LayoutOptions& options) {
   require<UsageError>(!options.bucket_size || *options.bucket_size >= 1,
                       "bucket_size: found {}, allowed: >= 1", options.bucket_size.value_or(0));
+  require<UsageError>(!options.bucket_limit || *options.bucket_limit >= 1,
+                      "bucket_limit: found {}, allowed: >= 1", options.bucket_limit.value_or(0));
   require<UsageError>(options.data_parallel_size >= 1,
                       "data_parallel_size: found {}, allowed: >= 1", options.data_parallel_size);
   LayoutBuilder builder(params.size(), options);

@@ -21,6 +21,9 @@ struct LayoutParam {
 struct LayoutOptions {
   /// A bucket closes once it holds at least this many elements. Unset: one bucket.
   std::optional<int64_t> bucket_size = {};
+  /// A bucket also closes before a parameter with which it would hold more than this many elements;
+  /// one that is larger lies alone. Unset: no limit.
+  std::optional<int64_t> bucket_limit = {};
   /// Align parameters and pad buckets so that every bucket splits into equal shards.
   bool distributed_optimizer = false;
   /// Number of shards of a bucket.

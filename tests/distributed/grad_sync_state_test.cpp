@@ -258,5 +258,50 @@ TEST(GradSyncState, RandomStepsAgainstAReference) {
   }
 }
 
+TEST(GradSyncState, AnEarlyFinishIsToldFromAMissingParameter) {
+  GradSyncState state = make();
+  state.set_microbatches(2);
+  const std::string message = refusal([&] { state.refuse_early_finish(); });
+  EXPECT_TRUE(message.starts_with(
+      "finish_grad_sync: came before the last of 2 backwards of this step (state idle): 'p0' "
+      "(0/2), 'p1' (0/2)"))
+      << message;
+  for (int64_t param = 0; param < 6; ++param) (void)state.on_gradient(param, true);
+  EXPECT_NE(refusal([&] { state.refuse_early_finish(); }), "");
+  (void)state.on_gradient(0, true);
+  EXPECT_NO_THROW(state.refuse_early_finish());  // finish() has more to say
+  EXPECT_NE(refusal([&] { (void)state.finish(); }), "");
+
+  GradSyncState unused = make(/*overlap=*/true, /*allow_unused=*/true);
+  unused.set_microbatches(2);
+  EXPECT_NO_THROW(unused.refuse_early_finish());  // nothing is used here
+  (void)unused.on_gradient(0, true);
+  EXPECT_NE(refusal([&] { unused.refuse_early_finish(); }), "");
+}
+
+TEST(GradSyncState, MessagesNameTheCallsOfTheirOwner) {
+  GradSyncState state({{"a", 0}}, 1, true, false,
+                      {.count = "COUNT",
+                       .start = "START",
+                       .finish = "FINISH",
+                       .reset = "RESET",
+                       .allow_unused = "ALLOW",
+                       .surplus = "SURPLUS"});
+  const auto names = [&](auto call, const std::string& part) {
+    return refusal(call).find(part) != std::string::npos;
+  };
+  EXPECT_TRUE(names([&] { state.set_microbatches(0); }, "COUNT: found 0"));
+  EXPECT_TRUE(names([&] { (void)state.finish(); }, "or set ALLOW"));
+  (void)state.on_gradient(0, true);
+  EXPECT_TRUE(names([&] { state.reset(); }, "RESET: the state is reducing; call FINISH() first"));
+  EXPECT_TRUE(
+      names([&] { (void)state.on_gradient(0, true); }, "SURPLUS, and call RESET() between"));
+  (void)state.finish();
+  state.finished();
+  EXPECT_TRUE(names([&] { (void)state.on_gradient(0, true); }, "call RESET() before"));
+  EXPECT_TRUE(names([&] { (void)state.finish(); }, "FINISH: the state is ready"));
+  EXPECT_TRUE(names([&] { (void)state.start(); }, "START: the state is ready"));
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -307,5 +307,25 @@ TEST(ParamLayout, RandomLayoutsHoldTheInvariants) {
   }
 }
 
+/// Parameters of each bucket.
+std::vector<size_t> bucket_sizes(const std::vector<int64_t>& numels, int64_t limit) {
+  std::vector<LayoutParam> params;
+  for (const int64_t numel : numels) params.push_back({.numel = numel});
+  std::vector<size_t> sizes;
+  for (const auto& bucket : compute_param_layout(params, {.bucket_limit = limit}).buckets)
+    sizes.push_back(bucket.params.size());
+  return sizes;
+}
+
+TEST(ParamLayout, ALimitAllowsAnExactFitAndAParameterThatIsLargerLiesAlone) {
+  using Sizes = std::vector<size_t>;
+  EXPECT_EQ(bucket_sizes({5, 5, 5, 5}, 10), (Sizes{2, 2}));
+  EXPECT_EQ(bucket_sizes({10, 10, 10}, 10), (Sizes{1, 1, 1}));
+  EXPECT_EQ(bucket_sizes({1, 25, 1, 2}, 10), (Sizes{2, 1, 1}));
+  EXPECT_EQ(bucket_sizes({3, 4, 0}, 7), (Sizes{3}));
+  EXPECT_EQ(bucket_sizes({3, 5}, 7), (Sizes{1, 1}));
+  EXPECT_THROW(bucket_sizes({1}, 0), UsageError);
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -1,0 +1,92 @@
+#include "lockstep/distributed/grad_sync.h"
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/check.h"
+
+namespace lockstep {
+
+std::string to_string(const std::vector<BucketInfo>& buckets) {
+  std::string text;
+  for (const BucketInfo& info : buckets)
+    text += fmt::format("{}: {} over {}, {} elements of {}, {} bytes, {} parameters\n", info.label,
+                        info.operation, info.group, info.numel, at::toString(info.dtype),
+                        info.bytes, info.parameters.size());
+  return text;
+}
+
+GradSync::GradSync(Bucketing bucketing, bool overlap, bool allow_unused, GradSyncCalls calls)
+    : bucketing_(std::move(bucketing)),
+      group_(bucketing_.groups.front().reduction().group),
+      state_(bucketing_.params, static_cast<int64_t>(bucketing_.groups.size()), overlap,
+             allow_unused, calls) {
+  GradientObserver& observer = *this;
+  for (const Bucketing::Place& place : bucketing_.places)
+    hooks_.emplace_back(place.buffer->params()[place.index].tensor,
+                        place.buffer->grad_view(place.index), observer,
+                        static_cast<int64_t>(hooks_.size()));
+}
+
+void GradSync::on_gradient(int64_t position, bool in_place) {
+  guarded([&] {
+    // First: once a bucket is under way, a gradient that comes too late must not be touched.
+    const auto ready = state_.on_gradient(position, *no_sync_depth_ == 0);
+    if (!in_place) [[unlikely]] {
+      const Bucketing::Place& place = bucketing_.places[static_cast<size_t>(position)];
+      place.buffer->adopt_grad(place.index);
+    }
+    launch(ready);
+  });
+}
+
+void GradSync::launch(GradSyncState::Launch groups) {
+  for (int64_t i = groups.first; i < groups.last; ++i)
+    bucketing_.groups[static_cast<size_t>(i)].start();
+}
+
+void GradSync::start() {
+  guarded([&] { launch(state_.start()); });
+}
+
+void GradSync::finish() {
+  guarded([&] {
+    launch(state_.finish());
+    for (BucketGroup& group : bucketing_.groups) group.continue_over_instances();
+    for (BucketGroup& group : bucketing_.groups) group.finish();
+    state_.finished();
+    for (const auto& buffer : bucketing_.buffers)
+      buffer->check_grads_attached(state_.calls().reset);
+  });
+}
+
+void GradSync::zero_grad() {
+  state_.reset();
+  for (const auto& buffer : bucketing_.buffers) buffer->zero_grad();
+}
+
+void GradSync::settle() {
+  for (BucketGroup& group : bucketing_.groups) group.finish();
+}
+
+void GradSync::scale(double factor) {
+  for (const auto& buffer : bucketing_.buffers)
+    for (const ElementRange& range : buffer->owned())
+      buffer->grad_data().slice(0, range.start, range.end).mul_(factor);
+}
+
+std::vector<BucketInfo> GradSync::buckets() const {
+  std::vector<BucketInfo> infos;
+  for (const BucketGroup& group : bucketing_.groups)
+    for (const Bucket& bucket : group.buckets()) {
+      const GradReduction& reduction = group.reduction();
+      infos.push_back(
+          {group.label(), reduction.group.to_string(),
+           fmt::format("{} {}", bucket.grad_shard.defined() ? "reduce-scatter" : "all-reduce",
+                       to_string(reduction.op)),
+           reduction.instances ? reduction.instances->to_string() : "", bucket.grads.scalar_type(),
+           bucket.grads.numel(), bucket.bytes(), bucket.parameters});
+    }
+  return infos;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,70 @@
+#pragma once
+
+// Internal: what the fronts share.
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "lockstep/core/error.h"
+#include "lockstep/distributed/bucket_info.h"
+#include "lockstep/distributed/bucketing.h"
+#include "lockstep/distributed/grad_sync_state.h"
+#include "lockstep/distributed/gradient_hook.h"
+
+namespace lockstep {
+
+/// The buckets of a set of parameters at work: hooks note the gradients, the state says which
+/// buckets may go, and these are reduced inside the backward that completes them. A front makes the
+/// buckets and names the calls.
+class GradSync final : private GradientObserver {
+ public:
+  /// `overlap`, `allow_unused`, `calls`: see GradSyncState.
+  GradSync(Bucketing bucketing, bool overlap, bool allow_unused, GradSyncCalls calls = {});
+  GradSync(const GradSync&) = delete;
+  GradSync& operator=(const GradSync&) = delete;
+
+  /// Runs a piece of a step. If it throws, the ranks that wait for this one are told.
+  template <class Body>
+  void guarded(Body body) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    try {
+      body();
+    } catch (const Error& error) {
+      group_.post_failure(error.what());
+      throw;
+    }
+  }
+
+  /// The rest of the buckets is launched.
+  void start();
+  /// Launches what is left, and returns when all gradients are reduced and where they should be.
+  void finish();
+  /// Begins a step: gradients are zero and views of the buffers.
+  void zero_grad();
+  /// Returns when nothing is under way, whatever the state.
+  void settle();
+  /// Multiplies the gradients that this rank holds.
+  void scale(double factor);
+
+  GradSyncState& state() { return state_; }
+  const GradSyncState& state() const { return state_; }
+  const Bucketing& bucketing() const { return bucketing_; }
+  /// While it is not 0, gradients do not count towards being ready.
+  const std::shared_ptr<int>& no_sync_depth() const { return no_sync_depth_; }
+  /// In the order in which buckets are launched.
+  std::vector<BucketInfo> buckets() const;
+
+ private:
+  void on_gradient(int64_t position, bool in_place) override;
+  void launch(GradSyncState::Launch groups);
+
+  Bucketing bucketing_;
+  ProcessGroup group_;
+  GradSyncState state_;
+  std::shared_ptr<int> no_sync_depth_ = std::make_shared<int>(0);
+  std::mutex mutex_;
+  std::vector<GradientHook> hooks_;  // last, so that they go first
+};
+
+}  // namespace lockstep
