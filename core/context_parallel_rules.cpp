@@ -1,0 +1,73 @@
+#include "lockstep/core/context_parallel_rules.h"
+
+#include <algorithm>
+#include <charconv>
+#include <sstream>
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/integers.h"
+
+namespace lockstep {
+namespace {
+
+/// The ranks that exchange heads for sequence.
+int64_t ranks_that_exchange_heads(const ParallelConfig& parallel) {
+  if (parallel.cp_comm_type == ContextCommunication::a2a) return parallel.context_parallel_size;
+  if (parallel.cp_comm_type != ContextCommunication::a2a_p2p) return 1;
+  return context_parallel_levels(parallel)[0];
+}
+
+}  // namespace
+
+std::vector<int64_t> context_parallel_levels(const ParallelConfig& parallel) {
+  if (!parallel.hierarchical_context_parallel_sizes) return {};
+  const std::string& text = *parallel.hierarchical_context_parallel_sizes;
+  std::vector<int64_t> levels;
+  bool good = !text.empty() && text.back() != ',';
+  std::istringstream parts(text);
+  for (std::string part; std::getline(parts, part, ',');) {
+    part.erase(0, part.find_first_not_of(' '));
+    int64_t level = 0;
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), level);
+    good = good && error == std::errc() && end == part.data() + part.size() && level >= 1 &&
+           parallel.context_parallel_size % level == 0;
+    levels.push_back(level);
+  }
+  require<ConfigError>(
+      good && levels.size() == 2 && levels[0] == parallel.context_parallel_size / levels[1],
+      "parallel.hierarchical_context_parallel_sizes: found '{}', allowed: two "
+      "integers >= 1, as in 2,4, whose product is parallel.context_parallel_size "
+      "({})",
+      text, parallel.context_parallel_size);
+  return levels;
+}
+
+void check_context_parallel(const TransformerConfig& model, const ParallelConfig& parallel) {
+  const bool hierarchical = parallel.cp_comm_type == ContextCommunication::a2a_p2p;
+  require<ConfigError>(parallel.hierarchical_context_parallel_sizes.has_value() == hierarchical,
+                       "parallel.hierarchical_context_parallel_sizes: is {}, but "
+                       "parallel.cp_comm_type is {}; allowed: set with a2a+p2p alone",
+                       hierarchical ? "not set" : "set", to_string(parallel.cp_comm_type));
+  if (hierarchical) context_parallel_levels(parallel);
+  const int64_t ranks = parallel.context_parallel_size;
+  if (ranks == 1) return;
+  const int64_t chunks = checked_mul(2, ranks, "chunks of a sequence");
+  require<ConfigError>(model.seq_length % chunks == 0,
+                       "model.seq_length: found {}, allowed: a multiple of 2 * "
+                       "parallel.context_parallel_size ({})",
+                       model.seq_length, chunks);
+  require<ConfigError>(model.attention_dropout == 0,
+                       "model.attention_dropout: found {}, allowed with "
+                       "parallel.context_parallel_size > 1: 0",
+                       model.attention_dropout);
+  const int64_t exchange = ranks_that_exchange_heads(parallel);
+  const int64_t groups =
+      std::max<int64_t>(1, *model.num_query_groups / parallel.tensor_model_parallel_size);
+  require<ConfigError>(groups % exchange == 0,
+                       "model.num_query_groups: found {}, which leaves {} on a tensor-parallel "
+                       "rank, allowed with parallel.cp_comm_type = {}: a multiple of the {} ranks "
+                       "that exchange heads",
+                       *model.num_query_groups, groups, to_string(parallel.cp_comm_type), exchange);
+}
+
+}  // namespace lockstep

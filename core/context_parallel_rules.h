@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "lockstep/core/config.h"
+
+namespace lockstep {
+
+/// Throws ConfigError if `model`, resolved, cannot be cut over the context-parallel ranks as
+/// `parallel` says.
+void check_context_parallel(const TransformerConfig& model, const ParallelConfig& parallel);
+
+/// The ranks of each level that parallel.hierarchical_context_parallel_sizes lists, none where it
+/// is not set. ConfigError unless they are two integers of at least 1 whose product is
+/// parallel.context_parallel_size.
+std::vector<int64_t> context_parallel_levels(const ParallelConfig& parallel);
+
+}  // namespace lockstep

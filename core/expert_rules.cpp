@@ -1,0 +1,89 @@
+#include "lockstep/core/expert_rules.h"
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/integers.h"
+
+namespace lockstep {
+namespace {
+
+void check_router(const TransformerConfig& model) {
+  const int64_t experts = *model.num_experts, topk = model.moe_router_topk;
+  require<ConfigError>(topk <= experts,
+                       "model.moe_router_topk: found {}, allowed: <= model.num_experts ({})", topk,
+                       experts);
+  const bool softmax = model.moe_router_score_function == RouterScoreFunction::softmax;
+  require<ConfigError>(topk > 1 || !softmax || model.moe_router_pre_softmax,
+                       "model.moe_router_pre_softmax: found false, allowed with "
+                       "model.moe_router_topk = 1 and softmax: true, because the softmax over one "
+                       "expert is always 1");
+  require<ConfigError>(!model.moe_router_enable_expert_bias || !softmax,
+                       "model.moe_router_enable_expert_bias: found true, allowed with: "
+                       "model.moe_router_score_function = sigmoid");
+  require<ConfigError>(
+      model.moe_router_load_balancing_type != RouterLoadBalancing::none ||
+          model.moe_aux_loss_coeff == 0,
+      "model.moe_aux_loss_coeff: found {}, allowed with model.moe_router_load_balancing_type = "
+      "none: 0",
+      model.moe_aux_loss_coeff);
+  require<ConfigError>(
+      !model.moe_pad_expert_input_to_capacity || model.moe_expert_capacity_factor.has_value(),
+      "model.moe_pad_expert_input_to_capacity: found true, allowed with: "
+      "model.moe_expert_capacity_factor");
+}
+
+void check_router_groups(const TransformerConfig& model) {
+  require<ConfigError>(
+      model.moe_router_num_groups.has_value() == model.moe_router_group_topk.has_value(),
+      "model.moe_router_group_topk: is {}, allowed: set together with model.moe_router_num_groups",
+      model.moe_router_group_topk ? "set" : "not set");
+  if (!model.moe_router_num_groups) return;
+  const int64_t groups = *model.moe_router_num_groups, best = *model.moe_router_group_topk;
+  const int64_t size =
+      div_exact(*model.num_experts, groups, "model.num_experts", "model.moe_router_num_groups");
+  require<ConfigError>(best <= groups,
+                       "model.moe_router_group_topk: found {}, allowed: <= "
+                       "model.moe_router_num_groups ({})",
+                       best, groups);
+  const int64_t each = div_exact(model.moe_router_topk, best, "model.moe_router_topk",
+                                 "model.moe_router_group_topk");
+  require<ConfigError>(each <= size,
+                       "model.moe_router_topk: found {}, allowed: <= model.moe_router_group_topk "
+                       "times the {} experts of a group",
+                       model.moe_router_topk, size);
+}
+
+void check_layout(const TransformerConfig& model, const ParallelConfig& parallel) {
+  const int64_t tp = parallel.tensor_model_parallel_size;
+  div_exact(*model.num_experts, parallel.expert_model_parallel_size, "model.num_experts",
+            "parallel.expert_model_parallel_size");
+  div_exact(*model.moe_ffn_hidden_size, parallel.expert_tensor_parallel_size.value_or(tp),
+            "model.moe_ffn_hidden_size", "parallel.expert_tensor_parallel_size");
+  if (model.moe_shared_expert_intermediate_size)
+    div_exact(*model.moe_shared_expert_intermediate_size, tp,
+              "model.moe_shared_expert_intermediate_size", "parallel.tensor_model_parallel_size");
+  const int64_t parts =
+      checked_mul(tp, parallel.context_parallel_size, "ranks that cut a sequence");
+  require<ConfigError>(model.seq_length % parts == 0,
+                       "model.seq_length: found {}, allowed with model.num_experts: a multiple of "
+                       "parallel.tensor_model_parallel_size * parallel.context_parallel_size ({})",
+                       model.seq_length, parts);
+}
+
+}  // namespace
+
+void check_experts(const TransformerConfig& model, const ParallelConfig& parallel) {
+  if (!model.num_experts) {
+    require<ConfigError>(parallel.expert_model_parallel_size == 1,
+                         "parallel.expert_model_parallel_size: found {}, allowed without "
+                         "model.num_experts: 1",
+                         parallel.expert_model_parallel_size);
+    return;
+  }
+  require<ConfigError>(!model.add_bias_linear,
+                       "model.add_bias_linear: found true, allowed with model.num_experts: false");
+  check_router(model);
+  check_router_groups(model);
+  check_layout(model, parallel);
+}
+
+}  // namespace lockstep

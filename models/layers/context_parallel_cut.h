@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "lockstep/parallel_state/shard_layout.h"
+
+/// How context parallelism cuts a sequence over ranks: integer arithmetic without tensors.
+///
+/// A sequence is cut into 2 * ranks chunks of equal length, of which rank r holds the chunks r and
+/// 2 * ranks - 1 - r, so that all ranks have the same work under a causal mask ("zig-zag", as in
+/// Megatron Core). A packed sequence is cut document by document: a rank holds its two chunks of
+/// the first document, then those of the second, and so on. `documents` lists the lengths of the
+/// documents in tokens; a sequence that is not packed is one document.
+namespace lockstep {
+
+/// `length` rounded up to what can be cut: a multiple of 2 * ranks, or of 1 for one rank.
+int64_t padded_for_context(int64_t length, int64_t ranks);
+
+/// The ranges of the whole sequence that `rank` holds, in the order in which it holds them.
+/// UsageError: no documents, or one whose length is not a multiple of 2 * ranks (any length will do
+/// for one rank).
+std::vector<Chunk> context_pieces(const std::vector<int64_t>& documents, int64_t ranks,
+                                  int64_t rank);
+
+/// A block of the matrix of queries times keys. Offsets count tokens of the tensors at hand.
+struct AttentionBlock {
+  Chunk queries;
+  Chunk keys;
+  bool causal = false;  ///< key i is seen by the queries from i on; the block is square
+};
+
+/// What the queries that `rank` holds see of the keys that `key_rank` holds, without the blocks
+/// that are empty under a causal mask.
+std::vector<AttentionBlock> ring_blocks(const std::vector<int64_t>& documents, int64_t ranks,
+                                        int64_t rank, int64_t key_rank, bool causal);
+
+/// What the queries that `rank` holds see of the keys of the whole sequence, which lie in the order
+/// of the sequence.
+std::vector<AttentionBlock> gathered_blocks(const std::vector<int64_t>& documents, int64_t ranks,
+                                            int64_t rank, bool causal);
+
+}  // namespace lockstep

@@ -1,0 +1,43 @@
+#include "lockstep/models/layers/moe/moe_layer.h"
+
+#include <ATen/ATen.h>
+
+#include "lockstep/parallel_state/parallel_functions.h"
+
+namespace lockstep {
+
+bool has_experts(const TransformerConfig& config, int64_t layer) {
+  return config.num_experts && layer % config.moe_layer_freq == 0;
+}
+
+MoELayer::MoELayer(const LayerContext& context)
+    : tensor_parallel_(context.tensor_parallel()),
+      sequence_parallel_(context.parallel.sequence_parallel),
+      dispatcher_(make_token_dispatcher(context.config.moe_token_dispatcher_type, context.state,
+                                        *context.config.num_experts)) {
+  router_ = register_module("router", std::make_shared<TopKRouter>(context.child("router")));
+  experts_ = register_module("experts", std::make_shared<GroupedMLP>(context.child("experts")));
+  if (const auto width = context.config.moe_shared_expert_intermediate_size)
+    shared_experts_ = register_module(
+        "shared_experts", std::make_shared<MLP>(context.child("shared_experts"), *width));
+}
+
+at::Tensor MoELayer::route_and_run(const at::Tensor& hidden) const {
+  const Routing routing = router_->forward(hidden);
+  const auto run = [&](const at::Tensor& tokens, const std::vector<int64_t>& rows) {
+    return experts_->forward(tokens, rows);
+  };
+  return dispatcher_->run(hidden.flatten(0, 1), routing, run).view(hidden.sizes());
+}
+
+at::Tensor MoELayer::forward(const at::Tensor& hidden) const {
+  const bool cut = tensor_parallel_.size() > 1 && !sequence_parallel_;
+  at::Tensor output =
+      route_and_run(cut ? scatter_to_group(hidden, tensor_parallel_, 0, "tokens") : hidden);
+  if (cut)
+    output = gather_from_group(output, tensor_parallel_, 0, GradientState::complete,
+                               "outputs of the experts");
+  return shared_experts_ ? output + shared_experts_->forward(hidden) : output;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "lockstep/models/layers/mlp.h"
+#include "lockstep/models/layers/moe/experts.h"
+#include "lockstep/models/layers/moe/router.h"
+#include "lockstep/models/layers/moe/token_dispatcher.h"
+
+namespace lockstep {
+
+/// Whether layer `layer` has experts: there are experts, and it is a multiple of moe_layer_freq.
+bool has_experts(const TransformerConfig& config, int64_t layer);
+
+/// A mixture of experts in place of the feed-forward network. Children: `router`, `experts`, and
+/// `shared_experts`, an MLP that every token takes, where moe_shared_expert_intermediate_size is
+/// set.
+///
+/// Between router and experts each rank has tokens of its own. With sequence parallelism they are
+/// so already; without it a rank takes its share of the tokens that the ranks of tp have in common,
+/// and an all-gather joins the outputs. Hence sequence * batch must divide by the ranks of tp, by
+/// sequences.
+class MoELayer : public FeedForward {
+ public:
+  explicit MoELayer(const LayerContext& context);
+
+  at::Tensor forward(const at::Tensor& hidden) const override;
+
+ private:
+  at::Tensor route_and_run(const at::Tensor& hidden) const;
+
+  ProcessGroup tensor_parallel_;
+  bool sequence_parallel_;
+  std::shared_ptr<TopKRouter> router_;
+  std::shared_ptr<GroupedMLP> experts_;
+  std::shared_ptr<MLP> shared_experts_;  ///< null without
+  std::shared_ptr<const MoETokenDispatcher> dispatcher_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/core/config.h"
+
+/// Which experts each token goes to: functions of tensors, without communication. Logits and scores
+/// are [tokens, experts] in fp32, or fp64.
+namespace lockstep {
+
+/// A choice of experts.
+struct Routing {
+  at::Tensor probs;  ///< [tokens, experts]: weight of an expert's output, 0 where it is not chosen
+  at::Tensor map;    ///< [tokens, experts] of bool: which experts take the token
+};
+
+/// The scores that routing weights are made of: softmax over the experts, or the sigmoid.
+at::Tensor router_scores(const at::Tensor& logits, RouterScoreFunction function);
+
+/// The scores as shares of one, for the balancing loss: softmax over the experts, or the sigmoid
+/// over its sum.
+at::Tensor router_shares(const at::Tensor& logits, RouterScoreFunction function);
+
+/// The top moe_router_topk experts of each token. Weights: with softmax, that over the chosen
+/// logits or, with moe_router_pre_softmax, the chosen scores; with sigmoid, the chosen scores over
+/// their sum (the score itself where one is chosen); times moe_router_topk_scaling_factor.
+/// `expert_bias` [experts], which may be undefined, is added to sigmoid scores for the choice
+/// alone. With moe_router_num_groups the experts lie in that many groups, and a token chooses in
+/// the moe_router_group_topk of them whose topk / group_topk best scores have the largest sum
+/// (DeepSeek-AI, "DeepSeek-V3", 2024).
+Routing route_tokens(const at::Tensor& logits, const TransformerConfig& config,
+                     const at::Tensor& expert_bias = {});
+
+/// Tokens that an expert takes: tokens * topk / experts * factor, rounded up.
+int64_t expert_capacity(int64_t tokens, int64_t topk, int64_t experts, double factor);
+
+/// `map` of a routing in which each expert keeps the `capacity` tokens of the largest weights. With
+/// `pad` an expert that has fewer takes others, at weight 0, so that each has `capacity` tokens; or
+/// all, where there are not as many.
+at::Tensor limit_to_capacity(const Routing& routing, int64_t capacity, bool pad);
+
+}  // namespace lockstep

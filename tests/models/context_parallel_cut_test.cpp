@@ -1,0 +1,114 @@
+#include "lockstep/models/layers/context_parallel_cut.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "lockstep/core/error.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep {
+namespace {
+
+using testing::throws_with;
+
+std::vector<int64_t> tokens(const std::vector<int64_t>& documents, int64_t ranks, int64_t rank) {
+  std::vector<int64_t> result;
+  for (const Chunk& piece : context_pieces(documents, ranks, rank))
+    for (int64_t i = 0; i < piece.size; ++i) result.push_back(piece.start + i);
+  return result;
+}
+
+using Tokens = std::vector<int64_t>;
+
+// The golden cases of Megatron Core's get_batch_on_this_cp_rank.
+TEST(ContextCut, SixteenTokensOverTwoRanks) {
+  EXPECT_EQ(tokens({16}, 2, 0), (Tokens{0, 1, 2, 3, 12, 13, 14, 15}));
+  EXPECT_EQ(tokens({16}, 2, 1), (Tokens{4, 5, 6, 7, 8, 9, 10, 11}));
+}
+
+TEST(ContextCut, SixteenTokensOverFourRanks) {
+  EXPECT_EQ(tokens({16}, 4, 0), (Tokens{0, 1, 14, 15}));
+  EXPECT_EQ(tokens({16}, 4, 1), (Tokens{2, 3, 12, 13}));
+  EXPECT_EQ(tokens({16}, 4, 2), (Tokens{4, 5, 10, 11}));
+  EXPECT_EQ(tokens({16}, 4, 3), (Tokens{6, 7, 8, 9}));
+}
+
+TEST(ContextCut, PackedDocumentsAreCutOneByOne) {
+  EXPECT_EQ(tokens({4, 8}, 2, 0), (Tokens{0, 3, 4, 5, 10, 11}));
+  EXPECT_EQ(tokens({4, 8}, 2, 1), (Tokens{1, 2, 6, 7, 8, 9}));
+  EXPECT_EQ(tokens({3, 2}, 1, 0), (Tokens{0, 1, 2, 3, 4}));
+}
+
+TEST(ContextCut, LengthsThatCannotBeCut) {
+  EXPECT_TRUE(throws_with<UsageError>([] { context_pieces({10}, 2, 0); },
+                                      "found a document of 10 tokens, allowed: a multiple of 4"));
+  EXPECT_TRUE(throws_with<UsageError>([] { context_pieces({8, 0}, 2, 0); }, "of 0 tokens"));
+  EXPECT_TRUE(throws_with<UsageError>([] { context_pieces({}, 2, 0); }, "no documents"));
+  EXPECT_EQ(padded_for_context(9, 2), 12);
+  EXPECT_EQ(padded_for_context(12, 2), 12);
+  EXPECT_EQ(padded_for_context(9, 1), 9);
+}
+
+/// How often each pair (query, key), as tokens of the whole sequence, is computed.
+using Pairs = std::map<std::pair<int64_t, int64_t>, int64_t>;
+
+void count_pairs(const std::vector<AttentionBlock>& blocks, const Tokens& queries,
+                 const Tokens& keys, Pairs& pairs) {
+  for (const AttentionBlock& block : blocks)
+    for (int64_t q = 0; q < block.queries.size; ++q)
+      for (int64_t k = 0; k < (block.causal ? q + 1 : block.keys.size); ++k)
+        ++pairs[{queries[static_cast<size_t>(block.queries.start + q)],
+                 keys[static_cast<size_t>(block.keys.start + k)]}];
+}
+
+Pairs expected_pairs(const Tokens& documents, bool causal) {
+  Pairs pairs;
+  int64_t start = 0;
+  for (const int64_t length : documents) {
+    for (int64_t q = 0; q < length; ++q)
+      for (int64_t k = 0; k < (causal ? q + 1 : length); ++k) pairs[{start + q, start + k}] = 1;
+    start += length;
+  }
+  return pairs;
+}
+
+TEST(ContextCut, BlocksCoverWhatTheMaskLetsThroughOnce) {
+  for (const int64_t ranks : {1, 2, 3, 4, 5})
+    for (const Tokens& documents : {Tokens{2 * ranks}, Tokens{4 * ranks, 2 * ranks, 6 * ranks}})
+      for (const bool causal : {true, false}) {
+        int64_t total = 0;
+        for (const int64_t length : documents) total += length;
+        const Tokens all = tokens({total}, 1, 0);
+        Pairs ring, gathered;
+        for (int64_t rank = 0; rank < ranks; ++rank) {
+          const Tokens own = tokens(documents, ranks, rank);
+          count_pairs(gathered_blocks(documents, ranks, rank, causal), own, all, gathered);
+          for (int64_t other = 0; other < ranks; ++other)
+            count_pairs(ring_blocks(documents, ranks, rank, other, causal), own,
+                        tokens(documents, ranks, other), ring);
+        }
+        EXPECT_EQ(ring, expected_pairs(documents, causal)) << ranks;
+        EXPECT_EQ(gathered, expected_pairs(documents, causal)) << ranks;
+      }
+}
+
+TEST(ContextCut, CausalWorkIsTheSameOnAllRanksInEveryStep) {
+  const int64_t ranks = 4;
+  const Tokens documents = {64, 32};
+  for (int64_t step = 0; step < ranks; ++step) {
+    std::set<int64_t> work;
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      int64_t area = 0;
+      for (const AttentionBlock& block :
+           ring_blocks(documents, ranks, rank, (rank + ranks - step) % ranks, true))
+        area += block.queries.size * block.keys.size;
+      work.insert(area);
+    }
+    EXPECT_EQ(work.size(), 1) << "step " << step;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,358 @@
+#include "lockstep/models/layers/moe/moe_layer.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/parallel_state/collectives.h"
+#include "lockstep/tests/support/rank_threads.h"
+
+// Experts over ranks against the same experts in one process.
+
+namespace lockstep {
+namespace {
+
+using testing::CollectiveLog;
+using testing::run_ranks;
+
+constexpr int64_t kHidden = 6;
+
+at::Tensor numbers(std::vector<int64_t> shape, double seed) {
+  const int64_t numel = c10::multiply_integers(shape);
+  return at::sin(at::arange(numel, at::kDouble) * 1.7 + seed).view(shape) * 2;
+}
+
+/// Random choices in which experts may be empty or hot.
+Routing random_routing(int64_t tokens, int64_t experts, std::mt19937_64& engine) {
+  std::uniform_int_distribution<int> mood(0, 3);
+  std::uniform_real_distribution<double> uniform;
+  const int kind = mood(engine);
+  const double density = uniform(engine);
+  const auto hot = static_cast<int64_t>(engine() % static_cast<uint64_t>(experts));
+  Routing routing{at::zeros({tokens, experts}, at::kDouble),
+                  at::zeros({tokens, experts}, at::kBool)};
+  for (int64_t t = 0; t < tokens; ++t)
+    for (int64_t e = 0; e < experts; ++e) {
+      const bool chosen = kind == 0   ? e == hot
+                          : kind == 1 ? e != hot && uniform(engine) < density
+                                      : uniform(engine) < density;
+      routing.map.mutable_data_ptr<bool>()[t * experts + e] = chosen;
+      routing.probs.mutable_data_ptr<double>()[t * experts + e] = chosen ? uniform(engine) : 0;
+    }
+  return routing;
+}
+
+/// 50 routings on a layout: every token comes to each of its experts once, and back.
+void expect_tokens_conserved(ParallelSizes sizes, int64_t world, TokenDispatcher type,
+                             uint64_t seed) {
+  const int64_t experts = 4;
+  run_ranks(world,
+            [&](const ParallelState& state) {
+              const auto dispatcher = make_token_dispatcher(type, state, experts);
+              const ProcessGroup ep = state.group(GroupKind::ep);
+              const ProcessGroup etp = state.group(GroupKind::expert_tp);
+              std::mt19937_64 engine(seed * 100 + static_cast<uint64_t>(state.rank()));
+              const int64_t tokens = 5;
+              for (int64_t round = 0; round < 50; ++round) {
+                const Routing routing = random_routing(tokens, experts, engine);
+                const at::Tensor x = numbers({tokens, 3}, static_cast<double>(state.rank()));
+                int64_t arrived = 0;
+                const auto run = [&](const at::Tensor& rows, const std::vector<int64_t>& counts) {
+                  std::vector<at::Tensor> factors;
+                  for (size_t e = 0; e < counts.size(); ++e) {
+                    arrived += counts[e];
+                    const auto expert = ep.rank() * experts / ep.size() + static_cast<int64_t>(e);
+                    factors.push_back(at::full({counts[e], 1}, expert + 1, at::kDouble));
+                  }
+                  return rows * at::cat(factors) / etp.size();
+                };
+                const at::Tensor output = dispatcher->run(x, routing, run);
+                const at::Tensor factor =
+                    (routing.probs * at::arange(1, experts + 1)).sum(1, /*keepdim=*/true);
+                EXPECT_TRUE(at::allclose(output, x * factor, 1e-12, 1e-12));
+                const at::Tensor sums = at::tensor({arrived, routing.map.sum().item<int64_t>()});
+                all_reduce(state.world(), sums, ReduceOp::sum, "rows").wait();
+                EXPECT_EQ(sums[0].item<int64_t>(), sums[1].item<int64_t>() * etp.size());
+              }
+            },
+            {.sizes = std::move(sizes)});
+}
+
+TEST(TokenDispatcher, ConservesTokensOverRandomRoutings) {
+  uint64_t seed = 0;
+  for (const auto type : {TokenDispatcher::alltoall, TokenDispatcher::allgather})
+    for (const auto& [world, sizes] : std::vector<std::pair<int64_t, ParallelSizes>>{
+             {1, {}},
+             {2, {.expert = 2}},
+             {4, {.expert = 4}},
+             {4, {.tensor = 2, .expert = 4, .expert_tensor = 1}},
+             {4, {.tensor = 2, .expert = 2}},
+             {3, {.expert = 1, .expert_tensor = 3}},
+             {4, {.expert = 2, .expert_tensor = 2}},
+             {8, {.tensor = 2, .context = 2, .expert = 2, .expert_tensor = 2}},
+             {6, {.tensor = 3, .expert = 2, .expert_tensor = 1}},
+             {8, {.tensor = 2, .expert = 4, .expert_tensor = 2}}})
+      expect_tokens_conserved(sizes, world, type, ++seed);
+}
+
+struct Layout {
+  int64_t world = 1;
+  ParallelSizes sizes = {};
+  bool sequence_parallel = false;
+};
+
+TransformerConfig layer_config() {
+  TransformerConfig config;
+  config.hidden_size = kHidden;
+  config.ffn_hidden_size = 12;
+  config.moe_ffn_hidden_size = 12;
+  config.num_experts = 4;
+  config.num_layers = 2;
+  config.init_method_std = 0.5;
+  return config;
+}
+
+LayerContext layer_context(const TransformerConfig& config, const Layout& layout,
+                           const ParallelState& state) {
+  LayerContext context{.config = config, .options = at::TensorOptions(at::kDouble), .name = "mlp."};
+  context.parallel.sequence_parallel = layout.sequence_parallel;
+  context.parallel.tensor_model_parallel_size = layout.sizes.tensor;
+  context.state = state;
+  return context;
+}
+
+constexpr int64_t kSequence = 8, kBatch = 2;
+
+/// Output and gradients of one process for `replicas` micro-batches.
+struct Whole {
+  std::vector<at::Tensor> outputs, input_grads;
+  std::map<std::string, at::Tensor> grads;
+
+  Whole(const TransformerConfig& config, int64_t replicas) {
+    const MoELayer layer(layer_context(config, {}, ParallelState::single_process()));
+    for (int64_t replica = 0; replica < replicas; ++replica) {
+      const at::Tensor input = batch(replica).requires_grad_(true);
+      const at::Tensor output = layer.forward(input);
+      (output * weight(replica)).sum().backward();
+      outputs.push_back(output.detach());
+      input_grads.push_back(input.grad());
+    }
+    for (const NamedParameter& param : collect_parameters(layer))
+      grads[param.name] = param.tensor.grad();
+  }
+
+  static at::Tensor batch(int64_t replica) {
+    return numbers({kSequence, kBatch, kHidden}, static_cast<double>(replica));
+  }
+  static at::Tensor weight(int64_t replica) {
+    return numbers({kSequence, kBatch, kHidden}, 10 + static_cast<double>(replica));
+  }
+};
+
+/// Sums what the description of `param` calls partial, as finalize_model_grads does.
+at::Tensor summed_gradient(const NamedParameter& param, const ParallelState& state) {
+  at::Tensor grad = param.tensor.grad().clone();
+  const auto sum = [&](GroupKind kind) {
+    all_reduce(state.group(kind), grad, ReduceOp::sum, param.name).wait();
+  };
+  sum(param.description.is_expert ? GroupKind::expert_dp : GroupKind::dp_cp);
+  if (param.description.gradient_state(MeshAxis::tp) == GradientState::partial_sum)
+    sum(GroupKind::tp);
+  return grad;
+}
+
+/// This rank's part of the gradient of the whole parameter.
+at::Tensor part_of(at::Tensor whole, const ParamDescription& description,
+                   const ParallelState& state) {
+  for (const auto& [axis, kind] :
+       {std::pair{MeshAxis::tp, GroupKind::tp}, std::pair{MeshAxis::ep, GroupKind::ep},
+        std::pair{MeshAxis::etp, GroupKind::expert_tp}}) {
+    const Placement placement = description.placement(axis);
+    const ProcessGroup group = state.group(kind);
+    if (const auto* const shard = std::get_if<Shard>(&placement))
+      whole = whole.chunk(group.size(), shard->dim)[static_cast<size_t>(group.rank())];
+  }
+  return whole;
+}
+
+void expect_equal_to_one_process(const TransformerConfig& config, Layout layout,
+                                 CollectiveLog* log = nullptr) {
+  const ParallelSizes& sizes = layout.sizes;
+  SCOPED_TRACE(fmt::format("tp {} cp {} ep {} etp {} of {}", sizes.tensor, sizes.context,
+                           sizes.expert, sizes.expert_tensor.value_or(-1), layout.world));
+  const Whole whole(config, layout.world / sizes.tensor / sizes.context);
+  run_ranks(
+      layout.world,
+      [&](const ParallelState& state) {
+        const MoELayer layer(layer_context(config, layout, state));
+        const ProcessGroup tp = state.group(GroupKind::tp), cp = state.group(GroupKind::cp);
+        const auto replica = static_cast<size_t>(state.group(GroupKind::dp).rank());
+        const auto own = [&](const at::Tensor& x) {
+          const at::Tensor part = x.chunk(cp.size(), 0)[static_cast<size_t>(cp.rank())];
+          return layout.sequence_parallel ? part.chunk(tp.size(), 0)[static_cast<size_t>(tp.rank())]
+                                          : part;
+        };
+        const auto number = static_cast<int64_t>(replica);
+        const at::Tensor input = own(Whole::batch(number)).clone().requires_grad_(true);
+        const at::Tensor output = layer.forward(input);
+        EXPECT_TRUE(at::allclose(output, own(whole.outputs[replica]), 1e-12, 1e-12));
+        (output * own(Whole::weight(number))).sum().backward();
+        EXPECT_TRUE(at::allclose(input.grad(), own(whole.input_grads[replica]), 1e-12, 1e-12));
+        for (const NamedParameter& param : collect_parameters(layer))
+          EXPECT_TRUE(at::allclose(summed_gradient(param, state),
+                                   part_of(whole.grads.at(param.name), param.description, state),
+                                   1e-11, 1e-12))
+              << param.name;
+      },
+      {.sizes = sizes, .log = log});
+}
+
+const std::vector<Layout>& layouts() {
+  static const std::vector<Layout> all = {
+      {2, {.expert = 2}},
+      {4, {.expert = 4}},
+      {4, {.tensor = 2, .expert = 2, .expert_tensor = 1}},
+      {4, {.tensor = 2, .expert = 4, .expert_tensor = 1}, true},
+      {4, {.tensor = 2, .expert = 2}, true},
+      {4, {.context = 2, .expert = 2}},
+      {3, {.expert = 1, .expert_tensor = 3}},
+      {8, {.tensor = 2, .context = 2, .expert = 2, .expert_tensor = 2}, true}};
+  return all;
+}
+
+TEST(MoELayer, EqualsOneProcessOnEveryLayout) {
+  for (const auto type : {TokenDispatcher::alltoall, TokenDispatcher::allgather})
+    for (const Layout& layout : layouts()) {
+      TransformerConfig config = layer_config();
+      config.moe_token_dispatcher_type = type;
+      expect_equal_to_one_process(config, layout);
+    }
+}
+
+TEST(MoELayer, LossesOfTheRouterDoNotDependOnTheLayout) {
+  for (const auto kind : {RouterLoadBalancing::aux_loss, RouterLoadBalancing::seq_aux_loss})
+    for (const Layout& layout : layouts()) {
+      TransformerConfig config = layer_config();
+      config.moe_router_load_balancing_type = kind;
+      config.moe_aux_loss_coeff = 0.7;
+      config.moe_z_loss_coeff = 0.3;
+      expect_equal_to_one_process(config, layout);
+    }
+}
+
+TEST(MoELayer, CapacityDropsTheSameTokensOnEveryLayout) {
+  for (const bool pad : {false, true})
+    for (const Layout& layout : layouts()) {
+      TransformerConfig config = layer_config();
+      config.moe_expert_capacity_factor = 0.8;
+      config.moe_pad_expert_input_to_capacity = pad;
+      config.moe_aux_loss_coeff = 0.1;
+      expect_equal_to_one_process(config, layout);
+    }
+}
+
+TEST(MoELayer, SharedExpertGeluAndSigmoid) {
+  for (const Layout& layout : layouts()) {
+    TransformerConfig config = layer_config();
+    config.activation = Activation::gelu;
+    config.moe_shared_expert_intermediate_size = 8;
+    config.moe_router_score_function = RouterScoreFunction::sigmoid;
+    config.moe_router_topk_scaling_factor = 1.5;
+    config.moe_router_num_groups = 2;
+    config.moe_router_group_topk = 1;
+    expect_equal_to_one_process(config, layout);
+  }
+}
+
+TEST(MoELayer, GlobalLossCountsAllRanks) {
+  TransformerConfig config = layer_config();
+  config.moe_router_load_balancing_type = RouterLoadBalancing::global_aux_loss;
+  config.moe_aux_loss_coeff = 0.7;
+  expect_equal_to_one_process(config, {2, {.context = 2, .expert = 2}});
+  expect_equal_to_one_process(config, {2, {.tensor = 2, .expert = 2, .expert_tensor = 1}});
+}
+
+TEST(MoELayer, AllToAllSendsEachChosenTokenOnce) {
+  CollectiveLog log;
+  expect_equal_to_one_process(layer_config(), {2, {.expert = 2}}, &log);
+  std::vector<std::string> calls;
+  int64_t rows = 0;
+  for (int64_t rank = 0; rank < 2; ++rank)
+    for (const CollectiveRecord& call : log.of_rank(rank)) {
+      if (call.group != "tp-ep") continue;
+      if (rank == 0) calls.push_back(call.operation + " of " + call.label);
+      if (call.label == "tokens of the experts") rows += call.bytes / (kHidden * 8);
+    }
+  EXPECT_EQ(calls, (std::vector<std::string>{"all_gather of numbers of tokens",
+                                             "all_to_all of tokens of the experts",
+                                             "all_to_all of outputs of the experts",
+                                             "all_to_all of gradient of outputs of the experts",
+                                             "all_to_all of gradient of tokens of the experts"}));
+  EXPECT_EQ(rows, 2 * kSequence * kBatch * 2);  // replicas, top 2
+}
+
+TEST(MoELayer, ExpertsStartAlikeAndDescribeThemselves) {
+  const TransformerConfig config = layer_config();
+  const MoELayer whole(layer_context(config, {}, ParallelState::single_process()));
+  std::map<std::string, at::Tensor> weights;
+  for (const NamedParameter& param : collect_parameters(whole)) weights[param.name] = param.tensor;
+  EXPECT_EQ(weights.at("router.weight").sizes(), (std::vector<int64_t>{4, kHidden}));
+  EXPECT_EQ(weights.at("experts.linear_fc1.weight").sizes(),
+            (std::vector<int64_t>{4, 2, 12, kHidden}));
+  EXPECT_EQ(weights.at("experts.linear_fc2.weight").sizes(),
+            (std::vector<int64_t>{4, kHidden, 12}));
+  const Layout layout{4, {.expert = 2, .expert_tensor = 2}};
+  run_ranks(4,
+            [&](const ParallelState& state) {
+              const MoELayer layer(layer_context(config, layout, state));
+              for (const NamedParameter& param : collect_parameters(layer)) {
+                EXPECT_EQ(param.description.is_expert, param.name.starts_with("experts."));
+                EXPECT_TRUE(at::equal(param.tensor,
+                                      part_of(weights.at(param.name), param.description, state)))
+                    << param.name;
+              }
+            },
+            {.sizes = layout.sizes});
+  TransformerConfig twelve = config;
+  twelve.hidden_size = 12;
+  const TopKRouter router(layer_context(twelve, {}, ParallelState::single_process()));
+  EXPECT_EQ(router.parameters()[0].numel(), 48);
+}
+
+TEST(MoELayer, CountsChoicesForTheExpertBiasWhileTraining) {
+  TransformerConfig config = layer_config();
+  config.moe_router_score_function = RouterScoreFunction::sigmoid;
+  config.moe_router_enable_expert_bias = true;
+  MoELayer layer(layer_context(config, {}, ParallelState::single_process()));
+  const auto routers = find_routers(layer);
+  ASSERT_EQ(routers.size(), 1);
+  const auto counted = [&] { return routers[0]->tokens_per_expert().sum().item<int64_t>(); };
+  layer.forward(Whole::batch(0));
+  EXPECT_EQ(counted(), kSequence * kBatch * 2);
+  {
+    const at::NoGradGuard no_grad;
+    layer.forward(Whole::batch(0));
+  }
+  layer.eval();
+  layer.forward(Whole::batch(0));
+  EXPECT_EQ(counted(), kSequence * kBatch * 2);
+  EXPECT_EQ(routers[0]->expert_bias().numel(), 4);
+}
+
+TEST(MoELayer, LayersInBetweenAreDense) {
+  TransformerConfig config = layer_config();
+  config.moe_layer_freq = 3;
+  EXPECT_TRUE(has_experts(config, 0));
+  EXPECT_FALSE(has_experts(config, 1));
+  EXPECT_FALSE(has_experts(config, 2));
+  EXPECT_TRUE(has_experts(config, 3));
+  config.num_experts.reset();
+  EXPECT_FALSE(has_experts(config, 0));
+}
+
+}  // namespace
+}  // namespace lockstep
