@@ -23,6 +23,7 @@ FailureBoard::~FailureBoard() {
 
 void FailureBoard::post(const std::string& message) const noexcept {
   if (!store_) return;
+  posted_ = true;
   try {
     store_->compareSet(kKey, "", "rank " + std::to_string(rank_) + ": " + message);
   } catch (const std::exception&) {
@@ -66,7 +67,7 @@ void FailureBoard::look_out() {
   while (!wake_.wait_for(lock, kPatience, [&] { return ended_; })) {
     if (watched_.empty()) continue;
     lock.unlock();
-    const bool failed = find().has_value();
+    const bool failed = posted_ || find().has_value();
     lock.lock();
     if (!failed) continue;
     for (std::function<void()>& abort : watched_)

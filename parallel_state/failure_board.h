@@ -2,6 +2,7 @@
 
 // Internal.
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <list>
@@ -36,7 +37,8 @@ class FailureBoard {
   std::optional<std::string> read_note(const std::string& key) const noexcept;
 
   /// For a wait that nothing but its end can interrupt: while the returned object lives, a thread
-  /// looks for failures now and then and calls `abort`, once, when another rank has posted one.
+  /// looks for failures now and then and calls `abort`, once, when any rank has posted one, this
+  /// one included.
   class [[nodiscard]] Watch {
    public:
     Watch(FailureBoard& board, std::function<void()> abort);
@@ -54,6 +56,7 @@ class FailureBoard {
 
   c10::intrusive_ptr<c10d::Store> store_;
   int64_t rank_;
+  mutable std::atomic<bool> posted_ = false;
 
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -1,6 +1,7 @@
 #include "lockstep/pipeline/communication_steps.h"
 
 #include <algorithm>
+#include <map>
 #include <tuple>
 
 #include "lockstep/core/check.h"
@@ -38,6 +39,16 @@ std::vector<Event> events_of(const PipelineSchedule& schedule) {
   return events;
 }
 
+/// Inputs of one kind from one rank that may wait for their tasks.
+constexpr size_t kInputsAhead = 2;
+
+/// Position of the task whose input the receive at position `receive` brings.
+size_t consumed_at(const std::vector<PipelineStep>& steps, size_t receive) {
+  const PipelineStep compute = {PipelineStep::Kind::compute, steps[receive].task};
+  const auto begin = steps.begin() + static_cast<std::ptrdiff_t>(receive);
+  return static_cast<size_t>(std::find(begin, steps.end(), compute) - steps.begin());
+}
+
 }  // namespace
 
 std::string to_string(const PipelineStep& step) {
@@ -66,6 +77,28 @@ StepLists communication_steps(const PipelineSchedule& schedule) {
         {PipelineStep::Kind::receive, consumer.task, event.rank});
   }
   return steps;
+}
+
+std::vector<std::vector<size_t>> early_receives(const std::vector<PipelineStep>& steps) {
+  std::vector<std::vector<size_t>> starts(steps.size());
+  std::map<int64_t, size_t> free_from;  // behind the last transfer with each rank
+  std::map<std::pair<int64_t, TaskKind>, std::vector<size_t>> received;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const PipelineStep& step = steps[i];
+    if (step.kind == PipelineStep::Kind::compute) continue;
+    if (step.kind == PipelineStep::Kind::receive) {
+      std::vector<size_t>& earlier = received[{step.peer, step.task.kind}];
+      size_t start = free_from[step.peer];
+      if (earlier.size() >= kInputsAhead) {
+        const size_t consumed = consumed_at(steps, earlier[earlier.size() - kInputsAhead]);
+        start = std::max(start, consumed + 1);
+      }
+      starts[std::min(start, i)].push_back(i);
+      earlier.push_back(i);
+    }
+    free_from[step.peer] = i + 1;
+  }
+  return starts;
 }
 
 }  // namespace lockstep

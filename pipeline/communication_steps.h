@@ -39,4 +39,10 @@ using StepLists = std::vector<std::vector<PipelineStep>>;
 /// transfers in one order. UsageError: as check_schedule().
 StepLists communication_steps(const PipelineSchedule& schedule);
 
+/// When a rank whose transfers do not block may start its receives: element i lists the receives,
+/// as positions in `steps`, that it starts before step i. Each is started as early as possible, but
+/// not over another transfer with the same rank, nor before the input that came two messages of the
+/// same kind earlier from that rank is in use; so at most two inputs wait for their tasks.
+std::vector<std::vector<size_t>> early_receives(const std::vector<PipelineStep>& steps);
+
 }  // namespace lockstep

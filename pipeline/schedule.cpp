@@ -108,7 +108,7 @@ void ScheduleOptions::validate() const {
   check_size("virtual", virtual_pipeline);
   check_size("microbatches", microbatches);
   check_size("microbatch-group-size", group_size());
-  if (virtual_pipeline > 1) check_interleaving(*this);
+  if (virtual_pipeline > 1 && !forward_only) check_interleaving(*this);
   const auto product = [](int64_t a, int64_t b) {
     return a > kMaxTasks / b ? kMaxTasks + 1 : a * b;
   };

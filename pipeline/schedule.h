@@ -66,7 +66,8 @@ struct ScheduleOptions {
   int64_t group_size() const { return microbatch_group_size.value_or(pipeline); }
 
   /// ConfigError: a size below 1; with V > 1 also one rank, N outside P ... M, a last group (M mod
-  /// N) that is not empty and smaller than P, a family other than 1F1B; more than 2^22 tasks.
+  /// N) that is not empty and smaller than P, a family other than 1F1B (all of which forward_only
+  /// allows); more than 2^22 tasks.
   void validate() const;
 };
 

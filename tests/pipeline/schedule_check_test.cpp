@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 
 #include "lockstep/core/error.h"
 #include "lockstep/pipeline/simulation.h"
@@ -94,6 +95,39 @@ StepLists naive_steps(const PipelineSchedule& schedule) {
   return steps;
 }
 
+/// Runs `steps` as an executor would: each receive starts once and before its place, transfers with
+/// one rank start in the order of the list, at most two inputs of a kind wait for their tasks.
+void expect_early_receives(const std::vector<PipelineStep>& steps) {
+  const auto starts = early_receives(steps);
+  ASSERT_EQ(starts.size(), steps.size());
+  std::map<int64_t, size_t> last;
+  std::map<std::pair<int64_t, TaskKind>, std::vector<PipelineTask>> waiting;
+  size_t started = 0;
+  const auto start = [&](size_t step) {
+    const auto [place, first] = last.emplace(steps[step].peer, step);
+    EXPECT_TRUE(first || place->second < step) << to_string(steps[step]);
+    place->second = step;
+  };
+  for (size_t i = 0; i < steps.size(); ++i) {
+    for (const size_t receive : starts[i]) {
+      ASSERT_EQ(steps[receive].kind, Kind::receive);
+      EXPECT_GE(receive, i);
+      start(receive);
+      waiting[{steps[receive].peer, steps[receive].task.kind}].push_back(steps[receive].task);
+      ++started;
+    }
+    if (steps[i].kind == Kind::send) start(i);
+    if (steps[i].kind != Kind::compute) continue;
+    for (auto& [source, tasks] : waiting) std::erase(tasks, steps[i].task);
+    if (i + 1 == steps.size() || steps[i + 1].kind != Kind::compute) continue;
+    for (const auto& [source, tasks] : waiting) EXPECT_LE(tasks.size(), 2U);
+  }
+  const auto receives = std::count_if(steps.begin(), steps.end(), [](const PipelineStep& step) {
+    return step.kind == Kind::receive;
+  });
+  EXPECT_EQ(started, static_cast<size_t>(receives));
+}
+
 std::vector<std::string> texts_of_steps(const ScheduleOptions& options) {
   std::vector<std::string> texts;
   for (const auto& rank : communication_steps(make_schedule(options))) {
@@ -123,6 +157,29 @@ TEST(CommunicationSteps, NeighbouringPairsExchangeAtOnce) {
   EXPECT_EQ(texts[2],
             "receive for F0.0 from rank 1, F0.0, send F0.0 to rank 3, receive for F1.0 from rank "
             "1, F1.0, send F1.0 to rank 3");
+}
+
+TEST(EarlyReceives, StartOverComputationsButNotOverTransfersWithTheSameRank) {
+  const StepLists steps = communication_steps(make_schedule({.pipeline = 2, .microbatches = 2}));
+  using Starts = std::vector<std::vector<size_t>>;
+  // F0, send, F1, send, receive for B0, B0, receive for B1, B1
+  EXPECT_EQ(early_receives(steps[0]), (Starts{{}, {}, {}, {}, {4}, {6}, {}, {}}));
+  // receive for F0, F0, receive for F1, B0, send, F1, B1, send
+  EXPECT_EQ(early_receives(steps[1]), (Starts{{0}, {2}, {}, {}, {}, {}, {}, {}}));
+}
+
+TEST(EarlyReceives, OfAnySchedule) {
+  for (const int64_t ranks : {2, 3, 5, 8})
+    for (const int64_t chunks : {1, 2, 4})
+      for (const auto family :
+           {ScheduleFamily::one_f_one_b, ScheduleFamily::gpipe, ScheduleFamily::zb_h1}) {
+        if (chunks > 1 && family != ScheduleFamily::one_f_one_b) continue;
+        for (const auto& steps : communication_steps(make_schedule({.pipeline = ranks,
+                                 .virtual_pipeline = chunks,
+                                 .microbatches = 3 * ranks,
+                                 .family = family})))
+          expect_early_receives(steps);
+      }
 }
 
 TEST(CommunicationSteps, TheNaiveOrderLocksUp) {

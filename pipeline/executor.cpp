@@ -1,0 +1,234 @@
+#include "lockstep/pipeline/executor.h"
+
+#include <map>
+#include <tuple>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/pipeline/communication_steps.h"
+#include "lockstep/pipeline/schedule_check.h"
+#include "lockstep/pipeline/split_backward.h"
+
+namespace lockstep {
+
+using torch::autograd::Edge;
+
+struct PipelineExecutor::Plan {
+  ProcessGroup group;
+  c10::Device device;
+  PipelineSchedule schedule;
+  PipelineExecutorOptions options;
+  std::vector<PipelineStep> steps;
+  std::vector<std::vector<size_t>> early;
+};
+
+namespace {
+
+/// A micro-batch of a chunk between its forward and the end of its backward.
+struct InFlight {
+  at::Tensor input;
+  TensorShape output_shape;
+  Edge output = {};  ///< where backward begins; not valid if nothing requires a gradient
+  std::unique_ptr<SplitBackward> split = {};
+  std::vector<DeferredGradients::Task> deferred = {};
+};
+
+/// Tasks of a rank, as keys.
+using Key = std::tuple<TaskKind, int64_t, int64_t>;
+Key key_of(const PipelineTask& task) { return {task.kind, task.chunk, task.microbatch}; }
+
+std::string label_of(const PlacedTask& consumer) {
+  return fmt::format("input of {} of pipeline rank {}", to_string(consumer.task), consumer.rank);
+}
+
+void run_backward(const Edge& output, const at::Tensor& grad) {
+  torch::autograd::Engine::get_default_engine().execute({output}, {grad}, /*keep_graph=*/false,
+                                                        /*create_graph=*/false,
+                                                        /*accumulate_grad=*/true);
+}
+
+}  // namespace
+
+/// One run of a plan.
+class PipelineExecutor::Run {
+ public:
+  Run(const Plan& plan, const std::vector<PipelineStage>& stages)
+      : plan_(plan), stages_(stages), rank_(plan.group.rank()) {}
+
+  void run() {
+    for (size_t i = 0; i < plan_.steps.size(); ++i) {
+      for (const size_t receive : plan_.early[i]) start_receive(plan_.steps[receive]);
+      const PipelineStep& step = plan_.steps[i];
+      if (step.kind == PipelineStep::Kind::compute)
+        compute(step.task);
+      else if (step.kind == PipelineStep::Kind::receive)
+        inbox_.at(key_of(step.task)).receive_data();
+      else
+        send(step);
+    }
+    sends_.finish();
+  }
+
+ private:
+  void start_receive(const PipelineStep& step) {
+    const std::string label = label_of({rank_, step.task});
+    const auto& declared = plan_.options.activation_shape;
+    IncomingTensor& slot = inbox_[key_of(step.task)];
+    if (step.task.kind == TaskKind::backward)
+      slot = IncomingTensor(plan_.group, plan_.device, flight(step.task).output_shape, step.peer,
+                            label);
+    else if (declared)
+      slot = IncomingTensor(plan_.group, plan_.device, declared(step.task.microbatch), step.peer,
+                            label);
+    else
+      slot = IncomingTensor(plan_.group, plan_.device, step.peer, label);
+  }
+
+  void send(const PipelineStep& step) {
+    const auto output = outbox_.extract(key_of(step.task));
+    const std::string label = label_of(*plan_.schedule.consumer_of(rank_, step.task));
+    if (step.task.kind == TaskKind::forward && !plan_.options.activation_shape)
+      sends_.send_with_shape(plan_.group, output.mapped(), step.peer, label);
+    else
+      sends_.send(plan_.group, output.mapped(), step.peer, label);
+  }
+
+  void compute(const PipelineTask& task) {
+    if (task.kind == TaskKind::forward)
+      forward(task);
+    else if (task.kind == TaskKind::backward)
+      backward(task);
+    else
+      weight(task);
+  }
+
+  at::Tensor take_input(const PipelineTask& task) {
+    const auto found = inbox_.extract(key_of(task));
+    return found.empty() ? at::Tensor() : found.mapped().take();
+  }
+
+  /// Hands the output of `task` to the task that waits for it.
+  void pass_on(const PipelineTask& task, const at::Tensor& output) {
+    const auto consumer = plan_.schedule.consumer_of(rank_, task);
+    if (!consumer) return;
+    const at::Tensor data = output.detach().contiguous();
+    if (consumer->rank == rank_)
+      inbox_[key_of(consumer->task)] = IncomingTensor(data);
+    else
+      outbox_[key_of(task)] = data;
+  }
+
+  void forward(const PipelineTask& task) {
+    const bool trains = !plan_.schedule.forward_only;
+    InFlight flight;
+    flight.input = take_input(task);
+    const bool last = !plan_.schedule.consumer_of(rank_, task);
+    if (trains && flight.input.defined()) flight.input.set_requires_grad(true);
+    const at::AutoGradMode grad_mode(trains);
+    const at::Tensor output =
+        stages_[static_cast<size_t>(task.chunk)](task.microbatch, flight.input);
+    if (last && !trains) return;
+    require<UsageError>(output.defined(), "pipeline stage of chunk {} of rank {}: returned nothing",
+                        task.chunk, rank_);
+    require<UsageError>(!last || output.numel() == 1,
+                        "pipeline stage of chunk {} of rank {}: the loss has {} elements, allowed: "
+                        "1",
+                        task.chunk, rank_, output.numel());
+    pass_on(task, output);
+    if (!trains) return;
+    flight.output_shape = {output.sizes().vec(), output.scalar_type()};
+    if (output.requires_grad()) {
+      flight.output = torch::autograd::impl::gradient_edge(output);
+      if (plan_.schedule.split_backward && !plan_.options.deferred)
+        flight.split = std::make_unique<SplitBackward>(output, flight.input);
+    }
+    in_flight_[{task.chunk, task.microbatch}] = std::move(flight);
+  }
+
+  InFlight& flight(const PipelineTask& task) {
+    return in_flight_.at({task.chunk, task.microbatch});
+  }
+
+  void backward(const PipelineTask& task) {
+    InFlight& flight = this->flight(task);
+    at::Tensor grad = take_input(task);
+    if (!grad.defined())
+      grad = at::ones(flight.output_shape.sizes,
+                      at::TensorOptions(plan_.device).dtype(flight.output_shape.dtype));
+    at::Tensor input_grad;
+    if (flight.split) {
+      input_grad = flight.split->input_part(grad);
+    } else if (flight.output.is_valid()) {
+      const auto& deferred = plan_.options.deferred;
+      if (deferred) deferred->defer(plan_.schedule.split_backward);
+      run_backward(flight.output, grad);
+      if (deferred) flight.deferred = deferred->take();
+      if (flight.input.defined()) input_grad = flight.input.grad();
+    }
+    if (plan_.schedule.consumer_of(rank_, task)) {
+      require<UsageError>(input_grad.defined(),
+                          "pipeline stage of chunk {} of rank {}: the output does not depend on "
+                          "the input",
+                          task.chunk, rank_);
+      pass_on(task, input_grad);
+    }
+    flight.input.reset();
+    flight.output = {};
+    if (!plan_.schedule.split_backward) in_flight_.erase({task.chunk, task.microbatch});
+  }
+
+  void weight(const PipelineTask& task) {
+    InFlight& flight = this->flight(task);
+    if (flight.split) flight.split->weight_part();
+    const at::NoGradGuard no_grad;
+    for (const DeferredGradients::Task& add_gradient : flight.deferred) add_gradient();
+    in_flight_.erase({task.chunk, task.microbatch});
+  }
+
+  const Plan& plan_;
+  const std::vector<PipelineStage>& stages_;
+  const int64_t rank_;
+  std::map<Key, IncomingTensor> inbox_;                        ///< by the task that takes it
+  std::map<Key, at::Tensor> outbox_;                           ///< by the task that made it
+  std::map<std::pair<int64_t, int64_t>, InFlight> in_flight_;  ///< by chunk and micro-batch
+  SendQueue sends_;
+};
+
+PipelineExecutor::PipelineExecutor(const ParallelState& parallel_state, PipelineSchedule schedule,
+                                   PipelineExecutorOptions options) {
+  const ProcessGroup group = parallel_state.group(GroupKind::pp);
+  require<UsageError>(schedule.pipeline() == group.size(),
+                      "pipeline schedule: found one for {} ranks, allowed: {}, the size of group "
+                      "{}",
+                      schedule.pipeline(), group.size(), group.to_string());
+  check_schedule(schedule);
+  std::vector<PipelineStep> steps =
+      std::move(communication_steps(schedule)[static_cast<size_t>(group.rank())]);
+  auto early = early_receives(steps);
+  plan_ =
+      std::make_unique<const Plan>(Plan{group, parallel_state.device(), std::move(schedule),
+                                        std::move(options), std::move(steps), std::move(early)});
+}
+
+PipelineExecutor::~PipelineExecutor() = default;
+
+void PipelineExecutor::run(const std::vector<PipelineStage>& stages) const {
+  Run run(*plan_, stages);
+  try {
+    require<UsageError>(static_cast<int64_t>(stages.size()) == plan_->schedule.chunks,
+                        "pipeline: found {} stages, allowed: one for each of the {} chunks of the "
+                        "schedule",
+                        stages.size(), plan_->schedule.chunks);
+    run.run();
+  } catch (const std::exception& error) {
+    plan_->group.post_failure(error.what());
+    throw;
+  }
+}
+
+const PipelineSchedule& PipelineExecutor::schedule() const { return plan_->schedule; }
+
+}  // namespace lockstep

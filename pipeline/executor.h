@@ -1,0 +1,71 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/core/deferred_gradients.h"
+#include "lockstep/parallel_state/parallel_state.h"
+#include "lockstep/pipeline/schedule.h"
+#include "lockstep/pipeline/transfer.h"
+
+namespace lockstep {
+
+/// One chunk of a model, cut by whoever calls the executor: the forward of micro-batch
+/// `microbatch`. `input` is what the virtual stage before returned, undefined on the first; where
+/// there is a backward, it requires a gradient. Returns what the next virtual stage takes; on the
+/// last one the loss of which the gradient is taken, one element (a forward-only schedule leaves
+/// it alone, and it may be undefined there). Between stages one floating-point tensor is passed on.
+///
+/// A stage reads its own tokens and labels and keeps whatever it wants to know of the loss.
+using PipelineStage = std::function<at::Tensor(int64_t microbatch, const at::Tensor& input)>;
+
+struct PipelineExecutorOptions {
+  /// Shape and dtype of what the stages pass on for a micro-batch, the same on all ranks of the
+  /// pipeline; gradients have it too. Unset: each activation is preceded by a message that tells
+  /// (64 bytes), so that only the sender need know, and lengths may vary.
+  std::function<TensorShape(int64_t microbatch)> activation_shape = {};
+  /// With a schedule that splits backward: where the layers of the stages leave their weight
+  /// gradients. Unset: backward is split by SplitBackward, which see for what the stages'
+  /// operations must allow.
+  std::shared_ptr<DeferredGradients> deferred = {};
+};
+
+/// Runs this rank's part of a schedule: its tasks in order, each on the input that has come, and
+/// the transfers between them as communication_steps() and early_receives() order them. Sends block
+/// nobody; no schedule that check_schedule() accepts can lock up.
+///
+/// Between forward and backward of a micro-batch a stage's graph is kept, but not its output, once
+/// it is sent, unless an operation saved it. Gradients of parameters are accumulated
+/// into .grad() in the order of the micro-batches, as if one rank ran them all. With
+/// DistributedDataParallel around the parameters of a chunk call set_num_microbatches(M) before the
+/// step: then each bucket is reduced when the last micro-batch of the chunk has come by.
+///
+/// Where backward is split, B tasks give the gradient of the input and W tasks those of the
+/// parameters, as far as layers defer them.
+class PipelineExecutor {
+ public:
+  /// `schedule` is for the ranks of group pp. UsageError, naming rank and task: a schedule for
+  /// another number of ranks, or one that check_schedule() refuses.
+  PipelineExecutor(const ParallelState& parallel_state, PipelineSchedule schedule,
+                   PipelineExecutorOptions options = {});
+  ~PipelineExecutor();
+
+  /// Runs the schedule once. `stages` are the chunks of this rank. All ranks of the pipeline call
+  /// it. Where a stage throws, or a transfer fails, the other ranks are told and end with
+  /// CommunicationError; the groups cannot be used afterwards. UsageError: another number of stages
+  /// than the schedule's chunks, a stage that returns nothing, a loss of several elements, an
+  /// output that does not depend on the input.
+  void run(const std::vector<PipelineStage>& stages) const;
+
+  const PipelineSchedule& schedule() const;
+
+ private:
+  struct Plan;
+  class Run;
+  std::unique_ptr<const Plan> plan_;
+};
+
+}  // namespace lockstep

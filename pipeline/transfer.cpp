@@ -1,0 +1,146 @@
+#include "lockstep/pipeline/transfer.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/parallel_state/collectives.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kHeaderNumbers = 8;
+constexpr int64_t kMaxDims = kHeaderNumbers - 2;
+
+std::string header_label(const std::string& label) { return "shape of " + label; }
+
+at::Tensor header_of(const at::Tensor& tensor, const std::string& label) {
+  require<UsageError>(tensor.dim() <= kMaxDims, "{}: found {} dimensions, allowed: at most {}",
+                      label, tensor.dim(), kMaxDims);
+  std::vector<int64_t> numbers = {static_cast<int64_t>(tensor.scalar_type()), tensor.dim()};
+  numbers.insert(numbers.end(), tensor.sizes().begin(), tensor.sizes().end());
+  numbers.resize(kHeaderNumbers);
+  return at::tensor(numbers, at::kLong);
+}
+
+TensorShape shape_in(const at::Tensor& header) {
+  const auto* const numbers = header.const_data_ptr<int64_t>();
+  return {{numbers + 2, numbers + 2 + numbers[1]}, static_cast<at::ScalarType>(numbers[0])};
+}
+
+}  // namespace
+
+IncomingTensor::IncomingTensor(const ProcessGroup& group, c10::Device device,
+                               const TensorShape& shape, int64_t source, std::string label)
+    : data_(at::empty(shape.sizes, at::TensorOptions(device).dtype(shape.dtype))),
+      work_(receive(group, data_, source, label)) {}
+
+IncomingTensor::IncomingTensor(const ProcessGroup& group, c10::Device device, int64_t source,
+                               std::string label)
+    : group_(group),
+      device_(device),
+      source_(source),
+      label_(std::move(label)),
+      header_(at::empty({kHeaderNumbers}, at::kLong)),
+      work_(receive(group, header_, source, header_label(label_))) {}
+
+void IncomingTensor::receive_data() {
+  if (!header_.defined()) return;
+  work_.wait();
+  *this = IncomingTensor(*group_, device_, shape_in(header_), source_, label_);
+}
+
+at::Tensor IncomingTensor::take() {
+  receive_data();
+  work_.wait();
+  return std::move(data_);
+}
+
+struct SendQueue::Impl {
+  ~Impl() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex);
+      ended = true;
+      waiting.clear();
+    }
+    changed.notify_all();
+    if (thread.joinable()) thread.join();
+  }
+
+  void add(Work work, bool on_cpu) {
+    if (!on_cpu) {
+      std::erase_if(on_device, [](const Work& w) { return w.is_completed(); });
+      on_device.push_back(std::move(work));
+      return;
+    }
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (error) std::rethrow_exception(error);
+    waiting.push_back(std::move(work));
+    if (!thread.joinable()) thread = std::thread([this] { wait_for_sends(); });
+    changed.notify_all();
+  }
+
+  void wait_for_sends() {
+    std::unique_lock<std::mutex> lock(mutex);
+    for (;;) {
+      changed.wait(lock, [&] { return ended || !waiting.empty(); });
+      if (ended) return;
+      Work work = std::move(waiting.front());
+      waiting.pop_front();
+      busy = true;
+      lock.unlock();
+      try {
+        work.wait();
+      } catch (...) {
+        lock.lock();
+        error = std::current_exception();
+        waiting.clear();
+        lock.unlock();
+      }
+      work = Work();
+      lock.lock();
+      busy = false;
+      changed.notify_all();
+    }
+  }
+
+  void finish() {
+    for (Work& work : on_device) work.wait();
+    on_device.clear();
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [&] { return waiting.empty() && !busy; });
+    if (error) std::rethrow_exception(error);
+  }
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Work> waiting;
+  std::vector<Work> on_device;
+  std::exception_ptr error;
+  bool busy = false, ended = false;
+  std::thread thread;
+};
+
+SendQueue::SendQueue() : impl_(std::make_unique<Impl>()) {}
+SendQueue::~SendQueue() = default;
+
+void SendQueue::send(const ProcessGroup& group, const at::Tensor& tensor, int64_t destination,
+                     const std::string& label) {
+  impl_->add(lockstep::send(group, tensor, destination, label), tensor.is_cpu());
+}
+
+void SendQueue::send_with_shape(const ProcessGroup& group, const at::Tensor& tensor,
+                                int64_t destination, const std::string& label) {
+  impl_->add(lockstep::send(group, header_of(tensor, label), destination, header_label(label)),
+             /*on_cpu=*/true);
+  send(group, tensor, destination, label);
+}
+
+void SendQueue::finish() { impl_->finish(); }
+
+}  // namespace lockstep
