@@ -4,6 +4,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/models/layers/context_parallel.h"
 #include "lockstep/models/layers/cross_entropy.h"
 #include "lockstep/models/layers/recompute.h"
 #include "lockstep/parallel_state/parallel_functions.h"
@@ -79,6 +80,7 @@ GPTModel::GPTModel(const TransformerConfig& config, const ParallelConfig& parall
     : config_(checked_config(config, parallel, state, stage)),
       stage_(stage),
       tensor_parallel_(state.group(GroupKind::tp)),
+      context_parallel_(state.group(GroupKind::cp)),
       sequence_parallel_(parallel.sequence_parallel) {
   build({.config = config_,
          .options = at::TensorOptions(options.device).dtype(options.dtype),
@@ -163,11 +165,22 @@ at::Tensor GPTModel::output(const at::Tensor& hidden, const at::Tensor& labels) 
   return losses.view({labels.size(1), labels.size(0)}).t();
 }
 
+TokenPositions GPTModel::positions_of(const GPTInput& input) const {
+  TokenPositions result = input.positions;
+  if (result.positions.defined() || context_parallel_.size() == 1) return result;
+  const int64_t parts = sequence_parallel_ ? tensor_parallel_.size() : 1;
+  const at::Tensor& given = stage_.has_embedding ? input.tokens : input.hidden;
+  const int64_t length = stage_.has_embedding ? given.size(1) : given.size(0) * parts;
+  result.positions = context_positions(length, context_parallel_).to(given.device());
+  return result;
+}
+
 at::Tensor GPTModel::forward(const GPTInput& input) const {
   check(input);
+  const TokenPositions positions = positions_of(input);
   const at::Tensor hidden = decoder_->forward(
-      stage_.has_embedding ? embedding_->forward(input.tokens, input.positions) : input.hidden,
-      input.positions);
+      stage_.has_embedding ? embedding_->forward(input.tokens, positions) : input.hidden,
+      positions);
   return stage_.has_loss ? output(hidden, input.labels) : hidden;
 }
 

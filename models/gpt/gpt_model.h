@@ -42,12 +42,12 @@ struct GPTStage {
 };
 
 /// What goes into a stage. All ranks of tp get the same, apart from `hidden` with sequence
-/// parallelism.
+/// parallelism. Each rank of cp gets its part of the sequences (see cut_for_context).
 struct GPTInput {
   at::Tensor tokens = {};  ///< [batch, sequence] of int64; where the stage has the embedding
   at::Tensor labels = {};  ///< [batch, sequence] of int64; where the stage has the loss, or nowhere
   at::Tensor hidden = {};  ///< what the stage before gave; where this one has no embedding
-  TokenPositions positions = {};
+  TokenPositions positions = {};  ///< default: from 0 on, over cp those of this rank's part
 };
 
 /// The layers of a GPTModel, children `layers.N` with N counted over the whole model, and
@@ -84,8 +84,9 @@ class GPTModel : public DescribedModule {
   /// cannot be used.
   explicit GPTModel(const TransformerConfig& config, const GPTModelOptions& options = {});
 
-  /// The part `stage` of the model, cut over state.group(GroupKind::tp), which is connected here.
-  /// All ranks of that group must make the same call. `parallel` has the sizes of `state`
+  /// The part `stage` of the model, cut over tp and, for experts, over ep and expert-tp, for
+  /// sequences that are cut over cp. Connects these groups, so all their ranks must make the same
+  /// call. `parallel` has the sizes of `state`
   /// (UsageError otherwise) and may ask for sequence_parallel. ConfigError comes before anything is
   /// connected.
   GPTModel(const TransformerConfig& config, const ParallelConfig& parallel,
@@ -113,11 +114,13 @@ class GPTModel : public DescribedModule {
   void build(const LayerContext& context);
   void check(const GPTInput& input) const;
   void check_ids(const at::Tensor& ids, const char* what) const;
+  TokenPositions positions_of(const GPTInput& input) const;
   at::Tensor output(const at::Tensor& hidden, const at::Tensor& labels) const;
 
   TransformerConfig config_;
   GPTStage stage_;
   ProcessGroup tensor_parallel_;
+  ProcessGroup context_parallel_;
   bool sequence_parallel_;
   std::shared_ptr<LanguageModelEmbedding> embedding_;  ///< null on later stages
   std::shared_ptr<TransformerBlock> decoder_;

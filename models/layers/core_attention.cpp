@@ -5,7 +5,7 @@
 
 #include <ATen/ATen.h>
 
-#include "lockstep/core/check.h"
+#include "lockstep/models/layers/context_parallel_core.h"
 
 namespace lockstep {
 namespace {
@@ -59,9 +59,7 @@ class LocalAttention : public CoreAttention {
 
 std::shared_ptr<const CoreAttention> make_core_attention(const LayerContext& context,
                                                          int64_t first_head) {
-  require<ConfigError>(context.parallel.context_parallel_size == 1,
-                       "parallel.context_parallel_size: found {}, allowed: 1",
-                       context.parallel.context_parallel_size);
+  if (context.parallel.context_parallel_size > 1) return make_context_core_attention(context);
   return std::make_shared<LocalAttention>(context, first_head);
 }
 

@@ -23,8 +23,8 @@ class CoreAttention {
                              bool training) const = 0;
 };
 
-/// The attention that context.config and context.parallel ask for. `first_head` is this rank's
-/// first query head among those of all ranks of tp. ConfigError for what is not there.
+/// The attention that context.config and context.parallel ask for; over sequences that are cut over
+/// cp it connects cp. `first_head` is this rank's first query head among those of all ranks of tp.
 std::shared_ptr<const CoreAttention> make_core_attention(const LayerContext& context,
                                                          int64_t first_head);
 

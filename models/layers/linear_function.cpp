@@ -69,17 +69,17 @@ void accumulate(const at::Tensor& weight, const at::Tensor& rows, const at::Tens
 
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
-                            const at::Tensor& weight, const at::Tensor& bias,
+                            const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                             const ParallelLinearOptions& options) {
     context->save_for_backward({weight.requires_grad() ? input : at::Tensor(), weight});
     context->saved_data["options"] =
         c10::IValue::make_capsule(c10::make_intrusive<Options>(options));
-    const auto row_bias = bias.defined() ? std::optional(bias) : std::nullopt;
+    context->saved_data["biased"] = bias.has_value();
     const at::Tensor matrix = weight.flatten(0, -2);
-    if (options.input != LinearInput::sequence_chunk) return at::linear(input, matrix, row_bias);
+    if (options.input != LinearInput::sequence_chunk) return at::linear(input, matrix, bias);
     Gathering gathering(input, options, input_label(options));
     gathering.work.wait();
-    return at::linear(gathering.whole, matrix, row_bias);
+    return at::linear(gathering.whole, matrix, bias);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -113,7 +113,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     } else if (context->needs_input_grad(1)) {
       defer(input, weight, rows, options);
     }
-    const at::Tensor bias_gradient = context->needs_input_grad(2) ? rows.sum(0) : at::Tensor();
+    const bool biased = context->saved_data["biased"].toBool() && context->needs_input_grad(2);
+    const at::Tensor bias_gradient = biased ? rows.sum(0) : at::Tensor();
     reduction.wait();
     return {input_gradient, own_gradient, bias_gradient, {}};
   }
@@ -151,7 +152,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 
 at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight,
                            const at::Tensor& bias, const ParallelLinearOptions& options) {
-  const at::Tensor row_bias = bias.defined() ? bias.flatten() : bias;
+  const auto row_bias = bias.defined() ? std::optional(bias.flatten()) : std::nullopt;
   if (options.group.size() > 1 || options.input == LinearInput::own)
     return LinearFunction::apply(input, weight, row_bias, options);
   ParallelLinearOptions alone = options;

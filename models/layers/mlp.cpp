@@ -2,14 +2,12 @@
 
 #include <ATen/ATen.h>
 
-#include "lockstep/core/check.h"
+#include "lockstep/models/layers/moe/moe_layer.h"
 
 namespace lockstep {
 
 std::shared_ptr<FeedForward> make_feed_forward(const LayerContext& context) {
-  require<ConfigError>(!context.config.num_experts,
-                       "model.num_experts: found {}, allowed: unset, a dense network",
-                       context.config.num_experts.value_or(0));
+  if (has_experts(context.config, context.layer)) return std::make_shared<MoELayer>(context);
   return std::make_shared<MLP>(context, *context.config.ffn_hidden_size);
 }
 

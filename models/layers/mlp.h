@@ -17,7 +17,7 @@ class FeedForward : public DescribedModule {
   virtual at::Tensor forward(const at::Tensor& hidden) const = 0;
 };
 
-/// The feed-forward network of layer context.layer. ConfigError for what is not there.
+/// The feed-forward network of layer context.layer: an MLP, or a MoELayer.
 std::shared_ptr<FeedForward> make_feed_forward(const LayerContext& context);
 
 /// The dense feed-forward network, cut over tp. Children:

@@ -143,8 +143,9 @@ TEST(Routing, ExpertsKeepTheirHeaviestTokens) {
     EXPECT_EQ(left.sum().item<int64_t>(), std::min<int64_t>(wanted, 10));
     const at::Tensor weights = routing.probs.select(1, e);
     const at::Tensor dropped = weights.masked_select(chosen.logical_and(~left));
-    if (dropped.numel() > 0)
+    if (dropped.numel() > 0) {
       EXPECT_LE(dropped.max().item<double>(), weights.masked_select(left).min().item<double>());
+    }
   }
   for (const double factor : {1.0, 1.25}) {
     const int64_t capacity = expert_capacity(64, 2, 8, factor);
@@ -179,8 +180,9 @@ TEST(RouterLosses, TheCoefficientAtPerfectBalanceAndExpertsTimesThatForOneHotExp
         config.moe_router_load_balancing_type = kind;
         config.moe_aux_loss_coeff = 0.3;
         // Each of the two sequences takes every other token, so two choices keep it in balance.
-        if (function == RouterScoreFunction::softmax && experts % 2 == 0)
+        if (function == RouterScoreFunction::softmax && experts % 2 == 0) {
           EXPECT_NEAR(mean_loss(balanced_logits(experts, 2), config), 0.3, 1e-9) << experts;
+        }
         config.moe_router_topk = 1;
         config.moe_router_pre_softmax = true;
         at::Tensor hot = at::zeros({4 * experts, experts}, at::kDouble);
