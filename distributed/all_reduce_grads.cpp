@@ -1,0 +1,90 @@
+#include "lockstep/distributed/all_reduce_grads.h"
+
+#include <map>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/distributed/gradient_scaling.h"
+#include "lockstep/distributed/param_layout.h"
+#include "lockstep/parallel_state/collectives.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kBucketBytes = int64_t{25} << 20;
+
+/// A gradient, and what is sent for it: itself, or a contiguous copy.
+struct Travelling {
+  at::Tensor grad;
+  at::Tensor sent;
+};
+
+/// Of the trained parameters, those that have a gradient on some rank of the group.
+std::vector<const MeshParameter*> parameters_with_gradients(const MeshParameters& model,
+                                                            const ProcessGroup& group) {
+  std::vector<const MeshParameter*> trained;
+  for (const MeshParameter& param : model)
+    if (param.tensor.requires_grad()) trained.push_back(&param);
+  if (trained.empty()) return trained;
+  at::Tensor present = at::zeros({static_cast<int64_t>(trained.size())}, at::kInt);
+  for (size_t i = 0; i < trained.size(); ++i)
+    present.data_ptr<int>()[i] = trained[i]->tensor.grad().defined() ? 1 : 0;
+  all_reduce(group, present, ReduceOp::max, "who has gradients").wait();
+  std::vector<const MeshParameter*> result;
+  for (size_t i = 0; i < trained.size(); ++i)
+    if (present.data_ptr<int>()[i] != 0) result.push_back(trained[i]);
+  return result;
+}
+
+Travelling prepare(const MeshParameter& param) {
+  at::Tensor& grad = param.tensor.mutable_grad();
+  if (!grad.defined())
+    grad = at::zeros_like(param.tensor,
+                          param.tensor.grad_dtype().value_or(param.tensor.scalar_type()));
+  require<UsageError>(grad.layout() == at::kStrided,
+                      "all_reduce_grads: the gradient of '{}' is sparse, allowed: dense gradients",
+                      param.name);
+  return {grad, grad.contiguous()};
+}
+
+/// Starts the reduction of gradients of one dtype, bucket by bucket.
+void start(const ProcessGroup& group, const std::vector<Travelling>& list,
+           std::vector<Work>& works) {
+  const at::Tensor& example = list.front().sent;
+  std::vector<LayoutParam> sizes;
+  for (const Travelling& item : list) sizes.push_back({.numel = item.sent.numel()});
+  const LayoutOptions options = {.bucket_limit = kBucketBytes / example.element_size()};
+  const ScalingFactor factor =
+      gradient_scaling(GradientScalingMode::average, group.size(), group.size()).dense;
+  const Reduction mean(ReduceOp::sum, factor.numerator, factor.denominator);
+  for (const ParamLayout::Bucket& bucket : compute_param_layout(sizes, options).buckets) {
+    std::vector<at::Tensor> tensors;
+    for (const int64_t index : bucket.params)
+      tensors.push_back(list[static_cast<size_t>(index)].sent);
+    works.push_back(all_reduce(group, tensors, mean, "gradients"));
+  }
+}
+
+}  // namespace
+
+void all_reduce_grads(const MeshParameters& model, const DeviceMesh& world_mesh, bool use_ddp) {
+  using Axes = std::vector<std::string>;
+  const ProcessGroup group = world_mesh.get_group(use_ddp ? Axes{"cp"} : Axes{"dp", "cp"});
+  if (group.size() == 1) return;
+  const at::NoGradGuard no_grad;
+  std::map<std::pair<at::ScalarType, std::string>, std::vector<Travelling>> by_dtype;
+  for (const MeshParameter* param : parameters_with_gradients(model, group)) {
+    Travelling item = prepare(*param);
+    by_dtype[{item.sent.scalar_type(), item.sent.device().str()}].push_back(std::move(item));
+  }
+  std::vector<Work> works;
+  for (const auto& [key, list] : by_dtype) start(group, list, works);
+  for (Work& work : works) work.wait();
+  for (const auto& [key, list] : by_dtype)
+    for (const Travelling& item : list)
+      if (!item.sent.is_same(item.grad)) item.grad.copy_(item.sent);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "lockstep/distributed/mesh_parameters.h"
+#include "lockstep/parallel_state/device_mesh.h"
+
+namespace lockstep {
+
+/// Averages the gradients of a model over the ranks that hold it, once, after backward: the way of
+/// Hugging Face's 3D example, for loops that keep no state between steps. Nothing overlaps
+/// backward; DistributedDataParallel and GradientSynchronizer do that.
+///
+/// `world_mesh` has the axes "dp" and "cp" among others. With `use_ddp` somebody else reduces over
+/// dp, and this over cp alone; without, over dp and cp as one group. Plain gradients and the local
+/// parts of DTensors are treated alike: each element is the sum over the group times 1 / ranks.
+/// Note that a mean of means is not the mean over tokens where ranks have different numbers of
+/// tokens.
+///
+/// Gradients are changed in place and stay the tensors that they were, also views of somebody's
+/// buffer. They travel in buckets of at most 25 MiB of one dtype, the last parameters first, all
+/// under way at once. First the ranks agree on who has a gradient, with one all-reduce of 4 bytes a
+/// parameter: where some rank has one, all have one afterwards, those without counting as zeros;
+/// where none has, none gets one.
+///
+/// Collective over the group; does nothing in one of a single rank. UsageError: an axis that the
+/// mesh has not, a sparse gradient (by name).
+void all_reduce_grads(const MeshParameters& model, const DeviceMesh& world_mesh, bool use_ddp);
+
+}  // namespace lockstep

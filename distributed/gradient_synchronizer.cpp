@@ -1,0 +1,288 @@
+#include "lockstep/distributed/gradient_synchronizer.h"
+
+#include <algorithm>
+#include <map>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/distributed/grad_sync.h"
+#include "lockstep/distributed/parameter_check.h"
+#include "lockstep/parallel_state/collectives.h"
+
+namespace lockstep {
+namespace {
+
+using Phase = GradSyncState::Phase;
+
+constexpr GradSyncCalls kCalls = {
+    .count = "set_required_accumulations",
+    .start = "wait",
+    .finish = "wait",
+    .reset = "zero_grad",
+    .allow_unused = "GradientSynchronizerOptions::allow_unused_parameters",
+    .surplus = "state the backwards of a step with set_required_accumulations()"};
+
+/// The axes over which the gradient of a parameter is reduced.
+std::vector<std::string> reduced_axes(const MeshParameter& param) {
+  std::vector<std::string> axes = axes_of(param).replicated;
+  for (const std::string& complete : param.complete_axes) {
+    const auto found = std::find(axes.begin(), axes.end(), complete);
+    require<UsageError>(found != axes.end(),
+                        "parameter '{}': complete on axis '{}', allowed: axes on which it is "
+                        "replicated, each once",
+                        param.name, complete);
+    axes.erase(found);
+  }
+  return axes;
+}
+
+at::ScalarType grad_dtype(const MeshParameter& param) {
+  const std::optional<at::ScalarType> dtype = param.tensor.grad_dtype();
+  require<UsageError>(dtype.has_value(),
+                      "parameter '{}': the dtype of its gradient is not stated; allowed: one that "
+                      "at::Tensor::set_grad_dtype() sets",
+                      param.name);
+  return *dtype;
+}
+
+ScalingFactor scaling_over(GradientReduction reduction, int64_t ranks) {
+  const bool mean = reduction == GradientReduction::mean;
+  return gradient_scaling(mean ? GradientScalingMode::average : GradientScalingMode::per_token,
+                          ranks, ranks)
+      .dense;
+}
+
+/// What the parameters of a buffer have in common.
+struct BufferKey {
+  size_t param_group;
+  c10::Device device;
+  at::ScalarType grad_dtype;
+  RankList ranks;
+  bool operator==(const BufferKey&) const = default;
+};
+
+int64_t bucket_limit(double megabytes, at::ScalarType dtype) {
+  const double elements = megabytes * (1 << 20) / static_cast<double>(c10::elementSize(dtype));
+  return std::max<int64_t>(static_cast<int64_t>(std::min(elements, 0x1p62)), 1);
+}
+
+/// Where the parameter stands in its group, on one scale for groups of any size, because backward
+/// goes through all groups at once.
+int64_t expected_position(size_t index, size_t size) {
+  constexpr int64_t kScale = 1 << 30;
+  return static_cast<int64_t>(index) * kScale / static_cast<int64_t>(size);
+}
+
+at::Tensor sum_of_tokens(const ProcessGroup& group, const at::Tensor& num_tokens) {
+  at::Tensor tokens = num_tokens.detach().to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
+  tokens = tokens.reshape({});
+  all_reduce(group, tokens, ReduceOp::sum, "num_tokens").wait();
+  return tokens.clamp_min_(1);
+}
+
+}  // namespace
+
+const char* to_string(GradientReduction reduction) {
+  switch (reduction) {
+    case GradientReduction::sum:
+      return "sum";
+    case GradientReduction::mean:
+      return "mean";
+    case GradientReduction::per_token:
+      return "per-token";
+  }
+  return "";
+}
+
+struct GradientSynchronizer::Impl {
+  std::vector<MeshParameters> param_groups;
+  double bucket_size_mb;
+  int64_t require_accumulations;
+  GradientSynchronizerOptions options;
+  std::map<const c10::TensorImpl*, std::string> names = {};
+  bool bound = false;
+  std::unique_ptr<GradSync> sync = {};  ///< null if all parameters are local
+  std::vector<at::Tensor> local = {};
+
+  void check() {
+    require<UsageError>(bucket_size_mb > 0, "bucket_size_mb: found {}, allowed: > 0",
+                        bucket_size_mb);
+    require<UsageError>(require_accumulations >= 1,
+                        "require_accumulations: found {}, allowed: >= 1", require_accumulations);
+    require<UsageError>(
+        options.token_group.has_value() == (options.reduction == GradientReduction::per_token),
+        "token_group: found {} with the reduction {}, allowed: one with per-token, and only there",
+        options.token_group ? "one" : "none", to_string(options.reduction));
+    for (const MeshParameters& group : param_groups)
+      for (const MeshParameter& param : group) {
+        const auto [entry, is_new] = names.emplace(param.tensor.unsafeGetTensorImpl(), param.name);
+        require<UsageError>(is_new, "parameter '{}' is in two parameter groups, once as '{}'",
+                            param.name, entry->second);
+      }
+  }
+
+  void require_bound(const char* call) const {
+    require<UsageError>(bound, "{}: the state is unbound; call bind() first", call);
+  }
+
+  std::vector<BufferPlan> make_plans() {
+    std::vector<BufferKey> keys;
+    std::vector<BufferPlan> plans;
+    for (size_t g = 0; g < param_groups.size(); ++g)
+      for (size_t i = 0; i < param_groups[g].size(); ++i) {
+        const MeshParameter& param = param_groups[g][i];
+        if (!param.tensor.requires_grad()) continue;
+        const std::vector<std::string> axes = reduced_axes(param);
+        if (axes.empty()) {
+          local.push_back(param.tensor);
+          continue;
+        }
+        const ProcessGroup group = param.dtensor->device_mesh().get_group(axes);
+        const BufferKey key = {g, param.tensor.device(), grad_dtype(param), group.ranks()};
+        auto at = static_cast<size_t>(std::find(keys.begin(), keys.end(), key) - keys.begin());
+        if (at == keys.size()) {
+          keys.push_back(key);
+          plans.push_back(plan_for(key, group));
+        }
+        plans[at].params.push_back({param.name, param.tensor, {}});
+        plans[at].positions.push_back(expected_position(i, param_groups[g].size()));
+      }
+    return plans;
+  }
+
+  BufferPlan plan_for(const BufferKey& key, const ProcessGroup& group) const {
+    return {.params = {},
+            .positions = {},
+            .grad_dtype = key.grad_dtype,
+            .reduction = {.group = group, .factor = scaling_over(options.reduction, group.size())},
+            .layout = {.bucket_limit = bucket_limit(bucket_size_mb, key.grad_dtype)},
+            .contents = BufferContents::grads};
+  }
+
+  void bind() {
+    const std::vector<BufferPlan> plans = make_plans();
+    for (const BufferPlan& plan : plans) {
+      for (const NamedParameter& param : plan.params) refuse_hooked(param);
+      check_same_parameters(plan.params, plan.reduction.group);
+    }
+    if (!plans.empty()) {
+      sync = std::make_unique<GradSync>(make_bucketing(plans, /*overlap=*/true, /*checks=*/{}),
+                                        /*overlap=*/true, options.allow_unused_parameters, kCalls);
+      sync->state().set_microbatches(require_accumulations);
+    }
+    bound = true;
+  }
+
+  void finish() {
+    require_bound("wait");
+    if (!sync) return;
+    sync->state().refuse_early_finish();
+    sync->finish();
+  }
+
+  void divide(const at::Tensor& tokens) {
+    const at::NoGradGuard no_grad;
+    if (sync)
+      for (const auto& buffer : sync->bucketing().buffers) buffer->grad_data().div_(tokens);
+    for (const at::Tensor& param : local)
+      if (param.grad().defined()) param.mutable_grad().div_(tokens);
+  }
+
+  /// On an axis that is reduced over.
+  Placement placement_now() const {
+    if (sync && sync->state().phase() == Phase::ready) return Replicate{};
+    return Partial{options.reduction == GradientReduction::mean ? PartialOp::avg : PartialOp::sum};
+  }
+};
+
+GradientSynchronizer::GradientSynchronizer(std::vector<MeshParameters> param_groups,
+                                           double bucket_size_mb, int64_t require_accumulations,
+                                           GradientSynchronizerOptions options)
+    : impl_(new Impl{std::move(param_groups), bucket_size_mb, require_accumulations,
+                     std::move(options)}) {
+  impl_->check();
+}
+
+GradientSynchronizer::~GradientSynchronizer() = default;
+
+void GradientSynchronizer::bind() {
+  require<UsageError>(!impl_->bound, "bind: the state is {}; call unbind() first", state_text());
+  try {
+    impl_->bind();
+  } catch (...) {
+    impl_->local.clear();
+    throw;
+  }
+}
+
+void GradientSynchronizer::unbind() {
+  if (!impl_->bound) return;
+  if (impl_->sync) impl_->sync->settle();
+  impl_->sync.reset();
+  impl_->local.clear();
+  impl_->bound = false;
+  for (const MeshParameters& group : impl_->param_groups)
+    for (const MeshParameter& param : group)
+      if (param.tensor.requires_grad()) param.tensor.mutable_grad().reset();
+}
+
+void GradientSynchronizer::wait() {
+  require<UsageError>(impl_->options.reduction != GradientReduction::per_token,
+                      "wait: num_tokens is missing; the reduction is per-token");
+  impl_->finish();
+}
+
+void GradientSynchronizer::wait(const at::Tensor& num_tokens) {
+  require<UsageError>(impl_->options.token_group.has_value(),
+                      "wait: num_tokens was given, but the reduction is {}; allowed: per-token",
+                      to_string(impl_->options.reduction));
+  require<UsageError>(num_tokens.defined() && num_tokens.numel() == 1,
+                      "wait: num_tokens must have one element");
+  impl_->finish();
+  impl_->divide(sum_of_tokens(*impl_->options.token_group, num_tokens));
+}
+
+void GradientSynchronizer::zero_grad() {
+  impl_->require_bound("zero_grad");
+  if (impl_->sync) impl_->sync->zero_grad();
+  for (const at::Tensor& param : impl_->local) param.mutable_grad().reset();
+}
+
+void GradientSynchronizer::set_required_accumulations(int64_t count) {
+  require<UsageError>(count >= 1, "{}: found {}, allowed: >= 1", kCalls.count, count);
+  if (impl_->sync) impl_->sync->state().set_microbatches(count);
+  impl_->require_accumulations = count;
+}
+
+DTensor GradientSynchronizer::grad(const MeshParameter& parameter) const {
+  require<UsageError>(impl_->names.contains(parameter.tensor.unsafeGetTensorImpl()) &&
+                          parameter.dtensor && parameter.tensor.grad().defined(),
+                      "grad: '{}' is not a DTensor parameter of this synchronizer that has a "
+                      "gradient",
+                      parameter.name);
+  const DeviceMesh& mesh = parameter.dtensor->device_mesh();
+  std::vector<Placement> placements = parameter.dtensor->placements();
+  for (const std::string& axis : reduced_axes(parameter))
+    placements[mesh.layout().index_of(axis)] = impl_->placement_now();
+  return DTensor::from_local(parameter.tensor.grad(), mesh, std::move(placements),
+                             parameter.dtensor->shape());
+}
+
+std::string GradientSynchronizer::state_text() const {
+  if (!impl_->bound) return "unbound";
+  return impl_->sync ? impl_->sync->state().phase_text() : "local";
+}
+
+std::vector<BucketInfo> GradientSynchronizer::buckets() const {
+  return impl_->sync ? impl_->sync->buckets() : std::vector<BucketInfo>();
+}
+
+std::string GradientSynchronizer::describe() const {
+  return fmt::format("{} reduction, {} backwards a step, state {}\n{}{} local parameters\n",
+                     to_string(impl_->options.reduction), impl_->require_accumulations,
+                     state_text(), to_string(buckets()), impl_->local.size());
+}
+
+}  // namespace lockstep

@@ -1,0 +1,124 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/distributed/bucket_info.h"
+#include "lockstep/distributed/mesh_parameters.h"
+#include "lockstep/parallel_state/process_group.h"
+
+namespace lockstep {
+
+/// What the loss is, and so what a reduced gradient means.
+enum class GradientReduction {
+  sum,        ///< the sum over the ranks; whoever needs another scale applies it
+  mean,       ///< the mean over the ranks that are reduced over
+  per_token,  ///< the sum, divided by the tokens of all ranks; of a loss that is a sum over tokens
+};
+
+/// "sum", "mean", "per-token"
+const char* to_string(GradientReduction reduction);
+
+struct GradientSynchronizerOptions {
+  GradientReduction reduction = GradientReduction::sum;
+  /// The ranks whose tokens make up the batch: of all axes that split samples or sequences. For
+  /// per_token only, and necessary there.
+  std::optional<ProcessGroup> token_group = {};
+  /// Parameters without a gradient count as zeros when wait() is called. Otherwise it throws.
+  bool allow_unused_parameters = false;
+};
+
+/// Data parallelism for parameters that say where they lie: no module, no wrapper. Looks at the
+/// placements of each parameter to see which axes of its mesh need a reduction, and reduces the
+/// gradients bucket by bucket inside the backward of the last micro-batch (on CUDA on a stream of
+/// its own). After d9d's class of this name.
+///
+///     GradientSynchronizer sync({parameters}, /*bucket_size_mb=*/32, /*require_accumulations=*/2);
+///     sync.bind();
+///     for (step) {
+///       for (micro-batch, 2 of them) loss.backward();
+///       sync.wait();
+///       optimizer.step();
+///       sync.zero_grad();
+///     }
+///
+/// The gradient of a DTensor parameter is taken to be a term of the sum over all axes on which the
+/// parameter is replicated, except MeshParameter::complete_axes; nothing is sent over the others.
+/// Several axes are one group, hence one all-reduce. A parameter with no axis to reduce over, and a
+/// plain one, is local: it gets no buffer and is not counted, and its gradient is undefined until
+/// backward makes one.
+///
+/// Buckets hold parameters of one parameter group, device, gradient dtype and group of ranks, in
+/// reverse order. A bucket is one flat piece of memory of at most `bucket_size_mb`, counted as
+/// local elements times the size of a gradient's element; a parameter that is larger lies alone.
+/// Gradients are accumulated in place in it; at::Tensor::set_grad_dtype() chooses their dtype (fp32
+/// for bf16 parameters). All ranks launch in the same order, which follows from the list of
+/// parameters alone.
+///
+/// Misuse throws UsageError with names and counts, and the ranks that would wait for this one are
+/// told: a backward too many, a gradient that was replaced, a parameter without a gradient while
+/// others have all of theirs. A wait() before any parameter has all of its gradients throws too,
+/// but ends nothing: the missing backwards may still come.
+class GradientSynchronizer {
+ public:
+  /// `param_groups`: those of the optimizer. `bucket_size_mb`: in MiB. `require_accumulations`:
+  /// backwards of a step. Does nothing yet. UsageError: a size that is not positive, a count below
+  /// 1, a parameter in two groups, a token group without per_token or the other way round.
+  GradientSynchronizer(std::vector<MeshParameters> param_groups, double bucket_size_mb,
+                       int64_t require_accumulations, GradientSynchronizerOptions options = {});
+  /// Removes the hooks. Gradients keep their values.
+  ~GradientSynchronizer();
+  GradientSynchronizer(const GradientSynchronizer&) = delete;
+  GradientSynchronizer& operator=(const GradientSynchronizer&) = delete;
+
+  /// Makes the buckets, zeroed, with the gradients as views of them, and hooks the parameters.
+  /// Parameters that do not require a gradient are left out. Collective over the ranks that share
+  /// parameters: connects their groups and compares what they hold (CommunicationError, on every
+  /// rank, with the first difference). UsageError: bound already, here or by another front; a
+  /// Partial parameter; a gradient dtype that is not stated.
+  void bind();
+
+  /// Waits for reductions that are under way, removes the hooks, frees the buckets; gradients
+  /// become undefined.
+  void unbind();
+
+  /// Returns when all gradients are reduced (on CUDA: makes the current stream wait). From then on
+  /// they are the same on all ranks that were reduced over. Without any bucket it does nothing.
+  void wait();
+
+  /// The same for per_token. `num_tokens`: those of this rank in all micro-batches of the step (one
+  /// element). They are summed over the token group, and all gradients, local ones too, divided by
+  /// the sum (by 1 where it is 0).
+  void wait(const at::Tensor& num_tokens);
+
+  /// Sets the gradients to zero, those of local parameters to undefined, makes them views again if
+  /// somebody replaced them, and begins a step. UsageError while a reduction is under way: wait()
+  /// first.
+  void zero_grad();
+
+  /// Backwards of each following step, for batches that differ in their micro-batches. Between
+  /// steps only.
+  void set_required_accumulations(int64_t count);
+
+  /// The gradient of `parameter`, a DTensor, as what it is now: Partial on the axes that are
+  /// reduced, Replicate on them after wait(). UsageError: not one of the parameters, plain, or
+  /// without a gradient.
+  DTensor grad(const MeshParameter& parameter) const;
+
+  /// "unbound", "idle", "accumulating 1/2", "reducing", "ready"; "local" if there is no bucket.
+  std::string state_text() const;
+  /// In the order in which they are launched.
+  std::vector<BucketInfo> buckets() const;
+  /// A table of the buckets, for logs.
+  std::string describe() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,126 @@
+#include "lockstep/optimizer/clip_grad_norm.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/optimizer/norms.h"
+
+namespace lockstep {
+namespace {
+
+/// The ranks that shard parameters, and the gradients that this rank counts of these.
+struct ShardClass {
+  std::optional<ProcessGroup> group;  ///< unset: nothing to put together
+  std::vector<at::Tensor> pieces = {};
+};
+
+/// Whether a parameter counts in the sum over the stages: it does on the first that holds it.
+bool counts_on_this_stage(const MeshParameter& param, const std::vector<std::string>& replicated,
+                          const std::optional<DeviceMesh>& pp_mesh) {
+  if (!pp_mesh || replicated.empty()) return true;
+  const DeviceMesh& mesh = param.dtensor->device_mesh();
+  const int64_t rank = mesh.parallel_state().rank();
+  const RankList copies = mesh.layout().group(replicated, rank);
+  for (const int64_t stage : pp_mesh->layout().ranks())
+    if (std::find(copies.begin(), copies.end(), stage) != copies.end()) return stage == rank;
+  return true;
+}
+
+/// In an order that follows from the ranks of the groups alone, local parameters last.
+std::vector<ShardClass> make_classes(const MeshParameters& parameters,
+                                     const std::optional<DeviceMesh>& pp_mesh) {
+  std::map<RankList, ShardClass> sharded;
+  ShardClass local;
+  for (const MeshParameter& param : parameters) {
+    const ParameterAxes axes = axes_of(param);
+    ShardClass* found = &local;
+    if (!axes.sharded.empty()) {
+      const ProcessGroup group = param.dtensor->device_mesh().get_group(axes.sharded);
+      if (group.size() > 1)
+        found = &sharded.try_emplace(group.ranks(), ShardClass{group}).first->second;
+    }
+    const at::Tensor& grad = param.tensor.grad();
+    if (!grad.defined()) continue;
+    require<UsageError>(grad.layout() == at::kStrided,
+                        "clip_grad_norm_: the gradient of '{}' is sparse, allowed: dense gradients",
+                        param.name);
+    if (counts_on_this_stage(param, axes.replicated, pp_mesh))
+      found->pieces.push_back(grad.detach().reshape({-1}));
+  }
+  std::vector<ShardClass> classes;
+  for (auto& [ranks, entry] : sharded) classes.push_back(std::move(entry));
+  classes.push_back(std::move(local));
+  return classes;
+}
+
+at::Tensor combine(const std::vector<ShardClass>& classes, const std::optional<DeviceMesh>& pp_mesh,
+                   const std::vector<at::Tensor>& of_class, ReduceOp op, const char* label) {
+  std::vector<Work> works;
+  for (size_t i = 0; i < classes.size(); ++i)
+    if (classes[i].group) works.push_back(all_reduce(*classes[i].group, of_class[i], op, label));
+  for (Work& work : works) work.wait();
+  const at::Tensor all = at::stack(of_class);
+  at::Tensor total = op == ReduceOp::max ? all.max() : all.sum();
+  if (pp_mesh) all_reduce(pp_mesh->get_group(), total, op, label).wait();
+  return total;
+}
+
+void refuse_nonfinite(const MeshParameters& parameters, double norm, double norm_type) {
+  if (std::isfinite(norm)) return;
+  std::string where = "none of this rank's gradients is at fault";
+  for (const MeshParameter& param : parameters) {
+    const at::Tensor& grad = param.tensor.grad();
+    if (!grad.defined() || at::isfinite(grad).all().item<bool>()) continue;
+    where = fmt::format("the gradient of '{}' holds NaN or infinity", param.name);
+    break;
+  }
+  fail<UsageError>("clip_grad_norm_: the {}-norm of the gradients is {}, allowed: a finite one; {}",
+                   norm_type, norm, where);
+}
+
+void scale(const MeshParameters& parameters, const at::Tensor& coefficient, bool foreach) {
+  std::map<std::pair<std::string, at::ScalarType>, std::vector<at::Tensor>> lists;
+  for (const MeshParameter& param : parameters) {
+    at::Tensor grad = param.tensor.grad();
+    if (!grad.defined()) continue;
+    const at::ScalarType dtype = grad.scalar_type();
+    if (foreach && (dtype == at::kFloat || dtype == at::kDouble))
+      lists[{grad.device().str(), dtype}].push_back(grad);
+    else
+      grad.mul_(coefficient);
+  }
+  for (auto& [key, grads] : lists) at::_foreach_mul_(grads, coefficient.to(key.second));
+}
+
+}  // namespace
+
+at::Tensor clip_grad_norm_(const MeshParameters& parameters, std::optional<double> max_norm,
+                           double norm_type, bool error_if_nonfinite, std::optional<bool> foreach,
+                           const std::optional<DeviceMesh>& pp_mesh) {
+  require<UsageError>(norm_type > 0, "clip_grad_norm_: norm_type: found {}, allowed: > 0",
+                      norm_type);
+  require<UsageError>(!max_norm || *max_norm >= 0,
+                      "clip_grad_norm_: max_norm: found {}, allowed: >= 0", max_norm.value_or(0));
+  const at::NoGradGuard no_grad;
+  const std::vector<ShardClass> classes = make_classes(parameters, pp_mesh);
+  PieceClasses pieces;
+  for (const ShardClass& entry : classes) pieces.push_back(entry.pieces);
+  c10::Device device = c10::kCPU;
+  if (parameters.size() > 0) device = parameters[0].tensor.device();
+  if (pp_mesh) device = pp_mesh->parallel_state().device();
+  const at::Tensor norm =
+      norm_of_pieces(pieces, norm_type, device,
+                     [&](const std::vector<at::Tensor>& of_class, ReduceOp op, const char* label) {
+                       return combine(classes, pp_mesh, of_class, op, label);
+                     });
+  if (error_if_nonfinite) refuse_nonfinite(parameters, norm.item<double>(), norm_type);
+  if (max_norm) scale(parameters, (*max_norm / (norm + 1e-6)).clamp_max(1), foreach.value_or(true));
+  return norm;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/distributed/mesh_parameters.h"
+
+namespace lockstep {
+
+/// torch.nn.utils.clip_grad_norm_ for parameters that lie on meshes: multiplies the gradients by
+/// max_norm / (norm + 1e-6) where that is less than 1, in place, and returns the norm before, 0-dim
+/// fp64 on their device, accumulated in fp64 whatever the gradients' dtype. The host waits for the
+/// device only if `error_if_nonfinite`. For models under DistributedDataParallel see clip_grads.h.
+///
+/// `parameters`: DTensors on any number of meshes and plain tensors together. The gradients are
+/// final. Each element of the whole counts once: a sharded dimension is put together over the axes
+/// that shard it, one copy of a replicated one counts, a plain tensor counts as it is, a parameter
+/// that is listed twice once. Parameters without a gradient are left out; their ranks take part in
+/// the communication all the same.
+///
+/// `max_norm`: unset, nothing is clipped. `norm_type`: any p > 0, or infinity. `foreach`: false
+/// multiplies the gradients one by one, otherwise all fp32 and fp64 ones of a device in one call;
+/// the values are the same.
+///
+/// `pp_mesh`: the pipeline stages of this rank, which hold different parameters; the sum runs over
+/// them too, and every stage calls this, also one without parameters. A parameter of several stages
+/// (a tied embedding) is a DTensor on a mesh that holds those stages and replicates it over them:
+/// the first of them counts it.
+///
+/// Collective: one all-reduce of 8 bytes for every distinct group of ranks that shards a parameter,
+/// in an order that is the same on all ranks, then one over pp_mesh; twice that if norm_type is
+/// neither 2 nor infinity. The bits of the norm are the same on all ranks that hold the same plain
+/// tensors. A norm that is not finite spoils the gradients as in PyTorch.
+///
+/// UsageError: a norm_type that is not positive, a max_norm below 0, a sparse gradient, a Partial
+/// parameter; a norm that is not finite, if `error_if_nonfinite`, on every rank and before anything
+/// is changed, naming this rank's first parameter with such a gradient.
+at::Tensor clip_grad_norm_(const MeshParameters& parameters, std::optional<double> max_norm,
+                           double norm_type = 2, bool error_if_nonfinite = false,
+                           std::optional<bool> foreach = {},
+                           const std::optional<DeviceMesh>& pp_mesh = {});
+
+}  // namespace lockstep

@@ -1,0 +1,69 @@
+#include "lockstep/optimizer/norms.h"
+
+#include <cmath>
+#include <limits>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/optimizer/counted_grads.h"
+
+namespace lockstep {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+at::Tensor zero(c10::Device device) {
+  return at::zeros({}, at::TensorOptions(device).dtype(at::kDouble));
+}
+
+template <class OfPiece>
+std::vector<at::Tensor> sums(const PieceClasses& classes, c10::Device device, OfPiece of_piece) {
+  std::vector<at::Tensor> result;
+  for (const auto& pieces : classes) {
+    at::Tensor total = zero(device);
+    for (const at::Tensor& piece : pieces) total += of_piece(piece);
+    result.push_back(std::move(total));
+  }
+  return result;
+}
+
+/// The largest absolute value.
+at::Tensor largest(const std::vector<at::Tensor>& pieces, c10::Device device) {
+  at::Tensor most = zero(device);
+  for (const at::Tensor& piece : pieces)
+    if (piece.numel() > 0)
+      most = at::maximum(most, at::linalg_vector_norm(piece, kInfinity).to(at::kDouble));
+  return at::nan_to_num(most, kInfinity, kInfinity);
+}
+
+at::Tensor infinity_norm(const PieceClasses& classes, c10::Device device,
+                         const CombineClasses& combine) {
+  std::vector<at::Tensor> of_class;
+  for (const auto& pieces : classes) of_class.push_back(largest(pieces, device));
+  return combine(of_class, ReduceOp::max, "largest gradient");
+}
+
+at::Tensor power_norm(const PieceClasses& classes, double p, c10::Device device,
+                      const CombineClasses& combine) {
+  const at::Tensor most = infinity_norm(classes, device, combine);
+  const at::Tensor unit = at::where(most.gt(0).logical_and(most.isfinite()), most, 1.0);
+  const auto powers = [&](const at::Tensor& piece) {
+    at::Tensor total = at::zeros_like(most);
+    for (const at::Tensor& part : cache_sized_parts(piece))
+      total += part.to(at::kDouble).abs().div_(unit).pow_(p).sum();
+    return total;
+  };
+  return unit * combine(sums(classes, device, powers), ReduceOp::sum, "gradient norm").pow(1 / p);
+}
+
+}  // namespace
+
+at::Tensor norm_of_pieces(const PieceClasses& classes, double p, c10::Device device,
+                          const CombineClasses& combine) {
+  if (std::isinf(p)) return infinity_norm(classes, device, combine);
+  if (p == 2)
+    return combine(sums(classes, device, sum_of_squares), ReduceOp::sum, "gradient norm").sqrt();
+  return power_norm(classes, p, device, combine);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,28 @@
+#pragma once
+
+// Internal: the norm of gradients that lie in pieces on many ranks.
+
+#include <functional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/parallel_state/collectives.h"
+
+namespace lockstep {
+
+/// Flat pieces of gradients in classes: those of one class are put together over the same ranks.
+using PieceClasses = std::vector<std::vector<at::Tensor>>;
+
+/// Puts together what each rank has of each class (0-dim) by `op`, sum or max, into one number.
+using CombineClasses = std::function<at::Tensor(const std::vector<at::Tensor>& of_class,
+                                                ReduceOp op, const char* label)>;
+
+/// The p-norm, 0-dim fp64 on `device`, accumulated in fp64: p = 2 by the sum of squares, infinity
+/// by the largest element, any other p > 0 by powers of elements that are divided by the largest
+/// first (one more combination), so that none overflows. For infinity a NaN counts as infinity,
+/// because a maximum over ranks may lose it.
+at::Tensor norm_of_pieces(const PieceClasses& classes, double p, c10::Device device,
+                          const CombineClasses& combine);
+
+}  // namespace lockstep

@@ -1,0 +1,159 @@
+#include "lockstep/distributed/all_reduce_grads.h"
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "lockstep/core/error.h"
+#include "lockstep/parallel_state/collectives.h"
+#include "lockstep/tests/support/mesh_params.h"
+#include "lockstep/tests/support/rank_threads.h"
+#include "lockstep/tests/support/small_net.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep {
+namespace {
+
+using testing::backward_of;
+using testing::CollectiveLog;
+using testing::grad_is;
+using testing::ones_on;
+using testing::run_ranks;
+using testing::sent_by;
+using testing::SmallNet;
+using testing::throws_with;
+using Sent = std::vector<std::string>;
+
+/// What all_reduce_grads() does, parameter by parameter: the mean over the ranks of the group.
+void plain_loop(const torch::nn::Module& model, const ProcessGroup& group) {
+  for (const at::Tensor& param : model.parameters()) {
+    if (!param.grad().defined()) continue;
+    at::Tensor sum = param.grad().clone();
+    all_reduce(group, sum, ReduceOp::sum, "gradient").wait();
+    param.mutable_grad().copy_(sum / group.size());
+  }
+}
+
+/// The example's order of axes: cp is the innermost.
+DeviceMesh world_mesh(const ParallelState& state, int64_t dp, int64_t tp, int64_t cp) {
+  return {state, {dp, tp, cp}, {"dp", "tp", "cp"}};
+}
+
+TEST(AllReduceGrads, EqualsThePlainLoopOverDpAndCpOrCpAlone) {
+  struct Case {
+    int64_t dp, tp, cp;
+  };
+  for (const Case& sizes :
+       {Case{2, 1, 1}, Case{3, 1, 1}, Case{2, 1, 2}, Case{2, 2, 2}, Case{1, 2, 2}})
+    for (const bool use_ddp : {false, true})
+      run_ranks(sizes.dp * sizes.tp * sizes.cp, [&](const ParallelState& state) {
+        const DeviceMesh mesh = world_mesh(state, sizes.dp, sizes.tp, sizes.cp);
+        SmallNet ours(4), theirs(4);
+        for (const SmallNet* net : {&ours, &theirs})
+          net->loss(SmallNet::samples(10 * state.rank(), 5)).backward();
+        std::vector<const void*> places;
+        for (const at::Tensor& param : ours.parameters()) places.push_back(param.grad().data_ptr());
+        all_reduce_grads(ours, mesh, use_ddp);
+        plain_loop(theirs, mesh.get_group(use_ddp ? std::vector<std::string>{"cp"}
+                                                  : std::vector<std::string>{"dp", "cp"}));
+        for (size_t i = 0; i < ours.parameters().size(); ++i) {
+          EXPECT_EQ(ours.parameters()[i].grad().data_ptr(), places[i]);  // never rebound
+          EXPECT_TRUE(at::allclose(ours.parameters()[i].grad(), theirs.parameters()[i].grad(),
+                                   1e-14, 1e-15));
+        }
+      });
+}
+
+TEST(AllReduceGrads, SendsOneAgreementAndOneBucketForEachDtype) {
+  CollectiveLog log;
+  run_ranks(8,
+            [](const ParallelState& state) {
+              const DeviceMesh mesh = world_mesh(state, 2, 2, 2);
+              const MeshParameters params = {ones_on(mesh["tp"], {6}, {Shard{0}}, "a DTensor"),
+                                             at::ones({5}).requires_grad_(true),
+                                             at::ones({2}, at::kDouble).requires_grad_(true),
+                                             at::ones({7}),  // not trained
+                                             at::ones({4}, at::kBFloat16).requires_grad_(true)};
+              backward_of({params[0], params[1], params[2], params[4]},
+                          static_cast<double>(state.rank()));
+              all_reduce_grads(params, mesh, /*use_ddp=*/false);
+              // The ranks of tp = 0 are 0 1 4 5, those of tp = 1 are 2 3 6 7.
+              for (const size_t i : {0, 1, 2, 4})
+                EXPECT_TRUE(grad_is(params[i], state.rank() % 4 < 2 ? 2.5 : 4.5)) << i;
+              EXPECT_FALSE(params[3].tensor.grad().defined());
+            },
+            {.log = &log});
+  EXPECT_EQ(sent_by(log, 5),
+            (Sent{"all_reduce (max) [0 1 4 5] 16", "all_reduce (sum) [0 1 4 5] 32",
+                  "all_reduce (sum) [0 1 4 5] 16", "all_reduce (sum) [0 1 4 5] 8"}));
+}
+
+TEST(AllReduceGrads, CutsBucketsOf25MebibytesTheLastParametersFirst) {
+  CollectiveLog log;
+  run_ranks(2,
+            [](const ParallelState& state) {
+              std::vector<at::Tensor> tensors;
+              for (const int64_t mebi : {10, 20, 5}) {
+                tensors.push_back(at::ones({mebi << 18}).requires_grad_(true));
+                tensors.back().mutable_grad() = at::ones({mebi << 18});
+              }
+              all_reduce_grads(tensors, DeviceMesh(state, {2, 1}, {"dp", "cp"}), false);
+              EXPECT_TRUE(grad_is(tensors[1], 1));
+            },
+            {.log = &log});
+  EXPECT_EQ(sent_by(log, 0),
+            (Sent{"all_reduce (max) [0 1] 12", "all_reduce (sum) [0 1] " + std::to_string(25 << 20),
+                  "all_reduce (sum) [0 1] " + std::to_string(10 << 20)}));
+}
+
+TEST(AllReduceGrads, RanksWithoutAGradientCountAsZeros) {
+  run_ranks(4, [](const ParallelState& state) {
+    const auto leaf = [](at::ScalarType dtype) {
+      return at::ones({3}, dtype).requires_grad_(true);
+    };
+    const MeshParameters params = {leaf(at::kFloat), leaf(at::kFloat), leaf(at::kDouble)};
+    if (state.rank() == 2) backward_of({params[1]}, 8);
+    backward_of({params[2]}, 4);
+    all_reduce_grads(params, DeviceMesh(state, {2, 2}, {"dp", "cp"}), false);
+    EXPECT_FALSE(params[0].tensor.grad().defined());  // no rank has one
+    EXPECT_TRUE(grad_is(params[1], 2));               // one has
+    EXPECT_TRUE(grad_is(params[2], 4));
+  });
+}
+
+TEST(AllReduceGrads, StridedGradientsAndViewsOfABufferStayWhatTheyAre) {
+  run_ranks(2, [](const ParallelState& state) {
+    const double rank = static_cast<double>(state.rank());
+    const at::Tensor turned = at::ones({2, 3}).requires_grad_(true);
+    const at::Tensor viewed = at::ones({2}).requires_grad_(true);
+    const at::Tensor buffer = at::full({4}, rank);
+    turned.mutable_grad() = at::full({3, 2}, rank).t();
+    viewed.mutable_grad() = buffer.narrow(0, 1, 2);
+    all_reduce_grads({turned, viewed}, DeviceMesh(state, {2, 1}, {"dp", "cp"}), false);
+    EXPECT_TRUE(grad_is(turned, 0.5));
+    EXPECT_EQ(turned.grad().strides(), (std::vector<int64_t>{1, 2}));
+    EXPECT_TRUE(at::equal(buffer, at::tensor({rank, 0.5, 0.5, rank}, at::kFloat)));
+  });
+}
+
+TEST(AllReduceGrads, NothingIsSentByOneRankAndWrongOnesAreNamed) {
+  const ParallelState state = ParallelState::single_process();
+  const at::Tensor weight = at::ones({2}).requires_grad_(true);
+  backward_of({weight}, 3);
+  all_reduce_grads({weight}, DeviceMesh(state, {1, 1}, {"dp", "cp"}), false);
+  EXPECT_TRUE(grad_is(weight, 3));
+  EXPECT_TRUE(throws_with<UsageError>(
+      [&] { all_reduce_grads({weight}, DeviceMesh(state, {1}, {"dp"}), true); }, "cp"));
+  const auto errors = testing::errors_of_ranks(2, [](const ParallelState& ranks) {
+    const at::Tensor table = at::ones({4, 2}).requires_grad_(true);
+    at::embedding(table, at::arange(2), -1, false, /*sparse=*/true).sum().backward();
+    all_reduce_grads({MeshParameter(table, "table")}, DeviceMesh(ranks, {2, 1}, {"dp", "cp"}),
+                     false);
+  });
+  EXPECT_EQ(errors[0],
+            "all_reduce_grads: the gradient of 'table' is sparse, allowed: dense gradients");
+}
+
+}  // namespace
+}  // namespace lockstep
