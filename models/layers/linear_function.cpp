@@ -16,9 +16,13 @@ using torch::autograd::variable_list;
 
 at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
-struct Options : torch::CustomClassHolder {
-  explicit Options(const ParallelLinearOptions& o) : options(o) {}
+/// What backward needs beside tensors of the graph.
+struct Call : torch::CustomClassHolder {
+  Call(const ParallelLinearOptions& o, at::Tensor w) : options(o), weight(std::move(w)) {}
   ParallelLinearOptions options;
+  /// Set where the weight stays out of the graph, because its gradient may come after backward:
+  /// autograd would call the parameter's hook in backward, also if it got no gradient.
+  at::Tensor weight;
 };
 
 /// The chunks of all ranks, joined along dimension 0, once the work is done.
@@ -41,14 +45,14 @@ std::string gradient_label(const ParallelLinearOptions& options) {
   return "gradient of " + input_label(options);
 }
 
-/// rows^T x into weight.grad(), if somebody waits for it there.
+/// rows^T x into weight.grad(), if somebody waits for it there. Autograd calls the hook, also where
+/// it gets no gradient.
 bool add_in_place(const at::Tensor& weight, const at::Tensor& rows, const at::Tensor& x) {
   const auto& hook = torch::autograd::impl::post_acc_grad_hooks(weight);
   const at::Tensor& grad = weight.grad();
   if (!hook || !grad.defined() || grad.scalar_type() != rows.scalar_type() || !grad.is_contiguous())
     return false;
   grad.view({-1, grad.size(-1)}).addmm_(rows.t(), x);
-  (*hook)(weight);
   return true;
 }
 
@@ -58,22 +62,24 @@ at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& rows, con
 
 /// What AccumulateGrad does.
 void accumulate(const at::Tensor& weight, const at::Tensor& rows, const at::Tensor& x) {
-  if (add_in_place(weight, rows, x)) return;
-  const at::Tensor gradient = weight_gradient(weight, rows, x);
-  if (weight.grad().defined())
-    weight.mutable_grad().add_(gradient);
-  else
-    weight.mutable_grad() = gradient;
+  if (!add_in_place(weight, rows, x)) {
+    const at::Tensor gradient = weight_gradient(weight, rows, x);
+    if (weight.grad().defined())
+      weight.mutable_grad().add_(gradient);
+    else
+      weight.mutable_grad() = gradient;
+  }
   if (const auto& hook = torch::autograd::impl::post_acc_grad_hooks(weight)) (*hook)(weight);
 }
 
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
                             const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                            const ParallelLinearOptions& options) {
-    context->save_for_backward({weight.requires_grad() ? input : at::Tensor(), weight});
-    context->saved_data["options"] =
-        c10::IValue::make_capsule(c10::make_intrusive<Options>(options));
+                            const c10::intrusive_ptr<Call>& call) {
+    const ParallelLinearOptions& options = call->options;
+    const bool trained = call->weight.defined() || weight.requires_grad();
+    context->save_for_backward({trained ? input : at::Tensor(), weight});
+    context->saved_data["call"] = c10::IValue::make_capsule(call);
     context->saved_data["biased"] = bias.has_value();
     const at::Tensor matrix = weight.flatten(0, -2);
     if (options.input != LinearInput::sequence_chunk) return at::linear(input, matrix, bias);
@@ -83,8 +89,9 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const auto capsule = context->saved_data["options"].toCapsule();
-    const ParallelLinearOptions& options = static_cast<const Options&>(*capsule).options;
+    const auto capsule = context->saved_data["call"].toCapsule();
+    const auto& call = static_cast<const Call&>(*capsule);
+    const ParallelLinearOptions& options = call.options;
     require<UsageError>(!at::GradMode::is_enabled(),
                         "{}: found backward with create_graph, allowed: without; there is no "
                         "second derivative",
@@ -92,26 +99,27 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &input = saved[0], &weight = saved[1];
     const at::Tensor rows = as_matrix(grads[0]);
-    const bool sequence = options.input == LinearInput::sequence_chunk;
-    const bool later =
-        options.weight_used_once && options.deferred && options.deferred->deferring();
-    const bool weight_now = context->needs_input_grad(1) && !later;
+    const bool apart = call.weight.defined();
+    const bool later = apart && options.deferred->deferring();
+    const bool weight_now = apart ? !later : context->needs_input_grad(1);
 
     std::optional<Gathering> gathering;
-    if (sequence && weight_now) gathering.emplace(input, options, input_label(options) + " again");
+    if (options.input == LinearInput::sequence_chunk && weight_now)
+      gathering.emplace(input, options, input_label(options) + " again");
     at::Tensor input_gradient;
     Work reduction;
     if (context->needs_input_grad(0))
       reduction = start_input_gradient(grads[0], rows, weight, options, input_gradient);
 
     at::Tensor own_gradient;
+    if (later) defer(input, call.weight, rows, options);
     if (weight_now) {
       if (gathering) gathering->work.wait();
       const at::Tensor x = as_matrix(gathering ? gathering->whole : input);
-      if (!options.weight_used_once || !add_in_place(weight, rows, x))
+      if (apart)
+        accumulate(call.weight, rows, x);
+      else if (!options.weight_used_once || !add_in_place(weight, rows, x))
         own_gradient = weight_gradient(weight, rows, x);
-    } else if (context->needs_input_grad(1)) {
-      defer(input, weight, rows, options);
     }
     const bool biased = context->saved_data["biased"].toBool() && context->needs_input_grad(2);
     const at::Tensor bias_gradient = biased ? rows.sum(0) : at::Tensor();
@@ -153,11 +161,11 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight,
                            const at::Tensor& bias, const ParallelLinearOptions& options) {
   const auto row_bias = bias.defined() ? std::optional(bias.flatten()) : std::nullopt;
-  if (options.group.size() > 1 || options.input == LinearInput::own)
-    return LinearFunction::apply(input, weight, row_bias, options);
-  ParallelLinearOptions alone = options;
-  alone.input = LinearInput::own;
-  return LinearFunction::apply(input, weight, row_bias, alone);
+  const bool apart = options.deferred && options.weight_used_once && weight.requires_grad() &&
+                     input.requires_grad() && at::GradMode::is_enabled();
+  auto call = c10::make_intrusive<Call>(options, apart ? weight : at::Tensor());
+  if (options.group.size() == 1) call->options.input = LinearInput::own;
+  return LinearFunction::apply(input, apart ? weight.detach() : weight, row_bias, call);
 }
 
 }  // namespace lockstep

@@ -25,7 +25,9 @@ struct ParallelLinearOptions {
   /// straight into weight.grad(), if that has the same dtype and a wrapper such as
   /// DistributedDataParallel waits for it (a post-accumulate-gradient hook, which is called).
   bool weight_used_once = true;
-  std::shared_ptr<DeferredGradients> deferred = {};  ///< works where weight_used_once
+  /// Takes the weight's gradient while it defers, where weight_used_once and the input requires a
+  /// gradient. May be null.
+  std::shared_ptr<DeferredGradients> deferred = {};
   std::string label = {};  ///< "<label> input" is what the collectives are called
 };
 

@@ -1,0 +1,70 @@
+#include "lockstep/core/tensor_parallel_rules.h"
+
+#include <gtest/gtest.h>
+
+#include "lockstep/core/config_io.h"
+#include "lockstep/core/error.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep {
+namespace {
+
+using testing::throws_with;
+
+TEST(PaddedVocabSize, G82IsAMultipleForEveryRank) {
+  EXPECT_EQ(padded_vocab_size(50257, 128, 1), 50304);
+  EXPECT_EQ(padded_vocab_size(50257, 128, 8), 51200);
+  EXPECT_EQ(padded_vocab_size(32000, 128, 4), 32256);
+  EXPECT_EQ(padded_vocab_size(1, 128, 2), 256);
+  EXPECT_EQ(padded_vocab_size(256, 1, 1), 256);
+  EXPECT_EQ(padded_vocab_size(256, 1, 3), 258);
+  EXPECT_TRUE(
+      throws_with<UsageError>([] { padded_vocab_size(int64_t{1} << 62, 3, int64_t{1} << 62); },
+                              "does not fit into 64 bits"));
+}
+
+constexpr const char* kModel = R"(
+  model { hidden_size: 48 num_attention_heads: 12 ffn_hidden_size: 60 seq_length: 24 }
+)";
+
+void parse(std::vector<std::string> overrides) { parse_config(kModel, "model", overrides); }
+
+TEST(TensorParallelRules, ErrorsNameTheFieldsThatDoNotDivide) {
+  const auto tensor = [](int ranks) {
+    return "parallel.tensor_model_parallel_size=" + std::to_string(ranks);
+  };
+  struct Case {
+    std::vector<std::string> overrides;
+    const char* part;
+  };
+  const std::vector<Case> cases = {
+      {{tensor(5)}, "model.num_attention_heads (12) must be divisible by "},
+      {{tensor(4), "model.ffn_hidden_size=62"}, "model.ffn_hidden_size (62) must be divisible by "},
+      {{tensor(4), "model.num_query_groups=6"},
+       "model.num_query_groups: found 6, allowed: a multiple or a divisor of "
+       "parallel.tensor_model_parallel_size (4)"},
+      {{tensor(12), "model.num_query_groups=2", "model.kv_channels=2"},
+       "model.kv_channels: found 2, so that a query group has 16 rows of linear_qkv, allowed: rows "
+       "that divide by the 6 ranks"},
+      {{"parallel.sequence_parallel=true"},
+       "parallel.sequence_parallel: found true, allowed with: "
+       "parallel.tensor_model_parallel_size > 1 (found 1)"},
+      {{tensor(2), "parallel.sequence_parallel=true", "model.seq_length=25"},
+       "model.seq_length: found 25, allowed with parallel.sequence_parallel: a multiple of"},
+  };
+  for (const Case& broken : cases)
+    EXPECT_TRUE(throws_with<ConfigError>([&] { parse(broken.overrides); }, broken.part));
+}
+
+TEST(TensorParallelRules, WhatFitsPasses) {
+  for (const char* ranks : {"1", "2", "3", "4", "6", "12"})
+    parse({std::string("parallel.tensor_model_parallel_size=") + ranks});
+  parse(
+      {"parallel.tensor_model_parallel_size=6", "model.num_query_groups=2", "model.kv_channels=6"});
+  parse({"parallel.tensor_model_parallel_size=4", "model.num_query_groups=12",
+         "parallel.sequence_parallel=true"});
+  parse({"parallel.tensor_model_parallel_size=4", "model.vocab_size=3"});
+}
+
+}  // namespace
+}  // namespace lockstep
