@@ -71,6 +71,10 @@ void check_layout(const TransformerConfig& model, const ParallelConfig& parallel
 
 }  // namespace
 
+bool has_experts(const TransformerConfig& model, int64_t layer) {
+  return model.num_experts && layer % model.moe_layer_freq == 0;
+}
+
 void check_experts(const TransformerConfig& model, const ParallelConfig& parallel) {
   if (!model.num_experts) {
     require<ConfigError>(parallel.expert_model_parallel_size == 1,

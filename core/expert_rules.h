@@ -1,8 +1,14 @@
 #pragma once
 
+#include <cstdint>
+
 #include "lockstep/core/config.h"
 
 namespace lockstep {
+
+/// Whether layer `layer`, from 0 over the whole model, has experts: there are experts, and it is a
+/// multiple of moe_layer_freq.
+bool has_experts(const TransformerConfig& model, int64_t layer);
 
 /// Throws ConfigError if the fields of `model`, resolved, and `parallel` that speak of experts
 /// contradict each other.

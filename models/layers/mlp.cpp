@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/core/expert_rules.h"
 #include "lockstep/models/layers/moe/moe_layer.h"
 
 namespace lockstep {

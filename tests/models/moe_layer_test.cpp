@@ -8,6 +8,7 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/core/expert_rules.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/tests/support/rank_threads.h"
 

@@ -6,10 +6,6 @@
 
 namespace lockstep {
 
-bool has_experts(const TransformerConfig& config, int64_t layer) {
-  return config.num_experts && layer % config.moe_layer_freq == 0;
-}
-
 MoELayer::MoELayer(const LayerContext& context)
     : tensor_parallel_(context.tensor_parallel()),
       sequence_parallel_(context.parallel.sequence_parallel),

@@ -10,9 +10,6 @@
 
 namespace lockstep {
 
-/// Whether layer `layer` has experts: there are experts, and it is a multiple of moe_layer_freq.
-bool has_experts(const TransformerConfig& config, int64_t layer);
-
 /// A mixture of experts in place of the feed-forward network. Children: `router`, `experts`, and
 /// `shared_experts`, an MLP that every token takes, where moe_shared_expert_intermediate_size is
 /// set.
