@@ -4,9 +4,11 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/core/config_io.h"
 #include "lockstep/core/error.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
+#include "lockstep/training/checkpoint/checkpoint_reader.h"
 #include "lockstep/training/checkpoint/safetensors.h"
 #include "lockstep/training/generate.h"
 
@@ -57,18 +59,6 @@ TEST(SavedModel, ComesBackWithItsConfiguration) {
   }
 }
 
-TEST(SavedModel, TheNewestStepIsTheOneThatWasSavedLast) {
-  const TemporaryFolder folder;
-  for (const int64_t step : {500, 60})
-    save_model(folder.path(), step, small_config(), GPTModel(small_config().model));
-  EXPECT_TRUE(load_model(folder.path(), c10::kCPU).path.ends_with("step_60"));
-  // Without a usable `latest` the highest complete step counts; an interrupted save never does.
-  folder.write("latest", "step_7000\n");
-  std::filesystem::create_directories(folder.path() / "step_7000");
-  std::filesystem::create_directories(folder.path() / "step_9000.partial");
-  EXPECT_TRUE(load_model(folder.path(), c10::kCPU).path.ends_with("step_500"));
-}
-
 TEST(SavedModel, SavingAgainReplacesTheStep) {
   const TemporaryFolder folder;
   save_model(folder.path(), 1, small_config(), GPTModel(small_config().model, {.seed = 1}));
@@ -79,22 +69,31 @@ TEST(SavedModel, SavingAgainReplacesTheStep) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 2);
 }
 
-TEST(SavedModel, DamageIsNamed) {
+TEST(SavedModel, OfAnotherModelIsRefusedByName) {
   const TemporaryFolder folder;
-  const auto refuses = [&](const std::string& part) {
+  const auto refuses = [&](const std::string& model, const std::string& part) {
+    const Config other = parse_config("model { " + model + " seq_length: 8 }", "test");
+    save_model(folder.path(), 1, other, GPTModel(small_config().model));
     return throws_with<FileError>([&] { load_model(folder.path(), c10::kCPU); }, part);
   };
-  EXPECT_TRUE(refuses("holds no complete step_N/"));
   EXPECT_TRUE(throws_with<FileError>([] { load_model("nowhere", c10::kCPU); }, "'nowhere'"));
-  save_model(folder.path(), 1, small_config(), GPTModel(small_config().model));
-  folder.write("step_1/config.textproto", "model { hidden_size: 32 }");
-  EXPECT_TRUE(refuses("found shape"));
-  folder.write("step_1/config.textproto", "model { hidden_size: 16 num_layers: 1 seq_length: 8 }");
-  EXPECT_TRUE(refuses("belongs to no parameter"));
-  folder.write("step_1/config.textproto", "model { hidden_size: 16 num_layers: 3 seq_length: 8 }");
-  EXPECT_TRUE(refuses("layers.2.input_layernorm.weight' is missing"));
-  folder.write("step_1/config.textproto", "model { hidden_sise: 16 }");
-  EXPECT_TRUE(refuses("hidden_sise"));
+  EXPECT_TRUE(refuses("hidden_size: 32", "found shape"));
+  EXPECT_TRUE(refuses("hidden_size: 16 num_layers: 1", "belongs to no parameter"));
+  EXPECT_TRUE(refuses("hidden_size: 16 num_layers: 3", "layers.2.input_layernorm.weight' is miss"));
+}
+
+TEST(SavedModel, PaddingOfTheVocabularyIsNotSaved) {
+  const TemporaryFolder folder;
+  Config config = small_config();
+  config.model.make_vocab_size_divisible_by = 100;  // 300 rows for 256 ids
+  const GPTModel padded(config.model, {.seed = 3});
+  save_model(folder.path(), 1, config, padded);
+  CheckpointReader reader(folder.path());
+  EXPECT_EQ(reader.find("embedding.word_embeddings.weight")->shape,
+            (std::vector<int64_t>{256, 16}));
+  const auto tokens = at::arange(8).unsqueeze(0);
+  EXPECT_TRUE(at::equal(load_model(folder.path(), c10::kCPU).model->forward(tokens),
+                        padded.forward(tokens)));
 }
 
 TEST(Generate, DependsOnTheSeedAndStaysInTheWindow) {

@@ -18,7 +18,4 @@ void save_safetensors(const std::string& path,
 /// The tensors of a safetensors file, on the CPU. FileError names the path and the damage.
 std::map<std::string, at::Tensor> load_safetensors(const std::string& path);
 
-/// Writes a whole file and waits until it is on disk. FileError names the path.
-void write_file(const std::string& path, const std::vector<std::string_view>& pieces);
-
 }  // namespace lockstep

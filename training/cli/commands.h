@@ -10,8 +10,14 @@ namespace lockstep {
 void add_plan_command(CLI::App& program);
 void add_data_command(CLI::App& program);
 void add_train_command(CLI::App& program);
+void add_evaluate_command(CLI::App& program);
 void add_generate_command(CLI::App& program);
 void add_doctor_command(CLI::App& program);
+
+/// `checkpoint inspect` and `checkpoint verify`, which do without libtorch; returns the command.
+CLI::App* add_checkpoint_command(CLI::App& program);
+/// Adds `export` and `import` to it, which do not.
+void add_checkpoint_conversions(CLI::App& checkpoint);
 
 /// Adds CONFIG and --set, which load_config() takes.
 void add_config_options(CLI::App& command, std::string& path, std::vector<std::string>& overrides);

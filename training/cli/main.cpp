@@ -1,6 +1,6 @@
 // The `lockstep` program. This part does without libtorch, whose loading costs seconds and hundreds
-// of megabytes: `plan` and `data` run here, for any other command the process becomes
-// libexec/lockstep.
+// of megabytes: `plan`, `data` and the checks of `checkpoint` run here, for any other command the
+// process becomes libexec/lockstep.
 
 #include <unistd.h>
 
@@ -29,6 +29,10 @@ int main(int argc, char** argv) {
   const std::string_view command = argc > 1 ? argv[1] : "";
   if (command == "plan") return lockstep::run_program(argc, argv, lockstep::add_plan_command);
   if (command == "data") return lockstep::run_program(argc, argv, lockstep::add_data_command);
+  const std::string_view action = argc > 2 ? argv[2] : "";
+  if (command == "checkpoint" && (action == "inspect" || action == "verify"))
+    return lockstep::run_program(
+        argc, argv, [](CLI::App& program) { lockstep::add_checkpoint_command(program); });
   const std::string path = other_part();
   ::execv(path.c_str(), argv);
   std::fprintf(stderr, "lockstep: cannot run %s: %s\n", path.c_str(), std::strerror(errno));

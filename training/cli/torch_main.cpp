@@ -9,6 +9,8 @@ int main(int argc, char** argv) {
     lockstep::add_plan_command(program);
     lockstep::add_data_command(program);
     lockstep::add_train_command(program);
+    lockstep::add_checkpoint_conversions(*lockstep::add_checkpoint_command(program));
+    lockstep::add_evaluate_command(program);
     lockstep::add_generate_command(program);
     lockstep::add_doctor_command(program);
   });

@@ -1,0 +1,198 @@
+"""Checkpoints as a user has them: resume, another number of ranks, damage, evaluate, a full disk."""
+
+import json
+import math
+import resource
+import shutil
+import signal
+import subprocess
+import unittest
+
+from support import LOCKSTEP, EndToEnd, clean_environment, end, metrics, run, torchrun
+
+
+def losses(folder):
+    return {line["iteration"]: line["lm_loss"] for line in metrics(folder)[0]}
+
+
+class Checkpoints(EndToEnd):
+    def train(self, name, *settings, ranks=1, status=0):
+        output = self.folder / name
+        command = [LOCKSTEP, "train", self.config, "--output", output]
+        for setting in settings:
+            command += ["--set", setting]
+        result = run(*command) if ranks == 1 else torchrun(ranks, *command)
+        self.assertEqual(result.returncode, status, result.stderr.decode())
+        return output, result
+
+    def check(self, *arguments, status=0):
+        result = run(LOCKSTEP, *arguments)
+        self.assertEqual(result.returncode, status, result.stderr.decode())
+        return result
+
+    def test_a_run_in_two_parts_is_the_run_in_one(self):
+        for ranks, settings in (
+                (1, ()), (2, ("ddp.use_distributed_optimizer=true", "checkpoint.async_save=true"))):
+            whole, _ = self.train(f"whole {ranks}", *settings, ranks=ranks)
+            name = f"parts {ranks}"
+            load = f"checkpoint.load={self.folder / name / 'checkpoint'}"
+            common = (*settings, load, "checkpoint.load_if_present=true",
+                      "optimizer.lr_decay_iters=12")
+            self.train(name, *common, "train.train_iters=7", ranks=ranks)
+            parts, result = self.train(name, *common, ranks=ranks)
+            self.assertIn("iteration 7", result.stderr.decode())
+            self.assertEqual([line["iteration"] for line in metrics(parts)[0]],
+                             list(range(1, 13)))
+            self.assertEqual(losses(parts), losses(whole))
+            self.assertEqual(metrics(parts)[1][-1]["validation_loss"],
+                             metrics(whole)[1][-1]["validation_loss"])
+            # Nothing is left to do: nothing changes.
+            before = (parts / "metrics.jsonl").read_bytes()
+            self.train(name, *common, ranks=ranks)
+            self.assertEqual((parts / "metrics.jsonl").read_bytes(), before)
+
+    def test_another_layout_goes_on(self):
+        first, _ = self.train("first", "checkpoint.save_interval=6", "train.precision=fp64")
+        load = f"checkpoint.load={first / 'checkpoint' / 'step_6'}"
+        second, _ = self.train("second", load, "train.precision=fp64",
+                               "ddp.use_distributed_optimizer=true", ranks=4)
+        expected = losses(first)
+        found = losses(second)
+        self.assertEqual(list(found), list(range(7, 13)))
+        for iteration, loss in found.items():
+            self.assertAlmostEqual(loss, expected[iteration], delta=1e-12 * loss)
+
+    def test_later_and_torn_lines_of_the_metrics_come_again(self):
+        output, _ = self.train("out", "checkpoint.save_interval=5", "train.train_iters=8",
+                               "optimizer.lr_decay_iters=12")
+        expected = losses(output)
+        shutil.rmtree(output / "checkpoint" / "step_8")
+        with open(output / "metrics.jsonl", "a", encoding="utf-8") as file:
+            file.write('{"iteration":9,"lm_lo')
+        self.train("out", f"checkpoint.load={output / 'checkpoint'}", "train.train_iters=8",
+                   "optimizer.lr_decay_iters=12")
+        self.assertEqual([line["iteration"] for line in metrics(output)[0]], list(range(1, 9)))
+        self.assertEqual(losses(output), expected)
+
+    def test_keep_interval_and_folder(self):
+        save = self.folder / "elsewhere"
+        self.train("out", f"checkpoint.save={save}", "checkpoint.save_interval=2",
+                   "checkpoint.keep=3")
+        self.assertEqual(sorted(p.name for p in save.iterdir()),
+                         ["latest", "step_10", "step_12", "step_8"])
+
+    def test_sigterm_saves_and_the_next_run_goes_on(self):
+        output = self.folder / "out"
+        command = [LOCKSTEP, "train", self.config, "--output", output,
+                   "--set", f"checkpoint.load={output / 'checkpoint'}",
+                   "--set", "checkpoint.load_if_present=true"]
+        process = subprocess.Popen([*command, "--set", "train.train_iters=100000"],
+                                   env=clean_environment(), stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE)
+        self.addCleanup(end, process)
+        self.wait_for_iterations(output)
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(timeout=60), 0)
+        stopped = len(metrics(output)[0])
+        self.check("checkpoint", "verify", output / "checkpoint")
+        result = run(*command, "--set", f"train.train_iters={stopped + 2}")
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        self.assertEqual(list(losses(output)), list(range(1, stopped + 3)))
+
+    def test_what_is_not_there(self):
+        for path in ("nowhere", "."):
+            result = run(LOCKSTEP, "train", self.config,
+                         "--set", f"checkpoint.load={self.folder / path}")
+            self.assert_failed(result, 1, "checkpoint.load: ", "holds no complete checkpoint")
+        for command in (("checkpoint", "verify"), ("checkpoint", "inspect"), ("generate",)):
+            more = ("--prompt", "x") if command == ("generate",) else ()
+            result = run(LOCKSTEP, *command, self.folder / "nowhere", *more)
+            self.assert_failed(result, 1, "nowhere")
+        result = run(LOCKSTEP, "train", self.config, "--set", "checkpoint.save_interval=2")
+        self.assert_failed(result, 2, "checkpoint.save_interval: found 2")
+
+    def test_inspect_and_verify(self):
+        output, _ = self.train("out", "ddp.use_distributed_optimizer=true", ranks=2)
+        folder = output / "checkpoint"
+        found = json.loads(self.check("checkpoint", "inspect", folder, "--json").stdout)
+        self.assertEqual(found["iteration"], 12)
+        self.assertEqual(found["consumed_samples"], 96)
+        self.assertEqual(found["layout"]["world_size"], 2)
+        self.assertTrue(found["layout"]["distributed_optimizer"])
+        shapes = {(t["name"], t["state"]): t["shape"] for t in found["tensors"]}
+        self.assertEqual(shapes["embedding.word_embeddings.weight", ""], [256, 32])
+        self.assertIn(("embedding.word_embeddings.weight", "exp_avg_sq"), shapes)
+        self.assertIn("12", self.check("checkpoint", "inspect", folder).stdout.decode())
+        found = json.loads(self.check("checkpoint", "verify", folder, "--json").stdout)
+        self.assertEqual((found["ok"], found["damage"]), (True, []))
+        (folder / "step_20.partial").mkdir()
+        self.check("checkpoint", "verify", folder)
+
+    def test_damage_is_found_and_named_by_whoever_reads_it(self):
+        output, _ = self.train("out")
+        folder = output / "checkpoint"
+        shard = folder / "step_12" / "rank_00000.safetensors"
+        whole = shard.read_bytes()
+        damaged = bytearray(whole)
+        damaged[len(whole) // 2] ^= 4
+        shard.write_bytes(damaged)
+        result = self.check("checkpoint", "verify", folder, "--json", status=1)
+        found = json.loads(result.stdout)
+        self.assertFalse(found["ok"])
+        self.assertEqual(found["damage"][0]["file"], str(shard))
+        self.assertIn("tensor '", result.stderr.decode())
+        commands = (("generate", folder, "--prompt", "7"),
+                    ("evaluate", folder, "--input", self.folder / "text"),
+                    ("train", self.config, "--set", f"checkpoint.load={folder}"))
+        for command in commands:
+            self.assert_failed(run(LOCKSTEP, *command), 1, str(shard), "tensor '", "bytes ")
+        shard.write_bytes(whole[:-1])
+        for command in (("checkpoint", "verify", folder), *commands):
+            self.assert_failed(run(LOCKSTEP, *command), 1, str(shard), f"allowed: {len(whole)}")
+        shard.unlink()
+        self.assert_failed(run(LOCKSTEP, "checkpoint", "verify", folder), 1, str(shard))
+        manifest = shard.parent / "manifest.textproto"
+        manifest.write_bytes(manifest.read_bytes().replace(b"iteration: 12", b"iteration: 13"))
+        for command in (("checkpoint", "verify", folder), *commands):
+            self.assert_failed(run(LOCKSTEP, *command), 1, str(manifest), "checksum")
+
+    def test_evaluate_is_the_validation_of_the_run(self):
+        text = (self.folder / "text").read_bytes()
+        cut = len(text) * 9 // 10
+        validation = self.folder / "validation"
+        validation.write_bytes(text[cut:])
+        output, _ = self.train("out", "train.eval_iters=100000", "train.precision=fp64")
+        found = json.loads(self.check("evaluate", output / "checkpoint", "--input", validation,
+                                      "--json").stdout)
+        expected = metrics(output)[1][-1]["validation_loss"]
+        self.assertEqual(set(found), {"loss", "perplexity", "tokens"})
+        self.assertAlmostEqual(found["loss"], expected, delta=1e-12)
+        self.assertAlmostEqual(found["perplexity"], math.exp(found["loss"]), places=9)
+        self.assertEqual(found["tokens"], (len(text) - cut - 1) // 32 * 32)
+        validation.write_bytes(b"x" * 32)
+        self.assert_failed(run(LOCKSTEP, "evaluate", output / "checkpoint", "--input", validation),
+                           1, "has 32 tokens, allowed: more than model.seq_length (32)")
+
+    def test_a_full_disk_leaves_the_last_checkpoint(self):
+        output, _ = self.train("out", "train.train_iters=4", "optimizer.lr_decay_iters=12")
+        limit = 20_000  # bytes of a file, less than a checkpoint needs
+        command = [LOCKSTEP, "train", self.config, "--output", output, "--set",
+                   f"checkpoint.load={output / 'checkpoint'}", "--set",
+                   "checkpoint.save_interval=4"]
+
+        def lower():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+        result = subprocess.run(command, capture_output=True, env=clean_environment(), timeout=120,
+                                preexec_fn=lower, check=False)
+        self.assert_failed(result, 1, "no checkpoint after iteration 8, training goes on: ",
+                           "step_12.partial/rank_00000.safetensors' cannot be written: File too")
+        self.assertEqual(list(losses(output)), list(range(1, 13)))
+        self.assertEqual(sorted(p.name for p in (output / "checkpoint").iterdir()),
+                         ["latest", "step_4"])
+        self.check("checkpoint", "verify", output / "checkpoint")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,86 @@
+"""A run that is killed again and again, inside saves too: after each start it goes on from its last
+checkpoint, and its losses are those of a run that nobody killed, bit for bit.
+
+LOCKSTEP_KILLS sets the number of kills (default 12)."""
+
+import os
+import random
+import time
+import unittest
+
+from support import LOCKSTEP, Ranks, metrics, run, torchrun
+
+KILLS = int(os.environ.get("LOCKSTEP_KILLS", "12"))
+SEED = int(os.environ.get("LOCKSTEP_KILL_SEED", "1"))
+ITERATIONS = 4000
+
+
+class Kills(Ranks):
+    settings = ("--set", "ddp.use_distributed_optimizer=true", "--set", "checkpoint.keep=2",
+                "--set", "checkpoint.save_interval=3", "--set", "train.eval_iters=0",
+                "--set", "parallel.distributed_timeout_seconds=20")
+
+    def iterations(self, output):
+        return metrics(output)[0] if (output / "metrics.jsonl").exists() else []
+
+    def wait_for_progress(self, output, processes, moment):
+        """Until the run has written a further iteration, and `moment` seconds more."""
+        before = (output / "metrics.jsonl").stat().st_mtime_ns if self.iterations(output) else 0
+        deadline = time.monotonic() + 60
+        while not self.iterations(output) or \
+                (output / "metrics.jsonl").stat().st_mtime_ns == before:
+            self.assertLess(time.monotonic(), deadline)
+            for process in processes:
+                self.assertIsNone(process.poll())
+            time.sleep(0.005)
+        time.sleep(moment)
+
+    def wait_for_save(self, folder, moment):
+        """Until a checkpoint is being written, and `moment` seconds more."""
+        deadline = time.monotonic() + 20
+        while not list(folder.glob("step_*.partial")) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(moment)
+
+    def test_every_life_goes_on_from_the_last_checkpoint(self):
+        moments = random.Random(SEED)
+        output = self.folder / "out"
+        folder = output / "checkpoint"
+        last = 0
+        inside = 0
+        for kill in range(KILLS):
+            processes = self.start(
+                2, "--output", output, *self.settings, "--set", f"checkpoint.load={folder}",
+                "--set", "checkpoint.load_if_present=true",
+                "--set", f"train.train_iters={ITERATIONS}",
+                "--set", f"checkpoint.async_save={'true' if kill % 2 else 'false'}")
+            self.wait_for_progress(output, processes, moments.uniform(0, 0.2))
+            if moments.random() < 0.6:
+                self.wait_for_save(folder, moments.uniform(0, 0.01))
+            inside += bool(list(folder.glob("step_*.partial")))
+            victims = moments.choice(([0], [1], [0, 1]))
+            for victim in victims:
+                processes[victim].kill()
+            for process in processes:
+                process.communicate(timeout=40)
+            if folder.exists() and any(folder.glob("step_*/manifest.textproto")):
+                self.assertEqual(run(LOCKSTEP, "checkpoint", "verify", folder).returncode, 0)
+        last = self.iterations(output)[-1]["iteration"] + 5
+        common = ("--set", f"train.train_iters={last}",
+                  "--set", f"optimizer.lr_decay_iters={ITERATIONS}")
+        result = torchrun(2, LOCKSTEP, "train", self.config, "--output", output, *self.settings,
+                          "--set", f"checkpoint.load={folder}", *common)
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        whole = self.folder / "whole"
+        result = torchrun(2, LOCKSTEP, "train", self.config, "--output", whole, *self.settings,
+                          "--set", "checkpoint.save_interval=100000", *common)
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        numbers = ("iteration", "lm_loss", "grad_norm", "learning_rate", "consumed_samples")
+        found, expected = ([[line[name] for name in numbers] for line in self.iterations(path)]
+                           for path in (output, whole))
+        self.assertEqual(found, expected)
+        print(f"{KILLS} kills, {inside} of them inside a save, over {last} iterations")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,370 @@
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <fstream>
+#include <mutex>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/config_io.h"
+#include "lockstep/core/error.h"
+#include "lockstep/tests/support/rank_threads.h"
+#include "lockstep/tests/support/synthetic_text.h"
+#include "lockstep/tests/support/temporary_folder.h"
+#include "lockstep/tests/support/throws_with.h"
+#include "lockstep/training/checkpoint/checkpoint_folder.h"
+#include "lockstep/training/checkpoint/hugging_face_weights.h"
+#include "lockstep/training/checkpoint/run_checkpoints.h"
+#include "lockstep/training/checkpoint/saved_model.h"
+
+namespace lockstep {
+namespace {
+
+using testing::TemporaryFolder;
+using testing::throws_with;
+
+constexpr int64_t kSavedAt = 3;
+constexpr int64_t kAfter = 4;
+
+struct Layout {
+  std::string name;
+  int64_t ranks;
+  std::vector<std::string> overrides;
+};
+
+class CheckpointTest : public ::testing::Test {
+ protected:
+  CheckpointTest() { text_ = folder_.write("text", testing::synthetic_text()); }
+
+  Config config(std::vector<std::string> overrides) const {
+    overrides.insert(overrides.begin(), {"data.path=" + text_, "train.precision=fp64"});
+    return parse_config(
+        "model { num_layers: 4 hidden_size: 16 num_attention_heads: 4 num_query_groups: 2 "
+        "ffn_hidden_size: 24 seq_length: 16 vocab_size: 257 make_vocab_size_divisible_by: 4 } "
+        "optimizer { lr: 0.01 lr_warmup_iters: 2 weight_decay: 0.1 clip_grad: 0.5 "
+        "lr_decay_style: \"cosine\" } train { global_batch_size: 8 micro_batch_size: 1 "
+        "train_iters: 20 eval_iters: 0 }",
+        "test", overrides);
+  }
+
+  std::string folder(const std::string& name) const { return folder_.path() / name; }
+
+  /// Loss and gradient norm of further iterations, as rank 0 sees them.
+  static std::vector<double> steps(Trainer& trainer, int64_t count) {
+    std::vector<double> values;
+    for (int64_t i = 0; i < count; ++i) {
+      const IterationMetrics metrics = trainer.train_step();
+      values.insert(values.end(), {metrics.lm_loss, metrics.grad_norm});
+    }
+    return values;
+  }
+
+  /// Trains and saves in `into`; the curve of the iterations after that.
+  std::vector<double> save(const Layout& layout, const std::string& into,
+                           const std::vector<std::string>& more = {}) const {
+    std::vector<double> curve;
+    run_ranks(layout, more, [&](Trainer& trainer, const ParallelState& state) {
+      steps(trainer, kSavedAt);
+      RunCheckpoints(trainer.config().checkpoint, into, state).after_iteration(trainer, true);
+      const std::vector<double> mine = steps(trainer, kAfter);
+      if (state.rank() == 0) curve = mine;
+    });
+    return curve;
+  }
+
+  std::vector<double> load(const Layout& layout, const std::string& from,
+                           const std::vector<std::string>& more = {}) const {
+    std::vector<double> curve;
+    run_ranks(layout, more, [&](Trainer& trainer, const ParallelState& state) {
+      CheckpointConfig checkpoint;
+      checkpoint.load = from;
+      EXPECT_TRUE(RunCheckpoints(checkpoint, "", state).load(trainer));
+      EXPECT_EQ(trainer.iteration(), kSavedAt);
+      const std::vector<double> mine = steps(trainer, kAfter);
+      if (state.rank() == 0) curve = mine;
+    });
+    return curve;
+  }
+
+  void run_ranks(const Layout& layout, const std::vector<std::string>& more,
+                 const std::function<void(Trainer&, const ParallelState&)>& body) const {
+    std::vector<std::string> overrides = layout.overrides;
+    overrides.insert(overrides.end(), more.begin(), more.end());
+    const Config config = this->config(overrides);
+    testing::RankThreadOptions options;
+    options.sizes = parallel_options(config, c10::kCPU).sizes;
+    testing::run_ranks(
+        layout.ranks,
+        [&](const ParallelState& state) {
+          Trainer trainer(config, state);
+          body(trainer, state);
+        },
+        options);
+  }
+
+  TemporaryFolder folder_;
+  std::string text_;
+};
+
+const std::vector<Layout>& layouts() {
+  static const std::vector<Layout> list = {
+      {"one rank", 1, {}},
+      {"dp 2", 2, {"ddp.bucket_size=300"}},
+      {"dp 2, distributed optimizer",
+       2,
+       {"ddp.use_distributed_optimizer=true", "ddp.overlap_param_gather=true"}},
+      {"dp 4, distributed optimizer, 2 instances",
+       4,
+       {"ddp.use_distributed_optimizer=true", "ddp.bucket_size=500",
+        "parallel.num_distributed_optimizer_instances=2"}},
+  };
+  return list;
+}
+
+TEST_F(CheckpointTest, EveryLayoutGoesOnFromEveryOther) {
+  for (const Layout& saved : layouts()) {
+    const std::string into = folder(saved.name);
+    const std::vector<double> expected = save(saved, into);
+    EXPECT_TRUE(verify_checkpoint(into).empty());
+    for (const Layout& loaded : layouts()) {
+      const std::vector<double> found = load(loaded, into);
+      ASSERT_EQ(found.size(), expected.size());
+      for (size_t i = 0; i < found.size(); ++i) {
+        if (saved.name == loaded.name)
+          ASSERT_EQ(found[i], expected[i]) << saved.name << ", " << i;
+        else
+          ASSERT_NEAR(found[i], expected[i], 1e-11 * expected[i])
+              << saved.name << " to " << loaded.name << ", " << i;
+      }
+    }
+  }
+}
+
+TEST_F(CheckpointTest, InEveryPrecisionTheSameLayoutGoesOnBitForBit) {
+  for (const char* const precision : {"fp32", "bf16", "fp16"})
+    for (const size_t layout : {1, 2}) {
+      const std::vector<std::string> more = {std::string("train.precision=") + precision,
+                                             "optimizer.initial_loss_scale=65536"};
+      const std::string into = folder(precision + layouts()[layout].name);
+      const std::vector<double> expected = save(layouts()[layout], into, more);
+      EXPECT_EQ(load(layouts()[layout], into, more), expected) << precision;
+    }
+}
+
+TEST_F(CheckpointTest, MasterWeightsCarryAChangeOfThePrecision) {
+  const Layout& layout = layouts()[2];
+  const std::vector<double> expected = save(layout, folder("bf16"), {"train.precision=bf16"});
+  const std::vector<double> wide = load(layouts()[0], folder("bf16"), {"train.precision=fp32"});
+  for (size_t i = 0; i < wide.size(); ++i) EXPECT_NEAR(wide[i], expected[i], 0.05 * expected[i]);
+  save(layout, folder("fp32"), {"train.precision=fp32"});
+  EXPECT_EQ(load(layout, folder("fp32"), {"train.precision=bf16"}).size(), expected.size());
+}
+
+TEST_F(CheckpointTest, EveryElementIsWrittenOnceAndTheWorkIsShared) {
+  const std::string into = folder("shared");
+  save(layouts()[1], into);
+  CheckpointReader reader(into);
+  const Manifest& manifest = reader.manifest();
+  EXPECT_EQ(manifest.iteration, kSavedAt);
+  EXPECT_EQ(manifest.consumed_samples, kSavedAt * 8);
+  EXPECT_EQ(manifest.optimizer_steps, kSavedAt);
+  EXPECT_EQ(manifest.layout.world_size, 2);
+  int64_t elements = 0, largest = 0;
+  for (const ManifestTensor& tensor : manifest.tensors) {
+    EXPECT_EQ(tensor.pieces.size(), 1u);
+    elements += tensor.numel();
+    largest = std::max(largest, tensor.numel() * 8);
+  }
+  ASSERT_EQ(manifest.files.size(), 3u);
+  const int64_t first = manifest.files[1].size, second = manifest.files[2].size;
+  EXPECT_LE(std::abs(first - second), largest);
+  EXPECT_LT(first + second, elements * 8 + 20000);
+  EXPECT_EQ(reader.config().train.global_batch_size, 8);
+}
+
+TEST_F(CheckpointTest, TheDistributedOptimizersStateIsWrittenByItsOwners) {
+  const std::string into = folder("owners");
+  save(layouts()[2], into);
+  const CheckpointReader reader(into);
+  int64_t cut = 0;
+  for (const ManifestTensor& tensor : reader.manifest().tensors)
+    cut += tensor.pieces.size() > 1 ? 1 : 0;
+  EXPECT_GE(cut, 1);  // a parameter that lies over the border of two shards
+}
+
+TEST_F(CheckpointTest, WhatCannotBeLoadedIsNamed) {
+  const std::string into = folder("weights"), none = folder("none");
+  save(layouts()[0], into, {"checkpoint.save_optim=false"});
+  run_ranks(layouts()[1], {}, [&](Trainer& trainer, const ParallelState& state) {
+    CheckpointConfig checkpoint;
+    checkpoint.load = into;
+    EXPECT_TRUE(throws_with<FileError>([&] { RunCheckpoints(checkpoint, "", state).load(trainer); },
+                                       "checkpoint.finetune = true loads"));
+    checkpoint.finetune = true;
+    EXPECT_TRUE(RunCheckpoints(checkpoint, "", state).load(trainer));
+    EXPECT_EQ(trainer.iteration(), 0);
+    checkpoint.load = none;
+    EXPECT_TRUE(throws_with<FileError>([&] { RunCheckpoints(checkpoint, "", state).load(trainer); },
+                                       "'" + none + "' holds no complete checkpoint"));
+    checkpoint.load_if_present = true;
+    EXPECT_FALSE(RunCheckpoints(checkpoint, "", state).load(trainer));
+    checkpoint.save_interval = 5;
+    EXPECT_TRUE(throws_with<ConfigError>([&] { RunCheckpoints(checkpoint, "", state); },
+                                         "checkpoint.save_interval: found 5"));
+  });
+  run_ranks(layouts()[0], {"model.num_layers=5"}, [&](Trainer& trainer, const ParallelState&) {
+    CheckpointReader reader(into);
+    EXPECT_TRUE(throws_with<FileError>([&] { trainer.load(reader, true); },
+                                       "tensor 'decoder.layers.4.input_layernorm.weight' is miss"));
+  });
+}
+
+TEST_F(CheckpointTest, WeightsAloneStartAnewWithTheirLoss) {
+  const std::string into = folder("weights");
+  const std::vector<double> expected = save(layouts()[0], into);
+  run_ranks(layouts()[2], {"train.precision=bf16"}, [&](Trainer& trainer, const ParallelState&) {
+    CheckpointReader reader(into);
+    trainer.load(reader, /*weights_only=*/true);
+    EXPECT_EQ(trainer.progress().optimizer.num_steps, 0);
+    EXPECT_NEAR(trainer.train_step().lm_loss, expected[0], 0.2);
+    EXPECT_NEAR(trainer.train_step().lm_loss, expected[0], 0.2);
+  });
+}
+
+std::vector<StateTensor> some_state(const at::Tensor& values) {
+  return {{"w", "", {whole_box({values.numel()}), {0, values.numel()}}, values}};
+}
+
+float saved_value(const std::string& folder) {
+  CheckpointReader reader(folder);
+  float value = 0;
+  reader.read(*reader.find("w"), {whole_box({1000}), {999, 1000}}, reinterpret_cast<char*>(&value));
+  return value;
+}
+
+TEST_F(CheckpointTest, AnAsynchronousSaveHoldsWhatWasThereWhenItWasCalled) {
+  const std::string into = folder("async");
+  testing::run_ranks(2, [&](const ParallelState& state) {
+    CheckpointSaver saver(state, {.folder = into, .keep = 2, .async = true});
+    const at::Tensor values = at::full({1000}, 0.0F);
+    for (int64_t i = 1; i <= 20; ++i) {
+      values.fill_(static_cast<float>(i));
+      TrainingProgress progress;
+      progress.iteration = i;
+      EXPECT_EQ(saver.save(some_state(values), progress, Config{}).last_error, "");
+      values.fill_(-1);
+    }
+    saver.finish();
+  });
+  EXPECT_EQ(complete_checkpoints(into).size(), 2u);
+  EXPECT_EQ(saved_value(into), 20);
+  EXPECT_EQ(saved_value(into + "/step_19"), 19);
+}
+
+/// A FIFO in the place of the file that completes a checkpoint holds the save up until it is read,
+/// and fails it then.
+TEST_F(CheckpointTest, ABusySaveIsSkippedAndItsFailureReachesTheLoop) {
+  const std::string into = folder("busy"), fifo = into + "/latest.partial";
+  std::filesystem::create_directories(into);
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  testing::run_ranks(2, [&](const ParallelState& state) {
+    CheckpointSaver saver(state, {.folder = into, .async = true, .when_busy = AsyncWhenBusy::skip});
+    const at::Tensor values = at::full({1000}, 3.0F);
+    TrainingProgress progress;
+    progress.iteration = 1;
+    EXPECT_TRUE(saver.save(some_state(values), progress, Config{}, true).path.ends_with("step_1"));
+    progress.iteration = 2;
+    EXPECT_EQ(saver.save(some_state(values), progress, Config{}, true).path, "");
+    if (state.rank() == 0) {
+      std::string line;
+      std::getline(std::ifstream(fifo), line);
+      std::filesystem::remove(fifo);
+    }
+    const SaveResult result = saver.save(some_state(values), progress, Config{}, false);
+    EXPECT_NE(result.last_error.find("rank 0: '" + fifo + "' cannot be written"), std::string::npos)
+        << result.last_error;
+    saver.finish();
+  });
+  EXPECT_EQ(complete_checkpoints(into), (std::vector<std::string>{into + "/step_2"}));
+  EXPECT_TRUE(verify_checkpoint(into).empty());
+}
+
+TEST_F(CheckpointTest, ASaveThatFailsFailsOnAllRanksAndLeavesTheLastOne) {
+  const std::string into = folder("failing");
+  testing::run_ranks(3, [&](const ParallelState& state) {
+    CheckpointSaver saver(state, {.folder = into});
+    const at::Tensor values = at::full({1000}, 3.0F);
+    TrainingProgress progress;
+    progress.iteration = 1;
+    saver.save(some_state(values), progress, Config{});
+    if (state.rank() == 0) {
+      std::filesystem::remove(into + "/latest");
+      std::filesystem::create_directories(into + "/latest/in the way");
+    }
+    progress.iteration = 2;
+    EXPECT_TRUE(throws_with<FileError>([&] { saver.save(some_state(values), progress, Config{}); },
+                                       "rank 0: checkpoint.save: '" + into + "/step_2'"));
+    if (state.rank() == 0) std::filesystem::remove_all(into + "/latest");
+    progress.iteration = 3;
+    saver.save(some_state(values), progress, Config{});
+  });
+  EXPECT_EQ(complete_checkpoints(into),
+            (std::vector<std::string>{into + "/step_3", into + "/step_1"}));
+  EXPECT_FALSE(std::filesystem::exists(into + "/step_2.partial"));
+}
+
+NamedTensors weights_of(const TransformerConfig& config) {
+  NamedTensors weights;
+  for (const NamedParameter& param : collect_parameters(GPTModel(config)))
+    weights[param.name] = param.tensor.detach();
+  return weights;
+}
+
+TEST(HuggingFaceWeights, ComeBack) {
+  for (const char* const text :
+       {"num_query_groups: 2", "untie_embeddings_and_output_weights: true",
+        "position_embedding_type: \"learned_absolute\" normalization: \"LayerNorm\" "
+        "activation: \"gelu\" add_bias_linear: true"}) {
+    const TransformerConfig model =
+        parse_config("model { hidden_size: 32 " + std::string(text) + " }", "test").model;
+    const NamedTensors ours = weights_of(model);
+    NamedTensors theirs = to_hugging_face(model, ours);
+    const NamedTensors back = from_hugging_face(model, theirs, "m");
+    ASSERT_EQ(back.size(), ours.size());
+    for (const auto& [name, weight] : ours)
+      EXPECT_TRUE(at::equal(back.at(name).view(weight.sizes()), weight)) << name;
+    theirs["odd"] = at::zeros({1});
+    EXPECT_TRUE(throws_with<FileError>([&] { from_hugging_face(model, theirs, "m"); },
+                                       "'m': tensor 'odd' belongs to no weight"));
+    theirs.erase("odd");
+    const auto lost = theirs.begin()->first;
+    theirs.erase(lost);
+    EXPECT_TRUE(throws_with<FileError>([&] { from_hugging_face(model, theirs, "m"); },
+                                       "'m': tensor '" + lost + "' is missing"));
+  }
+}
+
+TEST(HuggingFaceWeights, RowsOfGroupedQueriesLieWhereLlamaHasThem) {
+  // 4 query heads in 2 groups, 8 channels: rows q0 q1 k0 v0 | q2 q3 k1 v1.
+  const TransformerConfig model =
+      parse_config("model { hidden_size: 32 num_layers: 1 num_query_groups: 2 }", "test").model;
+  NamedTensors ours = weights_of(model);
+  const std::string layer = "decoder.layers.0.", theirs = "model.layers.0.";
+  const at::Tensor rows = at::arange(64, at::kFloat).unsqueeze(1).expand({64, 32}).contiguous();
+  ours[layer + "self_attention.linear_qkv.weight"] = rows;
+  const NamedTensors found = to_hugging_face(model, ours);
+  const auto first = [&](const std::string& name, int64_t row) {
+    return found.at(theirs + "self_attn." + name + "_proj.weight")[row][0].item<float>();
+  };
+  EXPECT_EQ(first("q", 8), 8);
+  EXPECT_EQ(first("q", 16), 32);
+  EXPECT_EQ(first("k", 0), 16);
+  EXPECT_EQ(first("k", 8), 48);
+  EXPECT_EQ(first("v", 15), 63);
+  const at::Tensor fc1 = ours.at(layer + "mlp.linear_fc1.weight").reshape({2, -1, 32});
+  EXPECT_TRUE(at::equal(found.at(theirs + "mlp.gate_proj.weight"), fc1[0]));
+  EXPECT_TRUE(at::equal(found.at(theirs + "mlp.up_proj.weight"), fc1[1]));
+}
+
+}  // namespace
+}  // namespace lockstep

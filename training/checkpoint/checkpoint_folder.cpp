@@ -1,0 +1,205 @@
+#include "lockstep/training/checkpoint/checkpoint_folder.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <sstream>
+
+#include "lockstep/core/check.h"
+#include "lockstep/training/checkpoint/manifest.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kLatest = "latest";
+constexpr std::string_view kStep = "step_";
+constexpr std::string_view kPartial = ".partial";
+constexpr int64_t kLongestLatest = int64_t{1} << 20;
+
+/// N of a folder name "step_N".
+std::optional<int64_t> step_number(const std::string& name) {
+  int64_t number = 0;
+  if (!name.starts_with(kStep)) return {};
+  const char* const end = name.data() + name.size();
+  const auto [rest, error] = std::from_chars(name.data() + kStep.size(), end, number);
+  if (error != std::errc() || rest != end || number < 0) return {};
+  return number;
+}
+
+bool is_partial_step(const std::string& name) {
+  return name.starts_with(kStep) && name.ends_with(kPartial);
+}
+
+bool is_checkpoint(const fs::path& folder) {
+  std::error_code error;
+  return fs::is_regular_file(fs::symlink_status(folder / kManifestName, error));
+}
+
+std::vector<std::string> listed_steps(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::is_regular_file(folder / kLatest, error)) return {};
+  std::istringstream text(read_file(folder / kLatest, kLongestLatest));
+  std::vector<std::string> names;
+  for (std::string name; text >> name;)
+    if (step_number(name)) names.push_back(name);
+  return names;
+}
+
+void sync_folder(const fs::path& folder) {
+  const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const bool good = file >= 0 && ::fsync(file) == 0;
+  const int error = errno;
+  if (file >= 0) ::close(file);
+  // Some file systems cannot synchronize folders; there the rename is as durable as it gets.
+  require<FileError>(good || error == EINVAL, "'{}' cannot be synchronized: {}", folder.string(),
+                     std::strerror(error));
+}
+
+/// Renames `from` to `to`, in one step; what was at `to` is then at `from`.
+void put_in_place(const fs::path& from, const fs::path& to) {
+  if (!fs::exists(to)) return fs::rename(from, to);
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) return;
+  const fs::path old = to.string() + ".old.partial";
+  fs::remove_all(old);
+  fs::rename(to, old);
+  fs::rename(from, to);
+  fs::rename(old, from);
+}
+
+[[noreturn]] void fail_to_write(const std::string& path, const std::string& reason) {
+  fail<FileError>("checkpoint.save: '{}' cannot be written: {}", path, reason);
+}
+
+}  // namespace
+
+std::string step_name(int64_t iteration) { return fmt::format("{}{}", kStep, iteration); }
+
+std::vector<std::string> complete_checkpoints(const std::string& folder) {
+  std::error_code error;
+  std::vector<std::string> names;
+  for (const std::string& name : listed_steps(folder))
+    if (is_checkpoint(fs::path(folder) / name) &&
+        std::find(names.begin(), names.end(), name) == names.end())
+      names.push_back(name);
+  std::vector<std::pair<int64_t, std::string>> others;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename();
+    const auto number = step_number(name);
+    if (number && is_checkpoint(entry.path()) &&
+        std::find(names.begin(), names.end(), name) == names.end())
+      others.emplace_back(*number, name);
+  }
+  std::sort(others.rbegin(), others.rend());
+  for (const auto& [number, name] : others) names.push_back(name);
+  for (std::string& name : names) name = (fs::path(folder) / name).string();
+  return names;
+}
+
+std::string find_checkpoint(const std::string& folder) {
+  if (is_checkpoint(folder)) return folder;
+  require<FileError>(fs::is_directory(folder), "checkpoint: '{}' is no folder", folder);
+  const auto found = complete_checkpoints(folder);
+  require<FileError>(!found.empty(), "checkpoint: '{}' holds no complete step_N/ with a {}", folder,
+                     kManifestName);
+  return found.front();
+}
+
+bool has_checkpoint(const std::string& folder) {
+  return is_checkpoint(folder) || !complete_checkpoints(folder).empty();
+}
+
+PartialCheckpoint::PartialCheckpoint(std::string folder, int64_t iteration)
+    : folder_(std::move(folder)),
+      name_(step_name(iteration)),
+      final_((fs::path(folder_) / name_).string()),
+      partial_(final_ + std::string(kPartial)) {}
+
+void PartialCheckpoint::begin() const {
+  try {
+    fs::create_directories(folder_);
+    for (const auto& entry : fs::directory_iterator(folder_))
+      if (is_partial_step(entry.path().filename())) fs::remove_all(entry.path());
+    fs::create_directory(partial_);
+  } catch (const fs::filesystem_error& error) {
+    fail_to_write(partial_, error.code().message());
+  }
+}
+
+void PartialCheckpoint::commit(std::string_view manifest, int64_t keep) const {
+  const fs::path folder = folder_;
+  try {
+    write_file(file(kManifestName), {manifest});
+    sync_folder(partial_);
+    auto names = complete_checkpoints(folder_);
+    std::string latest = name_ + "\n";
+    for (const std::string& path : names)
+      if (path != final_) latest += fs::path(path).filename().string() + "\n";
+    write_file(folder / (std::string(kLatest) + ".partial"), {latest});
+    fs::rename(folder / (std::string(kLatest) + ".partial"), folder / kLatest);
+    put_in_place(partial_, final_);
+    sync_folder(folder);
+    fs::remove_all(partial_);
+    names = complete_checkpoints(folder_);
+    for (size_t i = static_cast<size_t>(keep); keep > 0 && i < names.size(); ++i) {
+      // A checkpoint that loses its manifest first is never taken for a complete one.
+      fs::remove(fs::path(names[i]) / kManifestName);
+      fs::remove_all(names[i]);
+    }
+  } catch (const fs::filesystem_error& error) {
+    fail_to_write(final_, error.code().message());
+  }
+}
+
+void PartialCheckpoint::discard() const noexcept {
+  std::error_code error;
+  fs::remove_all(partial_, error);
+}
+
+void write_file(const std::string& path, const std::vector<std::string_view>& pieces) {
+  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  bool good = file >= 0;
+  for (std::string_view piece : pieces)
+    while (good && !piece.empty()) {
+      const ssize_t written = ::write(file, piece.data(), piece.size());
+      if (written < 0 && errno == EINTR) continue;
+      good = written > 0;
+      if (good) piece.remove_prefix(static_cast<size_t>(written));
+    }
+  good = good && ::fsync(file) == 0;
+  const std::string reason = good ? "" : std::strerror(errno);
+  if (file >= 0) ::close(file);
+  require<FileError>(good, "'{}' cannot be written: {}", path, reason);
+}
+
+std::string read_file(const std::string& path, int64_t limit) {
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+  require<FileError>(file >= 0, "'{}' cannot be read: {}", path, std::strerror(errno));
+  struct stat status = {};
+  const bool regular = ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);
+  std::string text;
+  bool good = regular && status.st_size <= limit;
+  if (good) text.resize(static_cast<size_t>(status.st_size));
+  for (size_t at = 0; good && at < text.size();) {
+    const ssize_t count = ::read(file, text.data() + at, text.size() - at);
+    if (count < 0 && errno == EINTR) continue;
+    good = count > 0;
+    if (good) at += static_cast<size_t>(count);
+  }
+  ::close(file);
+  require<FileError>(regular, "'{}' cannot be read: found no regular file", path);
+  require<FileError>(good, "'{}': {} bytes cannot be read, allowed: up to {}", path,
+                     static_cast<int64_t>(status.st_size), limit);
+  return text;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+/// The folder that checkpoint.save names:
+///
+///     step_500/                 a complete checkpoint: it has a manifest
+///     step_600.partial/         one that is being written, or that was interrupted
+///     latest                    names of the steps in the order of their saving, the newest first
+///
+/// A checkpoint is written into step_N.partial/, each file followed by fsync, the manifest last;
+/// then `latest` is replaced and the folder renamed, in one step even where step_N/ was there. So
+/// at any moment the newest complete checkpoint is the old or the new one, whole. Needs no
+/// libtorch.
+namespace lockstep {
+
+/// "step_12"
+std::string step_name(int64_t iteration);
+
+/// The folders of complete checkpoints in `folder`, the newest first: in the order of `latest`,
+/// then, for those that it does not name, by iteration. Empty if there is none, or no folder.
+std::vector<std::string> complete_checkpoints(const std::string& folder);
+
+/// The checkpoint that `folder` means: `folder` itself if it is one, else its newest. FileError if
+/// there is none.
+std::string find_checkpoint(const std::string& folder);
+
+/// Whether find_checkpoint() finds one.
+bool has_checkpoint(const std::string& folder);
+
+/// A checkpoint that is being written.
+class PartialCheckpoint {
+ public:
+  /// Names it; nothing is made.
+  PartialCheckpoint(std::string folder, int64_t iteration);
+
+  /// Makes the empty folder in which it is written, after removing what interrupted saves left.
+  /// FileError names what failed.
+  void begin() const;
+  /// Writes the manifest and makes the checkpoint complete, in the place of an earlier one of the
+  /// same iteration. Then removes all checkpoints but the newest `keep` (0: none). FileError.
+  void commit(std::string_view manifest, int64_t keep) const;
+  /// Removes what was written. Never throws.
+  void discard() const noexcept;
+
+  /// Path of a file of it, for now.
+  std::string file(const std::string& name) const { return partial_ + "/" + name; }
+  /// The folder, once complete.
+  const std::string& path() const { return final_; }
+
+ private:
+  std::string folder_;
+  std::string name_;
+  std::string final_;
+  std::string partial_;
+};
+
+/// Writes a whole file and waits until it is on disk. FileError names the path.
+void write_file(const std::string& path, const std::vector<std::string_view>& pieces);
+
+/// The content of a regular file of at most `limit` bytes; symbolic links are not followed.
+/// FileError names the path.
+std::string read_file(const std::string& path, int64_t limit);
+
+}  // namespace lockstep

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/config.h"
+#include "lockstep/training/checkpoint/manifest.h"
+#include "lockstep/training/checkpoint/shard_file.h"
+
+namespace lockstep {
+
+/// A complete checkpoint on disk. Reads any part of any tensor, whatever the layout that saved it,
+/// and only the blocks of the files that hold it, each checked. Needs no libtorch. Not for several
+/// threads at once.
+class CheckpointReader {
+ public:
+  /// Opens `folder`, or the newest checkpoint in it. FileError: there is none, a manifest that is
+  /// damaged.
+  explicit CheckpointReader(const std::string& folder);
+
+  /// Of the checkpoint itself.
+  const std::string& path() const { return path_; }
+  const Manifest& manifest() const { return manifest_; }
+
+  /// nullptr if the checkpoint does not hold it.
+  const ManifestTensor* find(const std::string& name, const std::string& state = "") const;
+
+  /// Reads `part` of `tensor`, in the tensor's dtype, into `out`. FileError names file, tensor and
+  /// bytes of what is damaged.
+  void read(const ManifestTensor& tensor, const TensorPart& part, char* out);
+
+  /// The configuration of the run that saved. FileError if it is damaged.
+  Config config();
+
+  /// Bytes that were read from files other than the manifest.
+  int64_t bytes_read() const;
+
+ private:
+  ShardReader& shard(int64_t file);
+
+  std::string path_;
+  Manifest manifest_;
+  std::map<std::pair<std::string, std::string>, const ManifestTensor*> tensors_;
+  std::vector<std::unique_ptr<ShardReader>> shards_;
+};
+
+/// Name of the file with the configuration.
+inline constexpr const char* kConfigName = "config.textproto";
+
+/// Something that is wrong with a checkpoint.
+struct CheckpointDamage {
+  std::string file;
+  std::string tensor;  ///< empty where it is in none
+  int64_t offset = 0;  ///< bytes from the front of the file
+  std::string message;
+};
+
+/// Reads all of a checkpoint: every block's checksum, and whether each shard is a safetensors file
+/// whose tensors lie where the manifest says. The first damage of each file; empty if all is good.
+/// FileError where there is no checkpoint or its manifest is damaged.
+std::vector<CheckpointDamage> verify_checkpoint(const std::string& folder);
+
+}  // namespace lockstep

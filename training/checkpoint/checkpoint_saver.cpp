@@ -1,0 +1,251 @@
+#include "lockstep/training/checkpoint/checkpoint_saver.h"
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <future>
+#include <set>
+#include <thread>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/config_io.h"
+#include "lockstep/parallel_state/collectives.h"
+#include "lockstep/training/checkpoint/checkpoint_folder.h"
+#include "lockstep/training/checkpoint/save_plan.h"
+#include "lockstep/training/checkpoint/shard_file.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr const char* kBusy = "busy";
+constexpr const char* kDone = "done";
+constexpr std::string_view kFailed = "failed: ";
+constexpr int64_t kLongestReport = int64_t{1} << 30;
+
+std::string shard_name(int64_t rank) { return fmt::format("rank_{:05}.safetensors", rank); }
+std::string report_name(int64_t rank) { return fmt::format("rank_{:05}.report", rank); }
+
+ManifestLayout layout_of(const ParallelState& state, const Config& config) {
+  const ParallelSizes& sizes = state.grids().sizes();
+  return {state.world_size(),
+          sizes.tensor,
+          sizes.pipeline,
+          sizes.virtual_pipeline.value_or(1),
+          sizes.context,
+          sizes.expert,
+          state.grids().expert_tensor_size(),
+          sizes.order,
+          config.ddp.use_distributed_optimizer,
+          sizes.optimizer_instances};
+}
+
+/// The first failure among what the ranks say of themselves; empty if there is none.
+std::string first_failure(const std::vector<std::string>& statuses) {
+  for (size_t rank = 0; rank < statuses.size(); ++rank)
+    if (statuses[rank].starts_with(kFailed))
+      return fmt::format("rank {}: {}", rank, statuses[rank].substr(kFailed.size()));
+  return "";
+}
+
+}  // namespace
+
+/// One save of this rank: what it writes, and on rank 0 what makes it complete. Runs on a thread;
+/// touches no tensor's metadata there, only memory.
+struct CheckpointSaver::Job {
+  PartialCheckpoint checkpoint;
+  int64_t rank;
+  int64_t world_size;
+  int64_t keep;
+  Manifest whole = {};      ///< without files and tensors
+  std::string config = {};  ///< text
+  std::vector<at::Tensor> memory = {};
+  std::vector<ShardContent> contents = {};
+  std::vector<ManifestTensor> tensors = {};  ///< as contents, without pieces
+  std::atomic<bool> abandoned = false;
+  std::future<std::string> outcome = {};  ///< kDone or kFailed and why
+
+  void start() {
+    outcome = std::async(std::launch::async, [this]() -> std::string {
+      try {
+        run();
+        return kDone;
+      } catch (const std::exception& error) {
+        return std::string(kFailed) + error.what();
+      }
+    });
+  }
+  bool is_busy() const { return outcome.wait_for(milliseconds(0)) != std::future_status::ready; }
+
+ private:
+  void run() {
+    const Manifest part = write();
+    if (rank != 0) return report(part);
+    std::vector<Manifest> parts = {part};
+    for (int64_t other = 1; other < world_size; ++other) parts.push_back(wait_for_report(other));
+    const std::string text = format_manifest(join_manifests(whole, parts));
+    parse_manifest(text, checkpoint.file(kManifestName));
+    for (int64_t other = 1; other < world_size; ++other)
+      std::filesystem::remove(checkpoint.file(report_name(other)));
+    if (abandoned) fail<FileError>("the save was given up");
+    checkpoint.commit(text, keep);
+  }
+
+  Manifest write() const {
+    Manifest part;
+    const std::string folder = std::filesystem::path(checkpoint.file("")).parent_path();
+    if (rank == 0) part.files.push_back(write_text_file(folder, kConfigName, config));
+    if (contents.empty()) return part;
+    const WrittenShard written = write_shard(folder, shard_name(rank), contents);
+    const auto file = static_cast<int64_t>(part.files.size());
+    part.files.push_back(written.file);
+    for (size_t i = 0; i < contents.size(); ++i) {
+      Manifest one;
+      one.tensors.push_back(tensors[i]);
+      one.tensors.back().pieces.push_back({file, written.offsets[i], contents[i].part});
+      part.tensors.push_back(std::move(one.tensors.back()));
+    }
+    return part;
+  }
+
+  void report(const Manifest& part) const {
+    const std::string path = checkpoint.file(report_name(rank));
+    write_file(path + ".partial", {format_manifest(part)});
+    std::filesystem::rename(path + ".partial", path);
+  }
+
+  Manifest wait_for_report(int64_t other) const {
+    const std::string path = checkpoint.file(report_name(other));
+    for (milliseconds pause(1); !std::filesystem::exists(path);
+         pause = std::min(pause * 2, milliseconds(50))) {
+      if (abandoned) fail<FileError>("the save was given up");
+      std::this_thread::sleep_for(pause);
+    }
+    return parse_manifest_part(read_file(path, kLongestReport), path);
+  }
+};
+
+CheckpointSaver::CheckpointSaver(const ParallelState& parallel_state,
+                                 CheckpointSaverOptions options)
+    : state_(parallel_state), options_(std::move(options)) {}
+
+CheckpointSaver::~CheckpointSaver() {
+  if (job_) job_->abandoned = true;
+}
+
+void CheckpointSaver::make_plan(const std::vector<StateTensor>& tensors) {
+  if (planned_) return;
+  std::vector<HeldUnit> held;
+  for (const StateTensor& tensor : tensors)
+    held.push_back({shard_entry_name(tensor_key(tensor.name, tensor.state), tensor.part),
+                    static_cast<int64_t>(tensor.values.nbytes())});
+  std::vector<std::vector<HeldUnit>> of_ranks;
+  for (const std::string& text :
+       all_gather_texts(state_.world(), format_held_units(held), "checkpoint plan"))
+    of_ranks.push_back(parse_held_units(text));
+  const auto units = merge_units(of_ranks);
+  const auto writers = assign_writers(units, state_.world_size());
+  std::set<std::string> mine;
+  for (size_t i = 0; i < units.size(); ++i)
+    if (writers[i] == state_.rank()) mine.insert(units[i].key);
+  for (size_t i = 0; i < held.size(); ++i)
+    if (mine.erase(held[i].key) > 0) mine_.push_back(i);
+  planned_ = true;
+}
+
+std::unique_ptr<CheckpointSaver::Job> CheckpointSaver::stage(
+    const std::vector<StateTensor>& tensors, bool copy) const {
+  const at::NoGradGuard no_grad;
+  auto job = std::unique_ptr<Job>(new Job{.checkpoint = {options_.folder, 0},
+                                          .rank = state_.rank(),
+                                          .world_size = state_.world_size(),
+                                          .keep = options_.keep});
+  for (const size_t i : mine_) {
+    const StateTensor& tensor = tensors.at(i);
+    at::Tensor memory = tensor.values.detach().to(at::kCPU).contiguous();
+    if (copy && memory.is_alias_of(tensor.values)) memory = memory.clone();
+    job->contents.push_back({tensor.name, tensor.state, safetensors_dtype(memory.scalar_type()),
+                             tensor.part, memory.const_data_ptr(),
+                             static_cast<int64_t>(memory.nbytes())});
+    job->tensors.push_back({tensor.name,
+                            tensor.state,
+                            safetensors_dtype(memory.scalar_type()),
+                            tensor.part.box.shape,
+                            {}});
+    job->memory.push_back(std::move(memory));
+  }
+  return job;
+}
+
+bool CheckpointSaver::any_rank_is_busy() const {
+  bool busy = false;
+  for (const std::string& status :
+       all_gather_texts(state_.world(), job_ && job_->is_busy() ? kBusy : kDone, "checkpoint busy"))
+    busy = busy || status == kBusy;
+  return busy;
+}
+
+SaveResult CheckpointSaver::save(const std::vector<StateTensor>& tensors,
+                                 const TrainingProgress& progress, const Config& config,
+                                 bool may_skip) {
+  SaveResult result;
+  may_skip = may_skip && options_.async && options_.when_busy == AsyncWhenBusy::skip;
+  if (may_skip && any_rank_is_busy()) return {};
+  try {
+    finish();
+  } catch (const FileError& error) {
+    result.last_error = error.what();
+  }
+  make_plan(tensors);
+  auto job = stage(tensors, options_.async);
+  job->checkpoint = PartialCheckpoint(options_.folder, progress.iteration);
+  job->whole.iteration = progress.iteration;
+  job->whole.consumed_samples = progress.consumed_samples;
+  job->whole.optimizer_steps = progress.optimizer.num_steps;
+  const GradScalerState& scaler = progress.optimizer.scaler;
+  job->whole.scaler =
+      ManifestScaler{scaler.scale, scaler.growth_tracker, scaler.hysteresis_tracker};
+  job->whole.layout = layout_of(state_, config);
+  job->config = print_config(config);
+  std::string status = kDone;
+  try {
+    if (state_.rank() == 0) job->checkpoint.begin();
+  } catch (const FileError& error) {
+    status = std::string(kFailed) + error.what();
+  }
+  const std::string failure =
+      first_failure(all_gather_texts(state_.world(), status, "checkpoint begin"));
+  require<FileError>(failure.empty(), "{}", failure);
+  result.path = job->checkpoint.path();
+  job_ = std::move(job);
+  job_->start();
+  if (!options_.async) finish();
+  return result;
+}
+
+void CheckpointSaver::finish() {
+  if (!job_) return;
+  // Less than the group's timeout, so that a rank with little to write need not give up on another.
+  const milliseconds patience = std::min(milliseconds(1000), state_.world().timeout() / 4);
+  std::string status = kBusy, failure;
+  for (bool busy = true; busy && failure.empty();) {
+    if (status == kBusy && job_->outcome.wait_for(patience) == std::future_status::ready)
+      status = job_->outcome.get();
+    busy = false;
+    const auto statuses = all_gather_texts(state_.world(), status, "checkpoint end");
+    for (const std::string& other : statuses) busy = busy || other == kBusy;
+    failure = first_failure(statuses);
+  }
+  if (!failure.empty()) {
+    job_->abandoned = true;
+    if (status == kBusy) job_->outcome.wait();
+    if (state_.rank() == 0) job_->checkpoint.discard();
+  }
+  job_.reset();
+  require<FileError>(failure.empty(), "{}", failure);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,99 @@
+#include "lockstep/training/checkpoint/hugging_face.h"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/config_io.h"
+#include "lockstep/training/checkpoint/checkpoint_folder.h"
+#include "lockstep/training/checkpoint/hugging_face_config.h"
+#include "lockstep/training/checkpoint/hugging_face_weights.h"
+#include "lockstep/training/checkpoint/safetensors.h"
+#include "lockstep/training/checkpoint/saved_model.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kLongestJson = int64_t{64} << 20;
+constexpr const char* kConfigFile = "config.json";
+constexpr const char* kWeightsFile = "model.safetensors";
+constexpr const char* kIndexFile = "model.safetensors.index.json";
+
+/// Values without padding.
+NamedTensors weights_of(const GPTModel& model) {
+  NamedTensors weights;
+  for (const NamedParameter& param : collect_parameters(model)) {
+    at::Tensor tensor = param.tensor.detach().cpu().to(at::kFloat);
+    const auto& rows = param.description.unpadded_rows;
+    weights[param.name] = rows ? tensor.narrow(0, 0, *rows) : tensor;
+  }
+  return weights;
+}
+
+void set_weights(const GPTModel& model, const NamedTensors& weights, const std::string& path) {
+  const at::NoGradGuard no_grad;
+  for (const NamedParameter& param : collect_parameters(model)) {
+    const at::Tensor& source = weights.at(param.name);
+    const auto& rows = param.description.unpadded_rows;
+    const at::Tensor target = rows ? param.tensor.narrow(0, 0, *rows) : param.tensor;
+    require<FileError>(source.numel() == target.numel(),
+                       "'{}': weight '{}': found shape [{}], allowed: [{}]", path, param.name,
+                       fmt::join(source.sizes(), ", "), fmt::join(target.sizes(), ", "));
+    at::Tensor(target).copy_(source.view(target.sizes()));
+  }
+}
+
+NamedTensors read_all_weights(const fs::path& in) {
+  if (!fs::exists(in / kIndexFile) || fs::exists(in / kWeightsFile))
+    return load_safetensors(in / kWeightsFile);
+  const std::string path = in / kIndexFile;
+  const auto json =
+      nlohmann::json::parse(read_file(path, kLongestJson), nullptr, /*allow_exceptions=*/false);
+  std::set<std::string> files;
+  try {
+    for (const auto& [name, file] : json.at("weight_map").items()) files.insert(file);
+  } catch (const nlohmann::json::exception& error) {
+    fail<FileError>("'{}': 'weight_map': {}", path, error.what());
+  }
+  NamedTensors tensors;
+  for (const std::string& file : files) {
+    require<FileError>(fs::path(file).filename() == file, "'{}': file '{}' is outside the folder",
+                       path, file);
+    tensors.merge(load_safetensors(in / file));
+  }
+  return tensors;
+}
+
+}  // namespace
+
+void export_to_hugging_face(const std::string& folder, const std::string& out) {
+  const SavedModel saved = load_model(folder, c10::kCPU);
+  const TransformerConfig& model = saved.model->config();
+  const std::string config = format_hugging_face_config(model);
+  std::error_code error;
+  fs::create_directories(out, error);
+  require<FileError>(!error, "--hf: folder '{}' cannot be made: {}", out, error.message());
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  for (const auto& [name, tensor] : to_hugging_face(model, weights_of(*saved.model)))
+    tensors.emplace_back(name, tensor);
+  save_safetensors(fs::path(out) / kWeightsFile, tensors, {{"format", "pt"}});
+  write_file(fs::path(out) / kConfigFile, {config});
+}
+
+std::string import_from_hugging_face(const std::string& in, const std::string& folder) {
+  const std::string path = fs::path(in) / kConfigFile;
+  Config config;
+  config.model = parse_hugging_face_config(read_file(path, kLongestJson), path);
+  config = resolve(config);
+  const GPTModel model(config.model);
+  const std::string weights = fs::path(in) / kWeightsFile;
+  set_weights(model, from_hugging_face(config.model, read_all_weights(in), weights), weights);
+  return save_model(folder, 0, config, model);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,79 @@
+#include "lockstep/training/checkpoint/run_checkpoints.h"
+
+#include "lockstep/core/check.h"
+#include "lockstep/parallel_state/collectives.h"
+#include "lockstep/training/checkpoint/checkpoint_folder.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::string_view kFound = "found ";
+
+/// Rank 0's word on which checkpoint `folder` means; empty if it holds none.
+std::string agree_on_checkpoint(const std::string& folder, const ParallelState& state) {
+  std::string mine;
+  if (state.rank() == 0 && has_checkpoint(folder))
+    mine = std::string(kFound) + find_checkpoint(folder);
+  const std::string word = all_gather_texts(state.world(), mine, "checkpoint to load").front();
+  return word.starts_with(kFound) ? word.substr(kFound.size()) : "";
+}
+
+}  // namespace
+
+RunCheckpoints::RunCheckpoints(const CheckpointConfig& config, std::string folder,
+                               const ParallelState& parallel_state)
+    : config_(config), folder_(std::move(folder)), state_(parallel_state) {
+  require<ConfigError>(!folder_.empty() || !config.save_interval,
+                       "checkpoint.save_interval: found {}, allowed with: checkpoint.save or "
+                       "--output, which say where to save",
+                       config.save_interval.value_or(0));
+  if (folder_.empty()) return;
+  saver_ = std::make_unique<CheckpointSaver>(
+      parallel_state, CheckpointSaverOptions{.folder = folder_,
+                                             .keep = config.keep.value_or(0),
+                                             .async = config.async_save,
+                                             .when_busy = config.async_when_busy});
+}
+
+std::optional<std::string> RunCheckpoints::load(Trainer& trainer) {
+  if (!config_.load) return {};
+  const std::string path = agree_on_checkpoint(*config_.load, state_);
+  if (path.empty()) {
+    require<FileError>(config_.load_if_present,
+                       "checkpoint.load: '{}' holds no complete checkpoint; "
+                       "checkpoint.load_if_present = true starts from initial weights then",
+                       *config_.load);
+    return {};
+  }
+  CheckpointReader checkpoint(path);
+  trainer.load(checkpoint, config_.finetune);
+  path_ = path;
+  return path;
+}
+
+std::string RunCheckpoints::after_iteration(Trainer& trainer, bool last) {
+  const bool due =
+      last || (config_.save_interval && trainer.iteration() % *config_.save_interval == 0);
+  if (!saver_ || !due) return "";
+  try {
+    return save(trainer, last);
+  } catch (const FileError& error) {
+    if (last) throw;
+    return fmt::format("no checkpoint after iteration {}, training goes on: {}",
+                       trainer.iteration(), error.what());
+  }
+}
+
+std::string RunCheckpoints::save(Trainer& trainer, bool last) {
+  const SaveResult result = saver_->save(trainer.state(config_.save_optim), trainer.progress(),
+                                         trainer.config(), /*may_skip=*/!last);
+  if (last) saver_->finish();
+  if (!result.path.empty()) path_ = result.path;
+  std::string told;
+  if (!result.last_error.empty())
+    told = "the checkpoint before this one failed: " + result.last_error + "\n";
+  if (result.path.empty()) return told + "no checkpoint: the last one is still being written";
+  return told + (config_.async_save && !last ? "saving " : "saved ") + result.path;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "lockstep/core/config.h"
+#include "lockstep/parallel_state/parallel_state.h"
+#include "lockstep/training/checkpoint/checkpoint_saver.h"
+#include "lockstep/training/trainer.h"
+
+namespace lockstep {
+
+/// What the fields of `checkpoint` in a run's configuration ask for: loading at the start, saving
+/// on the way and at the end. Every rank has one, and makes the same calls.
+class RunCheckpoints {
+ public:
+  /// `folder` is where to save; empty: nowhere. ConfigError: checkpoint.save_interval without a
+  /// folder.
+  RunCheckpoints(const CheckpointConfig& config, std::string folder,
+                 const ParallelState& parallel_state);
+
+  /// Loads what checkpoint.load names into the run; returns the checkpoint's path, or nothing where
+  /// there is none to load. Rank 0 decides which is the newest. FileError: there is none and
+  /// checkpoint.load_if_present is not set; it is damaged or of another model; it has no state of
+  /// the optimizer and checkpoint.finetune is not set.
+  std::optional<std::string> load(Trainer& trainer);
+
+  /// Saves if the interval, or the end of the run, asks for it. What is to be told of it. A save on
+  /// the way that fails is told and the run goes on; FileError if that at the end fails.
+  std::string after_iteration(Trainer& trainer, bool last);
+
+  /// The checkpoint that was saved last, else the one that was loaded; empty if there was none.
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string save(Trainer& trainer, bool last);
+
+  CheckpointConfig config_;
+  std::string folder_;
+  std::string path_;
+  ParallelState state_;
+  std::unique_ptr<CheckpointSaver> saver_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+/// Who writes what of a checkpoint: integer arithmetic, without libtorch.
+namespace lockstep {
+
+/// Something that one rank is to write, and those that hold it.
+struct SaveUnit {
+  std::string key;
+  int64_t bytes = 0;
+  std::vector<int64_t> holders;  ///< ranks, ascending, at least one
+};
+
+/// The rank that writes each unit, one of its holders: units with the fewest holders first, of
+/// those the largest first, of those by key; each goes to the holder that has the fewest bytes to
+/// write so far, the lowest rank where several have. The same on all ranks. As Megatron Core's
+/// fully parallel save does it.
+std::vector<int64_t> assign_writers(const std::vector<SaveUnit>& units, int64_t world_size);
+
+/// The units of all ranks, from what each holds; `held[rank]` lists (key, bytes).
+struct HeldUnit {
+  std::string key;
+  int64_t bytes = 0;
+};
+std::vector<SaveUnit> merge_units(const std::vector<std::vector<HeldUnit>>& held);
+
+/// What a rank holds as a text, and back. FileError if it is none.
+std::string format_held_units(const std::vector<HeldUnit>& units);
+std::vector<HeldUnit> parse_held_units(const std::string& text);
+
+}  // namespace lockstep

@@ -1,0 +1,168 @@
+#include "lockstep/training/checkpoint/training_state.h"
+
+#include <algorithm>
+#include <set>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/check.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::pair<at::ScalarType, const char*> kDtypes[] = {
+    {at::kDouble, "F64"}, {at::kFloat, "F32"}, {at::kBFloat16, "BF16"}, {at::kHalf, "F16"},
+    {at::kLong, "I64"},   {at::kInt, "I32"},   {at::kShort, "I16"},     {at::kChar, "I8"},
+    {at::kByte, "U8"},    {at::kBool, "BOOL"}};
+
+GroupKind group_kind(MeshAxis axis) {
+  switch (axis) {
+    case MeshAxis::tp:
+      return GroupKind::tp;
+    case MeshAxis::cp:
+      return GroupKind::cp;
+    case MeshAxis::dp:
+      return GroupKind::dp;
+    case MeshAxis::pp:
+      return GroupKind::pp;
+    case MeshAxis::etp:
+      return GroupKind::expert_tp;
+    case MeshAxis::ep:
+      return GroupKind::ep;
+    case MeshAxis::edp:
+      return GroupKind::expert_dp;
+  }
+  fail<UsageError>("unknown axis {}", static_cast<int>(axis));
+}
+
+/// The block that this rank holds, padding included.
+TensorBox padded_box(const std::vector<int64_t>& local_shape, const ParamDescription& description,
+                     const ParallelState& state) {
+  std::vector<BoxShard> shards;
+  for (const auto& [axis, placement] : description.placements) {
+    const auto* const shard = std::get_if<Shard>(&placement);
+    if (shard == nullptr) continue;
+    const RankList ranks = state.grids().group_of(group_kind(axis), state.rank());
+    const auto at = std::find(ranks.begin(), ranks.end(), state.rank());
+    const auto dims = static_cast<int64_t>(local_shape.size());
+    shards.push_back({shard->dim < 0 ? shard->dim + dims : shard->dim, at - ranks.begin(),
+                      static_cast<int64_t>(ranks.size())});
+  }
+  return box_of(local_shape, shards);
+}
+
+/// Adds what is left of `tensor` without padding.
+void add(std::vector<StateTensor>& list, StateTensor tensor,
+         const std::optional<int64_t>& unpadded_rows) {
+  TensorBox& box = tensor.part.box;
+  if (unpadded_rows && !box.shape.empty()) {
+    const int64_t rows =
+        std::clamp<int64_t>(*unpadded_rows - box.start[0], 0, std::max<int64_t>(box.size[0], 0));
+    const int64_t row = box.size[0] == 0 ? 0 : box.numel() / box.size[0];
+    box.shape[0] = *unpadded_rows;
+    box.size[0] = rows;
+    box.start[0] = std::min(box.start[0], *unpadded_rows);
+    FlatRange& range = tensor.part.range;
+    range.last = std::min(range.last, rows * row);
+    if (range.first >= range.last) return;
+    tensor.values = tensor.values.narrow(0, 0, range.numel());
+  }
+  list.push_back(std::move(tensor));
+}
+
+at::Tensor flat_view(const std::string& name, const at::Tensor& tensor) {
+  require<UsageError>(tensor.is_contiguous(), "checkpoint: '{}' is not contiguous", name);
+  return tensor.detach().view({-1});
+}
+
+bool is_narrow(const std::string& dtype) { return dtype == "BF16" || dtype == "F16"; }
+
+const ManifestTensor* source_of(const CheckpointReader& checkpoint, const StateTensor& target) {
+  if (!target.state.empty() && target.state != "master")
+    return checkpoint.find(target.name, target.state);
+  const ManifestTensor* const master = checkpoint.find(target.name, "master");
+  const ManifestTensor* const weight = checkpoint.find(target.name);
+  if (target.state == "master") return master != nullptr ? master : weight;
+  const bool wide =
+      target.values.scalar_type() == at::kFloat || target.values.scalar_type() == at::kDouble;
+  return wide && master != nullptr && weight != nullptr && is_narrow(weight->dtype) ? master
+                                                                                    : weight;
+}
+
+void load_tensor(CheckpointReader& checkpoint, const StateTensor& target) {
+  const std::string key = tensor_key(target.name, target.state);
+  const ManifestTensor* const source = source_of(checkpoint, target);
+  require<FileError>(source != nullptr, "'{}': tensor '{}' is missing", checkpoint.path(), key);
+  require<FileError>(source->shape == target.part.box.shape,
+                     "'{}': tensor '{}': found shape [{}], allowed: [{}]", checkpoint.path(), key,
+                     fmt::join(source->shape, ", "), fmt::join(target.part.box.shape, ", "));
+  const at::ScalarType dtype = dtype_of_safetensors(source->dtype);
+  const bool direct = target.values.device().is_cpu() && target.values.scalar_type() == dtype &&
+                      target.values.is_contiguous();
+  const at::Tensor memory =
+      direct ? target.values : at::empty({target.part.range.numel()}, at::TensorOptions(dtype));
+  checkpoint.read(*source, target.part, static_cast<char*>(memory.mutable_data_ptr()));
+  if (!direct) at::Tensor(target.values).copy_(memory);
+}
+
+}  // namespace
+
+const char* safetensors_dtype(at::ScalarType dtype) {
+  for (const auto& [type, name] : kDtypes)
+    if (type == dtype) return name;
+  fail<UsageError>("safetensors: tensors of {} cannot be saved", at::toString(dtype));
+}
+
+at::ScalarType dtype_of_safetensors(const std::string& name) {
+  for (const auto& [type, text] : kDtypes)
+    if (name == text) return type;
+  fail<UsageError>("safetensors: unknown dtype '{}'", name);
+}
+
+std::vector<StateTensor> model_state(const torch::nn::Module& model, const ParallelState& state) {
+  std::vector<StateTensor> list;
+  for (const NamedParameter& param : collect_parameters(model)) {
+    const TensorBox box = padded_box(param.tensor.sizes().vec(), param.description, state);
+    add(list, {param.name, "", {box, {0, box.numel()}}, flat_view(param.name, param.tensor)},
+        param.description.unpadded_rows);
+  }
+  for (const auto& buffer : model.named_buffers()) {
+    const TensorBox box = whole_box(buffer.value().sizes().vec());
+    list.push_back(
+        {buffer.key(), "", {box, {0, box.numel()}}, flat_view(buffer.key(), buffer.value())});
+  }
+  return list;
+}
+
+std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const ParallelState& state) {
+  std::vector<StateTensor> list;
+  for (const StateSlice& slice : optimizer.state_slices()) {
+    const TensorBox box = padded_box(slice.shape, slice.description, state);
+    for (const auto& [name, tensor] : slice.values)
+      add(list, {slice.parameter, name, {box, {slice.range.start, slice.range.end}}, tensor},
+          slice.description.unpadded_rows);
+  }
+  return list;
+}
+
+void load_state(CheckpointReader& checkpoint, const std::vector<StateTensor>& targets) {
+  const at::NoGradGuard no_grad;
+  for (const StateTensor& target : targets) load_tensor(checkpoint, target);
+}
+
+bool has_optimizer_state(const Manifest& manifest) {
+  return std::any_of(manifest.tensors.begin(), manifest.tensors.end(),
+                     [](const ManifestTensor& tensor) { return !tensor.state.empty(); });
+}
+
+void check_no_weight_left(const CheckpointReader& checkpoint,
+                          const std::vector<StateTensor>& targets) {
+  std::set<std::string> known;
+  for (const StateTensor& target : targets) known.insert(target.name);
+  for (const ManifestTensor& tensor : checkpoint.manifest().tensors)
+    require<FileError>(known.contains(tensor.name),
+                       "'{}': tensor '{}' belongs to no parameter of the model", checkpoint.path(),
+                       tensor.name);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include "lockstep/core/parameters.h"
+#include "lockstep/optimizer/optimizer.h"
+#include "lockstep/parallel_state/parallel_state.h"
+#include "lockstep/training/checkpoint/checkpoint_reader.h"
+#include "lockstep/training/checkpoint/tensor_box.h"
+
+/// What a run keeps in a checkpoint, described so that any other layout can read it: each tensor by
+/// its global name and the part of it that this rank holds. The parts follow from the parameters'
+/// descriptions; no layer is named here.
+namespace lockstep {
+
+/// A part of a tensor that this rank holds. Padding of the vocabulary is left out.
+struct StateTensor {
+  std::string name;   ///< global name of the parameter or registered buffer
+  std::string state;  ///< empty for its value, else a part of the optimizer's state
+  TensorPart part;
+  at::Tensor values;  ///< [part.range.numel()], a view of the run's memory on any device
+};
+
+/// Where a run stands. The same on all ranks.
+struct TrainingProgress {
+  int64_t iteration = 0;
+  int64_t consumed_samples = 0;
+  OptimizerProgress optimizer;
+};
+
+/// The parameters, frozen ones included, and the registered buffers of `model`. With
+/// ddp.overlap_param_gather wait for them first (finish_param_sync). UsageError: a parameter that
+/// is not contiguous.
+std::vector<StateTensor> model_state(const torch::nn::Module& model, const ParallelState& state);
+
+/// The optimizer's state, as far as this rank holds it.
+std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const ParallelState& state);
+
+/// Fills `targets` from a checkpoint, converted to their dtypes. Weights in fp32 or fp64 come from
+/// master weights where the checkpoint has narrower ones beside them; master weights come from the
+/// weights where it has none. FileError with the path: a tensor that is missing, has another shape
+/// or is damaged.
+void load_state(CheckpointReader& checkpoint, const std::vector<StateTensor>& targets);
+
+/// Whether the checkpoint holds the optimizer's state.
+bool has_optimizer_state(const Manifest& manifest);
+
+/// FileError naming a weight of the checkpoint that is none of `targets`, which are all of a model.
+void check_no_weight_left(const CheckpointReader& checkpoint,
+                          const std::vector<StateTensor>& targets);
+
+/// safetensors' name of a dtype, and back. UsageError for one that has none.
+const char* safetensors_dtype(at::ScalarType dtype);
+at::ScalarType dtype_of_safetensors(const std::string& name);
+
+}  // namespace lockstep

@@ -1,0 +1,45 @@
+#include <iterator>
+
+#include "lockstep/core/check.h"
+#include "lockstep/training/trainer.h"
+
+namespace lockstep {
+
+std::vector<StateTensor> Trainer::state(bool with_optimizer) {
+  model_->finish_param_sync();
+  std::vector<StateTensor> list;
+  for (const auto& chunk : model_->chunks()) {
+    std::vector<StateTensor> weights = model_state(*chunk, parallel_state_);
+    list.insert(list.end(), std::make_move_iterator(weights.begin()),
+                std::make_move_iterator(weights.end()));
+  }
+  if (!with_optimizer) return list;
+  std::vector<StateTensor> optimizer = optimizer_state(*optimizer_, parallel_state_);
+  list.insert(list.end(), std::make_move_iterator(optimizer.begin()),
+              std::make_move_iterator(optimizer.end()));
+  return list;
+}
+
+TrainingProgress Trainer::progress() const {
+  return {iteration_, consumed_samples_, optimizer_->progress()};
+}
+
+void Trainer::load(CheckpointReader& checkpoint, bool weights_only) {
+  const Manifest& manifest = checkpoint.manifest();
+  require<FileError>(weights_only || has_optimizer_state(manifest),
+                     "'{}' holds no state of the optimizer; checkpoint.finetune = true loads its "
+                     "weights alone",
+                     checkpoint.path());
+  load_state(checkpoint, state(/*with_optimizer=*/!weights_only));
+  if (weights_only) return optimizer_->reload_model_params();
+  OptimizerProgress progress;
+  progress.num_steps = manifest.optimizer_steps;
+  if (manifest.scaler)
+    progress.scaler = {manifest.scaler->scale, manifest.scaler->growth_tracker,
+                       manifest.scaler->hysteresis_tracker};
+  optimizer_->restore(progress);
+  iteration_ = manifest.iteration;
+  consumed_samples_ = manifest.consumed_samples;
+}
+
+}  // namespace lockstep
