@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help train test build bench format format-check lint clean setup
+.PHONY: help train test build bench fuzz format format-check lint clean setup
 
 comma := ,
 LOCKSTEP_CUDA ?= AUTO
@@ -13,6 +13,7 @@ RANKS ?= 2
 LINTED ?= core kernels parallel_state distributed optimizer models training
 CONFIG ?= configs/tiny.textproto
 OUTPUT ?= runs/tiny
+FUZZ_SECONDS ?= 60
 BUILD ?= build$(if $(SANITIZE),-$(subst $(comma),-,$(SANITIZE)))
 export LOCKSTEP_CUDA
 export UBSAN_OPTIONS ?= halt_on_error=1:print_stacktrace=1
@@ -52,6 +53,24 @@ bench: build ## Run the benchmarks: ours and its peer side by side
 	@$(BUILD)/benchmarks/collectives
 	@$(BUILD)/benchmarks/group_setup
 	@$(BUILD)/benchmarks/rank_groups
+	@$(BUILD)/benchmarks/data_pipeline loader
+	@scripts/setup text gpt2 tiktoken
+	@.venv/bin/python benchmarks/tokenizer.py $(BUILD)
+
+# libFuzzer is clang's. New inputs that reach further stay in build-fuzz/corpus.
+fuzz: setup ## Fuzz every parser, FUZZ_SECONDS each
+	@scripts/setup fuzz
+	@cmake -S . -B build-fuzz -G Ninja -DCMAKE_C_COMPILER=clang-16 -DCMAKE_CXX_COMPILER=clang++-16 \
+	  -DLOCKSTEP_FUZZ=ON -DLOCKSTEP_SANITIZE=fuzzer-no-link,address,undefined \
+	  -DLOCKSTEP_CUDA=OFF -DLOCKSTEP_PRECOMPILE=OFF $(CMAKE_ARGS) > /dev/null
+	@ASAN_OPTIONS=detect_leaks=0 ninja -C build-fuzz fuzzers
+	@for target in build-fuzz/fuzz/fuzz_*; do \
+	  name=$${target##*/fuzz_}; found=build-fuzz/corpus/$$name; mkdir -p $$found; \
+	  echo "fuzz: $$name"; \
+	  $$target -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=4096 -max_len=65536 \
+	    -verbosity=0 -print_final_stats=1 -artifact_prefix=build-fuzz/ $$found \
+	    tests/fuzz/corpus/$$name; \
+	done
 
 format: ## Format all C++ and CUDA sources
 	@scripts/setup tools

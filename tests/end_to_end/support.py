@@ -1,5 +1,6 @@
 """What the end-to-end tests share. They run the built program as a user does."""
 
+import functools
 import json
 import os
 import pathlib
@@ -31,6 +32,18 @@ def clean_environment(**extra):
     kept = {k: v for k, v in os.environ.items() if not k.startswith(names)}
     given = {k: str(v) for k, v in extra.items() if v is not None}
     return kept | {"OMP_NUM_THREADS": "1"} | given
+
+
+@functools.cache
+def megatron_python():
+    """A Python with Megatron Core and libtorch, or None."""
+    for candidate in (os.environ.get("LOCKSTEP_MEGATRON_PYTHON"),
+                      SOURCE / ".venv-megatron/bin/python"):
+        if candidate and pathlib.Path(candidate).exists() and subprocess.run(
+                [candidate, "-c", "import torch, megatron.core.datasets.helpers_cpp"],
+                capture_output=True, check=False).returncode == 0:
+            return str(candidate)
+    return None
 
 
 def free_port():
