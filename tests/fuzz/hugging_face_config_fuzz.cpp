@@ -1,0 +1,15 @@
+// A Hugging Face config.json.
+
+#include "lockstep/core/error.h"
+#include "lockstep/tests/fuzz/fuzz.h"
+#include "lockstep/training/checkpoint/hugging_face_config.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace lockstep;
+  try {
+    parse_hugging_face_config(fuzz::text_of(data, size), "input");
+  } catch (const FileError&) {
+  } catch (const ConfigError&) {
+  }
+  return 0;
+}
