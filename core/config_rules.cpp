@@ -11,6 +11,7 @@
 #include "lockstep/core/context_parallel_rules.h"
 #include "lockstep/core/expert_rules.h"
 #include "lockstep/core/integers.h"
+#include "lockstep/core/optimizer_rules.h"
 #include "lockstep/core/tensor_parallel_rules.h"
 
 namespace lockstep {
@@ -128,6 +129,7 @@ void check_rules(const Config& config) {
   check_context_parallel(config.model, config.parallel);
   check_experts(config.model, config.parallel);
   check_ddp(config.ddp);
+  check_optimizer(config);
   require<ConfigError>(config.parallel.num_distributed_optimizer_instances == 1 ||
                            config.ddp.use_distributed_optimizer,
                        "parallel.num_distributed_optimizer_instances: found {}, allowed: 1, or "

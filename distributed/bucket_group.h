@@ -33,6 +33,17 @@ struct GradReduction {
   /// Multiplies the gradients before they are combined.
   ScalingFactor factor = {};
   ReduceOp op = ReduceOp::sum;
+  /// Instead of a reduce-scatter, bf16 and fp16 gradients are exchanged as they are, and each rank
+  /// adds the terms of its shard in fp32. Needs `sum`, and no `instances`.
+  bool accumulate_in_fp32 = false;
+};
+
+/// What is looked for in the gradients of this rank before they are reduced.
+struct GradChecks {
+  GradChecks(bool nan_or_infinite = false, std::optional<double> larger_than = {})
+      : nan(nan_or_infinite), large(larger_than) {}
+  bool nan;                     ///< also infinite ones
+  std::optional<double> large;  ///< absolute values above it
 };
 
 /// Buckets that are launched together because they get ready together: one bucket where
@@ -40,13 +51,13 @@ struct GradReduction {
 /// GradSyncState counts.
 class BucketGroup {
  public:
-  /// `label` names the group in errors. `check_for_nan`: start() looks at the gradients first.
+  /// `label` names the group in errors. `checks`: what start() looks for first.
   BucketGroup(std::string label, std::vector<Bucket> buckets, GradReduction reduction,
-              bool check_for_nan);
+              GradChecks checks);
 
   /// Starts the reduction of each bucket, which also scales: an all-reduce, or a reduce-scatter
   /// into the bucket's shard, in place. UsageError, before anything is sent, names bucket and
-  /// parameter of a gradient that check_for_nan finds.
+  /// parameter of a gradient that the checks find.
   void start();
 
   /// With several optimizer instances: waits for the reduce-scatters and starts the all-reduces of
@@ -56,18 +67,38 @@ class BucketGroup {
   /// Returns when the reductions of start() are done (on CUDA: makes the current stream wait).
   void finish();
 
+  /// Of the reductions that start from now on.
+  void set_factor(ScalingFactor factor) { reduction_.factor = factor; }
+  /// All-reduces from now on, also where buckets are cut: every rank gets all reduced gradients.
+  void set_force_all_reduce(bool on) { force_all_reduce_ = on; }
+
+  /// Whether `bucket` is reduced into this rank's shard.
+  bool reduces_shards(const Bucket& bucket) const {
+    return bucket.grad_shard.defined() && !force_all_reduce_;
+  }
+
   const std::string& label() const { return label_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
   const GradReduction& reduction() const { return reduction_; }
 
  private:
+  void start_exchange(const Bucket& bucket);
+  void add_exchanged();
   void wait();
+
+  /// The terms of a shard, of all ranks [ranks, shard's elements].
+  struct Exchange {
+    at::Tensor terms;
+    at::Tensor shard;
+  };
 
   std::string label_;
   std::vector<Bucket> buckets_;
   GradReduction reduction_;
-  bool check_for_nan_;
+  GradChecks checks_;
+  bool force_all_reduce_ = false;
   std::vector<Work> works_;
+  std::vector<Exchange> exchanges_;
 };
 
 }  // namespace lockstep

@@ -12,6 +12,7 @@ struct BufferKey {
   at::ScalarType param_dtype;
   at::ScalarType grad_dtype;
   bool is_expert;
+  bool whole_matrices;
   bool operator==(const BufferKey&) const = default;
 };
 
@@ -27,8 +28,25 @@ at::ScalarType grad_dtype(at::ScalarType param_dtype, bool reduce_in_fp32) {
   return half && reduce_in_fp32 ? at::kFloat : param_dtype;
 }
 
+/// The reduction adds the terms of all ranks; a gradient that is declared otherwise would come out
+/// wrong.
+void require_partial_sums(const NamedParameter& param, const RankGrids& grids) {
+  using enum MeshAxis;
+  const auto check = [&](MeshAxis axis, int64_t ranks) {
+    const GradientState state = param.description.gradient_state(axis);
+    require<UsageError>(ranks == 1 || state == GradientState::partial_sum,
+                        "parameter '{}': its gradient is declared {} over {}, which has {} ranks; "
+                        "allowed: partial-sum, because the gradients of all of them are added",
+                        param.name, to_string(state), to_string(axis), ranks);
+  };
+  if (param.description.is_expert) return check(edp, grids.size(GroupKind::expert_dp));
+  check(dp, grids.size(GroupKind::dp));
+  check(cp, grids.size(GroupKind::cp));
+}
+
 std::vector<KeyedParams> group_by_key(const std::vector<NamedParameter>& parameters,
-                                      bool reduce_in_fp32) {
+                                      bool reduce_in_fp32,
+                                      const ParameterPredicate& whole_matrices) {
   std::vector<KeyedParams> lists;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const NamedParameter& param = parameters[i];
@@ -36,7 +54,8 @@ std::vector<KeyedParams> group_by_key(const std::vector<NamedParameter>& paramet
     const at::ScalarType dtype = param.tensor.scalar_type();
     require<UsageError>(at::isFloatingType(dtype), "parameter '{}': {} cannot be trained",
                         param.name, at::toString(dtype));
-    const BufferKey key{dtype, grad_dtype(dtype, reduce_in_fp32), param.description.is_expert};
+    const BufferKey key{dtype, grad_dtype(dtype, reduce_in_fp32), param.description.is_expert,
+                        param.tensor.dim() == 2 && whole_matrices && whole_matrices(param)};
     auto list = std::find_if(lists.begin(), lists.end(), [&](auto& l) { return l.key == key; });
     if (list == lists.end()) list = lists.insert(lists.end(), {key, {}, {}});
     list->params.push_back(param);
@@ -101,9 +120,13 @@ GradReduction reduction_over(const ParallelState& state, bool is_expert, bool sh
 }
 
 Reductions make_reductions(const std::vector<KeyedParams>& lists, const ParallelState& state,
-                           GradientScalingMode mode, bool sharded) {
+                           GradientScalingMode mode, bool sharded, bool accumulate_in_fp32) {
   const bool any_expert =
       std::any_of(lists.begin(), lists.end(), [](auto& list) { return list.key.is_expert; });
+  require<ConfigError>(!accumulate_in_fp32 || state.grids().sizes().optimizer_instances == 1,
+                       "ddp.reduce_scatter_with_fp32_accumulation: found true, allowed with: "
+                       "parallel.num_distributed_optimizer_instances = 1 (found {})",
+                       state.grids().sizes().optimizer_instances);
   GradReduction dense = reduction_over(state, false, sharded);
   GradReduction expert = any_expert ? reduction_over(state, true, sharded) : dense;
   const GradientScaling scaling = gradient_scaling(mode, state.grids().size(GroupKind::dp_cp),
@@ -111,7 +134,14 @@ Reductions make_reductions(const std::vector<KeyedParams>& lists, const Parallel
   dense.factor = scaling.dense;
   expert.factor = scaling.expert;
   if (mode == GradientScalingMode::average_in_collective) dense.op = expert.op = ReduceOp::average;
+  dense.accumulate_in_fp32 = expert.accumulate_in_fp32 = accumulate_in_fp32;
   return {std::move(dense), std::move(expert)};
+}
+
+GradChecks checks_of(const DistributedDataParallelConfig& config) {
+  std::optional<double> large;
+  if (config.check_for_large_grads) large = config.large_grad_threshold;
+  return {config.check_for_nan_in_grad, large};
 }
 
 bool is_expert(const BufferPlan& plan) { return plan.params.front().description.is_expert; }
@@ -119,7 +149,7 @@ bool is_expert(const BufferPlan& plan) { return plan.params.front().description.
 /// Fills result.groups, result.params and result.places from result.buffers. Without overlap all
 /// buckets of a process group get ready at once, so they are one group.
 void group_buckets(Bucketing& result, const std::vector<BufferPlan>& plans, bool overlap,
-                   bool check_for_nan) {
+                   const GradChecks& checks) {
   std::vector<std::vector<Bucket>> groups;
   std::vector<size_t> plan_of;      // of each group: that of its first bucket
   std::vector<size_t> first_place;  // of each buffer
@@ -146,8 +176,7 @@ void group_buckets(Bucketing& result, const std::vector<BufferPlan>& plans, bool
   }
   for (size_t g = 0; g < groups.size(); ++g) {
     const std::string label = label_of(g, groups[g]);
-    result.groups.emplace_back(label, std::move(groups[g]), plans[plan_of[g]].reduction,
-                               check_for_nan);
+    result.groups.emplace_back(label, std::move(groups[g]), plans[plan_of[g]].reduction, checks);
   }
   for (const Bucketing::Place& place : result.places)
     result.params.push_back(
@@ -156,39 +185,45 @@ void group_buckets(Bucketing& result, const std::vector<BufferPlan>& plans, bool
 
 }  // namespace
 
-Bucketing make_bucketing(const std::vector<BufferPlan>& plans, bool overlap, bool check_for_nan) {
+Bucketing make_bucketing(const std::vector<BufferPlan>& plans, bool overlap, GradChecks checks) {
   Bucketing result;
   for (const BufferPlan& plan : plans)
     result.buffers.push_back(std::make_unique<ParamAndGradBuffer>(
         plan.params, plan.grad_dtype, plan.layout, plan.reduction.group.rank(), plan.contents));
-  group_buckets(result, plans, overlap, check_for_nan);
+  group_buckets(result, plans, overlap, checks);
   return result;
 }
 
 Bucketing make_bucketing(const std::vector<NamedParameter>& parameters,
                          const ParallelState& parallel_state,
                          const DistributedDataParallelConfig& config, GradientScalingMode mode,
-                         bool disable_bucketing) {
-  std::vector<KeyedParams> lists = group_by_key(parameters, config.grad_reduce_in_fp32);
+                         bool disable_bucketing, const ParameterPredicate& whole_matrices) {
+  std::vector<KeyedParams> lists =
+      group_by_key(parameters, config.grad_reduce_in_fp32, whole_matrices);
   require<UsageError>(!lists.empty(),
                       "DistributedDataParallel: none of the {} parameters requires a gradient",
                       parameters.size());
   const Reductions reductions =
-      make_reductions(lists, parallel_state, mode, config.use_distributed_optimizer);
+      make_reductions(lists, parallel_state, mode, config.use_distributed_optimizer,
+                      config.reduce_scatter_with_fp32_accumulation);
   const int64_t dp_cp = parallel_state.grids().size(GroupKind::dp_cp);
   std::vector<BufferPlan> plans;
   for (KeyedParams& list : lists) {
     const GradReduction& reduction = reductions.of(list.key.is_expert);
     LayoutOptions layout = {.distributed_optimizer = config.use_distributed_optimizer,
                             .data_parallel_size = reduction.group.size(),
-                            .pad_for_high_bus_bandwidth = config.pad_buckets_for_high_nccl_busbw};
+                            .pad_for_high_bus_bandwidth = config.pad_buckets_for_high_nccl_busbw,
+                            .whole_parameters = list.key.whole_matrices};
     int64_t numel = 0;
-    for (const NamedParameter& param : list.params) numel += param.tensor.numel();
+    for (const NamedParameter& param : list.params) {
+      require_partial_sums(param, parallel_state.grids());
+      numel += param.tensor.numel();
+    }
     if (!disable_bucketing) layout.bucket_size = effective_bucket_size(config, numel, dp_cp);
     plans.push_back({std::move(list.params), std::move(list.positions), list.key.grad_dtype,
                      reduction, layout});
   }
-  return make_bucketing(plans, config.overlap_grad_reduce, config.check_for_nan_in_grad);
+  return make_bucketing(plans, config.overlap_grad_reduce, checks_of(config));
 }
 
 }  // namespace lockstep

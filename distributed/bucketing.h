@@ -2,6 +2,7 @@
 
 // Internal: from parameters and configuration to buffers and bucket groups.
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -12,6 +13,9 @@
 #include "lockstep/parallel_state/parallel_state.h"
 
 namespace lockstep {
+
+/// Chooses parameters.
+using ParameterPredicate = std::function<bool(const NamedParameter&)>;
 
 /// The buffers of a model and the groups of buckets that cover them, in launch order.
 struct Bucketing {
@@ -53,16 +57,18 @@ struct BufferPlan {
 
 /// Allocates the buffers and cuts them into buckets. The bucket whose gradients are expected first
 /// goes first; the order follows from the plans alone. `overlap`: every bucket is a group.
-Bucketing make_bucketing(const std::vector<BufferPlan>& plans, bool overlap, bool check_for_nan);
+Bucketing make_bucketing(const std::vector<BufferPlan>& plans, bool overlap, GradChecks checks);
 
 /// Allocates the buffers of the parameters that require a gradient, one for each (parameter dtype,
 /// gradient dtype, dense or expert), and cuts them into buckets. The launch order depends on the
 /// order of registration alone, so it is the same on all ranks: the bucket whose gradients are
 /// expected first goes first. `disable_bucketing`: one bucket for each buffer, whatever the
-/// configuration says.
+/// configuration says. `whole_matrices`, where given: matrices for which it is true lie in buffers
+/// of their own, with LayoutOptions::whole_parameters. UsageError: a gradient that is not a term of
+/// a sum over data- or context-parallel ranks.
 Bucketing make_bucketing(const std::vector<NamedParameter>& parameters,
                          const ParallelState& parallel_state,
                          const DistributedDataParallelConfig& config, GradientScalingMode mode,
-                         bool disable_bucketing);
+                         bool disable_bucketing, const ParameterPredicate& whole_matrices = {});
 
 }  // namespace lockstep

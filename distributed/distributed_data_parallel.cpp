@@ -17,6 +17,11 @@ GradientScalingMode mode_of(const DistributedDataParallelConfig& config) {
   require<ConfigError>(!(per_token && config.average_in_collective),
                        "ddp.average_in_collective: found true, allowed with: "
                        "ddp.calculate_per_token_loss = false, because per-token scaling sums");
+  require<ConfigError>(
+      !config.reduce_scatter_with_fp32_accumulation ||
+          (config.use_distributed_optimizer && !config.average_in_collective),
+      "ddp.reduce_scatter_with_fp32_accumulation: found true, allowed with: "
+      "ddp.use_distributed_optimizer = true and ddp.average_in_collective = false");
   if (per_token) return GradientScalingMode::per_token;
   return config.average_in_collective ? GradientScalingMode::average_in_collective
                                       : GradientScalingMode::average;
@@ -32,7 +37,7 @@ std::vector<at::Tensor> module_buffers(const torch::nn::Module& module) {
 struct DistributedDataParallel::Impl {
   Impl(const std::vector<NamedParameter>& parameters, const ParallelState& parallel_state,
        const DistributedDataParallelConfig& config, bool disable_bucketing,
-       std::vector<at::Tensor> module_buffers)
+       const ParameterPredicate& whole_matrices, std::vector<at::Tensor> module_buffers)
       : state(parallel_state),
         mode(mode_of(config)),
         group(parallel_state.group(GroupKind::dp_cp)),
@@ -43,12 +48,14 @@ struct DistributedDataParallel::Impl {
       if (!param.tensor.requires_grad()) untrained.push_back(param.tensor);
     const bool later_stage =
         state.grids().groups(GroupKind::pp).position_of(state.rank()).value_or(0) > 0;
-    sync = std::make_unique<GradSync>(
-        make_bucketing(parameters, parallel_state, config, mode, disable_bucketing || later_stage),
-        config.overlap_grad_reduce, config.allow_unused_parameters);
+    sync =
+        std::make_unique<GradSync>(make_bucketing(parameters, parallel_state, config, mode,
+                                                  disable_bucketing || later_stage, whole_matrices),
+                                   config.overlap_grad_reduce, config.allow_unused_parameters);
     if (config.use_distributed_optimizer)
       params = std::make_unique<ParamSync>(sync->bucketing(), state);
     overlaps_param_gather = pre_hook = config.overlap_param_gather;
+    aligns_param_gather = config.align_param_gather && state.grids().size(GroupKind::pp) > 1;
   }
 
   void require_not_reducing(const char* call) const {
@@ -63,6 +70,7 @@ struct DistributedDataParallel::Impl {
   std::unique_ptr<GradSync> sync;
   std::unique_ptr<ParamSync> params;  ///< null without the distributed optimizer
   bool overlaps_param_gather = false;
+  bool aligns_param_gather = false;
   bool pre_hook = false;
   bool finalized = false;
 };
@@ -70,18 +78,20 @@ struct DistributedDataParallel::Impl {
 DistributedDataParallel::DistributedDataParallel(const torch::nn::Module& module,
                                                  const ParallelState& parallel_state,
                                                  const DistributedDataParallelConfig& config,
-                                                 bool disable_bucketing)
+                                                 bool disable_bucketing,
+                                                 const ParameterPredicate& whole_matrices)
     : impl_(std::make_unique<Impl>(collect_parameters(module), parallel_state, config,
-                                   disable_bucketing, module_buffers(module))) {
+                                   disable_bucketing, whole_matrices, module_buffers(module))) {
   broadcast_params();
 }
 
 DistributedDataParallel::DistributedDataParallel(std::vector<NamedParameter> parameters,
                                                  const ParallelState& parallel_state,
                                                  const DistributedDataParallelConfig& config,
-                                                 bool disable_bucketing)
+                                                 bool disable_bucketing,
+                                                 const ParameterPredicate& whole_matrices)
     : impl_(std::make_unique<Impl>(parameters, parallel_state, config, disable_bucketing,
-                                   std::vector<at::Tensor>())) {
+                                   whole_matrices, std::vector<at::Tensor>())) {
   broadcast_params();
 }
 
@@ -113,6 +123,22 @@ void DistributedDataParallel::scale_gradients(double factor) {
   impl_->sync->scale(factor);
 }
 
+void DistributedDataParallel::set_force_all_reduce(bool on) {
+  const Phase phase = impl_->sync->state().phase();
+  require<UsageError>(phase == Phase::idle || phase == Phase::ready,
+                      "set_force_all_reduce: the state is {}, allowed: idle, ready", state_text());
+  impl_->sync->set_force_all_reduce(on);
+}
+
+void DistributedDataParallel::offload_grad_buffers() {
+  impl_->require_not_reducing("offload_grad_buffers");
+  for (const auto& buffer : buffers()) buffer->offload_grads();
+}
+
+void DistributedDataParallel::restore_grad_buffers() {
+  for (const auto& buffer : buffers()) buffer->restore_grads();
+}
+
 void DistributedDataParallel::zero_grad_buffer() {
   impl_->sync->zero_grad();
   impl_->finalized = false;
@@ -142,6 +168,8 @@ void DistributedDataParallel::start_param_sync(bool force_sync, bool force_dispa
       impl_->params->finish();
       impl_->params->mark_stale();
     }
+    if (impl_->aligns_param_gather && impl_->params->is_stale())
+      barrier(impl_->state.group(GroupKind::pp), "start of the parameter gather");
     if (impl_->pre_hook && !force_sync)
       impl_->params->start(/*watch=*/true);
     else

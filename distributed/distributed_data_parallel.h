@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -58,15 +59,23 @@ class DistributedDataParallel {
   /// `disable_bucketing`: one bucket for each buffer whatever `config` says, for model chunks whose
   /// reduction is hidden by those of other chunks; on all pipeline stages but the first it is
   /// always so.
+  ///
+  /// `whole_matrices` chooses the matrices that Muon will update (optimizer.optimizer = muon). They
+  /// get buffers of their own, and with the distributed optimizer no such matrix is cut; see
+  /// compute_whole_param_layout(). UsageError for a gradient that is declared complete or a
+  /// partial mean over data- or context-parallel ranks: all of them are added. ConfigError: fields
+  /// that do not go together.
   DistributedDataParallel(const torch::nn::Module& module, const ParallelState& parallel_state,
                           const DistributedDataParallelConfig& config = {},
-                          bool disable_bucketing = false);
+                          bool disable_bucketing = false,
+                          const std::function<bool(const NamedParameter&)>& whole_matrices = {});
 
   /// The same for a list of parameters, with their descriptions.
   DistributedDataParallel(std::vector<NamedParameter> parameters,
                           const ParallelState& parallel_state,
                           const DistributedDataParallelConfig& config = {},
-                          bool disable_bucketing = false);
+                          bool disable_bucketing = false,
+                          const std::function<bool(const NamedParameter&)>& whole_matrices = {});
 
   /// Removes the hooks. Parameters and gradients stay views of the buffers' memory, which lives as
   /// long as they do.
@@ -106,6 +115,17 @@ class DistributedDataParallel {
   /// Multiplies all gradients; with the distributed optimizer those that this rank owns.
   void scale_gradients(double factor);
 
+  /// With the distributed optimizer: the steps from now on reduce by all-reduces, and every rank
+  /// gets all gradients, to look at or to save. finalize_model_grads treats all of them then; the
+  /// optimizer goes on to use its shard. Between steps only; false undoes it.
+  void set_force_all_reduce(bool on);
+
+  /// Moves the gradients to the host's memory and frees the device's, for somebody else who needs
+  /// it between two steps; restore_grad_buffers() brings them back. In between a gradient that is
+  /// read throws. UsageError while gradients are being reduced.
+  void offload_grad_buffers();
+  void restore_grad_buffers();
+
   /// Sets all gradients to zero and begins a new step. Call it before the step's first backward. It
   /// replaces optimizer.zero_grad().
   void zero_grad_buffer();
@@ -125,7 +145,7 @@ class DistributedDataParallel {
   ///
   /// `force_sync`: returns when all parameters are there. `force_dispatch`: gathers even if the
   /// optimizer has changed nothing since the last time. Does nothing without the distributed
-  /// optimizer.
+  /// optimizer. With ddp.align_param_gather the pipeline stages wait for each other first.
   void start_param_sync(bool force_sync = false, bool force_dispatch = false);
   /// Returns when all parameters can be read (on CUDA: by the current stream).
   void finish_param_sync();

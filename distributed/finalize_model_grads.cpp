@@ -26,7 +26,9 @@ void finish_data_parallel(FinalizeContext& context) {
       if (bucket.instances.empty()) continue;
       const bool expert = bucket.group.starts_with(to_string(GroupKind::intra_expert_dp));
       const int64_t shards =
-          grids.size(expert ? GroupKind::intra_expert_dp : GroupKind::intra_dp_cp);
+          bucket.operation.starts_with("all-reduce")
+              ? 1
+              : grids.size(expert ? GroupKind::intra_expert_dp : GroupKind::intra_dp_cp);
       entries.push_back(
           {"data-parallel", bucket.instances, "all-reduce sum", bucket.bytes / shards, parameters});
     }
@@ -62,7 +64,7 @@ void divide_by_tokens(FinalizeContext& context) {
   const at::Tensor tokens = sum_of_tokens(context);
   for (DistributedDataParallel* model : context.models)
     for (const auto& buffer : model->buffers())
-      for (at::Tensor grads : owned_grads(*buffer)) grads.div_(tokens);
+      for (at::Tensor grads : reduced_grads(*buffer)) grads.div_(tokens);
   context.report.num_tokens = tokens;
 }
 

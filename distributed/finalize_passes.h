@@ -40,6 +40,11 @@ void sum_tied_gradients(FinalizeContext& context);
 /// each have one shape and dtype.
 void check_ties(const FinalizeContext& context);
 
+/// Compares the tied parameters of all pipeline stages: each stage that a tie names must hold a
+/// trained copy in one of its models. Collective over pp, nothing where it has one rank. Every rank
+/// throws the same CommunicationError otherwise.
+void check_ties_over_stages(const std::vector<DistributedDataParallel*>& models);
+
 /// UsageError: a router bias that does not fit its counters, or a rate that is no number >= 0.
 void check_router_biases(const std::vector<RouterBias>& biases);
 void update_router_biases(FinalizeContext& context);

@@ -70,8 +70,13 @@ void GradSync::settle() {
 
 void GradSync::scale(double factor) {
   for (const auto& buffer : bucketing_.buffers)
-    for (const ElementRange& range : buffer->owned())
+    for (const ElementRange& range : buffer->reduced())
       buffer->grad_data().slice(0, range.start, range.end).mul_(factor);
+}
+
+void GradSync::set_force_all_reduce(bool on) {
+  for (BucketGroup& group : bucketing_.groups) group.set_force_all_reduce(on);
+  for (const auto& buffer : bucketing_.buffers) buffer->note_all_reduced(on);
 }
 
 std::vector<BucketInfo> GradSync::buckets() const {
@@ -81,7 +86,7 @@ std::vector<BucketInfo> GradSync::buckets() const {
       const GradReduction& reduction = group.reduction();
       infos.push_back(
           {group.label(), reduction.group.to_string(),
-           fmt::format("{} {}", bucket.grad_shard.defined() ? "reduce-scatter" : "all-reduce",
+           fmt::format("{} {}", group.reduces_shards(bucket) ? "reduce-scatter" : "all-reduce",
                        to_string(reduction.op)),
            reduction.instances ? reduction.instances->to_string() : "", bucket.grads.scalar_type(),
            bucket.grads.numel(), bucket.bytes(), bucket.parameters});

@@ -46,6 +46,8 @@ class GradSync final : private GradientObserver {
   void settle();
   /// Multiplies the gradients that this rank holds.
   void scale(double factor);
+  /// See BucketGroup::set_force_all_reduce.
+  void set_force_all_reduce(bool on);
 
   GradSyncState& state() { return state_; }
   const GradSyncState& state() const { return state_; }

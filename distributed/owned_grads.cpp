@@ -6,14 +6,31 @@
 
 namespace lockstep {
 
-std::vector<at::Tensor> owned_grads(const ParamAndGradBuffer& buffer, ElementRange range) {
+namespace {
+
+std::vector<at::Tensor> common_parts(const ParamAndGradBuffer& buffer,
+                                     const std::vector<ElementRange>& ranges, ElementRange range) {
   std::vector<at::Tensor> pieces;
-  for (const ElementRange& owned : buffer.owned()) {
-    const int64_t start = std::max(owned.start, range.start);
-    const int64_t end = std::min(owned.end, range.end);
+  for (const ElementRange& held : ranges) {
+    const int64_t start = std::max(held.start, range.start);
+    const int64_t end = std::min(held.end, range.end);
     if (start < end) pieces.push_back(buffer.grad_data().slice(0, start, end));
   }
   return pieces;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> owned_grads(const ParamAndGradBuffer& buffer, ElementRange range) {
+  return common_parts(buffer, buffer.owned(), range);
+}
+
+std::vector<at::Tensor> reduced_grads(const ParamAndGradBuffer& buffer, ElementRange range) {
+  return common_parts(buffer, buffer.reduced(), range);
+}
+
+std::vector<at::Tensor> reduced_grads(const ParamAndGradBuffer& buffer) {
+  return reduced_grads(buffer, {0, buffer.layout().numel});
 }
 
 std::vector<at::Tensor> owned_grads(const ParamAndGradBuffer& buffer) {

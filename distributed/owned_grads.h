@@ -18,6 +18,11 @@ std::vector<at::Tensor> owned_grads(const ParamAndGradBuffer& buffer, ElementRan
 /// The same for the whole buffer.
 std::vector<at::Tensor> owned_grads(const ParamAndGradBuffer& buffer);
 
+/// The parts whose reduced gradients this rank holds, be they its own or not (see
+/// ParamAndGradBuffer::reduced): what passes over gradients must change.
+std::vector<at::Tensor> reduced_grads(const ParamAndGradBuffer& buffer, ElementRange range);
+std::vector<at::Tensor> reduced_grads(const ParamAndGradBuffer& buffer);
+
 /// The groups whose ranks hold the copies of a tied parameter.
 GroupKind tie_group_kind(TiedStages stages);
 

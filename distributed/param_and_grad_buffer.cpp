@@ -4,9 +4,14 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/distributed/closed_storage.h"
 
 namespace lockstep {
 namespace {
+
+constexpr const char* kOffloaded =
+    "a gradient is read although the gradient buffers are off-loaded to the host; call "
+    "restore_grad_buffers() of its DistributedDataParallel first";
 
 void check_parameter(const NamedParameter& param, const NamedParameter& first,
                      BufferContents contents) {
@@ -33,16 +38,22 @@ at::Tensor slot_view(const at::Tensor& flat, const ParamLayout::Slot& slot,
 ParamAndGradBuffer::ParamAndGradBuffer(std::vector<NamedParameter> params,
                                        at::ScalarType grad_dtype, const LayoutOptions& options,
                                        int64_t shard, BufferContents contents)
-    : params_(std::move(params)), sharded_(options.distributed_optimizer) {
+    : params_(std::move(params)),
+      sharded_(options.distributed_optimizer),
+      whole_matrices_(options.whole_parameters) {
   require<UsageError>(!params_.empty(), "a gradient buffer needs at least one parameter");
   std::vector<LayoutParam> sizes;
   for (const NamedParameter& param : params_) {
     check_parameter(param, params_.front(), contents);
-    sizes.push_back(
-        {.numel = param.tensor.numel(), .shared_embedding = param.description.shared_embedding()});
+    const bool matrix = param.tensor.dim() == 2;
+    sizes.push_back({.numel = param.tensor.numel(),
+                     .shared_embedding = param.description.shared_embedding(),
+                     .rows = matrix ? param.tensor.size(0) : 0,
+                     .columns = matrix ? param.tensor.size(1) : 0});
   }
   layout_ = compute_param_layout(sizes, options);
-  if (!sharded_) owned_ = {{0, layout_.numel}};
+  all_ = {{0, layout_.numel}};
+  if (!sharded_) owned_ = all_;
   for (const ParamLayout::Bucket& bucket : layout_.buckets)
     if (sharded_) owned_.push_back(shard_of_bucket(bucket, options.data_parallel_size, shard));
 
@@ -59,7 +70,7 @@ ParamAndGradBuffer::ParamAndGradBuffer(std::vector<NamedParameter> params,
       tensor.set_data(view);
     }
     views_.push_back({tensor, slot_view(grad_data_, layout_.slots[i], tensor).detach()});
-    attach_grad(views_.back());
+    if (contents != BufferContents::unattached_grads) attach_grad(views_.back());
   }
 }
 
@@ -69,7 +80,38 @@ int64_t ParamAndGradBuffer::owned_numel() const {
   return numel;
 }
 
+void ParamAndGradBuffer::offload_grads() {
+  if (grads_offloaded()) return;
+  const at::NoGradGuard no_grad;
+  const auto options = grad_data_.options().device(at::kCPU).pinned_memory(grad_data_.is_cuda());
+  at::Tensor host = at::empty({layout_.numel}, options);
+  host.copy_(grad_data_);
+  grad_storage_ = grad_data_.storage();
+  grad_storage_.unsafeGetStorageImpl()->set_data_ptr_noswap(
+      c10::DataPtr(nullptr, grad_data_.device()));
+  set_grad_storage(closed_twin(grad_storage_, kOffloaded));
+  host_grads_ = std::move(host);
+}
+
+void ParamAndGradBuffer::restore_grads() {
+  if (!grads_offloaded()) return;
+  const at::NoGradGuard no_grad;
+  auto* const storage = grad_storage_.unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(storage->allocator()->allocate(storage->nbytes()));
+  set_grad_storage(grad_storage_);
+  grad_data_.copy_(host_grads_);
+  host_grads_.reset();
+}
+
+void ParamAndGradBuffer::set_grad_storage(const c10::Storage& storage) {
+  set_storage_of(grad_data_, storage);
+  for (const Views& views : views_) set_storage_of(views.grad, storage);
+}
+
 void ParamAndGradBuffer::zero_grad() {
+  require<UsageError>(!grads_offloaded(),
+                      "zero_grad_buffer: the gradients are off-loaded; call "
+                      "restore_grad_buffers() first");
   grad_data_.zero_();
   for (Views& views : views_)
     if (!views.param.mutable_grad().is_same(views.grad)) attach_grad(views);
@@ -77,8 +119,14 @@ void ParamAndGradBuffer::zero_grad() {
 
 void ParamAndGradBuffer::adopt_grad(size_t index) {
   Views& views = views_[index];
+  if (views.param.mutable_grad().is_same(views.grad)) return;
+  copy_grad_in(index);
+  attach_grad(views);
+}
+
+void ParamAndGradBuffer::copy_grad_in(size_t index) {
+  Views& views = views_[index];
   const at::Tensor& grad = views.param.mutable_grad();
-  if (grad.is_same(views.grad)) return;
   const std::string& name = params_[index].name;
   require<UsageError>(grad.defined(), "gradient sync: '{}' has no gradient after its backward",
                       name);
@@ -91,24 +139,23 @@ void ParamAndGradBuffer::adopt_grad(size_t index) {
                       fmt::join(grad.sizes(), "x"), fmt::join(views.grad.sizes(), "x"));
   const at::NoGradGuard no_grad;
   views.grad.copy_(grad);
-  attach_grad(views);
 }
 
 void ParamAndGradBuffer::check_grads_attached(const char* zero_call) {
-  for (size_t i = 0; i < views_.size(); ++i) {
-    const at::Tensor& grad = views_[i].param.mutable_grad();
-    if (grad.is_same(views_[i].grad)) [[likely]]
-      continue;
-    if (!grad.defined()) {
-      attach_grad(views_[i]);
-      continue;
-    }
-    require<UsageError>(grad.data_ptr() == views_[i].grad.data_ptr(),
-                        "gradient sync: the gradient of '{}' no longer lies in its buffer; it was "
-                        "replaced after backward. Change gradients in place, and zero them with "
-                        "{}()",
-                        params_[i].name, zero_call);
-  }
+  for (size_t i = 0; i < views_.size(); ++i) check_grad_attached(i, zero_call);
+}
+
+void ParamAndGradBuffer::check_grad_attached(size_t index, const char* zero_call) {
+  Views& views = views_[index];
+  const at::Tensor& grad = views.param.mutable_grad();
+  if (grad.is_same(views.grad)) [[likely]]
+    return;
+  if (!grad.defined()) return attach_grad(views);
+  require<UsageError>(grad.data_ptr() == views.grad.data_ptr(),
+                      "gradient sync: the gradient of '{}' no longer lies in its buffer; it was "
+                      "replaced after backward. Change gradients in place, and zero them with "
+                      "{}()",
+                      params_[index].name, zero_call);
 }
 
 }  // namespace lockstep

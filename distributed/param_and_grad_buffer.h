@@ -16,6 +16,8 @@ namespace lockstep {
 enum class BufferContents {
   params_and_grads,
   grads,  ///< the parameters stay where they are, and may have several dtypes
+  /// The same, and param.grad() stays what it is until adopt_grad() or attach_grad().
+  unattached_grads,
 };
 
 /// Stage 2 of the gradient's way: one contiguous piece of memory for parameters of one dtype, and
@@ -59,6 +61,20 @@ class ParamAndGradBuffer {
   int64_t owned_numel() const;
   /// Whether buckets are cut for the distributed optimizer.
   bool is_sharded() const { return sharded_; }
+  /// Whether it was made with options.whole_parameters: for matrices that Muon updates.
+  bool holds_whole_matrices() const { return whole_matrices_; }
+
+  /// The elements whose reduced gradients this rank holds: owned(), or all of them after
+  /// note_all_reduced(true).
+  const std::vector<ElementRange>& reduced() const { return all_reduced_ ? all_ : owned_; }
+  void note_all_reduced(bool all) { all_reduced_ = all; }
+
+  /// Moves the gradients to the host's memory, page-locked where the device is CUDA, and frees the
+  /// device's. Until restore_grads() reading a gradient throws c10::Error. Both do nothing where
+  /// that is done already.
+  void offload_grads();
+  void restore_grads();
+  bool grads_offloaded() const { return host_grads_.defined(); }
 
   /// Sets all gradients to zero and makes param.grad() the view, whoever replaced it.
   void zero_grad();
@@ -69,9 +85,17 @@ class ParamAndGradBuffer {
   /// that gradient is missing, sparse, or has another shape.
   void adopt_grad(size_t index);
 
+  /// Copies param.grad() of parameter `index` in, and leaves it where it is. UsageError as above.
+  void copy_grad_in(size_t index);
+
+  /// Makes param.grad() of parameter `index` the view, whatever it was.
+  void attach_grad(size_t index) { attach_grad(views_[index]); }
+
   /// Throws UsageError naming the first parameter whose gradient is no longer the view, and
   /// `zero_call`, which zeroes gradients. Gradients that are undefined get their view back.
   void check_grads_attached(const char* zero_call = "zero_grad_buffer");
+  /// The same for parameter `index`.
+  void check_grad_attached(size_t index, const char* zero_call = "zero_grad_buffer");
 
  private:
   /// What a backward needs of a parameter, close together.
@@ -80,14 +104,20 @@ class ParamAndGradBuffer {
     at::Tensor grad;
   };
 
+  void set_grad_storage(const c10::Storage& storage);
   static void attach_grad(Views& views) { views.param.mutable_grad() = views.grad; }
 
   std::vector<NamedParameter> params_;
   ParamLayout layout_;
   bool sharded_;
+  bool whole_matrices_;
   std::vector<ElementRange> owned_;
+  std::vector<ElementRange> all_;  ///< one range of all elements
+  bool all_reduced_ = false;
   at::Tensor param_data_;
   at::Tensor grad_data_;
+  at::Tensor host_grads_;      ///< while they are off-loaded
+  c10::Storage grad_storage_;  ///< of grad_data_, meanwhile without memory
   std::vector<Views> views_;
 };
 

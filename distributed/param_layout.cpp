@@ -5,6 +5,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
+#include "lockstep/distributed/whole_param_layout.h"
 
 namespace lockstep {
 namespace {
@@ -92,12 +93,13 @@ ParamLayout compute_param_layout(const std::vector<LayoutParam>& params,
                       "bucket_limit: found {}, allowed: >= 1", options.bucket_limit.value_or(0));
   require<UsageError>(options.data_parallel_size >= 1,
                       "data_parallel_size: found {}, allowed: >= 1", options.data_parallel_size);
-  LayoutBuilder builder(params.size(), options);
-  for (size_t i = params.size(); i-- > 0;) {
+  for (size_t i = 0; i < params.size(); ++i)
     require<UsageError>(params[i].numel >= 0, "parameter {}: found {} elements, allowed: >= 0", i,
                         params[i].numel);
-    builder.add(static_cast<int64_t>(i), params[i]);
-  }
+  if (options.distributed_optimizer && options.whole_parameters)
+    return compute_whole_param_layout(params, options);
+  LayoutBuilder builder(params.size(), options);
+  for (size_t i = params.size(); i-- > 0;) builder.add(static_cast<int64_t>(i), params[i]);
   return builder.finish();
 }
 

@@ -16,6 +16,9 @@ struct LayoutParam {
   /// A tied embedding. With the distributed optimizer it lies alone in its bucket, so that the
   /// shards of its two copies line up across pipeline stages.
   bool shared_embedding = false;
+  /// Of a matrix; 0 for other parameters. Only layouts of whole parameters ask.
+  int64_t rows = 0;
+  int64_t columns = 0;
 };
 
 struct LayoutOptions {
@@ -30,6 +33,8 @@ struct LayoutOptions {
   int64_t data_parallel_size = 1;
   /// With the distributed optimizer: also make buckets multiples of 2^16 elements.
   bool pad_for_high_bus_bandwidth = false;
+  /// With the distributed optimizer: cut no parameter; see compute_whole_param_layout().
+  bool whole_parameters = false;
 };
 
 /// Half-open ranges of a buffer. Parameters lie in reverse order of registration, because backward

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/distributed/closed_storage.h"
 
 namespace lockstep {
 namespace {
@@ -14,15 +15,6 @@ constexpr const char* kClosed =
     "finish_param_sync() of its DistributedDataParallel first, on every rank; only operators on "
     "the "
     "thread that made the step wait by themselves";
-
-/// As large as `storage` and without memory: whoever asks for its data gets c10::Error.
-c10::Storage closed_twin(const c10::Storage& storage) {
-  c10::Storage twin(c10::Storage::use_byte_size_t(), storage.nbytes(),
-                    c10::DataPtr(nullptr, storage.device()), /*allocator=*/nullptr,
-                    /*resizable=*/false);
-  twin.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(kClosed);
-  return twin;
-}
 
 /// The elements of its storage that a tensor spans.
 ElementRange span_of(const at::Tensor& tensor) {
@@ -80,19 +72,15 @@ void ParamSync::add_bucket(const ParamAndGradBuffer& buffer, size_t bucket,
       .tensors = {},
       .storage = buffer.param_data().storage(),
       .closed = {}};
-  gather.closed = closed_twin(gather.storage);
-  for (const int64_t param : range.params) {
-    const at::Tensor& tensor = buffer.params()[static_cast<size_t>(param)].tensor;
-    tensor.unsafeGetTensorImpl()->set_allow_tensor_metadata_change(true);
-    gather.tensors.push_back(tensor);
-  }
+  gather.closed = closed_twin(gather.storage, kClosed);
+  for (const int64_t param : range.params)
+    gather.tensors.push_back(buffer.params()[static_cast<size_t>(param)].tensor);
   gathers_.push_back(std::move(gather));
 }
 
 void ParamSync::set_storage(Gather& gather, bool open) {
   const c10::Storage& storage = open ? gather.storage : gather.closed;
-  for (const at::Tensor& tensor : gather.tensors)
-    tensor.unsafeGetTensorImpl()->set_storage_keep_dtype(storage);
+  for (const at::Tensor& tensor : gather.tensors) set_storage_of(tensor, storage);
   gather.open = open;
 }
 

@@ -58,7 +58,7 @@ void collect(const ParamAndGradBuffer& buffer, const ParamLayout::Bucket& bucket
   auto state = GradientState::complete;
   const auto add_range = [&] {
     if (parameters > 0)
-      for (const at::Tensor& grads : owned_grads(buffer, range))
+      for (const at::Tensor& grads : reduced_grads(buffer, range))
         pieces[{axis, state, grads.scalar_type()}].push_back({grads, parameters});
     parameters = 0;
   };

@@ -1,4 +1,6 @@
 #include <map>
+#include <numeric>
+#include <sstream>
 
 #include <ATen/ATen.h>
 
@@ -18,16 +20,16 @@ struct Copy {
   const NamedParameter& param() const { return buffer->params()[index]; }
   std::vector<at::Tensor> grads() const {
     const auto& slot = buffer->layout().slots[index];
-    return owned_grads(*buffer, {slot.start, slot.end});
+    return reduced_grads(*buffer, {slot.start, slot.end});
   }
 };
 
 /// This rank's copies by stages and name, in the same order on all ranks.
 using Copies = std::map<std::pair<TiedStages, std::string>, std::vector<Copy>>;
 
-Copies collect(const FinalizeContext& context) {
+Copies collect(const std::vector<DistributedDataParallel*>& models) {
   Copies copies;
-  for (const DistributedDataParallel* model : context.models)
+  for (const DistributedDataParallel* model : models)
     for (const auto& buffer : model->buffers())
       for (size_t i = 0; i < buffer->params().size(); ++i) {
         const auto& tie = buffer->params()[i].description.tie;
@@ -36,11 +38,42 @@ Copies collect(const FinalizeContext& context) {
   return copies;
 }
 
+/// The ranks of a group of pipeline stages that hold a copy.
+std::vector<size_t> stages_of(TiedStages stages, size_t count) {
+  if (stages == TiedStages::first) return {0};
+  if (stages == TiedStages::first_and_last) return {0, count - 1};
+  std::vector<size_t> all(count);
+  std::iota(all.begin(), all.end(), size_t{0});
+  return all;
+}
+
 }  // namespace
+
+void check_ties_over_stages(const std::vector<DistributedDataParallel*>& models) {
+  const ParallelState& state = models.front()->parallel_state();
+  if (state.grids().size(GroupKind::pp) == 1) return;
+  const ProcessGroup group = state.group(GroupKind::pp);
+  std::string own;
+  for (const auto& [key, copies] : collect(models))
+    own += fmt::format("{}\t{}\n", static_cast<int>(key.first), key.second);
+  const std::vector<std::string> held = all_gather_texts(group, own, "tied parameters");
+  for (const std::string& ties : held) {
+    std::istringstream lines(ties);
+    for (std::string line; std::getline(lines, line);) {
+      const auto stages = static_cast<TiedStages>(line.front() - '0');
+      for (const size_t stage : stages_of(stages, held.size()))
+        require<CommunicationError>(
+            ("\n" + held[stage]).find("\n" + line + "\n") != std::string::npos,
+            "the parameter tied as '{}' on {}: rank {} (stage {} of {}) holds no copy that is "
+            "trained",
+            line.substr(2), to_string(stages), group.ranks()[stage], stage, held.size());
+    }
+  }
+}
 
 void check_ties(const FinalizeContext& context) {
   const ParallelState& state = context.state();
-  for (const auto& [key, copies] : collect(context)) {
+  for (const auto& [key, copies] : collect(context.models)) {
     const NamedParameter& first = copies.front().param();
     const Tie& tie = *first.description.tie;
     require<UsageError>(!state.grids().group_of(tie_group_kind(tie.stages), state.rank()).empty(),
@@ -62,7 +95,7 @@ void check_ties(const FinalizeContext& context) {
 
 void sum_tied_gradients(FinalizeContext& context) {
   const at::NoGradGuard no_grad;
-  for (const auto& [key, copies] : collect(context)) {
+  for (const auto& [key, copies] : collect(context.models)) {
     const Tie& tie = *copies.front().param().description.tie;
     std::vector<at::Tensor> sum = copies.front().grads();
     for (size_t i = 1; i < copies.size(); ++i) {

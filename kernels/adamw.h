@@ -1,20 +1,14 @@
 #pragma once
 
-#include <cstdint>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/kernels/adamw_scalars.h"
+#include "lockstep/kernels/step_control.h"
+#include "lockstep/kernels/update_segment.h"
 
 namespace lockstep::kernels {
-
-/// Elements [start, end) of the flat tensors, with or without weight decay.
-struct AdamWSegment {
-  int64_t start = 0;
-  int64_t end = 0;
-  bool weight_decay = true;
-};
 
 /// One pass over flat tensors of n elements (Loshchilov and Hutter, "Decoupled weight decay
 /// regularization", 2019, as in torch.optim.AdamW):
@@ -26,12 +20,15 @@ struct AdamWSegment {
 ///   p -= learning_rate / bias_correction1 * m / (sqrt(v / bias_correction2) + eps)
 ///
 /// `master` (p), `grad`, `exp_avg` (m) and `exp_avg_sq` (v) are fp32 or all fp64, contiguous, on
-/// one device; `grad` may be bf16 beside fp32. `low_precision`, where defined, is bf16 and receives
-/// p rounded to nearest even. Allocates nothing of the tensors' size.
+/// one device; beside fp32, `grad` may be bf16 or fp16 and each moment bf16, rounded to nearest
+/// even after the step, which uses them unrounded. `low_precision`, where defined, is bf16 or fp16
+/// and receives p rounded to nearest even. Allocates nothing of the tensors' size. On CUDA nothing
+/// waits for the device.
 /// Elements outside the segments are left alone. Each element's result depends on its own inputs
 /// alone, so it is the same bits for every cut into segments, threads or vectors.
 void adamw(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& exp_avg,
            const at::Tensor& exp_avg_sq, const at::Tensor& low_precision,
-           const std::vector<AdamWSegment>& segments, const AdamWScalars& scalars);
+           const std::vector<UpdateSegment>& segments, const AdamWScalars& scalars,
+           const StepControl& control = {});
 
 }  // namespace lockstep::kernels

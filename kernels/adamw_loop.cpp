@@ -1,6 +1,5 @@
 #include "lockstep/kernels/adamw_loop.h"
 
-#include <bit>
 #include <cmath>
 
 #include "lockstep/core/vector_clones.h"
@@ -53,21 +52,6 @@ void adamw_loop(double* p, const double* g, double* m, double* v, int64_t n,
                 const AdamWScalars& scalars, bool weight_decay) {
   const Coefficients<double> c(scalars, weight_decay);
   run(p, g, m, v, n, c);
-}
-
-LOCKSTEP_VECTOR_CLONES
-void widen_bf16_loop(const uint16_t* __restrict from, float* __restrict to, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) to[i] = std::bit_cast<float>(uint32_t{from[i]} << 16);
-}
-
-LOCKSTEP_VECTOR_CLONES
-void round_to_bf16_loop(const float* __restrict from, uint16_t* __restrict to, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    const auto bits = std::bit_cast<uint32_t>(from[i]);
-    const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
-    const bool nan = (bits & 0x7FFFFFFF) > 0x7F800000;
-    to[i] = static_cast<uint16_t>(nan ? 0x7FC0 : rounded);
-  }
 }
 
 }  // namespace lockstep::kernels

@@ -14,10 +14,4 @@ void adamw_loop(float* p, const float* g, float* m, float* v, int64_t n,
 void adamw_loop(double* p, const double* g, double* m, double* v, int64_t n,
                 const AdamWScalars& scalars, bool weight_decay);
 
-/// The values of `n` bf16 numbers.
-void widen_bf16_loop(const uint16_t* from, float* to, int64_t n);
-
-/// bf16 bits of `n` values, rounded to nearest even.
-void round_to_bf16_loop(const float* from, uint16_t* to, int64_t n);
-
 }  // namespace lockstep::kernels

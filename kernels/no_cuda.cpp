@@ -4,6 +4,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/kernels/adamw_cuda.h"
+#include "lockstep/kernels/sgd_cuda.h"
 #include "lockstep/kernels/sum_of_squares_cuda.h"
 
 namespace lockstep::kernels {
@@ -16,8 +17,14 @@ namespace {
 }  // namespace
 
 void adamw_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                const at::Tensor&, const std::vector<AdamWSegment>&, const AdamWScalars&) {
+                const at::Tensor&, const std::vector<UpdateSegment>&, const AdamWScalars&,
+                const StepControl&) {
   refuse("adamw");
+}
+
+void sgd_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+              const std::vector<UpdateSegment>&, const SgdScalars&, const StepControl&) {
+  refuse("sgd");
 }
 
 at::Tensor sum_of_squares_cuda(const at::Tensor&) { refuse("sum_of_squares"); }

@@ -111,7 +111,7 @@ GradPieces counted_grads(const std::vector<DistributedDataParallel*>& models, Ga
 GradPieces held_grads(const std::vector<DistributedDataParallel*>& models, const char* caller) {
   check_models(models, caller);
   return collect(models, [](const ParamAndGradBuffer& buffer, std::vector<at::Tensor>& out) {
-    for (at::Tensor& piece : owned_grads(buffer)) out.push_back(std::move(piece));
+    for (at::Tensor& piece : reduced_grads(buffer)) out.push_back(std::move(piece));
   });
 }
 

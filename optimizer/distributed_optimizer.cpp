@@ -2,13 +2,13 @@
 
 namespace lockstep {
 
-Optimizer::StepResult DistributedOptimizer::step() {
+void DistributedOptimizer::before_update() {
   for (DistributedDataParallel* model : models()) model->finish_param_sync();
-  const StepResult result = Optimizer::step();
-  if (result.skipped) return result;
+}
+
+void DistributedOptimizer::after_update() {
   for (DistributedDataParallel* model : models()) model->note_params_changed();
   for (DistributedDataParallel* model : models()) model->start_param_sync();
-  return result;
 }
 
 std::unique_ptr<Optimizer> make_optimizer(std::vector<DistributedDataParallel*> models,

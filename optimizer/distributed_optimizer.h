@@ -21,8 +21,11 @@ class DistributedOptimizer final : public Optimizer {
   DistributedOptimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config)
       : Optimizer(std::move(models), config, /*sharded=*/true) {}
 
-  /// One step, then start_param_sync() of every model. A step that is skipped gathers nothing.
-  StepResult step() override;
+ private:
+  /// Gathers of the last step end, and those of this one start: start_param_sync() of every model.
+  /// On the CPU a step that is skipped gathers nothing; on CUDA it gathers what has not changed.
+  void before_update() override;
+  void after_update() override;
 };
 
 /// The optimizer for models that are all wrapped with ddp.use_distributed_optimizer, or all

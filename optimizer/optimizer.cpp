@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/distributed/finalize_passes.h"
 #include "lockstep/optimizer/clip_grads.h"
 #include "lockstep/optimizer/optimizer_state.h"
 
@@ -27,6 +28,20 @@ void check_config(const OptimizerConfig& config) {
   at_least_zero("adam_eps", config.adam_eps);
   below_one("adam_beta1", config.adam_beta1);
   below_one("adam_beta2", config.adam_beta2);
+  below_one("sgd_momentum", config.sgd_momentum);
+  below_one("muon_momentum", config.muon_momentum);
+}
+
+/// For the kernels: the factor of the gradients and whether to make the step at all; decided where
+/// `norm` lies, as clip_coefficient() and skips_step() decide.
+kernels::StepControl step_control(const at::Tensor& norm, const OptimizerConfig& config,
+                                  double loss_scale) {
+  at::Tensor factor = at::ones_like(norm);
+  if (config.clip_grad > 0) factor = (config.clip_grad / (norm + 1e-6)).clamp_max(1);
+  at::Tensor apply = norm.isfinite();
+  if (config.grad_norm_skip_threshold)
+    apply = apply.logical_and(norm.le(*config.grad_norm_skip_threshold));
+  return at::stack({factor / loss_scale, apply.to(norm.scalar_type())});
 }
 
 bool has_fp16(const std::vector<DistributedDataParallel*>& models) {
@@ -63,34 +78,33 @@ Optimizer::Optimizer(std::vector<DistributedDataParallel*> models, const Optimiz
                         "{}: found a model {} ddp.use_distributed_optimizer, allowed: {}", name,
                         sharded ? "without" : "with", sharded ? "with it" : "without it");
     model->finish_param_sync();
-    for (const auto& buffer : model->buffers()) states_.emplace_back(*buffer);
+    for (const auto& buffer : model->buffers())
+      states_.emplace_back(*buffer, config_, model->parallel_state());
   }
   scaler_ = make_scaler(config, has_fp16(models_));
+  check_ties_over_stages(models_);
 }
 
 Optimizer::~Optimizer() = default;
 
 Optimizer::StepResult Optimizer::step() {
   const at::NoGradGuard no_grad;
-  const double scale = loss_scale();
+  before_update();
+  const at::Tensor norm = grad_norm(models_) / loss_scale();
+  at::Tensor zeros;
+  if (config_.log_num_zeros_in_grad) zeros = count_zeros(models_);
+  const kernels::StepControl control = step_control(norm, config_, loss_scale());
+  const bool known_to_skip = control.is_cpu() && control[1].item<double>() == 0;
+  if (!known_to_skip) {
+    for (OptimizerState& state : states_) state.step(config_, num_steps_ + 1, control);
+    after_update();
+  }
   StepResult result;
-  result.grad_norm = grad_norm(models_).item<double>() / scale;
-  if (config_.log_num_zeros_in_grad) result.num_zeros = count_zeros(models_).item<int64_t>();
-  scaler_->update(!std::isfinite(result.grad_norm));
+  result.grad_norm = norm.item<double>();
   result.skipped = skips_step(result.grad_norm, config_);
-  if (result.skipped) return result;
-  ++num_steps_;
-  const auto steps = static_cast<double>(num_steps_);
-  const kernels::AdamWScalars scalars = {
-      .learning_rate = config_.lr,
-      .beta1 = config_.adam_beta1,
-      .beta2 = config_.adam_beta2,
-      .eps = config_.adam_eps,
-      .weight_decay = config_.weight_decay,
-      .bias_correction1 = 1 - std::pow(config_.adam_beta1, steps),
-      .bias_correction2 = 1 - std::pow(config_.adam_beta2, steps),
-      .grad_scale = clip_coefficient(result.grad_norm, config_.clip_grad) / scale};
-  for (OptimizerState& state : states_) state.step(scalars);
+  if (zeros.defined()) result.num_zeros = zeros.item<int64_t>();
+  scaler_->update(!std::isfinite(result.grad_norm));
+  if (!result.skipped) ++num_steps_;
   return result;
 }
 

@@ -41,6 +41,18 @@ struct OptimizerProgress {
 /// memory, unscaling and clipping included. Every rank holds the whole state and makes the same
 /// step; see DistributedOptimizer for a state that is cut over the ranks.
 ///
+/// optimizer.optimizer chooses the update: adam (AdamW), sgd (as torch.optim.SGD: the weight decay
+/// is added to the gradient), or muon, for the matrices of buffers with holds_whole_matrices(),
+/// while the other parameters take adam:
+///
+///   m  = lerp(m, g, 1 - muon_momentum),  u = m, or lerp(g, m, muon_momentum) with Nesterov
+///   p  = (1 - lr * weight_decay) * p - lr * muon_scale() * muon_extra_scale_factor *
+///   orthogonalize(u)
+///
+/// A matrix that is cut over tensor-parallel ranks is gathered for it (one all-gather over tp), so
+/// that the update does not depend on the layout. Matrices that lie in one parameter, as the
+/// queries, keys and values of an attention layer do, count as one.
+///
 /// fp32 and fp64 parameters are updated in place. bf16 and fp16 parameters have fp32 master
 /// weights, from which they are rounded. Weight decay applies where the parameter's description
 /// says so.
@@ -62,9 +74,10 @@ class Optimizer {
     std::optional<int64_t> num_zeros = {};  ///< with optimizer.log_num_zeros_in_grad: count_zeros()
   };
 
-  /// The models must outlive the optimizer. UsageError: no model, a model for the distributed
+  /// The models must outlive the optimizer. With pipeline stages it is collective over pp: the
+  /// ranks compare their tied parameters. UsageError: no model, a model for the distributed
   /// optimizer. ConfigError: a number out of its bounds, parameters of a dtype other than fp32,
-  /// fp64, bf16 and fp16.
+  /// fp64, bf16 and fp16. CommunicationError: a tied parameter of which a stage lacks its copy.
   Optimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config);
 
   virtual ~Optimizer();
@@ -72,8 +85,10 @@ class Optimizer {
   Optimizer& operator=(const Optimizer&) = delete;
 
   /// One step with the final gradients: norm, clipping, update. Gradients are not changed. Call it
-  /// on all ranks. UsageError if finalize_model_grads is still to be called.
-  virtual StepResult step();
+  /// on all ranks. On CUDA the norm decides on the device, and nothing waits for it before the
+  /// update (and the gather of parameters) has been launched. UsageError if finalize_model_grads is
+  /// still to be called.
+  StepResult step();
 
   /// What the loss of the next step must be multiplied by before backward; step() takes it out
   /// again. It is 1 unless optimizer.loss_scale is set or a parameter is fp16; see GradScaler.
@@ -113,6 +128,10 @@ class Optimizer {
   const std::vector<DistributedDataParallel*>& models() const { return models_; }
 
  private:
+  /// Before and after the parameters that this rank owns change.
+  virtual void before_update() {}
+  virtual void after_update() {}
+
   std::vector<DistributedDataParallel*> models_;
   OptimizerConfig config_;
   std::vector<OptimizerState> states_;  ///< of each buffer

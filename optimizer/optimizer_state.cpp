@@ -1,10 +1,15 @@
 #include "lockstep/optimizer/optimizer_state.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/kernels/adamw.h"
+#include "lockstep/kernels/sgd.h"
+#include "lockstep/optimizer/orthogonalize.h"
+#include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
 namespace {
@@ -29,9 +34,9 @@ void visit_owned(const ParamAndGradBuffer& buffer, const ElementRange& owned, Vi
 
 /// Ranges of `owned` that hold parameters, counted from its start, neighbours with equal weight
 /// decay merged. A gap that lies inside a range is zero in gradient and parameter, and stays so.
-std::vector<kernels::AdamWSegment> segments_of(const ParamAndGradBuffer& buffer,
-                                               const ElementRange& owned) {
-  std::vector<kernels::AdamWSegment> segments;
+std::vector<kernels::UpdateSegment> segments_of(const ParamAndGradBuffer& buffer,
+                                                const ElementRange& owned) {
+  std::vector<kernels::UpdateSegment> segments;
   visit_owned(buffer, owned, [&](size_t index, const ElementRange& part) {
     const bool decay = buffer.params()[index].description.apply_weight_decay;
     const int64_t start = part.start - owned.start, end = part.end - owned.start;
@@ -43,40 +48,135 @@ std::vector<kernels::AdamWSegment> segments_of(const ParamAndGradBuffer& buffer,
   return segments;
 }
 
+/// The dtype of a moment beside weights of dtype `weights`.
+at::ScalarType moment_dtype(StateDtype choice, at::ScalarType weights, const char* field) {
+  if (choice == StateDtype::fp32) return weights;
+  require<ConfigError>(weights == at::kFloat,
+                       "optimizer.{}: found bf16, allowed with fp64 parameters: fp32, which then "
+                       "stands for fp64",
+                       field);
+  return at::kBFloat16;
+}
+
+kernels::AdamWScalars adamw_scalars(const OptimizerConfig& config, int64_t step) {
+  const auto steps = static_cast<double>(step);
+  return {.learning_rate = config.lr,
+          .beta1 = config.adam_beta1,
+          .beta2 = config.adam_beta2,
+          .eps = config.adam_eps,
+          .weight_decay = config.weight_decay,
+          .bias_correction1 = 1 - std::pow(config.adam_beta1, steps),
+          .bias_correction2 = 1 - std::pow(config.adam_beta2, steps)};
+}
+
 }  // namespace
 
-OptimizerState::OptimizerState(const ParamAndGradBuffer& buffer) : buffer_(&buffer) {
+OptimizerState::OptimizerState(const ParamAndGradBuffer& buffer, const OptimizerConfig& config,
+                               const ParallelState& parallel_state)
+    : buffer_(&buffer),
+      parallel_state_(parallel_state),
+      rule_(rule_of(config.optimizer, buffer.holds_whole_matrices())) {
   int64_t numel = 0;
   for (const ElementRange& owned : buffer.owned()) {
     pieces_.push_back({owned, {numel, numel + owned.numel()}, segments_of(buffer, owned)});
     numel += owned.numel();
   }
   const at::ScalarType dtype = buffer.param_data().scalar_type();
-  require<ConfigError>(dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16,
-                       "optimizer: parameter '{}' is {}, allowed: Float, Double, BFloat16",
+  const bool narrow = dtype == at::kBFloat16 || dtype == at::kHalf;
+  require<ConfigError>(narrow || dtype == at::kFloat || dtype == at::kDouble,
+                       "optimizer: parameter '{}' is {}, allowed: Float, Double, BFloat16, Half",
                        buffer.params().front().name, at::toString(dtype));
-  const bool separate = dtype == at::kBFloat16;
-  const auto options = buffer.param_data().options().dtype(separate ? at::kFloat : dtype);
-  if (separate) master_ = at::empty({numel}, options);
-  exp_avg_ = at::zeros({numel}, options);
-  exp_avg_sq_ = at::zeros({numel}, options);
+  const at::ScalarType wide = narrow ? at::kFloat : dtype;
+  const auto zeros = [&](at::ScalarType of) {
+    return at::zeros({numel}, buffer.param_data().options().dtype(of));
+  };
+  if (narrow) master_ = zeros(wide);
+  if (rule_ == UpdateRule::adam) {
+    exp_avg_ = zeros(moment_dtype(config.exp_avg_dtype, wide, "exp_avg_dtype"));
+    exp_avg_sq_ = zeros(moment_dtype(config.exp_avg_sq_dtype, wide, "exp_avg_sq_dtype"));
+  } else if (rule_ == UpdateRule::muon || config.sgd_momentum > 0) {
+    momentum_ = zeros(wide);
+  }
   read_params();
 }
 
-void OptimizerState::step(const kernels::AdamWScalars& scalars) {
+OptimizerState::Views OptimizerState::views_of(const ElementRange& in_buffer,
+                                               int64_t start_in_state) const {
+  const ElementRange in_state = {start_in_state, start_in_state + in_buffer.numel()};
+  return {slice(buffer_->param_data(), in_buffer),
+          slice(buffer_->grad_data(), in_buffer),
+          slice(master_, in_state),
+          slice(exp_avg_, in_state),
+          slice(exp_avg_sq_, in_state),
+          slice(momentum_, in_state)};
+}
+
+void OptimizerState::step(const OptimizerConfig& config, int64_t step,
+                          const kernels::StepControl& control) {
+  const kernels::SgdScalars sgd = {.learning_rate = config.lr,
+                                   .momentum = config.sgd_momentum,
+                                   .weight_decay = config.weight_decay};
   for (const Piece& piece : pieces_) {
-    const at::Tensor param = slice(buffer_->param_data(), piece.in_buffer);
-    const at::Tensor master = slice(master_, piece.in_state);
-    kernels::adamw(master.defined() ? master : param, slice(buffer_->grad_data(), piece.in_buffer),
-                   slice(exp_avg_, piece.in_state), slice(exp_avg_sq_, piece.in_state),
-                   master.defined() ? param : at::Tensor(), piece.segments, scalars);
+    const Views views = views_of(piece.in_buffer, piece.in_state.start);
+    if (rule_ == UpdateRule::adam)
+      kernels::adamw(views.weights(), views.grad, views.exp_avg, views.exp_avg_sq, views.copy(),
+                     piece.segments, adamw_scalars(config, step), control);
+    else if (rule_ == UpdateRule::sgd)
+      kernels::sgd(views.weights(), views.grad, views.momentum, views.copy(), piece.segments, sgd,
+                   control);
+    else
+      step_muon(config, piece, control);
   }
   note_change();
 }
 
+void OptimizerState::step_muon(const OptimizerConfig& config, const Piece& piece,
+                               const kernels::StepControl& control) {
+  const at::Tensor apply = control[1].ne(0);
+  visit_owned(*buffer_, piece.in_buffer, [&](size_t index, const ElementRange& part) {
+    const NamedParameter& param = buffer_->params()[index];
+    const Views views = views_of(part, part.start - piece.in_buffer.start + piece.in_state.start);
+    const auto matrix = [&](const at::Tensor& flat) { return flat.view(param.tensor.sizes()); };
+    at::Tensor weights = matrix(views.weights()), momentum = matrix(views.momentum);
+    const at::Tensor grad = matrix(views.grad).to(weights.scalar_type()) * control[0];
+    const at::Tensor mean = momentum.lerp(grad, 1 - config.muon_momentum);
+    const at::Tensor update =
+        config.muon_use_nesterov ? grad.lerp(mean, config.muon_momentum) : mean;
+    const double decay =
+        param.description.apply_weight_decay ? config.lr * config.weight_decay : 0.0;
+    const at::Tensor stepped =
+        at::add(weights * (1 - decay), orthogonal_update(param, update, config), -config.lr);
+    momentum.copy_(at::where(apply, mean, momentum));
+    weights.copy_(at::where(apply, stepped, weights));
+    if (views.master.defined()) at::Tensor(views.param).copy_(views.master);
+  });
+}
+
+at::Tensor OptimizerState::orthogonal_update(const NamedParameter& param, const at::Tensor& update,
+                                             const OptimizerConfig& config) const {
+  const bool expert = param.description.is_expert;
+  const Placement placement = param.description.placement(expert ? MeshAxis::etp : MeshAxis::tp);
+  const ProcessGroup group = parallel_state_.group(expert ? GroupKind::expert_tp : GroupKind::tp);
+  const auto* const shard = std::get_if<Shard>(&placement);
+  const auto scaled = [&](const at::Tensor& whole) {
+    return orthogonalize(whole, config.muon_num_ns_steps) *
+           (muon_scale(whole.size(0), whole.size(1), config.muon_scale_mode) *
+            config.muon_extra_scale_factor);
+  };
+  if (!shard || group.size() == 1) return scaled(update);
+  const at::Tensor own = update.contiguous();
+  const at::Tensor parts =
+      at::empty({group.size(), update.size(0), update.size(1)}, update.options());
+  all_gather(group, parts.view(-1), own.view(-1), "matrix of '" + param.name + "'").wait();
+  const at::Tensor whole = at::cat(parts.unbind(0), shard->dim);
+  return scaled(whole).chunk(group.size(), shard->dim)[static_cast<size_t>(group.rank())];
+}
+
 std::vector<OptimizerState::Named> OptimizerState::tensors() const {
-  std::vector<Named> named = {
-      {"master", master_}, {"exp_avg", exp_avg_}, {"exp_avg_sq", exp_avg_sq_}};
+  std::vector<Named> named = {{"master", master_},
+                              {"exp_avg", exp_avg_},
+                              {"exp_avg_sq", exp_avg_sq_},
+                              {"momentum_buffer", momentum_}};
   std::erase_if(named, [](const Named& one) { return !one.tensor.defined(); });
   return named;
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: the state of the parameters of one buffer.
+// Internal: the state of the parameters of one buffer, and their update.
 
 #include <string>
 #include <vector>
@@ -8,19 +8,25 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/distributed/param_and_grad_buffer.h"
-#include "lockstep/kernels/adamw.h"
+#include "lockstep/kernels/step_control.h"
+#include "lockstep/kernels/update_segment.h"
 #include "lockstep/optimizer/optimizer.h"
+#include "lockstep/optimizer/update_rule.h"
+#include "lockstep/parallel_state/parallel_state.h"
 
 namespace lockstep {
 
 /// Flat tensors of buffer.owned_numel() elements, the ranges of buffer.owned() one after the other.
 class OptimizerState {
  public:
-  /// Allocates them, moments zero, and takes the master weights from the parameters.
-  explicit OptimizerState(const ParamAndGradBuffer& buffer);
+  /// Allocates them, moments zero, and takes the master weights from the parameters. ConfigError:
+  /// parameters of another dtype than fp32, fp64, bf16 and fp16.
+  OptimizerState(const ParamAndGradBuffer& buffer, const OptimizerConfig& config,
+                 const ParallelState& parallel_state);
 
-  /// Updates the parameters that this rank owns.
-  void step(const kernels::AdamWScalars& scalars);
+  /// Updates the parameters that this rank owns: step number `step`, from 1. For matrices that
+  /// Muon updates and that are cut over tensor-parallel ranks it is collective over those.
+  void step(const OptimizerConfig& config, int64_t step, const kernels::StepControl& control);
 
   /// Adds what it holds to `slices`.
   void list(std::vector<StateSlice>& slices) const;
@@ -40,17 +46,31 @@ class OptimizerState {
   struct Piece {
     ElementRange in_buffer;
     ElementRange in_state;
-    std::vector<kernels::AdamWSegment> segments;
+    std::vector<kernels::UpdateSegment> segments;
+  };
+  /// Views of a range of the buffer and of the state; what does not exist is undefined.
+  struct Views {
+    at::Tensor param, grad, master, exp_avg, exp_avg_sq, momentum;
+
+    const at::Tensor& weights() const { return master.defined() ? master : param; }
+    at::Tensor copy() const { return master.defined() ? param : at::Tensor(); }
   };
 
   /// Those tensors that exist.
   std::vector<Named> tensors() const;
+  Views views_of(const ElementRange& in_buffer, int64_t start_in_state) const;
+  void step_muon(const OptimizerConfig& config, const Piece& piece,
+                 const kernels::StepControl& control);
+  at::Tensor orthogonal_update(const NamedParameter& param, const at::Tensor& update,
+                               const OptimizerConfig& config) const;
   void note_change();
 
   const ParamAndGradBuffer* buffer_;
+  ParallelState parallel_state_;
+  UpdateRule rule_;
   std::vector<Piece> pieces_;
   at::Tensor master_;  ///< fp32 originals of bf16 and fp16 parameters; undefined for the others
-  at::Tensor exp_avg_, exp_avg_sq_;
+  at::Tensor exp_avg_, exp_avg_sq_, momentum_;
 };
 
 }  // namespace lockstep

@@ -8,15 +8,17 @@
 namespace lockstep {
 
 std::string to_json(const IterationMetrics& metrics) {
-  const nlohmann::ordered_json line = {{"iteration", metrics.iteration},
-                                       {"lm_loss", metrics.lm_loss},
-                                       {"grad_norm", metrics.grad_norm},
-                                       {"learning_rate", metrics.learning_rate},
-                                       {"consumed_samples", metrics.consumed_samples},
-                                       {"num_tokens", metrics.num_tokens},
-                                       {"iteration_ms", metrics.iteration_ms},
-                                       {"tokens_per_second", metrics.tokens_per_second},
-                                       {"skipped", metrics.skipped}};
+  nlohmann::ordered_json line = {{"iteration", metrics.iteration},
+                                 {"lm_loss", metrics.lm_loss},
+                                 {"grad_norm", metrics.grad_norm},
+                                 {"learning_rate", metrics.learning_rate},
+                                 {"consumed_samples", metrics.consumed_samples},
+                                 {"num_tokens", metrics.num_tokens},
+                                 {"iteration_ms", metrics.iteration_ms},
+                                 {"tokens_per_second", metrics.tokens_per_second},
+                                 {"skipped", metrics.skipped}};
+  if (metrics.num_zeros_in_grad) line["num_zeros_in_grad"] = *metrics.num_zeros_in_grad;
+  if (metrics.loss_scale != 1) line["loss_scale"] = metrics.loss_scale;
   return line.dump();
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <fstream>
+#include <optional>
 #include <string>
 
 namespace lockstep {
@@ -17,6 +18,9 @@ struct IterationMetrics {
   double iteration_ms = 0;
   double tokens_per_second = 0;  ///< of all ranks together
   bool skipped = false;          ///< the gradient was not finite, so nothing was updated
+  /// Of the gradient, with optimizer.log_num_zeros_in_grad.
+  std::optional<int64_t> num_zeros_in_grad = {};
+  double loss_scale = 1;  ///< of this iteration; written where it is not 1
 };
 
 /// What one validation gave.

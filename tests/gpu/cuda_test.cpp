@@ -33,7 +33,7 @@ at::Tensor wave(int64_t n, double speed, at::ScalarType dtype) {
 }
 
 TEST_F(Cuda, AdamWEqualsTheCpu) {
-  const std::vector<kernels::AdamWSegment> segments = {
+  const std::vector<kernels::UpdateSegment> segments = {
       {0, 3, true}, {3, 3000, false}, {3100, 100003, true}};
   for (const auto dtype : {at::kFloat, at::kDouble}) {
     const int64_t n = 100003;

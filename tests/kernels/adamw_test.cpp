@@ -9,7 +9,7 @@
 #include <ATen/Parallel.h>
 
 #include "lockstep/core/error.h"
-#include "lockstep/kernels/adamw_loop.h"
+#include "lockstep/kernels/narrow_floats.h"
 #include "lockstep/tests/support/adamw_scalars.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -27,7 +27,7 @@ struct Tensors {
     return {at::sin(x).to(dtype), at::cos(x * 1.7).to(dtype), (at::sin(x * 0.3) * 0.1).to(dtype),
             (at::cos(x * 0.9).square() * 0.01).to(dtype)};
   }
-  void step(const std::vector<AdamWSegment>& segments, const AdamWScalars& scalars,
+  void step(const std::vector<UpdateSegment>& segments, const AdamWScalars& scalars,
             const at::Tensor& low = {}) const {
     adamw(p, g, m, v, low, segments, scalars);
   }

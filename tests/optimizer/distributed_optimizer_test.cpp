@@ -115,7 +115,7 @@ TEST(DistributedOptimizer, SinglePrecisionAgreesToOneInAMillion) {
     run_ranks(
         setting.ranks,
         [&](const ParallelState& state) {
-          expect_close(train(state, setting, at::kFloat), expected, 5e-6, setting.text());
+          expect_close(train(state, setting, at::kFloat), expected, 1e-6, setting.text());
         },
         setting.threads());
 }

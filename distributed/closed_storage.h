@@ -1,0 +1,16 @@
+#pragma once
+
+// Internal.
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep {
+
+/// As large as `storage` and without memory: whoever asks for its data gets c10::Error with
+/// `message`.
+c10::Storage closed_twin(const c10::Storage& storage, const char* message);
+
+/// Makes `tensor` a view of `storage`, at the same place.
+void set_storage_of(const at::Tensor& tensor, const c10::Storage& storage);
+
+}  // namespace lockstep

@@ -1,0 +1,107 @@
+#include "lockstep/kernels/flat_update.h"
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/kernels/narrow_floats.h"
+
+namespace lockstep::kernels {
+
+FlatUpdate::FlatUpdate(const char* kernel, const at::Tensor& master)
+    : kernel_(kernel), master_(master) {
+  const at::ScalarType dtype = master.scalar_type();
+  require<UsageError>(dtype == at::kFloat || dtype == at::kDouble,
+                      "{}: the master weights are {}, allowed: Float, Double", kernel,
+                      at::toString(dtype));
+  require<UsageError>(master.is_contiguous(), "{}: master is not contiguous", kernel);
+}
+
+void FlatUpdate::check_shape(const char* name, const at::Tensor& tensor, bool right_dtype,
+                             const char* allowed) const {
+  require<UsageError>(tensor.is_contiguous() && tensor.numel() == master_.numel() && right_dtype &&
+                          tensor.device() == master_.device(),
+                      "{}: {} is {} elements of {} on {}, allowed: {} contiguous elements of {} on "
+                      "{}",
+                      kernel_, name, tensor.numel(), at::toString(tensor.scalar_type()),
+                      tensor.device().str(), master_.numel(), allowed, master_.device().str());
+}
+
+void FlatUpdate::check_operand(const char* name, const at::Tensor& tensor, bool allow_fp16) const {
+  const at::ScalarType dtype = tensor.scalar_type();
+  const bool narrow = dtype == at::kBFloat16 || (allow_fp16 && dtype == at::kHalf);
+  const bool wide = master_.scalar_type() == at::kDouble;
+  check_shape(name, tensor, dtype == master_.scalar_type() || (narrow && !wide),
+              wide         ? "Double"
+              : allow_fp16 ? "Float, BFloat16 or Half"
+                           : "Float or BFloat16");
+}
+
+void FlatUpdate::check_copy(const at::Tensor& tensor) const {
+  if (!tensor.defined()) return;
+  const at::ScalarType dtype = tensor.scalar_type();
+  require<UsageError>(master_.scalar_type() == at::kFloat,
+                      "{}: a copy of lower precision needs fp32 master weights", kernel_);
+  check_shape("low_precision", tensor, dtype == at::kBFloat16 || dtype == at::kHalf,
+              "BFloat16 or Half");
+}
+
+void FlatUpdate::check_segments(const std::vector<UpdateSegment>& segments) const {
+  int64_t end = 0;
+  for (const UpdateSegment& segment : segments) {
+    require<UsageError>(
+        segment.start >= end && segment.start < segment.end && segment.end <= master_.numel(),
+        "{}: segment [{}, {}) after {} in {} elements; allowed: non-empty segments in order",
+        kernel_, segment.start, segment.end, end, master_.numel());
+    end = segment.end;
+  }
+}
+
+void FlatUpdate::check_control(const StepControl& control) const {
+  require<UsageError>(
+      !control.defined() || (control.scalar_type() == at::kDouble && control.numel() == 2 &&
+                             control.is_contiguous() && control.device() == master_.device()),
+      "{}: control must be 2 contiguous elements of Double on {}", kernel_, master_.device().str());
+}
+
+std::optional<double> read_control(const StepControl& control, double grad_scale) {
+  if (!control.defined()) return grad_scale;
+  const auto* const values = control.const_data_ptr<double>();
+  if (values[1] == 0) return std::nullopt;
+  return values[0];
+}
+
+void for_segments(const std::vector<UpdateSegment>& segments,
+                  const std::function<void(int64_t, int64_t, bool)>& run) {
+  if (segments.empty()) return;
+  constexpr int64_t kGrain = 1 << 16;  // elements that are worth a thread
+  at::parallel_for(
+      segments.front().start, segments.back().end, kGrain, [&](int64_t begin, int64_t end) {
+        auto segment = std::partition_point(segments.begin(), segments.end(),
+                                            [&](const auto& s) { return s.end <= begin; });
+        for (; segment != segments.end() && segment->start < end; ++segment)
+          run(std::max(begin, segment->start), std::min(end, segment->end), segment->weight_decay);
+      });
+}
+
+FloatBlocks::FloatBlocks(const at::Tensor& tensor)
+    : data_(tensor.defined() ? tensor.data_ptr() : nullptr),
+      dtype_(tensor.defined() ? tensor.scalar_type() : at::kFloat) {}
+
+float* FloatBlocks::read(int64_t start, int64_t n, Scratch& scratch) const {
+  if (!data_) return nullptr;
+  if (is_float()) return static_cast<float*>(data_) + start;
+  const auto* const bits = static_cast<const uint16_t*>(data_) + start;
+  (dtype_ == at::kHalf ? widen_fp16_loop : widen_bf16_loop)(bits, scratch.data(), n);
+  return scratch.data();
+}
+
+void FloatBlocks::write(int64_t start, int64_t n, const float* values) const {
+  if (!data_ || is_float()) return;
+  auto* const bits = static_cast<uint16_t*>(data_) + start;
+  (dtype_ == at::kHalf ? round_to_fp16_loop : round_to_bf16_loop)(values, bits, n);
+}
+
+}  // namespace lockstep::kernels

@@ -1,0 +1,131 @@
+#pragma once
+
+// Internal: what the CUDA kernels of flat updates have in common.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "lockstep/kernels/step_control.h"
+#include "lockstep/kernels/update_segment.h"
+
+namespace lockstep::kernels {
+
+constexpr int kUpdateThreads = 256;
+constexpr int kElementsPerThread = 8;
+constexpr int64_t kElementsPerBlock = int64_t{kUpdateThreads} * kElementsPerThread;
+
+/// A flat tensor in any storage; null data for an undefined one. The branch on its dtype is the
+/// same for all threads.
+struct DeviceValues {
+  void* data = nullptr;
+  at::ScalarType dtype = at::kFloat;
+
+  DeviceValues() = default;
+  explicit DeviceValues(const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    data = tensor.data_ptr();
+    dtype = tensor.scalar_type();
+  }
+
+  template <class T>
+  __device__ T load(int64_t i) const {
+    switch (dtype) {
+      case at::kDouble:
+        return static_cast<T>(static_cast<const double*>(data)[i]);
+      case at::kBFloat16:
+        return static_cast<T>(__bfloat162float(static_cast<const __nv_bfloat16*>(data)[i]));
+      case at::kHalf:
+        return static_cast<T>(__half2float(static_cast<const __half*>(data)[i]));
+      default:
+        return static_cast<T>(static_cast<const float*>(data)[i]);
+    }
+  }
+
+  template <class T>
+  __device__ void store(int64_t i, T value) const {
+    if (!data) return;
+    switch (dtype) {
+      case at::kDouble:
+        static_cast<double*>(data)[i] = value;
+        return;
+      case at::kBFloat16:
+        static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16_rn(static_cast<float>(value));
+        return;
+      case at::kHalf:
+        static_cast<__half*>(data)[i] = __float2half_rn(static_cast<float>(value));
+        return;
+      default:
+        static_cast<float*>(data)[i] = static_cast<float>(value);
+    }
+  }
+};
+
+/// A segment as the device reads it; `weight_decay` is 0 or 1.
+struct DeviceSegment {
+  int64_t start, end, weight_decay;
+};
+
+/// The segments on the device; `blocks` of kElementsPerBlock elements cover them.
+struct DeviceSegments {
+  DeviceSegments(const std::vector<UpdateSegment>& segments, at::Device device) {
+    at::Tensor host = at::empty({static_cast<int64_t>(segments.size()), 3}, at::kLong);
+    auto* row = host.mutable_data_ptr<int64_t>();
+    for (const UpdateSegment& segment : segments) {
+      *row++ = segment.start;
+      *row++ = segment.end;
+      *row++ = segment.weight_decay;
+    }
+    table = host.to(device);
+    const int64_t span = segments.back().end - segments.front().start;
+    blocks = static_cast<unsigned>((span + kElementsPerBlock - 1) / kElementsPerBlock);
+  }
+  const DeviceSegment* data() const {
+    return reinterpret_cast<const DeviceSegment*>(table.const_data_ptr<int64_t>());
+  }
+  int64_t size() const { return table.size(0); }
+
+  at::Tensor table;
+  unsigned blocks;
+};
+
+/// Calls `update(i, weight_decay)` for the elements of this thread that lie in a segment.
+template <class Update>
+__device__ void for_elements(const DeviceSegment* segments, int64_t num_segments, Update update) {
+  const int64_t block_start = segments[0].start + blockIdx.x * kElementsPerBlock;
+  // First segment that ends behind the block's start.
+  int64_t low = 0, high = num_segments;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (segments[middle].end <= block_start)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  int64_t segment = low;
+  for (int k = 0; k < kElementsPerThread; ++k) {
+    const int64_t i = block_start + int64_t{k} * kUpdateThreads + threadIdx.x;
+    while (segment < num_segments && segments[segment].end <= i) ++segment;
+    if (segment == num_segments) return;
+    if (i >= segments[segment].start) update(i, segments[segment].weight_decay != 0);
+  }
+}
+
+/// The grad_scale of StepControl, or `grad_scale`; false if the step is to be left out.
+__device__ inline bool read_control(const double* control, double& grad_scale) {
+  if (!control) return true;
+  grad_scale = control[0];
+  return control[1] != 0;
+}
+
+inline const double* device_control(const StepControl& control) {
+  return control.defined() ? control.const_data_ptr<double>() : nullptr;
+}
+
+}  // namespace lockstep::kernels

@@ -1,0 +1,69 @@
+#pragma once
+
+// Internal: what updates of flat tensors have in common.
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/kernels/step_control.h"
+#include "lockstep/kernels/update_segment.h"
+
+namespace lockstep::kernels {
+
+/// The operands of an update of `master`, named for messages.
+class FlatUpdate {
+ public:
+  /// `kernel` is its name. UsageError: `master` is no contiguous fp32 or fp64 tensor.
+  FlatUpdate(const char* kernel, const at::Tensor& master);
+
+  /// UsageError unless `tensor` is contiguous, as long as the master weights, on their device, and
+  /// of their dtype or, beside fp32, of bf16 or with `allow_fp16` of fp16.
+  void check_operand(const char* name, const at::Tensor& tensor, bool allow_fp16) const;
+  /// UsageError unless `tensor` is undefined or a bf16 or fp16 copy of fp32 master weights.
+  void check_copy(const at::Tensor& tensor) const;
+  /// UsageError unless the segments are in order and not empty.
+  void check_segments(const std::vector<UpdateSegment>& segments) const;
+  /// UsageError unless `control` is undefined or as StepControl says.
+  void check_control(const StepControl& control) const;
+
+ private:
+  void check_shape(const char* name, const at::Tensor& tensor, bool right_dtype,
+                   const char* allowed) const;
+
+  const char* kernel_;
+  const at::Tensor& master_;
+};
+
+/// On the CPU: the grad_scale to use, or nothing if the step is to be left out.
+std::optional<double> read_control(const StepControl& control, double grad_scale);
+
+/// Calls `run(begin, end, weight_decay)` for parts of the segments, in parallel.
+void for_segments(const std::vector<UpdateSegment>& segments,
+                  const std::function<void(int64_t, int64_t, bool)>& run);
+
+/// A flat CPU tensor whose values are fp32, or are converted block by block.
+class FloatBlocks {
+ public:
+  static constexpr int64_t kBlock = 2048;
+  using Scratch = std::array<float, kBlock>;
+
+  explicit FloatBlocks(const at::Tensor& tensor);
+
+  /// Whether there is nothing to convert; also of an undefined tensor.
+  bool is_float() const { return dtype_ == at::kFloat; }
+  /// `n` values from `start` on, in place or in `scratch`; null for an undefined tensor.
+  float* read(int64_t start, int64_t n, Scratch& scratch) const;
+  /// Makes `values` those from `start` on; nothing to do where read() gave them in place.
+  void write(int64_t start, int64_t n, const float* values) const;
+
+ private:
+  void* data_;
+  at::ScalarType dtype_;
+};
+
+}  // namespace lockstep::kernels

@@ -1,0 +1,51 @@
+#include "lockstep/kernels/flat_update.cuh"
+#include "lockstep/kernels/sgd_cuda.h"
+
+namespace lockstep::kernels {
+namespace {
+
+struct Operands {
+  DeviceValues g, b, low;
+};
+
+template <class T>
+__global__ void sgd_kernel(T* p, Operands o, const DeviceSegment* segments, int64_t num_segments,
+                           T rate, T momentum, T decay, double grad_scale, const double* control) {
+  if (!read_control(control, grad_scale)) return;
+  const T scale = static_cast<T>(grad_scale);
+  for_elements(segments, num_segments, [&](int64_t i, bool weight_decay) {
+    T step = o.g.load<T>(i) * scale + (weight_decay ? p[i] * decay : T(0));
+    if (o.b.data) step += o.b.load<T>(i) * momentum;
+    o.b.store(i, step);
+    const T updated = p[i] - rate * step;
+    p[i] = updated;
+    o.low.store(i, updated);
+  });
+}
+
+template <class T>
+void launch(const at::Tensor& master, const Operands& operands, const DeviceSegments& segments,
+            const SgdScalars& s, const StepControl& control) {
+  sgd_kernel<T><<<segments.blocks, kUpdateThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(
+      master.data_ptr<T>(), operands, segments.data(), segments.size(),
+      static_cast<T>(s.learning_rate), static_cast<T>(s.momentum), static_cast<T>(s.weight_decay),
+      s.grad_scale, device_control(control));
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+}  // namespace
+
+void sgd_cuda(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& momentum_buffer,
+              const at::Tensor& low_precision, const std::vector<UpdateSegment>& segments,
+              const SgdScalars& scalars, const StepControl& control) {
+  if (segments.empty()) return;
+  const DeviceSegments table(segments, master.device());
+  const Operands operands = {DeviceValues(grad), DeviceValues(momentum_buffer),
+                             DeviceValues(low_precision)};
+  if (master.scalar_type() == at::kDouble)
+    launch<double>(master, operands, table, scalars, control);
+  else
+    launch<float>(master, operands, table, scalars, control);
+}
+
+}  // namespace lockstep::kernels

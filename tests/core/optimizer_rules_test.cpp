@@ -1,0 +1,43 @@
+#include "lockstep/core/optimizer_rules.h"
+
+#include <gtest/gtest.h>
+
+#include "lockstep/core/config_io.h"
+#include "lockstep/core/error.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep {
+namespace {
+
+using testing::throws_with;
+
+void parse(const std::vector<std::string>& overrides) { parse_config("", "empty", overrides); }
+
+TEST(OptimizerRules, NameTheFieldsThatDoNotGoTogether) {
+  const std::pair<std::vector<std::string>, const char*> cases[] = {
+      {{"optimizer.optimizer=sgd", "optimizer.exp_avg_dtype=bf16"},
+       "optimizer.exp_avg_dtype: found bf16, allowed with optimizer.optimizer = sgd: fp32"},
+      {{"train.precision=fp64", "optimizer.exp_avg_sq_dtype=bf16"},
+       "optimizer.exp_avg_sq_dtype: found bf16, allowed with train.precision = fp64"},
+      {{"optimizer.min_loss_scale=8", "optimizer.initial_loss_scale=4"},
+       "optimizer.min_loss_scale: found 8, allowed: <= optimizer.initial_loss_scale (4)"},
+      {{"ddp.align_param_gather=true"}, "ddp.align_param_gather: found true"},
+      {{"ddp.reduce_scatter_with_fp32_accumulation=true"},
+       "allowed with: ddp.use_distributed_optimizer = true"},
+      {{"ddp.reduce_scatter_with_fp32_accumulation=true", "ddp.use_distributed_optimizer=true",
+        "parallel.num_distributed_optimizer_instances=2"},
+       "parallel.num_distributed_optimizer_instances = 1 (found 2)"},
+  };
+  for (const auto& [overrides, message] : cases)
+    EXPECT_TRUE(throws_with<ConfigError>([&, o = overrides] { parse(o); }, message));
+}
+
+TEST(OptimizerRules, AcceptWhatGoesTogether) {
+  parse({"optimizer.optimizer=muon", "optimizer.exp_avg_dtype=bf16", "train.precision=bf16"});
+  parse({"ddp.use_distributed_optimizer=true", "ddp.overlap_param_gather=true",
+         "ddp.align_param_gather=true", "ddp.reduce_scatter_with_fp32_accumulation=true"});
+  parse({"train.precision=fp16", "optimizer.loss_scale=1024", "optimizer.hysteresis=1"});
+}
+
+}  // namespace
+}  // namespace lockstep

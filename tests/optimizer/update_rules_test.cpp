@@ -1,0 +1,301 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/sgd.h>
+
+#include "lockstep/core/error.h"
+#include "lockstep/optimizer/orthogonalize.h"
+#include "lockstep/optimizer/update_rule.h"
+#include "lockstep/tests/support/described_params.h"
+#include "lockstep/tests/support/distributed_training.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep {
+namespace {
+
+using testing::adamw_config;
+using testing::DescribedParams;
+using testing::kClip;
+using testing::kDecay;
+using testing::kLayers;
+using testing::kRate;
+using testing::kSamples;
+using testing::kSteps;
+using testing::reduce_gradients;
+using testing::run_backwards;
+using testing::run_ranks;
+using testing::Setting;
+using testing::SmallNet;
+using testing::throws_with;
+
+using Weights = std::vector<at::Tensor>;
+
+Weights copies(const SmallNet& net) {
+  Weights result;
+  for (const at::Tensor& param : net.parameters()) result.push_back(param.detach().clone());
+  return result;
+}
+
+OptimizerConfig config_of(OptimizerKind kind) {
+  OptimizerConfig config = adamw_config();
+  config.optimizer = kind;
+  return config;
+}
+
+bool is_matrix(const NamedParameter& param) { return param.name != "weight0"; }
+
+Weights train(const ParallelState& state, const Setting& setting, const OptimizerConfig& config,
+              at::ScalarType dtype = at::kDouble) {
+  SmallNet net(kLayers, dtype);
+  DistributedDataParallel ddp(net, state, setting.ddp(), /*disable_bucketing=*/false,
+                              config.optimizer == OptimizerKind::muon ? is_matrix : nullptr);
+  const auto optimizer = make_optimizer({&ddp}, config);
+  for (int step = 0; step < kSteps; ++step) {
+    ddp.zero_grad_buffer();
+    run_backwards(net, ddp, step, setting.microbatches, dtype);
+    reduce_gradients(ddp);
+    EXPECT_FALSE(optimizer->step().skipped);
+  }
+  ddp.finish_param_sync();
+  return copies(net);
+}
+
+/// One process of plain libtorch: `update` steps all parameters.
+template <class Update>
+Weights oracle(const SmallNet& net, Update update) {
+  for (int step = 0; step < kSteps; ++step) {
+    for (const at::Tensor& param : net.parameters())
+      if (param.grad().defined()) param.mutable_grad().reset();
+    (net.loss(SmallNet::samples(step * kSamples, kSamples)) / kSamples).backward();
+    torch::nn::utils::clip_grad_norm_(net.parameters(), kClip);
+    update();
+  }
+  return copies(net);
+}
+
+void expect_close(const Weights& found, const Weights& expected, double tolerance,
+                  const std::string& what) {
+  for (size_t i = 0; i < expected.size(); ++i)
+    EXPECT_LE((found[i].to(at::kDouble) - expected[i]).abs().max().item<double>(),
+              tolerance * expected[i].abs().max().item<double>())
+        << what << ", parameter " << i;
+}
+
+const Setting kSettings[] = {
+    {.ranks = 1, .distributed = false},
+    {.ranks = 2, .microbatches = 2, .distributed = false, .bucket_size = 40},
+    {.ranks = 2, .microbatches = 5, .overlap_gather = true, .bucket_size = 40},
+    {.ranks = 3, .overlap_reduce = false},
+    {.ranks = 4, .instances = 2, .microbatches = 2, .overlap_gather = true, .bucket_size = 60},
+    {.ranks = 6, .microbatches = 2, .bucket_size = 1}};
+
+void expect_every_setting_follows(const Weights& expected, const OptimizerConfig& config,
+                                  double tolerance) {
+  for (const Setting& setting : kSettings)
+    run_ranks(
+        setting.ranks,
+        [&](const ParallelState& state) {
+          expect_close(train(state, setting, config), expected, tolerance, setting.text());
+        },
+        setting.threads());
+}
+
+TEST(Sgd, TwentyStepsFollowPlainLibtorchInEverySetting) {
+  for (const double momentum : {0.0, 0.9}) {
+    SmallNet net(kLayers);
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    for (const bool matrices : {true, false}) {
+      Weights params;
+      for (const at::Tensor& p : net.parameters())
+        if ((p.dim() > 1) == matrices) params.push_back(p);
+      groups.emplace_back(params,
+                          std::make_unique<torch::optim::SGDOptions>(
+                              torch::optim::SGDOptions(kRate).momentum(momentum).weight_decay(
+                                  matrices ? kDecay : 0)));
+    }
+    torch::optim::SGD theirs(groups, torch::optim::SGDOptions(kRate));
+    const Weights expected = oracle(net, [&] { theirs.step(); });
+    OptimizerConfig config = config_of(OptimizerKind::sgd);
+    config.sgd_momentum = momentum;
+    expect_every_setting_follows(expected, config, 1e-12);
+  }
+}
+
+/// The iteration as a polynomial of the singular values.
+at::Tensor by_singular_values(const at::Tensor& matrix, int64_t iterations) {
+  const double triples[5][3] = {{4.0848, -6.8946, 2.9270},
+                                {3.9505, -6.3029, 2.6377},
+                                {3.7418, -5.5913, 2.3037},
+                                {2.8769, -3.1427, 1.2046},
+                                {2.8366, -3.0525, 1.2012}};
+  const auto [u, s, v] = at::linalg_svd(matrix, /*full_matrices=*/false);
+  at::Tensor x = s / at::linalg_vector_norm(matrix);
+  for (int64_t i = 0; i < iterations; ++i) {
+    const double* const t = triples[i % 5];
+    x = t[0] * x + t[1] * x.pow(3) + t[2] * x.pow(5);
+  }
+  return u.mm(x.diag()).mm(v);
+}
+
+TEST(Muon, OrthogonalizesBySingularValues) {
+  for (const auto& [rows, columns] : {std::pair{5, 5}, {3, 8}, {9, 4}, {1, 6}})
+    for (const int64_t iterations : {1, 5, 7}) {
+      const at::Tensor matrix =
+          at::sin(at::arange(rows * columns, at::kDouble) * 1.3).view({rows, columns});
+      EXPECT_TRUE(at::allclose(orthogonalize(matrix, iterations),
+                               by_singular_values(matrix, iterations), 1e-9, 1e-11))
+          << rows << columns << iterations;
+    }
+  const at::Tensor singular = at::linalg_svdvals(orthogonalize(at::eye(4) * 3, 5));
+  EXPECT_TRUE(at::allclose(singular, at::ones({4}), 0.4));
+  EXPECT_DOUBLE_EQ(muon_scale(16, 4, MuonScaleMode::spectral), 4);
+  EXPECT_DOUBLE_EQ(muon_scale(16, 4, MuonScaleMode::unit_rms_norm), 2);
+  EXPECT_DOUBLE_EQ(muon_scale(4, 16, MuonScaleMode::unit_rms_norm), 0.5);
+  EXPECT_DOUBLE_EQ(muon_scale(4, 16, MuonScaleMode::shape_scaling), 1);
+}
+
+/// Muon on what is_matrix() chooses, AdamW on the rest, written out.
+class MuonOracle {
+ public:
+  MuonOracle(const SmallNet& net, bool nesterov) : net_(net), nesterov_(nesterov) {
+    for (const at::Tensor& param : net.parameters())
+      for (auto* list : {&means_, &squares_}) list->push_back(at::zeros_like(param));
+  }
+
+  void step() {
+    const at::NoGradGuard no_grad;
+    ++steps_;
+    const auto params = net_.parameters();
+    for (size_t i = 0; i < params.size(); ++i) {
+      at::Tensor p = params[i];
+      const at::Tensor g = p.grad();
+      const double decay = p.dim() > 1 ? kRate * kDecay : 0;
+      p.mul_(1 - decay);
+      if (p.dim() > 1 && i > 0) {
+        means_[i] = 0.95 * means_[i] + 0.05 * g;
+        const at::Tensor u = nesterov_ ? 0.05 * g + 0.95 * means_[i] : means_[i];
+        const double scale = std::sqrt(static_cast<double>(std::max(p.size(0), p.size(1))));
+        p.sub_(kRate * scale * 0.5 * by_singular_values(u, 5));
+        continue;
+      }
+      means_[i] = 0.9 * means_[i] + 0.1 * g;
+      squares_[i] = 0.95 * squares_[i] + 0.05 * g * g;
+      p.sub_(kRate * (means_[i] / (1 - std::pow(0.9, steps_))) /
+             ((squares_[i] / (1 - std::pow(0.95, steps_))).sqrt() + 1e-8));
+    }
+  }
+
+ private:
+  const SmallNet& net_;
+  bool nesterov_;
+  Weights means_, squares_;
+  int steps_ = 0;
+};
+
+TEST(Muon, TwentyStepsFollowTheFormulasInEverySetting) {
+  for (const bool nesterov : {false, true}) {
+    const SmallNet net(kLayers);
+    MuonOracle muon(net, nesterov);
+    const Weights expected = oracle(net, [&] { muon.step(); });
+    OptimizerConfig config = config_of(OptimizerKind::muon);
+    config.muon_use_nesterov = nesterov;
+    config.muon_extra_scale_factor = 0.5;
+    expect_every_setting_follows(expected, config, 1e-9);
+  }
+}
+
+TEST(Muon, AMatrixThatIsCutOverTensorParallelRanksIsUpdatedAsAWhole) {
+  const auto value = [](int64_t rows, int64_t columns, double pace) {
+    return at::sin(at::arange(rows * columns, at::kDouble) * pace).view({rows, columns});
+  };
+  const auto run = [&](const ParallelState& state, const std::optional<int64_t>& dim) {
+    const int64_t tp = state.grids().size(GroupKind::tp);
+    const auto part = [&](const at::Tensor& whole) {
+      if (!dim) return whole;
+      const int64_t rank = state.group(GroupKind::tp).rank();
+      return whole.chunk(tp, *dim)[static_cast<size_t>(rank)].contiguous();
+    };
+    ParamDescription description;
+    if (dim) description.placements[MeshAxis::tp] = Shard{*dim};
+    DescribedParams module;
+    module.add("weight", part(value(8, 6, 1.1)).sizes().vec(), description);
+    {
+      const at::NoGradGuard no_grad;
+      at::Tensor(module["weight"]).copy_(part(value(8, 6, 1.1)));
+    }
+    DistributedDataParallelConfig ddp_config;
+    ddp_config.use_distributed_optimizer = true;
+    DistributedDataParallel ddp(module, state, ddp_config, false,
+                                [](const NamedParameter&) { return true; });
+    OptimizerConfig config = config_of(OptimizerKind::muon);
+    config.clip_grad = 0;
+    const auto optimizer = make_optimizer({&ddp}, config);
+    for (int step = 0; step < 3; ++step) {
+      ddp.zero_grad_buffer();
+      module.backward([&](auto&&, auto&&) { return part(value(8, 6, 0.7 + step)); });
+      finalize_model_grads({&ddp}, at::ones({}));
+      optimizer->step();
+    }
+    return module["weight"].detach().clone();
+  };
+  const at::Tensor whole = run(ParallelState::single_process(), {});
+  for (const int64_t dim : {0, 1})
+    run_ranks(
+        4,
+        [&](const ParallelState& state) {
+          const at::Tensor found = run(state, dim);
+          const int64_t rank = state.group(GroupKind::tp).rank();
+          EXPECT_TRUE(at::allclose(found, whole.chunk(2, dim)[static_cast<size_t>(rank)], 1e-10))
+              << dim;
+        },
+        {.sizes = {.tensor = 2}});
+}
+
+TEST(Moments, InBf16FollowThoseInFp32AndTakeHalfTheMemory) {
+  OptimizerConfig narrow = adamw_config();
+  narrow.exp_avg_dtype = narrow.exp_avg_sq_dtype = StateDtype::bf16;
+  const Setting setting = {.ranks = 3, .bucket_size = 40};
+  run_ranks(3, [&](const ParallelState& state) {
+    const Weights expected = train(state, setting, adamw_config(), at::kFloat);
+    const Weights found = train(state, setting, narrow, at::kFloat);
+    for (size_t i = 0; i < found.size(); ++i) {
+      const double most = (found[i] - expected[i]).abs().max().item<double>();
+      EXPECT_LT(most, 0.02) << i;  // of 20 steps of 0.01
+      EXPECT_GT(most, 0) << i;
+    }
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      SmallNet net(kLayers, dtype);
+      DistributedDataParallel ddp(net, state, setting.ddp());
+      for (const OptimizerConfig& config :
+           {adamw_config(), narrow, config_of(OptimizerKind::sgd)}) {
+        const DistributedOptimizer optimizer({&ddp}, config);
+        const auto bytes = static_cast<int64_t>(at::elementSize(dtype));
+        EXPECT_EQ(optimizer.state_bytes(),
+                  ddp.buffers()[0]->owned_numel() *
+                      state_bytes_of_element(config, rule_of(config.optimizer, false), bytes));
+      }
+    }
+  });
+  SmallNet net;
+  DistributedDataParallel ddp(net, ParallelState::single_process());
+  EXPECT_TRUE(throws_with<ConfigError>([&] { Optimizer({&ddp}, narrow); },
+                                       "optimizer.exp_avg_dtype: found bf16"));
+}
+
+TEST(StateBytes, AreTheFormulas) {
+  OptimizerConfig config;
+  EXPECT_EQ(state_bytes_of_element(config, UpdateRule::adam, 2), 12);
+  EXPECT_EQ(state_bytes_of_element(config, UpdateRule::adam, 4), 8);
+  EXPECT_EQ(state_bytes_of_element(config, UpdateRule::adam, 8), 16);
+  EXPECT_EQ(state_bytes_of_element(config, UpdateRule::muon, 2), 8);
+  EXPECT_EQ(state_bytes_of_element(config, UpdateRule::sgd, 2), 8);
+  config.sgd_momentum = 0;
+  EXPECT_EQ(state_bytes_of_element(config, UpdateRule::sgd, 4), 0);
+  config.exp_avg_dtype = StateDtype::bf16;
+  EXPECT_EQ(state_bytes_of_element(config, UpdateRule::adam, 2), 10);
+}
+
+}  // namespace
+}  // namespace lockstep
