@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "lockstep/core/check.h"
+
 namespace lockstep {
 namespace {
 
@@ -23,6 +25,9 @@ struct Recompute : torch::autograd::Function<Recompute> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    require<UsageError>(!at::GradMode::is_enabled(),
+                        "recompute: found backward with create_graph, allowed: without; there is "
+                        "no second derivative");
     const variable_list saved = context->get_saved_variables();
     variable_list inputs;
     for (const at::Tensor& tensor : saved)

@@ -14,7 +14,8 @@ using RecomputedFunction = std::function<at::Tensor(const std::vector<at::Tensor
 /// the same value and the same gradients, those of parameters that the function uses included, in
 /// exchange for one more forward. A parameter must be used in one recomputed function only, because
 /// each use passes its gradient on by itself. Backward must be torch::autograd::backward, not
-/// torch::autograd::grad, which would not reach the parameters.
+/// torch::autograd::grad, which would not reach the parameters; with create_graph it is a
+/// UsageError.
 at::Tensor recompute(const RecomputedFunction& function, const std::vector<at::Tensor>& inputs);
 
 }  // namespace lockstep

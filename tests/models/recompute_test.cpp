@@ -6,9 +6,11 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/core/error.h"
 #include "lockstep/distributed/finalize_model_grads.h"
 #include "lockstep/models/gpt/gpt_model.h"
 #include "lockstep/tests/support/rank_threads.h"
+#include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep {
 namespace {
@@ -36,6 +38,14 @@ TEST(Recompute, ReachesParametersWhereNoInputNeedsAGradient) {
       .sum()
       .backward();
   EXPECT_TRUE(at::equal(weight.grad(), at::ones({2})));
+}
+
+TEST(Recompute, RefusesSecondDerivatives) {
+  const at::Tensor x = at::ones({2}, at::kDouble).requires_grad_(true);
+  const at::Tensor y = recompute([](const auto& in) { return in[0].sin(); }, {x});
+  EXPECT_TRUE(testing::throws_with<UsageError>(
+      [&] { y.sum().backward({}, /*retain_graph=*/true, /*create_graph=*/true); },
+      "recompute: found backward with create_graph"));
 }
 
 TEST(Recompute, WithoutGradientsItIsAPlainCall) {
