@@ -59,10 +59,6 @@ void GradSyncState::set_microbatches(int64_t count) {
   microbatches_ = count;
 }
 
-bool GradSyncState::is_ready(int64_t param) const {
-  return counts_[static_cast<size_t>(param)].synchronized == microbatches_;
-}
-
 GradSyncState::Launch GradSyncState::on_gradient(int64_t param, bool synchronize) {
   const std::string& name = params_[static_cast<size_t>(param)].name;
   require<UsageError>(phase_ != Phase::ready,

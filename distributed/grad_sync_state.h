@@ -80,6 +80,10 @@ class GradSyncState {
   void reset();
 
   Phase phase() const { return phase_; }
+  /// Whether the parameter has its gradient of the last micro-batch.
+  bool is_ready(int64_t param) const {
+    return counts_[static_cast<size_t>(param)].synchronized == microbatches_;
+  }
   /// "idle", "accumulating 1/2" (only "accumulating 1" where the caller states the last one),
   /// "reducing", "ready"
   std::string phase_text() const;
@@ -93,7 +97,6 @@ class GradSyncState {
     int32_t synchronized = 0;  ///< those that counted towards being ready
   };
 
-  bool is_ready(int64_t param) const;
   std::string list_missing(bool needs_ready, size_t& missing) const;
   void refuse_missing(bool needs_ready) const;
   Launch launch_ready();

@@ -1,0 +1,61 @@
+#include "lockstep/distributed/comm_hooks.h"
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/distributed/sparse_all_reduce.h"
+#include "lockstep/parallel_state/collectives.h"
+
+namespace lockstep {
+
+std::string GradBucket::label() const {
+  return fmt::format("bucket {} ('{}' to '{}')", index, parameters->front().name,
+                     parameters->back().name);
+}
+
+std::vector<at::Tensor> GradBucket::gradients() const {
+  std::vector<at::Tensor> parts;
+  int64_t offset = 0;
+  for (const NamedParameter& param : *parameters) {
+    const int64_t numel = param.tensor.numel();
+    parts.push_back(buffer.narrow(0, offset, numel).view(param.tensor.sizes()));
+    offset += numel;
+  }
+  return parts;
+}
+
+CommHook::Finish AllReduceHook::start(const GradBucket& bucket) {
+  if (bucket.buffer.layout() == at::kSparse)
+    return start_sparse_all_reduce(bucket.group, bucket.buffer, bucket.sparse_rows, bucket.divisor,
+                                   bucket.label());
+  Work work =
+      all_reduce(bucket.group, bucket.buffer, {ReduceOp::sum, 1, bucket.divisor}, bucket.label());
+  return [work, buffer = bucket.buffer]() mutable {
+    work.wait();
+    return buffer;
+  };
+}
+
+CompressHook::CompressHook(at::ScalarType dtype, std::shared_ptr<CommHook> inner)
+    : dtype_(dtype), inner_(std::move(inner)) {
+  require<ConfigError>(dtype == at::kHalf || dtype == at::kBFloat16,
+                       "compress hook: found {}, allowed: Half, BFloat16", at::toString(dtype));
+}
+
+std::string CompressHook::name() const {
+  return fmt::format("{}-compress({})", dtype_ == at::kHalf ? "fp16" : "bf16", inner_->name());
+}
+
+CommHook::Finish CompressHook::start(const GradBucket& bucket) {
+  if (bucket.buffer.layout() == at::kSparse) return inner_->start(bucket);
+  GradBucket compressed = bucket;
+  compressed.buffer = bucket.buffer.to(dtype_);
+  return [finish = inner_->start(compressed), buffer = bucket.buffer] {
+    return at::Tensor(buffer).copy_(finish());
+  };
+}
+
+FunctionHook::FunctionHook(std::string name, Function function)
+    : name_(std::move(name)), function_(std::move(function)) {}
+
+}  // namespace lockstep

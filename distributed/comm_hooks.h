@@ -1,0 +1,89 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/core/parameters.h"
+#include "lockstep/parallel_state/process_group.h"
+
+/// Communication hooks: how a Reducer combines a bucket over the ranks. Without one it scales by
+/// 1 / divisor and adds. With one the hook does all of it, the division too.
+namespace lockstep {
+
+/// A bucket whose gradients are all there.
+struct GradBucket {
+  int64_t index = 0;     ///< in the order in which buckets are reduced
+  bool is_last = false;  ///< of the iteration
+  /// The gradients: [numel] of the bucket's dtype, or one sparse COO gradient.
+  at::Tensor buffer;
+  /// In the order of `buffer`. Lives as long as the Reducer.
+  const std::vector<NamedParameter>* parameters = nullptr;
+  ProcessGroup group;   ///< over which to combine
+  int64_t divisor = 1;  ///< the result is the sum over the ranks divided by it
+  /// Of a sparse gradient: the rows that it has on any rank, sorted [rows], where the caller of
+  /// Reducer::set_sparse_metadata knows them; else undefined.
+  at::Tensor sparse_rows = {};
+
+  /// "bucket 3 ('a.weight' to 'b.bias')", for labels of collectives.
+  std::string label() const;
+  /// Parts of `buffer`, one a parameter, in its shape. Only of dense buckets.
+  std::vector<at::Tensor> gradients() const;
+};
+
+/// Combines buckets. One object serves one Reducer: it may keep state between iterations. Called on
+/// the thread that runs backward, on every rank for the same buckets in the same order, also by
+/// ranks that have run out of inputs (Reducer::join), which give zeros.
+class CommHook {
+ public:
+  /// Returns the combined gradients, once they are there: of the dtype and size of
+  /// GradBucket::buffer, or that tensor itself.
+  using Finish = std::function<at::Tensor()>;
+
+  virtual ~CommHook() = default;
+  /// For logs: "all-reduce", "fp16-compress(all-reduce)".
+  virtual std::string name() const = 0;
+  /// Starts to combine; what it starts runs beside backward. What it returns is called once, after
+  /// backward, in the order of the buckets; it may communicate as well.
+  virtual Finish start(const GradBucket& bucket) = 0;
+};
+
+/// The sum divided by the divisor, dense or sparse: what a Reducer without a hook does.
+class AllReduceHook : public CommHook {
+ public:
+  std::string name() const override { return "all-reduce"; }
+  Finish start(const GradBucket& bucket) override;
+};
+
+/// Converts to a narrower dtype on the way: half of the bytes of fp32. `inner` combines what was
+/// converted. Sparse gradients go to `inner` as they are.
+class CompressHook : public CommHook {
+ public:
+  /// `dtype`: at::kHalf or at::kBFloat16, else ConfigError.
+  explicit CompressHook(at::ScalarType dtype,
+                        std::shared_ptr<CommHook> inner = std::make_shared<AllReduceHook>());
+  std::string name() const override;
+  Finish start(const GradBucket& bucket) override;
+
+ private:
+  at::ScalarType dtype_;
+  std::shared_ptr<CommHook> inner_;
+};
+
+/// A function of the caller's as a hook.
+class FunctionHook : public CommHook {
+ public:
+  using Function = std::function<Finish(const GradBucket&)>;
+  FunctionHook(std::string name, Function function);
+  std::string name() const override { return name_; }
+  Finish start(const GradBucket& bucket) override { return function_(bucket); }
+
+ private:
+  std::string name_;
+  Function function_;
+};
+
+}  // namespace lockstep

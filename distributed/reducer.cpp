@@ -1,0 +1,291 @@
+#include "lockstep/distributed/reducer.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include <ATen/ATen.h>
+#include <torch/nn/modules/embedding.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/distributed/parameter_check.h"
+#include "lockstep/distributed/reducer_assignment.h"
+#include "lockstep/distributed/reducer_impl.h"
+#include "lockstep/parallel_state/collectives.h"
+
+namespace lockstep {
+namespace {
+
+std::string options_text(const ReducerOptions& o) {
+  return fmt::format(
+      "bucket_bytes_caps [{}], initial_bucket_bytes_caps [{}], {} explicit buckets, "
+      "rebuild_buckets {}, find_unused_parameters {}, skip_all_reduce_unused_params {}, "
+      "static_graph {}, gradient_as_bucket_view {}, sparse_parameters [{}], reduce_dtype {}, "
+      "broadcast_parameters {}",
+      fmt::join(o.bucket_bytes_caps, ", "), fmt::join(o.initial_bucket_bytes_caps, ", "),
+      o.bucket_indices.size(), o.rebuild_buckets, o.find_unused_parameters,
+      o.skip_all_reduce_unused_params, o.static_graph, o.gradient_as_bucket_view,
+      fmt::join(o.sparse_parameters, ", "), o.reduce_dtype ? at::toString(*o.reduce_dtype) : "none",
+      o.broadcast_parameters);
+}
+
+void check_same_options(const ReducerOptions& options, const ProcessGroup& group) {
+  if (group.size() == 1) return;
+  const auto texts = all_gather_texts(group, options_text(options), "reducer options");
+  for (size_t i = 1; i < texts.size(); ++i)
+    require<CommunicationError>(texts[i] == texts[0],
+                                "the ranks of group {} have different Reducer options: {} on rank "
+                                "{} and {} on rank {}",
+                                group.to_string(), texts[0], group.ranks()[0], texts[i],
+                                group.ranks()[i]);
+}
+
+void check_options(const ReducerOptions& o) {
+  const auto positive = [](const std::vector<int64_t>& caps) {
+    return std::all_of(caps.begin(), caps.end(), [](int64_t cap) { return cap >= 1; });
+  };
+  require<ConfigError>(!o.bucket_bytes_caps.empty() && positive(o.bucket_bytes_caps) &&
+                           positive(o.initial_bucket_bytes_caps),
+                       "Reducer: bucket_bytes_caps: found [{}] and [{}], allowed: one or more "
+                       "numbers >= 1",
+                       fmt::join(o.bucket_bytes_caps, ", "),
+                       fmt::join(o.initial_bucket_bytes_caps, ", "));
+  require<ConfigError>(
+      !o.skip_all_reduce_unused_params || (o.find_unused_parameters && !o.static_graph),
+      "Reducer: skip_all_reduce_unused_params: found true, allowed with: "
+      "find_unused_parameters = true and static_graph = false");
+  require<ConfigError>(!o.reduce_dtype || at::isFloatingType(*o.reduce_dtype),
+                       "Reducer: reduce_dtype: found {}, allowed: a floating-point type",
+                       o.reduce_dtype ? at::toString(*o.reduce_dtype) : "none");
+}
+
+std::vector<NamedParameter> trained(const std::vector<NamedParameter>& parameters) {
+  std::vector<NamedParameter> result;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const NamedParameter& param : parameters) {
+    refuse_hooked(param);
+    if (!param.tensor.requires_grad()) continue;
+    require<UsageError>(seen.insert(param.tensor.unsafeGetTensorImpl()).second,
+                        "Reducer: parameter '{}' is listed twice; list each tensor once",
+                        param.name);
+    result.push_back(param);
+  }
+  require<UsageError>(!result.empty(),
+                      "Reducer: not needed, none of the {} parameters requires a gradient",
+                      parameters.size());
+  return result;
+}
+
+std::vector<bool> sparse_flags(const std::vector<NamedParameter>& params,
+                               const std::vector<std::string>& names) {
+  std::vector<bool> flags(params.size(), false);
+  for (const std::string& name : names) {
+    const auto found = std::find_if(params.begin(), params.end(),
+                                    [&](const NamedParameter& p) { return p.name == name; });
+    require<ConfigError>(found != params.end(),
+                         "Reducer: sparse_parameters: found '{}', allowed: names of trained "
+                         "parameters",
+                         name);
+    require<ConfigError>(found->tensor.device().is_cpu(),
+                         "Reducer: sparse_parameters: '{}' is on {}; NCCL does not reduce sparse "
+                         "gradients, allowed: parameters on the CPU, or dense gradients (an "
+                         "embedding with sparse = false)",
+                         name, found->tensor.device().str());
+    flags[static_cast<size_t>(found - params.begin())] = true;
+  }
+  return flags;
+}
+
+std::vector<std::string> sparse_embeddings(const torch::nn::Module& module) {
+  std::vector<std::string> names;
+  const auto look_at = [&](const torch::nn::Module& candidate, const std::string& prefix) {
+    const auto* embedding = dynamic_cast<const torch::nn::EmbeddingImpl*>(&candidate);
+    const auto* bag = dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&candidate);
+    if ((embedding && embedding->options.sparse() && embedding->weight.requires_grad()) ||
+        (bag && bag->options.sparse() && bag->weight.requires_grad()))
+      names.push_back(prefix + "weight");
+  };
+  look_at(module, "");
+  for (const auto& item : module.named_modules("", /*include_self=*/false))
+    look_at(*item.value(), item.key() + ".");
+  return names;
+}
+
+ReducerOptions with_sparse_embeddings(ReducerOptions options, const torch::nn::Module& module) {
+  for (std::string& name : sparse_embeddings(module))
+    if (std::find(options.sparse_parameters.begin(), options.sparse_parameters.end(), name) ==
+        options.sparse_parameters.end())
+      options.sparse_parameters.push_back(std::move(name));
+  return options;
+}
+
+}  // namespace
+
+Reducer::Impl::Impl(std::vector<NamedParameter> parameters, std::vector<at::Tensor> module_buffers,
+                    const ProcessGroup& process_group, const ReducerOptions& reducer_options)
+    : options(reducer_options),
+      group(process_group),
+      untrained(std::move(module_buffers)),
+      params(trained(parameters)),
+      sparse(sparse_flags(params, reducer_options.sparse_parameters)),
+      divisor(process_group.size()) {
+  check_options(options);
+  check_same_parameters(parameters, group);
+  check_same_options(options, group);
+  for (const NamedParameter& param : parameters)
+    if (!param.tensor.requires_grad()) untrained.push_back(param.tensor);
+  if (options.find_unused_parameters || options.static_graph)
+    usage = std::make_unique<ParameterUsage>(params, group);
+  if (options.static_graph) fired.assign(params.size(), 0);
+  if (options.bucket_indices.empty()) {
+    std::vector<at::Tensor> tensors;
+    for (const NamedParameter& param : params) tensors.push_back(param.tensor);
+    auto caps = options.initial_bucket_bytes_caps;
+    if (caps.empty()) caps = options.bucket_bytes_caps;
+    auto buckets_by_size = compute_bucket_assignment_by_size(tensors, caps, sparse).buckets;
+    std::reverse(buckets_by_size.begin(), buckets_by_size.end());
+    build_buckets(std::move(buckets_by_size));
+  } else {
+    build_buckets(options.bucket_indices);
+  }
+}
+
+void Reducer::Impl::build_buckets(std::vector<std::vector<size_t>> new_indices) {
+  check_bucket_indices(new_indices, params, sparse);
+  const ReducerBucket::Settings settings = {
+      .group = group,
+      .gradient_as_bucket_view = options.gradient_as_bucket_view,
+      .check_for_nan = options.check_for_nan_in_grad,
+      .reduce_dtype = options.reduce_dtype};
+  std::vector<GradSyncState::Param> counted(params.size());
+  std::vector<std::unique_ptr<ReducerBucket>> new_buckets;
+  hooks.clear();
+  places.assign(params.size(), {});
+  for (size_t b = 0; b < new_indices.size(); ++b) {
+    std::vector<NamedParameter> members;
+    for (const size_t p : new_indices[b]) members.push_back(params[p]);
+    new_buckets.push_back(std::make_unique<ReducerBucket>(std::move(members),
+                                                          sparse[new_indices[b].front()], settings,
+                                                          b, b + 1 == new_indices.size()));
+    for (size_t i = 0; i < new_indices[b].size(); ++i) {
+      const size_t p = new_indices[b][i];
+      places[p] = {new_buckets.back().get(), i};
+      counted[p] = {params[p].name, static_cast<int64_t>(b)};
+      if (!buckets.empty()) new_buckets.back()->move_in(i);
+    }
+  }
+  indices = std::move(new_indices);
+  buckets = std::move(new_buckets);
+  sync = std::make_unique<GradSyncState>(std::move(counted), static_cast<int64_t>(buckets.size()),
+                                         /*overlap=*/true, /*allow_unused=*/true);
+  for (size_t p = 0; p < params.size(); ++p)
+    hooks.emplace_back(params[p].tensor, places[p].bucket->expected_grad(places[p].index), *this,
+                       static_cast<int64_t>(p));
+}
+
+Reducer::Reducer(const torch::nn::Module& module, const ProcessGroup& group, ReducerOptions options)
+    : impl_(std::make_unique<Impl>(collect_parameters(module), module.buffers(/*recurse=*/true),
+                                   group, with_sparse_embeddings(std::move(options), module))) {
+  if (impl_->options.broadcast_parameters) broadcast_parameters();
+}
+
+Reducer::Reducer(std::vector<NamedParameter> parameters, const ProcessGroup& group,
+                 const ReducerOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(parameters), std::vector<at::Tensor>(), group,
+                                   options)) {
+  if (impl_->options.broadcast_parameters) broadcast_parameters();
+}
+
+Reducer::~Reducer() = default;
+
+void Reducer::prepare_for_forward() { impl_->prepare_for_forward(); }
+
+void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
+  impl_->prepare_for_backward(outputs);
+}
+
+void Reducer::finalize_backward() {
+  impl_->guarded([&] { impl_->refuse_open(); });
+}
+
+Reducer::NoSyncGuard Reducer::no_sync() {
+  const auto depth = impl_->no_sync_depth;
+  ++*depth;
+  return {nullptr, [depth](const void*) { --*depth; }};
+}
+
+void Reducer::zero_grad_buffer() {
+  require<UsageError>(!impl_->armed, "zero_grad_buffer: an iteration is open: {}",
+                      impl_->missing_text());
+  for (const auto& bucket : impl_->buckets) bucket->zero_grad();
+}
+
+void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
+  require<UsageError>(hook != nullptr, "register_comm_hook: found no hook");
+  require<UsageError>(!impl_->hook, "register_comm_hook: can only be called once; '{}' is there",
+                      impl_->hook ? impl_->hook->name() : "");
+  require<UsageError>(!impl_->armed, "register_comm_hook: an iteration is open");
+  impl_->hook = std::move(hook);
+}
+
+void Reducer::set_sparse_metadata(std::map<std::string, at::Tensor> rows) {
+  require<UsageError>(!impl_->joining, "set_sparse_metadata: inside join()");
+  for (const auto& [name, tensor] : rows) {
+    const auto& names = impl_->options.sparse_parameters;
+    require<UsageError>(std::find(names.begin(), names.end(), name) != names.end(),
+                        "set_sparse_metadata: found '{}', allowed: one of sparse_parameters", name);
+    require<UsageError>(tensor.dim() == 1 && tensor.scalar_type() == at::kLong,
+                        "set_sparse_metadata: '{}': found rows of {} dimensions of {}, allowed: 1 "
+                        "dimension of Long",
+                        name, tensor.dim(), at::toString(tensor.scalar_type()));
+  }
+  impl_->sparse_rows = std::move(rows);
+}
+
+void Reducer::join(const std::function<void()>& iterations, const ReducerJoinOptions& options) {
+  require<UsageError>(!impl_->joining, "join: inside join() already");
+  impl_->joining = Impl::Joining{.options = options};
+  broadcast_parameters(impl_->join(iterations));
+}
+
+void Reducer::broadcast_parameters(int64_t source) {
+  const at::NoGradGuard no_grad;
+  const auto send = [&](const std::vector<at::Tensor>& tensors, const char* label) {
+    std::vector<at::Tensor> contiguous;
+    for (const at::Tensor& tensor : tensors) contiguous.push_back(tensor.detach().contiguous());
+    broadcast(impl_->group, contiguous, source, label).wait();
+    for (size_t i = 0; i < tensors.size(); ++i)
+      if (contiguous[i].data_ptr() != tensors[i].data_ptr())
+        tensors[i].detach().copy_(contiguous[i]);
+  };
+  for (const auto& bucket : impl_->buckets) {
+    std::vector<at::Tensor> tensors;
+    for (const NamedParameter& param : bucket->params()) tensors.push_back(param.tensor);
+    send(tensors, "parameters");
+  }
+  for (const at::Tensor& tensor : impl_->untrained)
+    send({tensor}, "frozen parameters and module buffers");
+}
+
+const std::vector<std::vector<size_t>>& Reducer::bucket_indices() const { return impl_->indices; }
+
+bool Reducer::has_rebuilt_buckets() const { return impl_->rebuilt; }
+
+const std::vector<int32_t>& Reducer::used_counts() const {
+  require<UsageError>(impl_->tracks_usage(),
+                      "used_counts: allowed with find_unused_parameters or static_graph");
+  return impl_->usage->counts();
+}
+
+bool Reducer::ddp_graph_static() const { return !impl_->unused_changed; }
+
+void Reducer::set_ddp_runtime_logging_sample_rate(int64_t rate) {
+  require<ConfigError>(rate >= 1, "set_ddp_runtime_logging_sample_rate: found {}, allowed: >= 1",
+                       rate);
+  impl_->statistics.set_sample_rate(rate);
+}
+
+const std::vector<int64_t>& Reducer::get_backward_stats() const {
+  return impl_->statistics.ready();
+}
+
+}  // namespace lockstep

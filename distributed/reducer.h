@@ -1,0 +1,166 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include "lockstep/core/parameters.h"
+#include "lockstep/distributed/bucket_info.h"
+#include "lockstep/distributed/comm_hooks.h"
+#include "lockstep/distributed/reducer_logging.h"
+#include "lockstep/parallel_state/process_group.h"
+
+namespace lockstep {
+
+/// Options of a Reducer; the same on all ranks.
+struct ReducerOptions {
+  /// Bytes at which a bucket closes: of the first one, the second, ...; the last number holds from
+  /// there on. Buckets are filled in the order in which gradients got ready in the first iteration,
+  /// so the small one is the first to be reduced.
+  std::vector<int64_t> bucket_bytes_caps = {1 << 20, 25 << 20};
+  /// The same for the first iteration, where buckets are filled in the order of registration and
+  /// reduced in reverse. Empty: bucket_bytes_caps.
+  std::vector<int64_t> initial_bucket_bytes_caps = {};
+  /// Instead of initial_bucket_bytes_caps: the buckets of the first iteration, in the order in
+  /// which they are reduced, as positions among the trained parameters.
+  std::vector<std::vector<size_t>> bucket_indices = {};
+  /// Whether buckets are filled anew before the second iteration. Never with
+  /// find_unused_parameters, unless the graph is static.
+  bool rebuild_buckets = true;
+  /// Parameters may lack a gradient, others on each rank and in each iteration. Costs a walk over
+  /// the graph and an all-reduce of 4 bytes a parameter in each iteration.
+  bool find_unused_parameters = false;
+  /// With find_unused_parameters: buckets that no rank uses are not reduced. The ranks agree on
+  /// them in prepare_for_backward(), which costs one more all-reduce.
+  bool skip_all_reduce_unused_params = false;
+  /// Every iteration gives each parameter its gradient as often as the first one did. Takes what
+  /// the walk over the graph cannot see: recomputation that runs a backward of its own, parameters
+  /// used in several of them, parameters that are never used. The first iteration does not overlap.
+  bool static_graph = false;
+  /// Gradients are views of the buckets once they were there; otherwise they are copied in and out.
+  bool gradient_as_bucket_view = true;
+  /// Names of parameters with sparse gradients (embeddings with sparse = true). Each is reduced
+  /// alone. On the CPU only.
+  std::vector<std::string> sparse_parameters = {};
+  /// Dtype of the buckets, if not that of the parameters: fp32 sums for bf16 parameters, or the
+  /// other way round. With gradient_as_bucket_view it is the dtype of the gradients as well.
+  std::optional<at::ScalarType> reduce_dtype = {};
+  /// Refuses gradients that are NaN or infinite before they are sent. Not with a hook.
+  bool check_for_nan_in_grad = false;
+  /// The ranks start from the parameters (and module buffers) of the first one.
+  bool broadcast_parameters = true;
+};
+
+/// Options of Reducer::join.
+struct ReducerJoinOptions {
+  /// Divide by all ranks; otherwise by those that still have inputs.
+  bool divide_by_initial_world_size = true;
+  /// When the first rank has run out of inputs all ranks throw UsageError.
+  bool throw_on_early_termination = false;
+};
+
+/// Averages the gradients of data-parallel ranks bucket by bucket while backward still runs: the
+/// life of an iteration is that of PyTorch's c10d::Reducer, on the buffers and collectives of
+/// DistributedDataParallel. Parameters stay where they are. For loops in which what is used changes
+/// from step to step, with communication hooks, sparse gradients or uneven inputs; otherwise
+/// DistributedDataParallel costs less.
+///
+///     Reducer reducer(model, state.group(GroupKind::dp_cp));
+///     for (...) {
+///       reducer.zero_grad_buffer();
+///       reducer.prepare_for_forward();
+///       const at::Tensor loss = model.loss(batch);
+///       reducer.prepare_for_backward({loss});
+///       loss.backward();                       // gradients are averaged when it returns
+///       optimizer.step();
+///     }
+///
+/// Several forwards before their backwards are fine: each backward that was prepared is reduced. A
+/// backward that was not prepared throws, unless it runs inside no_sync(). A gradient onto an
+/// averaged one is averaged right.
+///
+/// A backward that misses parameters leaves the iteration open, because the next one may bring
+/// them; finalize_backward(), or else the next prepare_for_forward(), throws UsageError with their
+/// names, and the other ranks raise CommunicationError instead of waiting.
+class Reducer {
+ public:
+  /// Reduces the parameters that require a gradient, over `group`, whose ranks all make this call.
+  /// Compares parameters and options of the ranks: where they differ every rank throws
+  /// CommunicationError with the first difference. UsageError: nothing is trained, a parameter
+  /// listed twice or reduced already, buckets that do not hold each parameter once. ConfigError:
+  /// options that do not go together. Embeddings of `module` with sparse gradients join
+  /// sparse_parameters.
+  Reducer(const torch::nn::Module& module, const ProcessGroup& group, ReducerOptions options = {});
+  Reducer(std::vector<NamedParameter> parameters, const ProcessGroup& group,
+          const ReducerOptions& options = {});
+  /// Removes the hooks.
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  /// Before the forward of every iteration that is reduced. Throws if the iteration before is open.
+  /// Before the second one all ranks agree on new buckets. Does nothing inside no_sync().
+  void prepare_for_forward();
+  /// After the forward and before its backward. `outputs`: all from which backward will start, or
+  /// that the loss is computed from; find_unused_parameters needs them, and without them (empty)
+  /// finds out only when backward has ended. Does nothing inside no_sync().
+  void prepare_for_backward(const std::vector<at::Tensor>& outputs = {});
+  /// Throws if the iteration is open, with the names of the parameters that are missing. Backward
+  /// itself finishes the iteration when all are there.
+  void finalize_backward();
+
+  /// While the guard lives gradients are accumulated and nothing is reduced. Guards nest.
+  using NoSyncGuard = std::shared_ptr<const void>;
+  [[nodiscard]] NoSyncGuard no_sync();
+
+  /// Sets the gradients that are there to zero, a bucket at a time.
+  void zero_grad_buffer();
+
+  /// Buckets are combined by `hook` from now on. Once, between iterations; UsageError otherwise.
+  void register_comm_hook(std::shared_ptr<CommHook> hook);
+
+  /// For the next iteration: the rows (sorted, distinct) that the gradients of sparse parameters
+  /// have on any rank, by name, the same on all ranks. Then only these are sent, in one all-reduce.
+  void set_sparse_metadata(std::map<std::string, at::Tensor> rows);
+
+  /// Runs `iterations`, which may be fewer on some ranks. A rank that is through adds zeros to the
+  /// reductions of the others until all are; then all get the parameters of the last rank of those
+  /// that made the most iterations. Gradients of a rank that waits have no meaning. Nothing but
+  /// this Reducer may communicate inside, and prepare_for_forward() is inside no_sync() wherever
+  /// its backward is.
+  void join(const std::function<void()>& iterations, const ReducerJoinOptions& options = {});
+
+  /// Gives all ranks the parameters and module buffers of the rank at position `source`.
+  void broadcast_parameters(int64_t source = 0);
+
+  /// Positions among the trained parameters, in the order in which buckets are reduced.
+  const std::vector<std::vector<size_t>>& bucket_indices() const;
+  std::vector<BucketInfo> buckets() const;
+  bool has_rebuilt_buckets() const;
+  /// On how many ranks each trained parameter was used in the last iteration. With
+  /// find_unused_parameters; with static_graph that of the first one.
+  const std::vector<int32_t>& used_counts() const;
+  /// Whether this rank has left the same parameters unused in all iterations so far.
+  bool ddp_graph_static() const;
+
+  /// Times are taken in the first ten iterations and in every `rate`-th. ConfigError below 1.
+  void set_ddp_runtime_logging_sample_rate(int64_t rate);
+  /// When each trained parameter got its gradient in the last sampled iteration, ns since backward
+  /// began.
+  const std::vector<int64_t>& get_backward_stats() const;
+  ReducerLoggingData logging_data() const;
+  /// A table of the buckets, for logs.
+  std::string describe() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lockstep

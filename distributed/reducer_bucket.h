@@ -1,0 +1,84 @@
+#pragma once
+
+// Internal.
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/distributed/bucket_group.h"
+#include "lockstep/distributed/comm_hooks.h"
+#include "lockstep/distributed/param_and_grad_buffer.h"
+
+namespace lockstep {
+
+/// One bucket of a Reducer: a gradient buffer of its own with the engine's reduction, or one
+/// parameter with sparse gradients. Its parameters are named by their place in it.
+class ReducerBucket {
+ public:
+  struct Settings {
+    ProcessGroup group;
+    bool gradient_as_bucket_view = true;
+    bool check_for_nan = false;
+    std::optional<at::ScalarType> reduce_dtype = {};
+  };
+
+  /// `params` in bucket order; `sparse`: it is one, and gets sparse gradients.
+  ReducerBucket(std::vector<NamedParameter> params, bool sparse, const Settings& settings,
+                size_t index, bool is_last);
+
+  const std::vector<NamedParameter>& params() const { return params_; }
+  bool is_sparse() const { return buffer_ == nullptr; }
+  /// "bucket 2 ('layers.0.weight' to 'layers.1.bias')"
+  std::string label() const { return grad_bucket(1, {}).label(); }
+  /// Of the gradients.
+  at::ScalarType dtype() const {
+    return (buffer_ ? buffer_->grad_data() : params_.front().tensor).scalar_type();
+  }
+  /// Of the gradients; of a sparse bucket, of the gradient as if it were dense.
+  int64_t bytes() const;
+  /// What param.grad() of `place` is expected to be; undefined where no tensor is expected.
+  const at::Tensor& expected_grad(size_t place) const;
+
+  /// The gradient of `place` is there: makes it part of the bucket. `in_place`: it is already.
+  void take(size_t place, bool in_place);
+  /// `place` got no gradient in this iteration. Its share is what param.grad() held, or zero.
+  void take_unused(size_t place);
+  /// This rank adds nothing.
+  void take_zeros();
+
+  /// Starts to combine over the ranks, with `hook` or, if null, by the engine.
+  void start(CommHook* hook, int64_t divisor, const at::Tensor& sparse_rows);
+  /// Returns when that is done.
+  void finish();
+
+  /// After finish(): the gradient of `place` is where the user sees it. `used`: some rank used it;
+  /// otherwise param.grad() is what it was.
+  void give(size_t place, bool used);
+  void give_all();
+
+  /// Sets the gradients that are defined to zero.
+  void zero_grad();
+  /// param.grad() was a view of another bucket: its value moves here.
+  void move_in(size_t place);
+
+ private:
+  size_t buffer_index(size_t place) const { return params_.size() - 1 - place; }
+  bool as_view() const { return settings_.gradient_as_bucket_view; }
+  GradBucket grad_bucket(int64_t divisor, const at::Tensor& sparse_rows) const;
+
+  std::vector<NamedParameter> params_;
+  Settings settings_;
+  size_t index_;
+  bool is_last_;
+  std::unique_ptr<ParamAndGradBuffer> buffer_;  ///< null: sparse
+  std::optional<BucketGroup> group_;            ///< of `buffer_`
+  std::vector<at::Tensor> kept_;                ///< values of unused gradients, by place
+  at::Tensor sparse_;                           ///< the sparse gradient on its way
+  CommHook::Finish finish_;                     ///< of a hook under way
+};
+
+}  // namespace lockstep

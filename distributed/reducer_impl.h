@@ -1,0 +1,123 @@
+#pragma once
+
+// Internal: what the sources of the Reducer share.
+
+#include <mutex>
+
+#include "lockstep/core/error.h"
+#include "lockstep/distributed/grad_sync_state.h"
+#include "lockstep/distributed/gradient_hook.h"
+#include "lockstep/distributed/reducer.h"
+#include "lockstep/distributed/reducer_bucket.h"
+#include "lockstep/distributed/reducer_statistics.h"
+#include "lockstep/distributed/reducer_usage.h"
+
+namespace lockstep {
+
+struct Reducer::Impl final : GradientObserver {
+  /// Where a parameter lies.
+  struct Place {
+    ReducerBucket* bucket = nullptr;
+    size_t index = 0;
+  };
+
+  /// Inside join().
+  struct Joining {
+    ReducerJoinOptions options;
+    int64_t iterations = 0;  ///< of this rank
+    bool announced = false;  ///< the ranks that wait take part in the iteration that is open
+    bool ended_early = false;
+  };
+
+  Impl(std::vector<NamedParameter> parameters, std::vector<at::Tensor> module_buffers,
+       const ProcessGroup& process_group, const ReducerOptions& reducer_options);
+
+  // reducer.cpp
+  void build_buckets(std::vector<std::vector<size_t>> indices);
+
+  // reducer_iteration.cpp: what happens between two forwards.
+  void prepare_for_forward();
+  void rebuild_if_due();
+  void prepare_for_backward(const std::vector<at::Tensor>& outputs);
+  void skip_unused_buckets();
+  void on_gradient(int64_t position, bool in_place) override;
+  void arm(int64_t position);
+  bool completes(size_t param, bool has_gradient);
+  void mark_unused();
+  void launch(GradSyncState::Launch buckets);
+  void end_backward_later();
+  void end_backward();
+  void complete_missing();
+  void finish_reductions();
+  void finalize();
+  void refuse_open() const;
+  std::string missing_text() const;
+
+  // reducer_join.cpp
+  int64_t count_active(bool active);
+  void meet_waiting_ranks();
+  void shadow_iteration();
+  int64_t join(const std::function<void()>& iterations);
+
+  bool finds_unused() const { return options.find_unused_parameters && !options.static_graph; }
+  bool counts_firings() const { return options.static_graph && expected.empty(); }
+  bool tracks_usage() const { return usage != nullptr; }
+  bool is_skipped(size_t bucket) const { return !skipped.empty() && skipped[bucket]; }
+
+  /// Runs a piece of an iteration. If it throws, the ranks that wait for this one are told.
+  template <class Body>
+  void guarded(Body body) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    try {
+      body();
+    } catch (const Error& error) {
+      if (failure.empty()) failure = error.what();
+      group.post_failure(error.what());
+      throw;
+    }
+  }
+
+  ReducerOptions options;
+  ProcessGroup group;
+  std::vector<at::Tensor> untrained;  ///< frozen parameters and module buffers
+  std::vector<NamedParameter> params;
+  std::vector<bool> sparse;
+  std::shared_ptr<CommHook> hook;
+  std::map<std::string, at::Tensor> sparse_rows;
+
+  std::vector<std::vector<size_t>> indices;
+  std::vector<std::unique_ptr<ReducerBucket>> buckets;
+  std::vector<Place> places;
+  std::unique_ptr<GradSyncState> sync;
+  bool rebuilt = false;
+  std::vector<int64_t> initial_bytes;  ///< of the buckets before they were rebuilt
+
+  int64_t iteration = 0;
+  int64_t reductions = 0;  ///< iterations that were reduced, of all ranks
+  int64_t prepared = 0;    ///< backwards that were prepared and have not begun
+  bool armed = false;      ///< an iteration is open
+  bool all_launched = false;
+  bool ends_later = false;  ///< the running backward will call end_backward()
+  bool plain = true;        ///< a gradient needs no more than to be counted
+  std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
+
+  std::vector<int64_t> ready_order;  ///< of the first iteration
+  std::vector<int32_t> fired;        ///< with static_graph: gradients of this iteration
+  std::vector<int32_t> expected;     ///< those of the first one; empty until it is over
+
+  std::unique_ptr<ParameterUsage> usage;  ///< with find_unused_parameters or static_graph
+  std::vector<bool> skipped;              ///< buckets, with skip_all_reduce_unused_params
+  std::vector<bool> last_unused;
+  bool unused_changed = false;
+
+  std::optional<Joining> joining;
+  int64_t divisor;
+  int64_t buckets_reduced = 0;  ///< in the last iteration
+  ReducerStatistics statistics;
+  std::string failure;
+  std::shared_ptr<int> alive = std::make_shared<int>(0);
+  std::mutex mutex;
+  std::vector<GradientHook> hooks;  // last, so that they go first
+};
+
+}  // namespace lockstep

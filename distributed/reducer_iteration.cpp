@@ -1,0 +1,271 @@
+// The life of an iteration: prepared, armed by the first gradient, reduced bucket by bucket, closed
+// when backward has ended.
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/distributed/reducer_assignment.h"
+#include "lockstep/distributed/reducer_impl.h"
+#include "lockstep/parallel_state/collectives.h"
+
+namespace lockstep {
+
+void Reducer::Impl::prepare_for_forward() {
+  if (*no_sync_depth > 0) return;
+  guarded([&] { refuse_open(); });
+  if (joining) meet_waiting_ranks();
+  guarded([&] {
+    rebuild_if_due();
+    statistics.begin_forward(++iteration);
+  });
+}
+
+void Reducer::Impl::rebuild_if_due() {
+  if (rebuilt || reductions == 0 || !options.rebuild_buckets || finds_unused()) return;
+  rebuilt = true;
+  for (const auto& bucket : buckets) initial_bytes.push_back(bucket->bytes());
+  std::vector<bool> listed(params.size(), false);
+  std::vector<int64_t> order;
+  const auto add = [&](size_t p) {
+    if (listed[p]) return;
+    listed[p] = true;
+    order.push_back(static_cast<int64_t>(p));
+  };
+  // From the back: a parameter that got several gradients is ready with its last one.
+  for (size_t i = ready_order.size(); i-- > 0;) add(static_cast<size_t>(ready_order[i]));
+  std::reverse(order.begin(), order.end());
+  for (size_t p = params.size(); p-- > 0;) add(p);
+  const at::Tensor agreed = at::tensor(order, at::kLong);
+  broadcast(group, agreed, 0, "order of gradients").wait();
+  std::vector<at::Tensor> tensors;
+  std::vector<size_t> positions;
+  for (int64_t i = 0; i < agreed.numel(); ++i) {
+    positions.push_back(static_cast<size_t>(agreed[i].item<int64_t>()));
+    tensors.push_back(params[positions.back()].tensor);
+  }
+  build_buckets(
+      compute_bucket_assignment_by_size(tensors, options.bucket_bytes_caps, sparse, positions)
+          .buckets);
+}
+
+void Reducer::Impl::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
+  if (*no_sync_depth > 0) return;
+  guarded([&] {
+    refuse_open();
+    if (prepared++ == 0 && usage) usage->forget_search();
+    ends_later = false;
+    statistics.begin_backward(params.size(), buckets.size());
+    if (finds_unused()) {
+      if (outputs.empty()) usage->assume_all();
+      usage->search(outputs);
+    }
+    if (options.skip_all_reduce_unused_params) skip_unused_buckets();
+    if (finds_unused() && prepared == 1 && !usage->any_reachable()) {
+      ends_later = true;  // there is no backward that would end it
+      arm(0);
+      end_backward();
+      return;
+    }
+    if (!finds_unused() && !counts_firings()) return;
+    // Backward may run others inside it; only the outermost sees the outputs.
+    for (const at::Tensor& output : outputs)
+      if (output.defined() && output.grad_fn())
+        output.register_hook([this, is_alive = std::weak_ptr<int>(alive)](const at::Tensor&) {
+          if (is_alive.lock()) end_backward_later();
+        });
+  });
+}
+
+void Reducer::Impl::skip_unused_buckets() {
+  const std::vector<bool> reached = usage->reachable_on_any_rank();
+  skipped.assign(buckets.size(), true);
+  for (size_t b = 0; b < buckets.size(); ++b)
+    for (const size_t p : indices[b])
+      if (reached[p]) skipped[b] = false;
+}
+
+void Reducer::Impl::on_gradient(int64_t position, bool in_place) {
+  if (*no_sync_depth > 0) {
+    require<UsageError>(!joining || !joining->announced,
+                        "Reducer: '{}' received a gradient inside no_sync(), but "
+                        "prepare_for_forward() announced a reduction; inside join() it belongs "
+                        "inside no_sync() too",
+                        params[static_cast<size_t>(position)].name);
+    return;
+  }
+  guarded([&] {
+    const auto param = static_cast<size_t>(position);
+    if (!armed) arm(position);
+    const Place& place = places[param];
+    const bool has_gradient = in_place || params[param].tensor.grad().defined();
+    if (!plain && !completes(param, has_gradient)) return;
+    if (sync->is_ready(position)) [[unlikely]]
+      fail<UsageError>(
+          "Reducer: mark a variable ready only once: parameter {} ('{}') received another "
+          "gradient in iteration {}; causes: it is used in several recomputed parts that run a "
+          "backward of their own (static_graph = true takes these), or the outputs given to "
+          "prepare_for_backward() do not lead to it, or backward ran more than once",
+          position, params[param].name, iteration);
+    if (has_gradient) [[likely]]
+      place.bucket->take(place.index, in_place);
+    else
+      place.bucket->take_unused(place.index);
+    launch(sync->on_gradient(position, /*synchronize=*/true));
+  });
+}
+
+/// Opens an iteration, whose first gradient is that of `position`.
+void Reducer::Impl::arm(int64_t position) {
+  require<UsageError>(failure.empty(), "Reducer: an earlier call failed: {}", failure);
+  require<UsageError>(prepared > 0,
+                      "Reducer: '{}' received a gradient in a backward that was not prepared; call "
+                      "prepare_for_forward() and prepare_for_backward() for each backward that is "
+                      "to be reduced, and run the others inside no_sync()",
+                      params[static_cast<size_t>(position)].name);
+  --prepared;
+  armed = true;
+  all_launched = false;
+  sync->reset();
+  buckets_reduced = 0;
+  if (usage) usage->clear();
+  std::fill(fired.begin(), fired.end(), 0);
+  const bool records = reductions == 0 && !rebuilt && options.rebuild_buckets;
+  plain = !usage && !statistics.is_sampled() && !records;
+  if (finds_unused() || (options.static_graph && !expected.empty())) mark_unused();
+}
+
+/// Notes a gradient, which may be undefined; whether it is the last that `param` gets in this
+/// iteration.
+bool Reducer::Impl::completes(size_t param, bool has_gradient) {
+  if (statistics.is_sampled()) statistics.gradient_ready(param);
+  if (usage && has_gradient) usage->note(param);
+  if (reductions == 0) ready_order.push_back(static_cast<int64_t>(param));
+  if (finds_unused()) end_backward_later();
+  if (!options.static_graph) return true;
+  ++fired[param];
+  if (counts_firings()) {
+    end_backward_later();
+    return false;
+  }
+  require<UsageError>(fired[param] <= expected[param],
+                      "Reducer: static_graph: the training graph has changed in this iteration: "
+                      "parameter {} ('{}') received {} gradients, in the first iteration {}",
+                      param, params[param].name, fired[param], expected[param]);
+  return fired[param] == expected[param];
+}
+
+/// What will get no gradient is ready now, so that its bucket need not wait for the end.
+void Reducer::Impl::mark_unused() {
+  for (size_t p = 0; p < params.size(); ++p) {
+    if (options.static_graph ? expected[p] > 0 : usage->is_reachable(p)) continue;
+    places[p].bucket->take_unused(places[p].index);
+    launch(sync->on_gradient(static_cast<int64_t>(p), /*synchronize=*/true));
+  }
+}
+
+void Reducer::Impl::launch(GradSyncState::Launch which) {
+  for (auto i = static_cast<size_t>(which.first); i < static_cast<size_t>(which.last); ++i) {
+    if (is_skipped(i)) continue;
+    const auto rows = sparse_rows.find(buckets[i]->params().front().name);
+    buckets[i]->start(hook.get(), divisor, rows == sparse_rows.end() ? at::Tensor() : rows->second);
+    ++buckets_reduced;
+    if (statistics.is_sampled()) statistics.launched(i);
+  }
+  if (which.empty() || which.last < sync->num_buckets()) return;
+  all_launched = true;
+  if (finds_unused() || counts_firings()) usage->start_count();
+  if (!ends_later) end_backward_later();
+}
+
+/// Has the running backward call end_backward() when it is through.
+void Reducer::Impl::end_backward_later() {
+  if (ends_later) return;
+  ends_later = true;
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [this, is_alive = std::weak_ptr<int>(alive)] {
+        if (is_alive.lock()) guarded([&] { end_backward(); });
+      });
+}
+
+void Reducer::Impl::end_backward() {
+  ends_later = false;
+  if (!armed) return;
+  if (finds_unused() || counts_firings()) complete_missing();
+  if (all_launched) finalize();
+}
+
+/// Backward has ended: what has got no gradient gets none.
+void Reducer::Impl::complete_missing() {
+  ends_later = true;
+  for (size_t p = 0; p < params.size(); ++p) {
+    if (sync->is_ready(static_cast<int64_t>(p))) continue;
+    const Place& place = places[p];
+    if (usage->is_used_here(p))
+      place.bucket->take(place.index, /*in_place=*/false);
+    else
+      place.bucket->take_unused(place.index);
+    launch(sync->on_gradient(static_cast<int64_t>(p), /*synchronize=*/true));
+  }
+  ends_later = false;
+}
+
+/// Waits for all that was launched.
+void Reducer::Impl::finish_reductions() {
+  for (size_t i = 0; i < buckets.size(); ++i) {
+    if (is_skipped(i)) continue;
+    buckets[i]->finish();
+    if (statistics.is_sampled()) statistics.finished(i);
+  }
+  if (usage) usage->finish_count();
+  sync->finished();
+  sparse_rows.clear();
+  skipped.clear();
+  ++reductions;
+  armed = false;
+  if (joining) joining->announced = false;
+}
+
+void Reducer::Impl::finalize() {
+  if (statistics.is_sampled()) statistics.end_compute();
+  finish_reductions();
+  if (statistics.is_sampled()) statistics.end_iteration();
+  if (!usage) {
+    for (const auto& bucket : buckets) bucket->give_all();
+    return;
+  }
+  std::vector<bool> unused(params.size());
+  for (size_t p = 0; p < params.size(); ++p) unused[p] = !usage->is_used_here(p);
+  for (size_t p = 0; p < params.size(); ++p)
+    places[p].bucket->give(places[p].index, !unused[p] || usage->counts()[p] > 0);
+  if (!last_unused.empty() && unused != last_unused) unused_changed = true;
+  last_unused = std::move(unused);
+  if (counts_firings()) expected = fired;
+}
+
+std::string Reducer::Impl::missing_text() const {
+  constexpr size_t kMaxNames = 20;
+  std::string names;
+  size_t missing = 0;
+  for (size_t p = 0; p < params.size(); ++p)
+    if (!sync->is_ready(static_cast<int64_t>(p)) && ++missing <= kMaxNames)
+      names += fmt::format("{}{} ('{}')", names.empty() ? "" : ", ", p, params[p].name);
+  if (missing > kMaxNames) names += fmt::format(", and {} more", missing - kMaxNames);
+  return fmt::format("{} of {} parameters received no gradient: {}", missing, params.size(), names);
+}
+
+void Reducer::Impl::refuse_open() const {
+  require<UsageError>(failure.empty(), "Reducer: an earlier call failed: {}", failure);
+  if (!armed) return;
+  const char* const advice =
+      options.static_graph ? "the graph has changed, which static_graph does not allow"
+      : options.find_unused_parameters
+          ? "a backward was broken off"
+          : "make sure that the loss depends on all outputs, or set find_unused_parameters";
+  fail<UsageError>("Reducer: the reduction of the prior iteration ({}) has not finished: {}; {}",
+                   iteration, missing_text(), advice);
+}
+
+}  // namespace lockstep

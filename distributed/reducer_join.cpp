@@ -1,0 +1,87 @@
+// Uneven inputs: ranks that are through take part in the reductions of the others.
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/distributed/reducer_impl.h"
+#include "lockstep/parallel_state/collectives.h"
+
+namespace lockstep {
+
+/// How many ranks have another iteration. All ranks call it.
+int64_t Reducer::Impl::count_active(bool active) {
+  const at::Tensor count = at::full({1}, active ? 1 : 0, at::kLong);
+  all_reduce(group, count, ReduceOp::sum, "ranks with inputs").wait();
+  const auto ranks = count.item<int64_t>();
+  divisor =
+      joining->options.divide_by_initial_world_size ? group.size() : std::max<int64_t>(ranks, 1);
+  return ranks;
+}
+
+void Reducer::Impl::meet_waiting_ranks() {
+  if (count_active(true) < group.size() && joining->options.throw_on_early_termination) {
+    joining->ended_early = true;
+    fail<UsageError>(
+        "Reducer: join: detected at least one rank that exhausted its inputs; rank {} "
+        "has made {} iterations",
+        group.rank(), joining->iterations);
+  }
+  ++joining->iterations;
+  joining->announced = true;
+}
+
+/// Zeros for an iteration of the other ranks.
+void Reducer::Impl::shadow_iteration() {
+  rebuild_if_due();
+  statistics.skip_iteration();
+  prepared = 1;
+  if (options.skip_all_reduce_unused_params) {
+    usage->forget_search();
+    skip_unused_buckets();
+  }
+  if (usage) usage->clear();
+  armed = true;
+  all_launched = false;
+  ends_later = true;  // there is no backward
+  sync->reset();
+  for (const auto& bucket : buckets) bucket->take_zeros();
+  launch(sync->finish());
+  finish_reductions();
+  if (counts_firings()) expected.assign(params.size(), 0);
+  ends_later = false;
+  prepared = 0;
+}
+
+/// Returns the position of the rank whose parameters count.
+int64_t Reducer::Impl::join(const std::function<void()>& iterations) {
+  struct Leave {
+    Impl& impl;
+    ~Leave() {
+      impl.joining.reset();
+      impl.divisor = impl.group.size();
+    }
+  } leave{*this};
+  try {
+    iterations();
+    guarded([&] { refuse_open(); });
+    while (count_active(false) > 0) {
+      if (joining->options.throw_on_early_termination) {
+        joining->ended_early = true;
+        fail<UsageError>("Reducer: join: rank {} exhausted all its inputs after {} iterations",
+                         group.rank(), joining->iterations);
+      }
+      guarded([&] { shadow_iteration(); });
+    }
+  } catch (const std::exception& error) {
+    if (!joining->ended_early) group.post_failure(error.what());
+    throw;
+  }
+  const at::Tensor last =
+      at::full({1}, joining->iterations * group.size() + group.rank(), at::kLong);
+  all_reduce(group, last, ReduceOp::max, "last rank with inputs").wait();
+  return last.item<int64_t>() % group.size();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,88 @@
+#include "lockstep/distributed/sparse_all_reduce.h"
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/parallel_state/collectives.h"
+
+namespace lockstep {
+namespace {
+
+/// `tensor` [entries, ...] of all ranks, each padded to `most` entries: [ranks, most, ...].
+at::Tensor gather_padded(const ProcessGroup& group, const at::Tensor& tensor, int64_t most,
+                         const std::string& label) {
+  std::vector<int64_t> shape = tensor.sizes().vec();
+  shape[0] = most;
+  at::Tensor padded = at::zeros(shape, tensor.options());
+  padded.narrow(0, 0, tensor.size(0)).copy_(tensor);
+  shape.insert(shape.begin(), group.size());
+  at::Tensor all = at::empty(shape, tensor.options());
+  all_gather(group, all, padded, label).wait();
+  return all;
+}
+
+/// The entries that are not padding, of all ranks in order.
+at::Tensor without_padding(const at::Tensor& all, const at::Tensor& counts) {
+  std::vector<at::Tensor> parts;
+  for (int64_t rank = 0; rank < counts.numel(); ++rank)
+    parts.push_back(all[rank].narrow(0, 0, counts[rank].item<int64_t>()));
+  return at::cat(parts);
+}
+
+at::Tensor sum_of_entries(const ProcessGroup& group, const at::Tensor& tensor,
+                          const at::Tensor& counts, int64_t divisor, const std::string& label) {
+  const int64_t most = counts.max().item<int64_t>();
+  if (most == 0) return tensor;
+  const at::Tensor indices = without_padding(
+      gather_padded(group, tensor.indices().t().contiguous(), most, label + ", indices"), counts);
+  const at::Tensor values = without_padding(
+      gather_padded(group, tensor.values().contiguous(), most, label + ", values"), counts);
+  return at::sparse_coo_tensor(indices.t().contiguous(), values / divisor, tensor.sizes())
+      .coalesce();
+}
+
+std::function<at::Tensor()> start_over_rows(const ProcessGroup& group, const at::Tensor& tensor,
+                                            const at::Tensor& rows, int64_t divisor,
+                                            const std::string& label) {
+  require<UsageError>(tensor.sparse_dim() == 1 && rows.dim() == 1,
+                      "{}: found {} sparse dimensions and rows of {} dimensions, allowed: 1 each",
+                      label, tensor.sparse_dim(), rows.dim());
+  const at::Tensor found = tensor.indices()[0];
+  const at::Tensor places = at::searchsorted(rows, found);
+  for (int64_t i = 0; i < found.numel(); ++i) {
+    const int64_t place = places[i].item<int64_t>(), row = found[i].item<int64_t>();
+    require<UsageError>(place < rows.numel() && rows[place].item<int64_t>() == row,
+                        "{}: the gradient has row {}, which is not in the sparse metadata", label,
+                        row);
+  }
+  std::vector<int64_t> shape = tensor.values().sizes().vec();
+  shape[0] = rows.numel();
+  const at::Tensor values = at::zeros(shape, tensor.values().options());
+  values.index_add_(0, places, tensor.values());
+  Work work = all_reduce(group, values, {ReduceOp::sum, 1, divisor}, label);
+  return [=]() mutable {
+    work.wait();
+    return at::sparse_coo_tensor(rows.unsqueeze(0), values, tensor.sizes()).coalesce();
+  };
+}
+
+}  // namespace
+
+std::function<at::Tensor()> start_sparse_all_reduce(const ProcessGroup& group,
+                                                    const at::Tensor& tensor,
+                                                    const at::Tensor& rows, int64_t divisor,
+                                                    const std::string& label) {
+  const at::Tensor coalesced = tensor.coalesce();
+  if (rows.defined()) return start_over_rows(group, coalesced, rows, divisor, label);
+  const at::Tensor counts = at::empty({group.size()}, at::kLong);
+  Work work = all_gather(group, counts, at::full({1}, coalesced._nnz(), at::kLong),
+                         label + ", number of entries");
+  return [=]() mutable {
+    work.wait();
+    return sum_of_entries(group, coalesced, counts, divisor, label);
+  };
+}
+
+}  // namespace lockstep

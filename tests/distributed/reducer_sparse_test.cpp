@@ -1,0 +1,159 @@
+// Sparse gradients of the Reducer. RN: see reducer_buckets_test.cpp.
+
+#include <gtest/gtest.h>
+
+#include <torch/nn/modules/embedding.h>
+
+#include "lockstep/core/error.h"
+#include "lockstep/distributed/power_sgd_hook.h"
+#include "lockstep/distributed/sparse_all_reduce.h"
+#include "lockstep/tests/distributed/reducer_nets.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep {
+namespace {
+
+using testing::all_equal_to;
+using testing::CollectiveLog;
+using testing::named;
+using testing::reduce;
+using testing::replicas;
+using testing::run_ranks;
+using testing::throws_with;
+
+struct Bag : torch::nn::Module {
+  Bag() {
+    auto options = torch::nn::EmbeddingBagOptions(10, 3).sparse(true).mode(torch::kSum);
+    bag = register_module("bag", torch::nn::EmbeddingBag(options));
+    weight = register_parameter("weight", at::ones({3}));
+    const at::NoGradGuard no_grad;
+    bag->weight.copy_(at::arange(30).view({10, 3}) / 10.);
+  }
+  at::Tensor loss(int64_t rank) {
+    const at::Tensor rows = at::tensor({rank, rank + 1, int64_t{7}, int64_t{7}}, at::kLong);
+    return (bag(rows.view({2, 2})) * weight).square().sum();
+  }
+  torch::nn::EmbeddingBag bag = nullptr;
+  at::Tensor weight;
+};
+
+TEST(SparseGradients, R59EqualOneProcess) {
+  for (const bool as_view : {true, false})
+    for (const int hook : {0, 1, 2})
+      run_ranks(3, [&](const ParallelState& state) {
+        Bag net, local;
+        Reducer reducer(net, replicas(state), {.gradient_as_bucket_view = as_view});
+        if (hook == 1) reducer.register_comm_hook(std::make_shared<AllReduceHook>());
+        if (hook == 2) reducer.register_comm_hook(std::make_shared<PowerSgdHook>());
+        for (int step = 0; step < 3; ++step) {
+          reducer.zero_grad_buffer();
+          reduce(reducer, [&] { return net.loss(state.rank() + step); });
+          local.zero_grad();
+          at::Tensor loss = at::zeros({});
+          for (int64_t rank = 0; rank < 3; ++rank) loss = loss + local.loss(rank + step) / 3;
+          loss.backward();
+          const at::Tensor grad = net.bag->weight.grad();
+          ASSERT_EQ(grad.layout(), at::kSparse);
+          EXPECT_TRUE(grad.is_coalesced());
+          EXPECT_TRUE(at::allclose(grad.to_dense(), local.bag->weight.grad().to_dense(), 1e-5));
+          EXPECT_TRUE(at::allclose(net.weight.grad(), local.weight.grad(), 1e-5));
+        }
+        EXPECT_EQ(reducer.buckets().size(), 2u);
+      });
+}
+
+TEST(SparseGradients, R60R61RowsAreAddedWithAndWithoutMetadata) {
+  CollectiveLog log;
+  run_ranks(2,
+            [&](const ParallelState& state) {
+              const auto params = named({at::ones({4, 2})});
+              Reducer reducer(params, replicas(state), {.sparse_parameters = {"p0"}});
+              for (const bool with_metadata : {false, true}) {
+                params[0].tensor.mutable_grad() = at::Tensor();
+                if (with_metadata)
+                  reducer.set_sparse_metadata({{"p0", at::tensor({0, 1, 3}, at::kLong)}});
+                const size_t before = log.of_rank(state.rank()).size();
+                const at::Tensor rows = at::tensor({state.rank(), int64_t{1}}, at::kLong);
+                reduce(reducer, [&] {
+                  return at::embedding(params[0].tensor, rows, -1, false, true).sum();
+                });
+                EXPECT_TRUE(at::equal(params[0].tensor.grad().to_dense().select(1, 0),
+                                      at::tensor({0.5, 1.5, 0., 0.}, at::kFloat)));
+                const auto calls = log.of_rank(state.rank());
+                std::vector<int64_t> bytes;
+                for (size_t i = before; i < calls.size(); ++i) bytes.push_back(calls[i].bytes);
+                if (with_metadata)  // the order of gradients, then rows times two columns
+                  EXPECT_EQ(bytes, (std::vector<int64_t>{8, 24}));
+                else  // number of entries, indices, values
+                  EXPECT_EQ(bytes, (std::vector<int64_t>{8, 16, 16}));
+              }
+              reducer.set_sparse_metadata({{"p0", at::tensor({3}, at::kLong)}});
+            },
+            {.log = &log});
+  for (const int64_t ranks : {2, 4})
+    run_ranks(ranks, [&](const ParallelState& state) {
+      const at::Tensor indices = at::arange(state.rank() + 1).unsqueeze(0);
+      const at::Tensor mine =
+          at::sparse_coo_tensor(indices, at::ones({state.rank() + 1, 2}), {ranks, 2});
+      const at::Tensor sum =
+          start_sparse_all_reduce(replicas(state), mine, at::Tensor(), 1, "rows")().to_dense();
+      for (int64_t i = 0; i < ranks; ++i)
+        EXPECT_TRUE(all_equal_to(sum[i], static_cast<double>(ranks - i)));
+    });
+}
+
+TEST(SparseGradients, AreRefusedWhereTheyCannotBe) {
+  const ProcessGroup group = replicas(ParallelState::single_process());
+  const auto meta = named({at::ones({4, 2}, at::kMeta)});
+  EXPECT_TRUE(throws_with<ConfigError>([&] { Reducer(meta, group, {.sparse_parameters = {"p0"}}); },
+                                       "'p0' is on meta; NCCL does not reduce sparse gradients"));
+  const auto params = named({at::ones({4, 2})});
+  EXPECT_TRUE(throws_with<ConfigError>(
+      [&] { Reducer(params, group, {.sparse_parameters = {"p1"}}); }, "found 'p1'"));
+  Reducer dense(params, group);
+  const at::Tensor rows = at::arange(2);
+  EXPECT_TRUE(throws_with<UsageError>(
+      [&] {
+        reduce(dense, [&] { return at::embedding(params[0].tensor, rows, -1, false, true).sum(); });
+      },
+      "the gradient of 'p0' is sparse"));
+  const auto others = named({at::ones({4, 2})});
+  Reducer sparse(others, group, {.sparse_parameters = {"p0"}});
+  EXPECT_TRUE(throws_with<UsageError>(
+      [&] { reduce(sparse, [&] { return others[0].tensor.sum(); }); }, "'p0' is dense"));
+  const auto third = named({at::ones({4, 2})});
+  Reducer metadata(third, group, {.sparse_parameters = {"p0"}});
+  metadata.set_sparse_metadata({{"p0", at::tensor({0}, at::kLong)}});
+  EXPECT_TRUE(throws_with<UsageError>(
+      [&] {
+        reduce(metadata,
+               [&] { return at::embedding(third[0].tensor, rows, -1, false, true).sum(); });
+      },
+      "row 1, which is not in the sparse metadata"));
+}
+
+TEST(SparseGradients, UnusedOnSomeRanks) {
+  run_ranks(2, [](const ParallelState& state) {
+    const auto params = named({at::ones({4, 2}), at::ones({2})});
+    Reducer reducer(params, replicas(state),
+                    {.find_unused_parameters = true, .sparse_parameters = {"p0"}});
+    for (int step = 0; step < 2; ++step) {
+      reducer.zero_grad_buffer();
+      reduce(reducer, [&] {
+        at::Tensor loss = params[1].tensor.sum();
+        if (state.rank() == 1 && step == 1)
+          loss = loss + at::embedding(params[0].tensor, at::arange(1), -1, false, true).sum();
+        return loss;
+      });
+      if (step == 0) {
+        EXPECT_FALSE(params[0].tensor.grad().defined());
+      } else {
+        EXPECT_EQ(params[0].tensor.grad().to_dense()[0][0].item<double>(), 0.5);
+      }
+      EXPECT_TRUE(all_equal_to(params[1].tensor.grad(), 1));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
