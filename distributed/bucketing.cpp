@@ -55,7 +55,7 @@ std::vector<KeyedParams> group_by_key(const std::vector<NamedParameter>& paramet
     require<UsageError>(at::isFloatingType(dtype), "parameter '{}': {} cannot be trained",
                         param.name, at::toString(dtype));
     const BufferKey key{dtype, grad_dtype(dtype, reduce_in_fp32), param.description.is_expert,
-                        param.tensor.dim() == 2 && whole_matrices && whole_matrices(param)};
+                        param.tensor.dim() >= 2 && whole_matrices && whole_matrices(param)};
     auto list = std::find_if(lists.begin(), lists.end(), [&](auto& l) { return l.key == key; });
     if (list == lists.end()) list = lists.insert(lists.end(), {key, {}, {}});
     list->params.push_back(param);

@@ -45,11 +45,11 @@ ParamAndGradBuffer::ParamAndGradBuffer(std::vector<NamedParameter> params,
   std::vector<LayoutParam> sizes;
   for (const NamedParameter& param : params_) {
     check_parameter(param, params_.front(), contents);
-    const bool matrix = param.tensor.dim() == 2;
+    const bool matrix = param.tensor.dim() >= 2 && param.tensor.numel() > 0;
     sizes.push_back({.numel = param.tensor.numel(),
                      .shared_embedding = param.description.shared_embedding(),
-                     .rows = matrix ? param.tensor.size(0) : 0,
-                     .columns = matrix ? param.tensor.size(1) : 0});
+                     .rows = matrix ? param.tensor.numel() / param.tensor.size(-1) : 0,
+                     .columns = matrix ? param.tensor.size(-1) : 0});
   }
   layout_ = compute_param_layout(sizes, options);
   all_ = {{0, layout_.numel}};

@@ -16,7 +16,8 @@ struct LayoutParam {
   /// A tied embedding. With the distributed optimizer it lies alone in its bucket, so that the
   /// shards of its two copies line up across pipeline stages.
   bool shared_embedding = false;
-  /// Of a matrix; 0 for other parameters. Only layouts of whole parameters ask.
+  /// Of a matrix, whose last dimension is the columns; 0 for other parameters. Only layouts of
+  /// whole parameters ask.
   int64_t rows = 0;
   int64_t columns = 0;
 };

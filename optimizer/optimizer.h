@@ -50,8 +50,9 @@ struct OptimizerProgress {
 ///   orthogonalize(u)
 ///
 /// A matrix that is cut over tensor-parallel ranks is gathered for it (one all-gather over tp), so
-/// that the update does not depend on the layout. Matrices that lie in one parameter, as the
-/// queries, keys and values of an attention layer do, count as one.
+/// that the update does not depend on the layout. The last dimension of a parameter is the columns,
+/// all others together are the rows: matrices that lie in one parameter, as the queries, keys and
+/// values of an attention layer do, count as one.
 ///
 /// fp32 and fp64 parameters are updated in place. bf16 and fp16 parameters have fp32 master
 /// weights, from which they are rounded. Weight decay applies where the parameter's description

@@ -136,7 +136,9 @@ void OptimizerState::step_muon(const OptimizerConfig& config, const Piece& piece
   visit_owned(*buffer_, piece.in_buffer, [&](size_t index, const ElementRange& part) {
     const NamedParameter& param = buffer_->params()[index];
     const Views views = views_of(part, part.start - piece.in_buffer.start + piece.in_state.start);
-    const auto matrix = [&](const at::Tensor& flat) { return flat.view(param.tensor.sizes()); };
+    const auto matrix = [&](const at::Tensor& flat) {
+      return flat.view({-1, param.tensor.size(-1)});
+    };
     at::Tensor weights = matrix(views.weights()), momentum = matrix(views.momentum);
     const at::Tensor grad = matrix(views.grad).to(weights.scalar_type()) * control[0];
     const at::Tensor mean = momentum.lerp(grad, 1 - config.muon_momentum);
@@ -168,8 +170,9 @@ at::Tensor OptimizerState::orthogonal_update(const NamedParameter& param, const 
   const at::Tensor parts =
       at::empty({group.size(), update.size(0), update.size(1)}, update.options());
   all_gather(group, parts.view(-1), own.view(-1), "matrix of '" + param.name + "'").wait();
-  const at::Tensor whole = at::cat(parts.unbind(0), shard->dim);
-  return scaled(whole).chunk(group.size(), shard->dim)[static_cast<size_t>(group.rank())];
+  const int64_t cut = shard->dim == param.tensor.dim() - 1 ? 1 : 0;
+  const at::Tensor whole = at::cat(parts.unbind(0), cut);
+  return scaled(whole).chunk(group.size(), cut)[static_cast<size_t>(group.rank())];
 }
 
 std::vector<OptimizerState::Named> OptimizerState::tensors() const {

@@ -2,8 +2,10 @@
 
 namespace lockstep {
 
-bool muon_updates(const OptimizerConfig& config, std::string_view name, int64_t dimensions) {
-  return config.optimizer == OptimizerKind::muon && dimensions == 2 && name.starts_with("decoder.");
+bool muon_updates(const OptimizerConfig& config, std::string_view name, int64_t dimensions,
+                  bool is_expert) {
+  return config.optimizer == OptimizerKind::muon && dimensions >= 2 && !is_expert &&
+         name.starts_with("decoder.");
 }
 
 UpdateRule rule_of(OptimizerKind kind, bool whole_matrices) {

@@ -11,8 +11,10 @@ namespace lockstep {
 enum class UpdateRule { adam, sgd, muon };
 
 /// Whether Muon updates a parameter of GPTModel: with optimizer.optimizer = muon the matrices of
-/// the transformer's layers (two dimensions, "decoder." in front of the name).
-bool muon_updates(const OptimizerConfig& config, std::string_view name, int64_t dimensions);
+/// the transformer's layers ("decoder." in front of the name, two dimensions or more, of which the
+/// last one is the columns), but not experts.
+bool muon_updates(const OptimizerConfig& config, std::string_view name, int64_t dimensions,
+                  bool is_expert);
 
 /// The rule of a buffer. `whole_matrices`: it holds the matrices that Muon updates.
 UpdateRule rule_of(OptimizerKind kind, bool whole_matrices);

@@ -132,7 +132,7 @@ TEST(Config, ValuesOutOfBoundsAreNamedWithWhatIsAllowed) {
       {"model.rotary_percent=1.5", "model.rotary_percent: found 1.5, allowed: <= 1"},
       {"model.normalization=BatchNorm",
        "model.normalization: found 'BatchNorm', allowed: RMSNorm, LayerNorm"},
-      {"train.precision=fp8", "train.precision: found 'fp8', allowed: fp32, fp64, bf16"},
+      {"train.precision=fp8", "train.precision: found 'fp8', allowed: fp32, fp64, bf16, fp16"},
   };
   for (const auto& [assignment, message] : cases) EXPECT_EQ(refusal("", {assignment}), message);
 }

@@ -207,10 +207,12 @@ TEST(Muon, TwentyStepsFollowTheFormulasInEverySetting) {
 }
 
 TEST(Muon, AMatrixThatIsCutOverTensorParallelRanksIsUpdatedAsAWhole) {
-  const auto value = [](int64_t rows, int64_t columns, double pace) {
-    return at::sin(at::arange(rows * columns, at::kDouble) * pace).view({rows, columns});
+  using Shape = std::vector<int64_t>;
+  const auto value = [](const Shape& shape, double pace) {
+    return at::sin(at::arange(48, at::kDouble) * pace).view(shape);
   };
-  const auto run = [&](const ParallelState& state, const std::optional<int64_t>& dim) {
+  const auto run = [&](const ParallelState& state, const Shape& shape,
+                       const std::optional<int64_t>& dim) {
     const int64_t tp = state.grids().size(GroupKind::tp);
     const auto part = [&](const at::Tensor& whole) {
       if (!dim) return whole;
@@ -220,10 +222,10 @@ TEST(Muon, AMatrixThatIsCutOverTensorParallelRanksIsUpdatedAsAWhole) {
     ParamDescription description;
     if (dim) description.placements[MeshAxis::tp] = Shard{*dim};
     DescribedParams module;
-    module.add("weight", part(value(8, 6, 1.1)).sizes().vec(), description);
+    module.add("weight", part(value(shape, 1.1)).sizes().vec(), description);
     {
       const at::NoGradGuard no_grad;
-      at::Tensor(module["weight"]).copy_(part(value(8, 6, 1.1)));
+      at::Tensor(module["weight"]).copy_(part(value(shape, 1.1)));
     }
     DistributedDataParallelConfig ddp_config;
     ddp_config.use_distributed_optimizer = true;
@@ -234,23 +236,24 @@ TEST(Muon, AMatrixThatIsCutOverTensorParallelRanksIsUpdatedAsAWhole) {
     const auto optimizer = make_optimizer({&ddp}, config);
     for (int step = 0; step < 3; ++step) {
       ddp.zero_grad_buffer();
-      module.backward([&](auto&&, auto&&) { return part(value(8, 6, 0.7 + step)); });
+      module.backward([&](auto&&, auto&&) { return part(value(shape, 0.7 + step)); });
       finalize_model_grads({&ddp}, at::ones({}));
       optimizer->step();
     }
     return module["weight"].detach().clone();
   };
-  const at::Tensor whole = run(ParallelState::single_process(), {});
-  for (const int64_t dim : {0, 1})
-    run_ranks(
-        4,
-        [&](const ParallelState& state) {
-          const at::Tensor found = run(state, dim);
-          const int64_t rank = state.group(GroupKind::tp).rank();
-          EXPECT_TRUE(at::allclose(found, whole.chunk(2, dim)[static_cast<size_t>(rank)], 1e-10))
-              << dim;
-        },
-        {.sizes = {.tensor = 2}});
+  const at::Tensor plain = run(ParallelState::single_process(), {8, 6}, {});
+  const std::pair<Shape, int64_t> cases[] = {
+      {{8, 6}, 0}, {{8, 6}, 1}, {{2, 4, 6}, 1}, {{2, 4, 6}, 2}};
+  for (const auto& [shape, dim] : cases)
+    run_ranks(4,
+              [&, s = shape, d = dim](const ParallelState& state) {
+                const at::Tensor found = run(state, s, d);
+                const int64_t rank = state.group(GroupKind::tp).rank();
+                const at::Tensor expected = plain.view(s).chunk(2, d)[static_cast<size_t>(rank)];
+                EXPECT_TRUE(at::allclose(found, expected, 1e-10)) << d;
+              },
+              {.sizes = {.tensor = 2}});
 }
 
 TEST(Moments, InBf16FollowThoseInFp32AndTakeHalfTheMemory) {
