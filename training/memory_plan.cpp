@@ -6,6 +6,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
 #include "lockstep/distributed/param_layout.h"
+#include "lockstep/optimizer/update_rule.h"
 #include "lockstep/parallel_state/host_chunks.h"
 #include "lockstep/parallel_state/rank_grids.h"
 #include "lockstep/training/activation_plan.h"
@@ -52,26 +53,42 @@ class Planner {
 
  private:
   void add_buffers(StageMemory& memory, const ModelChunk& chunk, bool disable_bucketing) const {
-    std::vector<LayoutParam> params;
-    int64_t numel = 0;
-    for (const ShapedParameter& param : chunk_parameters(config_, chunk)) {
-      params.push_back({.numel = param.numel(), .shared_embedding = param.shared_embedding});
-      add(numel, param.numel());
+    for (const bool muon : {false, true}) {
+      std::vector<LayoutParam> params;
+      for (const ShapedParameter& param : chunk_parameters(config_, chunk)) {
+        const auto dimensions = static_cast<int64_t>(param.shape.size());
+        if (muon_updates(config_.optimizer, param.name, dimensions, /*is_expert=*/false) != muon)
+          continue;
+        const bool matrix = dimensions >= 2;
+        params.push_back({.numel = param.numel(),
+                          .shared_embedding = param.shared_embedding,
+                          .rows = matrix ? param.numel() / param.shape.back() : 0,
+                          .columns = matrix ? param.shape.back() : 0});
+      }
+      if (!params.empty()) add_buffer(memory, params, muon, disable_bucketing);
     }
+  }
+
+  void add_buffer(StageMemory& memory, const std::vector<LayoutParam>& params, bool muon,
+                  bool disable_bucketing) const {
+    int64_t numel = 0;
+    for (const LayoutParam& param : params) add(numel, param.numel);
     LayoutOptions options = {
         .distributed_optimizer = config_.ddp.use_distributed_optimizer,
         .data_parallel_size = shards_,
-        .pad_for_high_bus_bandwidth = config_.ddp.pad_buckets_for_high_nccl_busbw};
+        .pad_for_high_bus_bandwidth = config_.ddp.pad_buckets_for_high_nccl_busbw,
+        .whole_parameters = muon};
     if (!disable_bucketing)
       options.bucket_size =
           effective_bucket_size(config_.ddp, numel, grids_.size(GroupKind::dp_cp));
     const ParamLayout layout = compute_param_layout(params, options);
     const int64_t owned = options.distributed_optimizer ? layout.numel / shards_ : layout.numel;
-    const int64_t state_of_element = element_ == 2 ? 3 * 4 : 2 * element_;
+    const UpdateRule rule = rule_of(config_.optimizer.optimizer, muon);
     add(memory.parameters, numel);
     add(memory.parameter_bytes, times(layout.numel, element_));
     add(memory.gradient_bytes, times(layout.numel, grad_element_));
-    add(memory.optimizer_bytes, times(owned, state_of_element));
+    add(memory.optimizer_bytes,
+        times(owned, state_bytes_of_element(config_.optimizer, rule, element_)));
     add(memory.communication_bytes, reduction_bytes(layout));
   }
 

@@ -13,6 +13,7 @@
 #include "lockstep/core/config_io.h"
 #include "lockstep/models/gpt/gpt_model.h"
 #include "lockstep/optimizer/distributed_optimizer.h"
+#include "lockstep/optimizer/update_rule.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/training/activation_plan.h"
 #include "lockstep/training/run_setup.h"
@@ -100,7 +101,10 @@ TEST(MemoryPlan, ParametersAreThoseOfTheModel) {
 void expect_buffers(const Config& config, const ParallelState& state) {
   const StageMemory plan = plan_memory(config, state.world_size()).stages.at(0);
   const auto model = model_of(config);
-  DistributedDataParallel ddp(*model, state, config.ddp);
+  DistributedDataParallel ddp(
+      *model, state, config.ddp, /*disable_bucketing=*/false, [&](const NamedParameter& param) {
+        return muon_updates(config.optimizer, param.name, param.tensor.dim(), /*is_expert=*/false);
+      });
   const auto optimizer = make_optimizer({&ddp}, config.optimizer);
   int64_t parameters = 0, parameter_bytes = 0, gradient_bytes = 0;
   for (const auto& buffer : ddp.buffers()) {
@@ -117,6 +121,11 @@ void expect_buffers(const Config& config, const ParallelState& state) {
 TEST(MemoryPlan, BuffersAndOptimizerStateAreWhatARunAllocates) {
   const std::vector<std::vector<std::string>> settings = {
       {},
+      {"optimizer.optimizer=sgd"},
+      {"optimizer.optimizer=sgd", "optimizer.sgd_momentum=0", "train.precision=fp16"},
+      {"optimizer.optimizer=muon"},
+      {"optimizer.optimizer=muon", "ddp.bucket_size=9000", "train.precision=bf16"},
+      {"optimizer.exp_avg_dtype=bf16", "train.precision=bf16"},
       {"ddp.bucket_size=5000"},
       {"ddp.num_buckets=3", "ddp.grad_reduce_in_fp32=false"},
       {"ddp.use_distributed_optimizer=true"},
@@ -124,6 +133,7 @@ TEST(MemoryPlan, BuffersAndOptimizerStateAreWhatARunAllocates) {
       {"ddp.use_distributed_optimizer=true", "ddp.num_buckets=4",
        "ddp.pad_buckets_for_high_nccl_busbw=true"},
       {"ddp.use_distributed_optimizer=true", "ddp.overlap_grad_reduce=false"},
+      {"ddp.use_distributed_optimizer=true", "optimizer.optimizer=muon", "ddp.bucket_size=9000"},
   };
   for (const int64_t ranks : {1, 2, 3})
     for (const auto& setting : settings) {
