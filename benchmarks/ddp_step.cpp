@@ -1,17 +1,23 @@
-// One data-parallel step, backward and gradient sync: ours against c10d::Reducer, in one program,
-// round by round, on one and on two ranks (threads over Gloo).
+// One data-parallel step, backward and gradient sync: our fronts against c10d::Reducer, in one
+// program, round by round, on one and on two ranks (threads over Gloo).
 //
-// Three rivals take the same backward over the same parameters: plain libtorch, which accumulates
-// into gradients that are there; ours; c10d::Reducer with gradients as views of its buckets. Both
-// reducers have the same buckets and average over the ranks. Each is timed with the zeroing of one
-// flat tensor of all gradients: ours in zero_grad_buffer(), which counts whole, the others' beside
-// their gradients, which are zeroed one by one off the clock. No forward is timed. Overhead is the
-// step's time minus that of plain libtorch; a step ends when it has ended on every rank. On two
-// ranks most of it is the communication itself, so a fourth rival takes plain libtorch and then one
-// bare all-reduce for each bucket, without overlap: what is above it is the reducer's own cost.
+// The rivals take the same backward over the same parameters: plain libtorch, which accumulates
+// into gradients that are there; DistributedDataParallel, GradientSynchronizer and Reducer;
+// c10d::Reducer with gradients as views of its buckets. All reducers have the same buckets and
+// average over the ranks. Each is timed with the zeroing of one flat tensor of all gradients: ours
+// in their own call, which counts whole, the others' beside their gradients, which are zeroed one
+// by one off the clock. No forward is timed. Overhead is the step's time minus that of plain
+// libtorch; a step ends when it has ended on every rank. On two ranks most of it is the
+// communication itself, so another rival takes plain libtorch and then one bare all-reduce for each
+// bucket, without overlap: what is above it is the reducer's own cost.
+//
+// `ddp_step tiny` (small, large) measures one size alone. `ddp_step count RIVAL` takes ten steps of
+// one rival over 5,000 parameters on one rank, for callgrind: (instructions of RIVAL - of plain) /
+// 50,000 is the overhead per parameter and step.
 
 #include <barrier>
 #include <cstdio>
+#include <string>
 #include <thread>
 
 #include <ATen/ATen.h>
@@ -21,6 +27,8 @@
 
 #include "lockstep/benchmarks/interleaved.h"
 #include "lockstep/distributed/distributed_data_parallel.h"
+#include "lockstep/distributed/gradient_synchronizer.h"
+#include "lockstep/distributed/reducer.h"
 #include "lockstep/parallel_state/backends.h"
 #include "lockstep/tests/support/c10d_reducer.h"
 
@@ -35,6 +43,7 @@ struct Case {
   size_t rounds;
 };
 
+constexpr Case kTiny = {"tiny", 5000, 4, 5000, 30};
 constexpr Case kSmall = {"small", 2000, 16, 2000, 200};
 constexpr Case kLarge = {"large", 8, int64_t{1} << 21, 2, 40};
 constexpr size_t kWarmups = 5, kBlocks = 5;
@@ -94,9 +103,6 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_group(const c10::intrusive_ptr<c10d:
   return group;
 }
 
-/// Seconds of each rival in each round: plain, ours, c10d::Reducer, plain with bare all-reduces.
-using Rivals = std::vector<Samples>;
-
 struct World {
   explicit World(int ranks) : size(ranks), meet(ranks) {}
   int size;
@@ -105,125 +111,233 @@ struct World {
   c10::intrusive_ptr<c10d::HashStore> theirs = c10::make_intrusive<c10d::HashStore>();
 };
 
-Rivals measure_rank(const Case& which, World& world, int rank) {
-  const Model plain(which), with_ours(which), with_reducer(which);
-  ParallelStateOptions options;
-  options.sizes.world_size = world.size;
-  const ParallelState state(world.ours, rank, options);
-  DistributedDataParallelConfig config;
-  config.bucket_size = which.numel * which.parameters_per_bucket;
-  config.calculate_per_token_loss = false;
-  DistributedDataParallel ddp(named(with_ours), state, config);
-  const auto group = make_group(world.theirs, rank, world.size);
-  c10d::Reducer reducer =
-      testing::make_c10d_reducer(with_reducer.parameters, reducer_buckets(which), group);
+/// Who takes the step. `step` gets the loss of `model`; it is timed.
+struct Rival {
+  const char* name;
+  Model model;
+  std::function<void(const at::Tensor&)> step;
+  std::function<void()> zero_grad = {};  ///< not timed
+};
 
-  const at::Tensor flat = at::zeros({which.parameters * which.numel});
-  std::vector<at::Tensor> buckets = at::split(flat, which.parameters_per_bucket * which.numel);
-  const auto timed = [&](const Model& model, const std::function<void(const at::Tensor&)>& step) {
-    const at::Tensor loss = model.loss();
-    world.meet.arrive_and_wait();
-    return seconds_of([&] {
-      step(loss);
-      world.meet.arrive_and_wait();
-    });
-  };
-  Rivals rivals(4);
-  for (size_t round = 0; round < which.rounds + kWarmups; ++round) {
-    plain.zero_grad();
-    with_reducer.zero_grad();
-    const std::function<double()> steps[] = {[&] {
-                                               return timed(plain, [&](const at::Tensor& loss) {
-                                                 flat.zero_();
-                                                 loss.backward();
-                                               });
-                                             },
-                                             [&] {
-                                               return timed(with_ours, [&](const at::Tensor& loss) {
-                                                 ddp.zero_grad_buffer();
-                                                 loss.backward();
-                                                 ddp.finish_grad_sync();
-                                               });
-                                             },
-                                             [&] {
-                                               return timed(with_reducer,
-                                                            [&](const at::Tensor& loss) {
-                                                              flat.zero_();
-                                                              reducer.prepare_for_forward();
-                                                              reducer.prepare_for_backward({loss});
-                                                              loss.backward();
-                                                            });
-                                             },
-                                             [&] {
-                                               return timed(plain, [&](const at::Tensor& loss) {
-                                                 flat.zero_();
-                                                 loss.backward();
-                                                 for (at::Tensor& bucket : buckets) {
-                                                   std::vector<at::Tensor> tensors = {bucket};
-                                                   group->allreduce(tensors)->wait();
-                                                 }
-                                               });
-                                             }};
-    double seconds[4];
-    for (size_t i = 0; i < 4; ++i) {  // each rival follows each of the others in turn
-      const size_t rival = (i + round) % 4;
-      seconds[rival] = steps[rival]();
-    }
-    if (round >= kWarmups)
-      for (size_t i = 0; i < rivals.size(); ++i) rivals[i].push_back(seconds[i]);
+/// What the rivals of one rank need.
+struct Bench {
+  Bench(const Case& which, World& world, int rank)
+      : state(world.ours, rank, options(world.size)),
+        group(make_group(world.theirs, rank, world.size)),
+        flat(at::zeros({which.parameters * which.numel})),
+        buckets(at::split(flat, which.parameters_per_bucket * which.numel)) {
+    add_plain(which);
+    add_ddp(which);
+    add_synchronizer(which);
+    add_reducer(which);
+    add_c10d(which);
+    add_bare(which);
   }
-  for (size_t i = 0; i < with_ours.parameters.size(); ++i)
-    TORCH_CHECK(at::equal(with_ours.parameters[i].grad(), with_reducer.parameters[i].grad()),
-                "the two reducers differ in parameter ", i);
-  return rivals;
+
+  static ParallelStateOptions options(int world_size) {
+    ParallelStateOptions result;
+    result.sizes.world_size = world_size;
+    return result;
+  }
+
+  Rival& add(const char* name, const Case& which) {
+    rivals.push_back(std::make_unique<Rival>(Rival{name, Model(which), {}}));
+    return *rivals.back();
+  }
+
+  void add_plain(const Case& which) {
+    Rival& rival = add("plain", which);
+    rival.zero_grad = [&rival] { rival.model.zero_grad(); };
+    rival.step = [this](const at::Tensor& loss) {
+      flat.zero_();
+      loss.backward();
+    };
+  }
+
+  void add_ddp(const Case& which) {
+    Rival& rival = add("DistributedDataParallel", which);
+    DistributedDataParallelConfig config;
+    config.bucket_size = which.numel * which.parameters_per_bucket;
+    config.calculate_per_token_loss = false;
+    ddp = std::make_unique<DistributedDataParallel>(named(rival.model), state, config);
+    rival.step = [this](const at::Tensor& loss) {
+      ddp->zero_grad_buffer();
+      loss.backward();
+      ddp->finish_grad_sync();
+    };
+  }
+
+  void add_synchronizer(const Case& which) {
+    Rival& rival = add("GradientSynchronizer", which);
+    const DeviceMesh mesh(state, {state.world_size()}, {"dp"});
+    std::vector<MeshParameter> params;
+    for (const at::Tensor& param : rival.model.parameters)
+      params.emplace_back(DTensor::from_local(param, mesh, {Replicate{}}));
+    const auto bytes = static_cast<double>(which.numel * which.parameters_per_bucket * 4);
+    GradientSynchronizerOptions mean;
+    mean.reduction = GradientReduction::mean;
+    sync = std::make_unique<GradientSynchronizer>(std::vector<MeshParameters>{params},
+                                                  bytes / (1 << 20), 1, mean);
+    sync->bind();
+    rival.step = [this](const at::Tensor& loss) {
+      sync->zero_grad();
+      loss.backward();
+      sync->wait();
+    };
+  }
+
+  void add_reducer(const Case& which) {
+    Rival& rival = add("Reducer", which);
+    ReducerOptions with_buckets;
+    with_buckets.bucket_indices = reducer_buckets(which);
+    with_buckets.rebuild_buckets = false;
+    reducer =
+        std::make_unique<Reducer>(named(rival.model), state.group(GroupKind::dp_cp), with_buckets);
+    rival.step = [this](const at::Tensor& loss) {
+      reducer->zero_grad_buffer();
+      reducer->prepare_for_forward();
+      reducer->prepare_for_backward({loss});
+      loss.backward();
+    };
+  }
+
+  void add_c10d(const Case& which) {
+    Rival& rival = add("c10d::Reducer", which);
+    c10d_reducer.reset(new c10d::Reducer(
+        testing::make_c10d_reducer(rival.model.parameters, reducer_buckets(which), group)));
+    rival.zero_grad = [&rival] { rival.model.zero_grad(); };
+    rival.step = [this](const at::Tensor& loss) {
+      flat.zero_();
+      c10d_reducer->prepare_for_forward();
+      c10d_reducer->prepare_for_backward({loss});
+      loss.backward();
+    };
+  }
+
+  void add_bare(const Case& which) {
+    Rival& rival = add("plain and bare all-reduces", which);
+    rival.zero_grad = [&rival] { rival.model.zero_grad(); };
+    rival.step = [this](const at::Tensor& loss) {
+      flat.zero_();
+      loss.backward();
+      for (at::Tensor& bucket : buckets) {
+        std::vector<at::Tensor> tensors = {bucket};
+        group->allreduce(tensors)->wait();
+      }
+    };
+  }
+
+  ParallelState state;
+  c10::intrusive_ptr<c10d::ProcessGroup> group;
+  at::Tensor flat;
+  std::vector<at::Tensor> buckets;
+  std::vector<std::unique_ptr<Rival>> rivals;
+  std::unique_ptr<DistributedDataParallel> ddp;
+  std::unique_ptr<GradientSynchronizer> sync;
+  std::unique_ptr<Reducer> reducer;
+  std::unique_ptr<c10d::Reducer> c10d_reducer;
+};
+
+constexpr size_t kPlain = 0, kOurs = 1, kC10d = 4, kBare = 5, kRivals = 6;
+
+/// Seconds of each rival in each round.
+std::vector<Samples> measure_rank(const Case& which, World& world, int rank) {
+  Bench bench(which, world, rank);
+  std::vector<Samples> samples(kRivals);
+  for (size_t round = 0; round < which.rounds + kWarmups; ++round)
+    for (size_t i = 0; i < kRivals; ++i) {  // each rival follows each of the others in turn
+      const size_t number = (i + round) % kRivals;
+      Rival& rival = *bench.rivals[number];
+      if (rival.zero_grad) rival.zero_grad();
+      const at::Tensor loss = rival.model.loss();
+      world.meet.arrive_and_wait();
+      const double seconds = seconds_of([&] {
+        rival.step(loss);
+        world.meet.arrive_and_wait();
+      });
+      if (round >= kWarmups) samples[number].push_back(seconds);
+    }
+  for (size_t number = kOurs; number < kC10d; ++number)
+    for (size_t i = 0; i < bench.rivals[number]->model.parameters.size(); ++i)
+      TORCH_CHECK(at::equal(bench.rivals[number]->model.parameters[i].grad(),
+                            bench.rivals[kC10d]->model.parameters[i].grad()),
+                  bench.rivals[number]->name, " and c10d::Reducer differ in parameter ", i);
+  return samples;
 }
 
-Rivals measure(const Case& which, int ranks) {
+std::vector<Samples> measure(const Case& which, int ranks) {
   World world(ranks);
   std::vector<std::thread> others;
   for (int rank = 1; rank < ranks; ++rank)
     others.emplace_back([&, rank] { measure_rank(which, world, rank); });
-  Rivals rivals = measure_rank(which, world, 0);
+  std::vector<Samples> samples = measure_rank(which, world, 0);
   for (std::thread& thread : others) thread.join();
-  return rivals;
+  return samples;
 }
 
 void report(const Case& which, int ranks) {
-  const Rivals rivals = measure(which, ranks);
-  const auto show = [&](const char* what, double factor,
+  const std::vector<Samples> samples = measure(which, ranks);
+  const auto show = [&](const std::string& what, double factor,
                         const std::function<double(const std::vector<double>&)>& statistic) {
-    const Estimate e = estimate(rivals, kBlocks, statistic);
-    std::printf("  %-44s %9.3f   [%.3f, %.3f]\n", what, e.value * factor, e.low * factor,
+    const Estimate e = estimate(samples, kBlocks, statistic);
+    std::printf("  %-58s %9.3f   [%.3f, %.3f]\n", what.c_str(), e.value * factor, e.low * factor,
                 e.high * factor);
   };
   std::printf("%lld %s parameters of %lld elements, %d rank%s, %zu rounds\n",
               static_cast<long long>(which.parameters), which.name,
               static_cast<long long>(which.numel), ranks, ranks == 1 ? "" : "s", which.rounds);
-  const double per_parameter = 1e6 / static_cast<double>(which.parameters);
-  show("plain backward, ms", 1e3, [](const auto& m) { return m[0]; });
-  show("ours, ms", 1e3, [](const auto& m) { return m[1]; });
-  show("c10d::Reducer, ms", 1e3, [](const auto& m) { return m[2]; });
-  show("plain backward and bare all-reduces, ms", 1e3, [](const auto& m) { return m[3]; });
-  show("overhead of ours, us per parameter", per_parameter,
-       [](const auto& m) { return m[1] - m[0]; });
-  show("overhead of c10d::Reducer, us per parameter", per_parameter,
-       [](const auto& m) { return m[2] - m[0]; });
-  show("ratio of overheads, ours / c10d::Reducer", 1,
-       [](const auto& m) { return (m[1] - m[0]) / (m[2] - m[0]); });
-  show("the same above bare all-reduces", 1,
-       [](const auto& m) { return (m[1] - m[3]) / (m[2] - m[3]); });
-  show("ratio of steps, ours / c10d::Reducer", 1, [](const auto& m) { return m[1] / m[2]; });
+  const char* const names[kRivals] = {"plain backward",       "DistributedDataParallel",
+                                      "GradientSynchronizer", "Reducer",
+                                      "c10d::Reducer",        "plain and bare all-reduces"};
+  for (size_t i = 0; i < kRivals; ++i)
+    show(std::string(names[i]) + ", ms", 1e3, [i](const auto& m) { return m[i]; });
+  for (size_t i = kOurs; i <= kC10d; ++i)
+    show(std::string("overhead of ") + names[i] + ", us per parameter",
+         1e6 / static_cast<double>(which.parameters),
+         [i](const auto& m) { return m[i] - m[kPlain]; });
+  for (size_t i = kOurs; i < kC10d; ++i) {
+    const std::string pair = std::string(names[i]) + " / c10d::Reducer";
+    show("overheads, " + pair, 1,
+         [i](const auto& m) { return (m[i] - m[kPlain]) / (m[kC10d] - m[kPlain]); });
+    show("above bare all-reduces, " + pair, 1,
+         [i](const auto& m) { return (m[i] - m[kBare]) / (m[kC10d] - m[kBare]); });
+    show("steps, " + pair, 1, [i](const auto& m) { return m[i] / m[kC10d]; });
+  }
+}
+
+/// What callgrind is told to count: --toggle-collect='*counted_step*'.
+[[gnu::noinline]] void counted_step(const Rival& rival, const at::Tensor& loss) {
+  rival.step(loss);
+}
+
+/// Ten counted steps of one rival, after two that warm up.
+int count(const std::string& name) {
+  World world(1);
+  Bench bench(kTiny, world, 0);
+  for (const auto& rival : bench.rivals)
+    if (name == rival->name) {
+      for (int step = 0; step < 12; ++step) {
+        if (rival->zero_grad) rival->zero_grad();
+        const at::Tensor loss = rival->model.loss();
+        step < 2 ? rival->step(loss) : counted_step(*rival, loss);
+      }
+      return 0;
+    }
+  std::fprintf(stderr, "ddp_step count: no rival '%s'\n", name.c_str());
+  return 2;
 }
 
 }  // namespace
 }  // namespace lockstep::benchmarks
 
-int main() {
+int main(int argc, char** argv) {
   using namespace lockstep::benchmarks;
   at::set_num_threads(1);
   lockstep::prepare_rank_threads();
+  if (argc == 3 && std::string(argv[1]) == "count") return count(argv[2]);
   std::printf("Data-parallel step. Median over all rounds [lowest and highest of %zu blocks]\n\n",
               kBlocks);
-  for (const Case& which : {kSmall, kLarge})
-    for (const int ranks : {1, 2}) report(which, ranks);
+  for (const Case& which : {kTiny, kSmall, kLarge})
+    for (const int ranks : {1, 2})
+      if (argc == 1 || std::string(argv[1]) == which.name) report(which, ranks);
 }

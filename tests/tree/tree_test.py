@@ -79,6 +79,16 @@ class Tree(unittest.TestCase):
         blocks = re.findall(r"```cpp\n(.*?)\n```", text_of(pathlib.Path("README.md")), re.S)
         self.assertEqual(blocks, [snippet])
 
+    def test_the_page_of_fronts_shows_the_loops_that_are_tested(self):
+        loops = text_of(pathlib.Path("tests/distributed/front_loops_test.cpp"))
+        page = text_of(pathlib.Path("docs/fronts.md"))
+        sections = re.findall(r"^## `(\w+)`\n(.*?)(?=^## |\Z)", page, re.S | re.M)
+        self.assertEqual(len(sections), loops.count("  // [") // 2)
+        for front, section in sections:
+            snippet = loops.split(f"  // [{front}]\n")[1]
+            snippet = "\n".join(line.removeprefix("  ") for line in snippet.splitlines())
+            self.assertEqual(re.findall(r"```cpp\n(.*?)\n```", section, re.S), [snippet], front)
+
     def test_every_make_target_in_the_documents_exists(self):
         targets = set(re.findall(r"^([a-z-]+):", text_of(pathlib.Path("Makefile")), re.M))
         named = set()

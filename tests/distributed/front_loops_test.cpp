@@ -1,0 +1,140 @@
+// The loops that docs/fronts.md shows, one for each front. They train the same net on the same
+// samples, so they must arrive at the same weights. A test of the tree compares what stands between
+// the marks with the page.
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <torch/optim/sgd.h>
+
+#include "lockstep/distributed/all_reduce_grads.h"
+#include "lockstep/distributed/distributed_data_parallel.h"
+#include "lockstep/distributed/finalize_model_grads.h"
+#include "lockstep/distributed/gradient_synchronizer.h"
+#include "lockstep/distributed/reducer.h"
+#include "lockstep/optimizer/clip_grad_norm.h"
+#include "lockstep/optimizer/clip_grads.h"
+#include "lockstep/tests/support/rank_threads.h"
+#include "lockstep/tests/support/small_net.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kSteps = 10, kMicrobatches = 3, kSamples = 6;
+constexpr double kRate = 0.5, kClip = 0.3;
+
+struct Net : testing::SmallNet {
+  /// The mean over samples, of one micro-batch of one rank.
+  at::Tensor mean_loss(const ParallelState& state, int64_t step, int64_t microbatch) const {
+    const int64_t number = (step * kMicrobatches + microbatch) * state.world_size() + state.rank();
+    return loss(samples(number * kSamples, kSamples)) / kSamples;
+  }
+};
+
+void loop_of_distributed_data_parallel(const ParallelState& state, Net& net) {
+  // [DistributedDataParallel]
+  DistributedDataParallelConfig config;
+  config.calculate_per_token_loss = false;  // the loss is a mean
+  DistributedDataParallel ddp(net, state, config);
+  torch::optim::SGD optimizer(net.parameters(), kRate);
+  for (int64_t step = 0; step < kSteps; ++step) {
+    ddp.zero_grad_buffer();
+    for (int64_t m = 0; m < kMicrobatches; ++m) {
+      std::optional<DistributedDataParallel::NoSyncGuard> no_sync;
+      if (m + 1 < kMicrobatches) no_sync.emplace(ddp.no_sync());
+      (net.mean_loss(state, step, m) / kMicrobatches).backward();
+    }
+    finalize_model_grads({&ddp});
+    clip_grad_norm_({&ddp}, kClip);
+    optimizer.step();
+  }
+  // [DistributedDataParallel]
+}
+
+void loop_of_gradient_synchronizer(const ParallelState& state, Net& net) {
+  // [GradientSynchronizer]
+  const DeviceMesh mesh(state, {state.world_size()}, {"dp"});
+  std::vector<MeshParameter> parameters;
+  for (const auto& item : net.named_parameters())
+    parameters.emplace_back(DTensor::from_local(item.value(), mesh, {Replicate{}}), item.key());
+  GradientSynchronizer sync({parameters}, /*bucket_size_mb=*/25, kMicrobatches,
+                            {.reduction = GradientReduction::mean});
+  sync.bind();
+  torch::optim::SGD optimizer(net.parameters(), kRate);
+  for (int64_t step = 0; step < kSteps; ++step) {
+    for (int64_t m = 0; m < kMicrobatches; ++m)
+      (net.mean_loss(state, step, m) / kMicrobatches).backward();  // the last one reduces
+    sync.wait();
+    clip_grad_norm_(parameters, kClip);
+    optimizer.step();
+    sync.zero_grad();
+  }
+  // [GradientSynchronizer]
+}
+
+void loop_of_all_reduce_grads(const ParallelState& state, Net& net) {
+  // [all_reduce_grads]
+  const DeviceMesh world(state, {state.world_size(), 1}, {"dp", "cp"});
+  torch::optim::SGD optimizer(net.parameters(), kRate);
+  for (int64_t step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    for (int64_t m = 0; m < kMicrobatches; ++m)
+      (net.mean_loss(state, step, m) / kMicrobatches).backward();
+    all_reduce_grads(net, world, /*use_ddp=*/false);
+    clip_grad_norm_(net, kClip);
+    optimizer.step();
+  }
+  // [all_reduce_grads]
+}
+
+void loop_of_reducer(const ParallelState& state, Net& net) {
+  // [Reducer]
+  Reducer reducer(net, state.group(GroupKind::dp_cp));
+  torch::optim::SGD optimizer(net.parameters(), kRate);
+  for (int64_t step = 0; step < kSteps; ++step) {
+    reducer.zero_grad_buffer();
+    for (int64_t m = 0; m < kMicrobatches; ++m) {
+      Reducer::NoSyncGuard no_sync;
+      if (m + 1 < kMicrobatches) no_sync = reducer.no_sync();
+      reducer.prepare_for_forward();
+      const at::Tensor loss = net.mean_loss(state, step, m) / kMicrobatches;
+      reducer.prepare_for_backward({loss});
+      loss.backward();
+    }
+    clip_grad_norm_(net, kClip);
+    optimizer.step();
+  }
+  // [Reducer]
+}
+
+TEST(FrontLoops, AllArriveAtTheWeightsOfOneProcess) {
+  // One process sees the samples of all ranks as further micro-batches.
+  constexpr int64_t kRanks = 3;
+  Net alone;
+  double first_loss = 0, last_loss = 0;
+  torch::optim::SGD optimizer(alone.parameters(), kRate);
+  for (int64_t step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    at::Tensor loss = at::zeros({}, at::kDouble);
+    for (int64_t i = 0; i < kMicrobatches * kRanks; ++i)
+      loss = loss +
+             alone.loss(Net::samples((step * kMicrobatches * kRanks + i) * kSamples, kSamples)) /
+                 (kSamples * kMicrobatches * kRanks);
+    loss.backward();
+    (step == 0 ? first_loss : last_loss) = loss.item<double>();
+    clip_grad_norm_(alone, kClip);
+    optimizer.step();
+  }
+  EXPECT_LT(last_loss, 0.5 * first_loss);
+  for (const auto loop : {loop_of_distributed_data_parallel, loop_of_gradient_synchronizer,
+                          loop_of_all_reduce_grads, loop_of_reducer})
+    testing::run_ranks(kRanks, [&](const ParallelState& state) {
+      Net net;
+      loop(state, net);
+      for (size_t i = 0; i < net.parameters().size(); ++i)
+        EXPECT_TRUE(at::allclose(net.parameters()[i], alone.parameters()[i], 1e-12, 1e-13)) << i;
+    });
+}
+
+}  // namespace
+}  // namespace lockstep
