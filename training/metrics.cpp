@@ -29,14 +29,39 @@ std::string to_json(const ValidationMetrics& metrics) {
   return line.dump();
 }
 
-MetricsFile::MetricsFile(const std::string& folder) : path_(folder + "/metrics.jsonl") {
+MetricsFile::MetricsFile(const std::string& folder, int64_t resumed)
+    : path_(folder + "/metrics.jsonl") {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   require<FileError>(!error, "--output: folder '{}' cannot be made: {}", folder, error.message());
-  if (std::filesystem::exists(path_))
-    std::filesystem::rename(path_, folder + "/metrics.previous.jsonl", error);
-  file_.open(path_);
+  if (std::filesystem::exists(path_)) {
+    if (resumed > 0)
+      keep_lines_until(resumed);
+    else
+      std::filesystem::rename(path_, folder + "/metrics.previous.jsonl", error);
+  }
+  file_.open(path_, std::ios::app);
   require<FileError>(file_.good() && !error, "'{}' cannot be written", path_);
+}
+
+void MetricsFile::keep_lines_until(int64_t iteration) const {
+  std::ifstream file(path_);
+  std::string kept;
+  for (std::string line; std::getline(file, line) && !file.eof();) {
+    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const bool known =
+        json.is_object() && json.contains("iteration") && json.at("iteration").is_number_integer();
+    if (known && json.at("iteration").get<int64_t>() <= iteration) kept += line + "\n";
+  }
+  file.close();
+  const std::string partial = path_ + ".partial";
+  std::error_code error;
+  std::ofstream out(partial, std::ios::trunc);
+  out << kept << std::flush;
+  const bool good = out.good();
+  out.close();
+  if (good) std::filesystem::rename(partial, path_, error);
+  require<FileError>(good && !error, "'{}' cannot be written; is the disk full?", partial);
 }
 
 void MetricsFile::write(const std::string& line) {

@@ -39,12 +39,16 @@ std::string to_json(const ValidationMetrics& metrics);
 class MetricsFile {
  public:
   /// Begins `folder`/metrics.jsonl; makes the folder. A file of an earlier run is kept as
-  /// metrics.previous.jsonl. FileError names what cannot be written.
-  explicit MetricsFile(const std::string& folder);
+  /// metrics.previous.jsonl. A run that goes on from a checkpoint after `resumed` iterations
+  /// appends: lines of later iterations, which come again, and a torn last line are removed.
+  /// FileError names what cannot be written.
+  explicit MetricsFile(const std::string& folder, int64_t resumed = 0);
 
   void write(const std::string& line);
 
  private:
+  void keep_lines_until(int64_t iteration) const;
+
   std::string path_;
   std::ofstream file_;
 };

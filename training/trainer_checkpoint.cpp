@@ -32,9 +32,9 @@ void Trainer::load(CheckpointReader& checkpoint, bool weights_only) {
                      checkpoint.path());
   load_state(checkpoint, state(/*with_optimizer=*/!weights_only));
   if (weights_only) return optimizer_->reload_model_params();
-  OptimizerProgress progress;
+  OptimizerProgress progress = optimizer_->progress();
   progress.num_steps = manifest.optimizer_steps;
-  if (manifest.scaler)
+  if (manifest.scaler && scale_adapts_itself(config_))
     progress.scaler = {manifest.scaler->scale, manifest.scaler->growth_tracker,
                        manifest.scaler->hysteresis_tracker};
   optimizer_->restore(progress);

@@ -1,8 +1,8 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <cmath>
 #include <fstream>
-#include <mutex>
 
 #include <ATen/ATen.h>
 
@@ -54,7 +54,8 @@ class CheckpointTest : public ::testing::Test {
     std::vector<double> values;
     for (int64_t i = 0; i < count; ++i) {
       const IterationMetrics metrics = trainer.train_step();
-      values.insert(values.end(), {metrics.lm_loss, metrics.grad_norm});
+      const double norm = std::isfinite(metrics.grad_norm) ? metrics.grad_norm : -1;  // an overflow
+      values.insert(values.end(), {metrics.lm_loss, norm});
     }
     return values;
   }
@@ -102,6 +103,23 @@ class CheckpointTest : public ::testing::Test {
         options);
   }
 
+  /// Saves on each layout and goes on on each.
+  void check_pairs(const std::vector<Layout>& layouts, const std::vector<std::string>& more) const {
+    for (const Layout& saved : layouts) {
+      const std::string into = folder(saved.name);
+      const std::vector<double> expected = save(saved, into, more);
+      EXPECT_TRUE(verify_checkpoint(into).empty());
+      for (const Layout& loaded : layouts) {
+        const std::vector<double> found = load(loaded, into, more);
+        ASSERT_EQ(found.size(), expected.size());
+        const double tolerance = saved.name == loaded.name ? 0 : 1e-9;
+        for (size_t i = 0; i < found.size(); ++i)
+          ASSERT_NEAR(found[i], expected[i], tolerance * expected[i])
+              << saved.name << " to " << loaded.name << ", " << i;
+      }
+    }
+  }
+
   TemporaryFolder folder_;
   std::string text_;
 };
@@ -117,27 +135,40 @@ const std::vector<Layout>& layouts() {
        4,
        {"ddp.use_distributed_optimizer=true", "ddp.bucket_size=500",
         "parallel.num_distributed_optimizer_instances=2"}},
+      {"tp 2, sequence parallel",
+       2,
+       {"parallel.tensor_model_parallel_size=2", "parallel.sequence_parallel=true"}},
+      {"tp 4, distributed optimizer",
+       4,
+       {"parallel.tensor_model_parallel_size=4", "ddp.use_distributed_optimizer=true"}},
+      {"pp 2, dp 2, distributed optimizer",
+       4,
+       {"parallel.pipeline_model_parallel_size=2", "ddp.use_distributed_optimizer=true"}},
+      {"cp 2, pp 2, vpp 2",
+       4,
+       {"parallel.pipeline_model_parallel_size=2", "parallel.context_parallel_size=2",
+        "parallel.virtual_pipeline_model_parallel_size=2"}},
   };
   return list;
 }
 
-TEST_F(CheckpointTest, EveryLayoutGoesOnFromEveryOther) {
-  for (const Layout& saved : layouts()) {
-    const std::string into = folder(saved.name);
-    const std::vector<double> expected = save(saved, into);
-    EXPECT_TRUE(verify_checkpoint(into).empty());
-    for (const Layout& loaded : layouts()) {
-      const std::vector<double> found = load(loaded, into);
-      ASSERT_EQ(found.size(), expected.size());
-      for (size_t i = 0; i < found.size(); ++i) {
-        if (saved.name == loaded.name)
-          ASSERT_EQ(found[i], expected[i]) << saved.name << ", " << i;
-        else
-          ASSERT_NEAR(found[i], expected[i], 1e-11 * expected[i])
-              << saved.name << " to " << loaded.name << ", " << i;
-      }
-    }
-  }
+TEST_F(CheckpointTest, EveryLayoutGoesOnFromEveryOther) { check_pairs(layouts(), {}); }
+
+TEST_F(CheckpointTest, ExpertsGoOnOnEveryLayout) {
+  const std::vector<Layout> list = {
+      {"one rank", 1, {}},
+      {"ep 2", 2, {"parallel.expert_model_parallel_size=2"}},
+      {"ep 2, dp 4, distributed optimizer",
+       4,
+       {"parallel.expert_model_parallel_size=2", "ddp.use_distributed_optimizer=true"}},
+      {"tp 2, etp 1, ep 2, pp 2",
+       4,
+       {"parallel.tensor_model_parallel_size=2", "parallel.expert_tensor_parallel_size=1",
+        "parallel.expert_model_parallel_size=2", "parallel.pipeline_model_parallel_size=2",
+        "parallel.sequence_parallel=true"}}};
+  check_pairs(list, {"model.num_experts=4", "model.moe_router_score_function=sigmoid",
+                     "model.moe_router_enable_expert_bias=true",
+                     "model.untie_embeddings_and_output_weights=true"});
 }
 
 TEST_F(CheckpointTest, InEveryPrecisionTheSameLayoutGoesOnBitForBit) {
@@ -158,6 +189,13 @@ TEST_F(CheckpointTest, MasterWeightsCarryAChangeOfThePrecision) {
   for (size_t i = 0; i < wide.size(); ++i) EXPECT_NEAR(wide[i], expected[i], 0.05 * expected[i]);
   save(layout, folder("fp32"), {"train.precision=fp32"});
   EXPECT_EQ(load(layout, folder("fp32"), {"train.precision=bf16"}).size(), expected.size());
+  run_ranks(layout, {"train.precision=fp16", "optimizer.initial_loss_scale=64"},
+            [&](Trainer& trainer, const ParallelState&) {
+              CheckpointReader reader(folder("fp32"));
+              EXPECT_FALSE(reader.manifest().scaler);
+              trainer.load(reader, /*weights_only=*/false);
+              EXPECT_EQ(trainer.progress().optimizer.scaler.scale, 64);
+            });
 }
 
 TEST_F(CheckpointTest, EveryElementIsWrittenOnceAndTheWorkIsShared) {
@@ -184,7 +222,7 @@ TEST_F(CheckpointTest, EveryElementIsWrittenOnceAndTheWorkIsShared) {
 
 TEST_F(CheckpointTest, TheDistributedOptimizersStateIsWrittenByItsOwners) {
   const std::string into = folder("owners");
-  save(layouts()[2], into);
+  save(layouts()[2], into, {"model.ffn_hidden_size=28"});
   const CheckpointReader reader(into);
   int64_t cut = 0;
   for (const ManifestTensor& tensor : reader.manifest().tensors)

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <limits>
 #include <sstream>
 
@@ -50,6 +51,21 @@ TEST(MetricsFile, KeepsTheFileOfTheRunBefore) {
   EXPECT_EQ(folder.read("deep/metrics.jsonl"), "second\n");  // while it is still open
   EXPECT_EQ(folder.read("deep/metrics.previous.jsonl"), "first\n");
   EXPECT_TRUE(testing::throws_with<FileError>([] { MetricsFile("/proc/none"); }, "/proc/none"));
+}
+
+TEST(MetricsFile, AResumedRunAppendsAfterItsCheckpoint) {
+  const testing::TemporaryFolder folder;
+  const std::string one = to_json(IterationMetrics{.iteration = 1}) + "\n";
+  const std::string two = to_json(ValidationMetrics{2, 2.5, 12.25}) + "\n";
+  const std::string three = to_json(IterationMetrics{.iteration = 3}) + "\n";
+  folder.write("metrics.jsonl", one + two + three + "{\"iteration\":2,\"lm_l");
+  MetricsFile(folder.path(), 2).write("next");
+  EXPECT_EQ(folder.read("metrics.jsonl"), one + two + "next\n");
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "metrics.previous.jsonl"));
+  // A line that is whole but for its newline is torn too.
+  folder.write("metrics.jsonl", one + two.substr(0, two.size() - 1));
+  MetricsFile(folder.path(), 5).write("next");
+  EXPECT_EQ(folder.read("metrics.jsonl"), one + "next\n");
 }
 
 TEST(Progress, LineAndDurations) {

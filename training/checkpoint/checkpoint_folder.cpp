@@ -148,6 +148,7 @@ void PartialCheckpoint::commit(std::string_view manifest, int64_t keep) const {
     fs::rename(folder / (std::string(kLatest) + ".partial"), folder / kLatest);
     put_in_place(partial_, final_);
     sync_folder(folder);
+    sync_folder(fs::absolute(folder).parent_path());
     fs::remove_all(partial_);
     names = complete_checkpoints(folder_);
     for (size_t i = static_cast<size_t>(keep); keep > 0 && i < names.size(); ++i) {

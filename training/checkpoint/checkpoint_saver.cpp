@@ -206,8 +206,9 @@ SaveResult CheckpointSaver::save(const std::vector<StateTensor>& tensors,
   job->whole.consumed_samples = progress.consumed_samples;
   job->whole.optimizer_steps = progress.optimizer.num_steps;
   const GradScalerState& scaler = progress.optimizer.scaler;
-  job->whole.scaler =
-      ManifestScaler{scaler.scale, scaler.growth_tracker, scaler.hysteresis_tracker};
+  if (scale_adapts_itself(config))
+    job->whole.scaler =
+        ManifestScaler{scaler.scale, scaler.growth_tracker, scaler.hysteresis_tracker};
   job->whole.layout = layout_of(state_, config);
   job->config = print_config(config);
   std::string status = kDone;

@@ -119,6 +119,10 @@ at::ScalarType dtype_of_safetensors(const std::string& name) {
   fail<UsageError>("safetensors: unknown dtype '{}'", name);
 }
 
+bool scale_adapts_itself(const Config& config) {
+  return config.train.precision == Precision::fp16 && !config.optimizer.loss_scale;
+}
+
 std::vector<StateTensor> model_state(const torch::nn::Module& model, const ParallelState& state) {
   std::vector<StateTensor> list;
   for (const NamedParameter& param : collect_parameters(model)) {

@@ -33,6 +33,9 @@ struct TrainingProgress {
   OptimizerProgress optimizer;
 };
 
+/// Whether the run's loss scale has a state that is worth keeping.
+bool scale_adapts_itself(const Config& config);
+
 /// The parameters, frozen ones included, and the registered buffers of `model`. With
 /// ddp.overlap_param_gather wait for them first (finish_param_sync). UsageError: a parameter that
 /// is not contiguous.

@@ -8,12 +8,14 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/training/checkpoint/run_checkpoints.h"
 #include "lockstep/training/checkpoint/saved_model.h"
 #include "lockstep/training/cli/commands.h"
 #include "lockstep/training/cli/signals.h"
 #include "lockstep/training/data/tokenizer.h"
 #include "lockstep/training/generate.h"
 #include "lockstep/training/progress.h"
+#include "lockstep/training/stage_shapes.h"
 #include "lockstep/training/trainer.h"
 
 namespace lockstep {
@@ -29,22 +31,19 @@ struct TrainArguments {
 /// What rank 0 tells of the run.
 class Reporter {
  public:
-  Reporter(const Config& config, const std::string& output, c10::Device device)
+  Reporter(const Config& config, c10::Device device)
       : device_(device),
         display_(std::cerr, ::isatty(STDERR_FILENO) == 1, config.train.train_iters,
-                 config.train.log_interval) {
-    if (!output.empty()) file_ = std::make_unique<MetricsFile>(output);
-  }
+                 config.train.log_interval) {}
 
-  void begin(const Trainer& trainer, int64_t ranks) {
-    int64_t parameters = 0;
-    for (const at::Tensor& p : trainer.model().parameters()) parameters += p.numel();
+  void begin(const Trainer& trainer, int64_t ranks, const std::string& output) {
+    if (!output.empty()) file_ = std::make_unique<MetricsFile>(output, trainer.iteration());
     display_.message(fmt::format(
         "training {:.2f}M parameters in {} on {} data-parallel ranks ({}), {} sequences of {} "
         "tokens an iteration",
-        static_cast<double>(parameters) / 1e6, to_string(trainer.config().train.precision), ranks,
-        device_.str(), *trainer.config().train.global_batch_size,
-        trainer.config().model.seq_length));
+        static_cast<double>(num_parameters(trainer.config())) / 1e6,
+        to_string(trainer.config().train.precision), ranks, device_.str(),
+        *trainer.config().train.global_batch_size, trainer.config().model.seq_length));
   }
   void iteration(const IterationMetrics& metrics) {
     if (file_) file_->write(to_json(metrics));
@@ -76,36 +75,60 @@ std::string save_folder(const Config& config, const std::string& output) {
   return output.empty() ? "" : output + "/checkpoint";
 }
 
-void write_sample(const Trainer& trainer) {
+/// From the checkpoint where there is one: this rank may hold a part of the model only.
+void write_sample(const Trainer& trainer, const std::string& checkpoint, c10::Device device) {
   const TrainConfig& train = trainer.config().train;
   if (train.sample_tokens == 0) return;
   GenerateOptions options;
   options.max_tokens = train.sample_tokens;
   const auto tokenizer = make_tokenizer(trainer.config().data.tokenizer, "data.tokenizer");
   const auto prompt = tokenizer->encode(train.sample_prompt);
-  std::cout << train.sample_prompt << tokenizer->decode(generate(trainer.model(), prompt, options))
-            << std::endl;
+  const auto tokens = checkpoint.empty()
+                          ? generate(trainer.model(), prompt, options)
+                          : generate(*load_model(checkpoint, device).model, prompt, options);
+  std::cout << train.sample_prompt << tokenizer->decode(tokens) << std::endl;
+}
+
+/// What can be known before the run starts.
+void check_sample(const Config& config, const std::string& folder) {
+  const ParallelConfig& parallel = config.parallel;
+  const int64_t parts = parallel.tensor_model_parallel_size *
+                        parallel.pipeline_model_parallel_size * parallel.context_parallel_size *
+                        parallel.expert_model_parallel_size *
+                        parallel.expert_tensor_parallel_size.value_or(1);
+  require<ConfigError>(config.train.sample_tokens == 0 || !folder.empty() || parts == 1,
+                       "train.sample_tokens: found {}, allowed where several ranks hold the model: "
+                       "0, or with checkpoint.save or --output, because the text is generated from "
+                       "the checkpoint",
+                       config.train.sample_tokens);
 }
 
 void train(const Config& config, const std::string& output, const ParallelState& state) {
   std::unique_ptr<Reporter> reporter;
-  if (state.rank() == 0) reporter = std::make_unique<Reporter>(config, output, state.device());
+  if (state.rank() == 0) reporter = std::make_unique<Reporter>(config, state.device());
+  const auto tell = [&](const std::string& text) {
+    if (reporter && !text.empty()) reporter->message(text);
+  };
+  const std::string folder = save_folder(config, output);
+  check_sample(config, folder);
+  RunCheckpoints checkpoints(config.checkpoint, folder, state);
   Trainer trainer(config, state);
-  if (reporter) reporter->begin(trainer, state.group(GroupKind::dp_cp).size());
+  if (const auto loaded = checkpoints.load(trainer))
+    tell(fmt::format("loaded {}, iteration {}", *loaded, trainer.iteration()));
+  if (reporter) reporter->begin(trainer, state.group(GroupKind::dp_cp).size(), output);
   TrainCallbacks callbacks;
   callbacks.should_stop = sigterm_noted;
+  callbacks.checkpoint = [&](bool last) {
+    if (last && trainer.stop_requested())
+      tell(fmt::format("SIGTERM: stopped after iteration {}", trainer.iteration()));
+    tell(checkpoints.after_iteration(trainer, last));
+  };
   if (reporter) {
     callbacks.iteration = [&](const IterationMetrics& m) { reporter->iteration(m); };
     callbacks.validation = [&](const ValidationMetrics& m) { reporter->validation(m); };
   }
   trainer.run(callbacks);
-  if (!reporter) return;
-  if (trainer.stop_requested())
-    reporter->message(fmt::format("SIGTERM: stopped after iteration {}", trainer.iteration()));
-  if (const std::string folder = save_folder(config, output); !folder.empty())
-    reporter->message("saved " +
-                      save_model(folder, trainer.iteration(), trainer.config(), trainer.model()));
-  write_sample(trainer);
+  if (reporter) write_sample(trainer, checkpoints.path(), state.device());
 }
 
 void run(const TrainArguments& arguments) {
@@ -118,6 +141,7 @@ void run(const TrainArguments& arguments) {
   note_sigterm();
   keep_freed_memory();
   const LaunchEnvironment environment = read_launch_environment();
+  check_layout(config, environment.world_size);
   const c10::Device device = choose_device(config.train.device, environment);
   std::unique_ptr<ParallelState> state;
   try {
@@ -141,7 +165,7 @@ void add_train_command(CLI::App& program) {
   command->add_option(
       "--output", arguments->output,
       "Folder for metrics.jsonl and, unless checkpoint.save says otherwise, for the "
-      "trained weights; without it neither is written");
+      "checkpoints; without it neither is written");
   command->add_flag("--print-config", arguments->print_config,
                     "Print the effective configuration, defaults included, and end");
   command->footer([] { return config_help(); });
