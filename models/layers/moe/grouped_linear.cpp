@@ -43,15 +43,20 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &input = saved[0], &weight = saved[1];
     const at::Tensor grad = grads[0].contiguous();
-    at::Tensor of_input = at::empty(input.sizes(), input.options());
-    at::Tensor of_weight = at::zeros(weight.sizes(), weight.options());
+    at::Tensor of_input, of_weight;
+    if (context->needs_input_grad(0)) of_input = at::empty(input.sizes(), input.options());
+    if (context->needs_input_grad(1)) of_weight = at::zeros(weight.sizes(), weight.options());
     for_experts(context->saved_data["rows"].toIntVector(),
                 [&](int64_t e, int64_t first, int64_t count) {
                   const at::Tensor part = grad.narrow(0, first, count);
-                  at::Tensor input_part = of_input.narrow(0, first, count);
-                  at::mm_out(input_part, part, weight[e]);
-                  at::Tensor weight_part = of_weight[e];
-                  at::mm_out(weight_part, part.t(), input.narrow(0, first, count));
+                  if (of_input.defined()) {
+                    at::Tensor rows = of_input.narrow(0, first, count);
+                    at::mm_out(rows, part, weight[e]);
+                  }
+                  if (of_weight.defined()) {
+                    at::Tensor matrix = of_weight[e];
+                    at::mm_out(matrix, part.t(), input.narrow(0, first, count));
+                  }
                 });
     return {of_input, of_weight, {}};
   }

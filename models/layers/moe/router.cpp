@@ -2,9 +2,26 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/models/layers/context_parallel.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
+namespace {
+
+/// The chunks of the ranks of tp-cp, in whose order `gathered` has them, by rank in cp and tp.
+at::Tensor by_place(const at::Tensor& gathered, const ProcessGroup& group, const RankGrids& grids) {
+  const RankGroups tp = grids.groups(GroupKind::tp), cp = grids.groups(GroupKind::cp);
+  const auto chunks = gathered.chunk(group.size(), 0);
+  std::vector<at::Tensor> places(chunks.size());
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const int64_t rank = group.ranks()[i];
+    places[static_cast<size_t>(*cp.position_of(rank) * tp.size() + *tp.position_of(rank))] =
+        chunks[i];
+  }
+  return at::cat(places);
+}
+
+}  // namespace
 
 TopKRouter::TopKRouter(const LayerContext& context)
     : config_(context.config),
@@ -25,22 +42,28 @@ TopKRouter::TopKRouter(const LayerContext& context)
   tokens_per_expert_ = at::zeros({experts}, context.options.dtype(at::kLong));
 }
 
-at::Tensor TopKRouter::with_capacity(const Routing& routing) const {
+at::Tensor TopKRouter::with_capacity(const Routing& routing, int64_t batch) const {
   const ProcessGroup group = state_.group(GroupKind::tp_cp);
-  const int64_t tokens = routing.probs.size(0), all_tokens = tokens * group.size();
-  const int64_t capacity =
-      expert_capacity(all_tokens, config_.moe_router_topk, *config_.num_experts,
-                      *config_.moe_expert_capacity_factor);
-  Routing all = routing;
-  if (group.size() > 1) {
-    // What is not chosen is told from a weight of zero by its sign.
-    const at::Tensor own = routing.probs.detach().masked_fill(~routing.map, -1.0).contiguous();
-    const at::Tensor gathered = at::empty({all_tokens, own.size(1)}, own.options());
-    all_gather(group, gathered, own, "routing weights").wait();
-    all = {gathered.clamp_min(0), gathered.ge(0)};
-  }
-  return limit_to_capacity(all, capacity, config_.moe_pad_expert_input_to_capacity)
-      .narrow(0, group.rank() * tokens, tokens);
+  const int64_t experts = routing.probs.size(1);
+  const auto capacity = [&](int64_t tokens) {
+    return expert_capacity(tokens, config_.moe_router_topk, experts,
+                           *config_.moe_expert_capacity_factor);
+  };
+  const bool pad = config_.moe_pad_expert_input_to_capacity;
+  if (group.size() == 1) return limit_to_capacity(routing, capacity(routing.probs.size(0)), pad);
+  // What is not chosen is told from a weight of zero by its sign.
+  const at::Tensor own = routing.probs.detach().masked_fill(~routing.map, -1.0).contiguous();
+  const at::Tensor gathered = at::empty({group.size() * own.size(0), experts}, own.options());
+  all_gather(group, gathered, own, "routing weights").wait();
+  const ProcessGroup tp = state_.group(GroupKind::tp), cp = state_.group(GroupKind::cp);
+  const at::Tensor whole =
+      to_sequence_order(by_place(gathered, group, state_.grids()).view({-1, batch, experts}),
+                        cp.size())
+          .flatten(0, 1);
+  const at::Tensor map =
+      limit_to_capacity({whole.clamp_min(0), whole.ge(0)}, capacity(whole.size(0)), pad);
+  const at::Tensor part = cut_for_context(map.view({-1, batch, experts}), 0, cp);
+  return part.chunk(tp.size(), 0)[static_cast<size_t>(tp.rank())].flatten(0, 1);
 }
 
 Routing TopKRouter::forward(const at::Tensor& hidden) const {
@@ -57,7 +80,7 @@ Routing TopKRouter::forward(const at::Tensor& hidden) const {
     if (loss.defined()) routing.probs = attach_loss(routing.probs, loss, loss_scale_);
   }
   if (config_.moe_expert_capacity_factor) {
-    routing.map = with_capacity(routing);
+    routing.map = with_capacity(routing, batch);
     routing.probs = routing.probs.masked_fill(~routing.map, 0.0);
   }
   return routing;

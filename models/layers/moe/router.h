@@ -20,7 +20,8 @@ class TopKRouter : public DescribedModule {
   /// `hidden` [sequence, batch, hidden_size]: tokens that this rank alone has; the tokens of the
   /// micro-batch are those of all ranks of tp and cp. While training, with gradients on, counts the
   /// choices and attaches the router's losses to the weights. With a capacity the micro-batch's
-  /// tokens compete for it: one all-gather of their weights over tp-cp.
+  /// tokens compete for it, in the order of their sequences: one all-gather of their weights over
+  /// tp-cp.
   Routing forward(const at::Tensor& hidden) const;
 
   /// Undefined without moe_router_enable_expert_bias.
@@ -32,7 +33,7 @@ class TopKRouter : public DescribedModule {
   void reset() { losses_.reset(); }
 
  private:
-  at::Tensor with_capacity(const Routing& routing) const;
+  at::Tensor with_capacity(const Routing& routing, int64_t batch) const;
 
   TransformerConfig config_;
   ParallelState state_;

@@ -9,6 +9,7 @@
 namespace lockstep {
 namespace {
 
+constexpr double kWeightSteps = 1 << 20;
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
 /// `scores` with those outside of the best groups at minus infinity.
@@ -64,9 +65,12 @@ int64_t expert_capacity(int64_t tokens, int64_t topk, int64_t experts, double fa
 }
 
 at::Tensor limit_to_capacity(const Routing& routing, int64_t capacity, bool pad) {
-  const at::Tensor preference = routing.probs.detach().masked_fill(~routing.map, kMinusInfinity);
+  const at::Tensor preference =
+      (routing.probs.detach() * kWeightSteps).round().masked_fill(~routing.map, kMinusInfinity);
   const int64_t kept = std::min(capacity, preference.size(0));
-  const at::Tensor chosen = std::get<1>(preference.topk(kept, 0));
+  const at::Tensor chosen =
+      std::get<1>(at::sort(preference, /*stable=*/true, /*dim=*/0, /*descending=*/true))
+          .narrow(0, 0, kept);
   const at::Tensor map = at::zeros_like(routing.map).scatter_(0, chosen, true);
   return pad ? map : map.logical_and(routing.map);
 }

@@ -36,9 +36,10 @@ Routing route_tokens(const at::Tensor& logits, const TransformerConfig& config,
 /// Tokens that an expert takes: tokens * topk / experts * factor, rounded up.
 int64_t expert_capacity(int64_t tokens, int64_t topk, int64_t experts, double factor);
 
-/// `map` of a routing in which each expert keeps the `capacity` tokens of the largest weights. With
-/// `pad` an expert that has fewer takes others, at weight 0, so that each has `capacity` tokens; or
-/// all, where there are not as many.
+/// `map` of a routing in which each expert keeps the `capacity` tokens of the largest weights; of
+/// equal ones, to 2^-20, the first, so that rounding does not decide between tokens that are the
+/// same in two sequences. With `pad` an expert that has fewer takes others, at weight 0, so that
+/// each has `capacity` tokens; or all, where there are not as many.
 at::Tensor limit_to_capacity(const Routing& routing, int64_t capacity, bool pad);
 
 }  // namespace lockstep
