@@ -60,6 +60,9 @@ void check_context_parallel(const TransformerConfig& model, const ParallelConfig
                        "model.attention_dropout: found {}, allowed with "
                        "parallel.context_parallel_size > 1: 0",
                        model.attention_dropout);
+  require<ConfigError>(parallel.pipeline_schedule != PipelineScheduleFamily::zb_h1,
+                       "parallel.pipeline_schedule: found zb-h1, allowed with "
+                       "parallel.context_parallel_size > 1: 1f1b or gpipe");
   const int64_t exchange = ranks_that_exchange_heads(parallel);
   const int64_t groups =
       std::max<int64_t>(1, *model.num_query_groups / parallel.tensor_model_parallel_size);

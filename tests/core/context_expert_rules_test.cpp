@@ -38,6 +38,9 @@ TEST(ContextParallelRules, WhatCanBeCut) {
                  "model.seq_length: found 10, allowed: a multiple of 2 * "
                  "parallel.context_parallel_size (4)");
   expect_refusal(with(two, {"model.attention_dropout=0.1"}), "model.attention_dropout: found 0.1");
+  expect_refusal(with(two, {"parallel.pipeline_schedule=zb-h1"}),
+                 "parallel.pipeline_schedule: found zb-h1, allowed with "
+                 "parallel.context_parallel_size > 1");
   expect_refusal(with(two, {"model.num_query_groups=1", "parallel.cp_comm_type=a2a"}),
                  "model.num_query_groups: found 1, which leaves 1 on a tensor-parallel rank, "
                  "allowed with parallel.cp_comm_type = a2a: a multiple of the 2 ranks");
@@ -76,6 +79,8 @@ TEST(ExpertRules, Router) {
           "model.moe_aux_loss_coeff: found 0.1");
   refused({"model.moe_pad_expert_input_to_capacity=true"},
           "model.moe_pad_expert_input_to_capacity: found true");
+  refused({"parallel.pipeline_schedule=zb-h1"},
+          "parallel.pipeline_schedule: found zb-h1, allowed with model.num_experts");
   refused({"model.add_bias_linear=true"}, "model.add_bias_linear: found true");
   refused({"model.moe_router_num_groups=4"}, "model.moe_router_group_topk: is not set");
   refused({"model.moe_router_num_groups=3", "model.moe_router_group_topk=1"},
