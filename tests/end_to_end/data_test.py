@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import pty
 import resource
 import signal
 import struct
@@ -11,7 +12,7 @@ import time
 import unittest
 import zlib
 
-from support import LOCKSTEP, SOURCE, EndToEnd, clean_environment, metrics, run
+from support import LOCKSTEP, SMALL, SOURCE, EndToEnd, clean_environment, metrics, run, torchrun
 
 GPT2 = SOURCE / "data/gpt2"
 
@@ -82,6 +83,25 @@ class Data(EndToEnd):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual((self.folder / "set.bin").stat().st_size, 2 * big.stat().st_size)
 
+    def test_a_terminal_shows_a_bar(self):
+        text = self.write("long", b"All work and no play. " * 400_000)
+        leader, follower = pty.openpty()
+        process = subprocess.Popen(
+            [LOCKSTEP, "data", "build", "--input", text, "--tokenizer", "byte", "--output",
+             self.folder / "set"], env=clean_environment(), stderr=follower)
+        os.close(follower)
+        shown = b""
+        while True:
+            try:
+                part = os.read(leader, 4096)
+            except OSError:  # the program has ended
+                break
+            shown += part
+        os.close(leader)
+        self.assertEqual(process.wait(), 0)
+        self.assertRegex(shown, rb"\[#+\.*\] +[0-9]+ % \| 0 documents")
+        self.assertIn(b"1 documents | 8.8 of 8.8 MB | 8800000 tokens", shown)
+
     def test_a_build_that_is_killed_leaves_no_pair(self):
         fifo = self.folder / "fifo"
         os.mkfifo(fifo)
@@ -128,21 +148,109 @@ class Data(EndToEnd):
 
     def train(self, path, *overrides):
         output = self.folder / f"run{len(list(self.folder.iterdir()))}"
-        result = run(LOCKSTEP, "train", self.config, "--output", output, "--set",
-                     f"data.path={path}", *(x for o in overrides for x in ("--set", o)))
+        overrides = ([f"data.path={path}"] if path else []) + list(overrides)
+        result = run(LOCKSTEP, "train", self.config, "--output", output,
+                     *(x for o in overrides for x in ("--set", o)))
         return result, output
 
-    def test_training_on_a_data_set_equals_training_on_the_text(self):
-        text = self.folder / "text"
+    def curve(self, output):
+        iterations, validations = metrics(output)
+        return ([line["lm_loss"] for line in iterations]
+                + [line["validation_loss"] for line in validations])
+
+    def write_config(self, paths, *fields):
+        data = " ".join([f'path: "{path}"' for path in paths] + list(fields))
+        text = SMALL.replace('data {{ path: "{text}" }}', f"data {{{{ {data} }}}}")
+        self.config.write_text(text.format())
+
+    def test_beside_a_text_a_data_set_is_text(self):
+        text = self.write("a", b"".join(b"%d plus %d. " % (i, i) for i in range(700)))
         self.build(text)
         curves = []
         for path in (text, self.folder / "set"):
-            result, output = self.train(path)
+            self.write_config([path, self.folder / "text"])
+            result, output = self.train(None)
             self.assertEqual(result.returncode, 0, result.stderr)
-            curves.append([[line.get("lm_loss"), line.get("validation_loss")]
-                           for lines in metrics(output) for line in lines])
+            curves.append(self.curve(output))
         self.assertEqual(curves[0], curves[1])
         self.assertGreater(len(curves[0]), 10)
+
+    def test_neither_ranks_nor_reading_ahead_change_the_samples(self):
+        documents = [self.write(f"{i}.txt", (f"{i} times {i + 1} is {i * (i + 1)}. " * 9).encode())
+                     for i in range(60)]
+        self.build(*documents, self.folder / "text", flags=("--append-eod",))
+        vocabulary = "model.vocab_size=257"
+        result, output = self.train(self.folder / "set", vocabulary, "data.prefetch=0")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        expected = self.curve(output)
+        self.assertGreater(len(expected), 10)
+        self.assertLess(expected[11], expected[0])
+        self.assertEqual(len(list((self.folder / "cache").glob("set-*.samples"))), 1)
+        result, output = self.train(self.folder / "set", vocabulary, "data.prefetch=5",
+                                    f"data.cache_path={self.folder}/elsewhere")
+        self.assertEqual(self.curve(output), expected, result.stderr)
+        self.assertEqual(len(list((self.folder / "elsewhere").glob("set-*.samples"))), 1)
+        output = self.folder / "two"
+        result = torchrun(2, LOCKSTEP, "train", self.config, "--output", output, "--set",
+                          f"data.path={self.folder / 'set'}", "--set", vocabulary)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for found, loss in zip(self.curve(output), expected, strict=True):
+            self.assertAlmostEqual(found, loss, delta=2e-5 * loss)
+
+    def test_blends(self):
+        for name, word in (("a", b"one "), ("b", b"two ")):
+            self.build(self.write(name, word * 4000), output=f"set_{name}")
+        prefixes = [self.folder / "set_a", self.folder / "set_b"]
+        curves = []
+        for blend in ("0.5,0.5", "0.9,0.1"):
+            self.write_config(prefixes, f'blend: "{blend}"')
+            result, output = self.train(None)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            curves.append(self.curve(output))
+        self.assertEqual(len(curves[0]), len(curves[1]))
+        self.assertNotEqual(curves[0], curves[1])
+        result, _ = self.train(None, "data.blend=1,2,3")
+        self.assert_failed(result, 2, "data.blend: found '1,2,3', allowed: a weight > 0 for each of")
+        self.write_config([prefixes[0], self.folder / "text"], 'blend: "1,1"')
+        result, _ = self.train(None)
+        self.assert_failed(result, 2, "data.blend: allowed with data sets in Megatron's format")
+
+    def test_the_batch_grows(self):
+        result, output = self.train(self.folder / "text", "train.rampup_batch_size=2 2 20")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        consumed = [line["consumed_samples"] for line in metrics(output)[0]]
+        self.assertEqual(consumed, [2, 4, 6, 8, 12, 16, 22, 30, 38, 46, 54, 62])
+        self.assertEqual([line["num_tokens"] for line in metrics(output)[0]],
+                         [32 * (b - a) for a, b in zip([0] + consumed, consumed)])
+        result, _ = self.train(self.folder / "text", "train.rampup_batch_size=2 4 20")
+        self.assert_failed(result, 2, "train.rampup_batch_size: found '2 4 20', allowed: a START")
+        result, _ = self.train(self.folder / "text", "train.rampup_batch_size=2,2,20")
+        self.assert_failed(result, 2, "train.rampup_batch_size: found '2,2,20', allowed: START")
+
+    def test_a_resumed_run_goes_on_with_the_next_sample(self):
+        for name in "ab":
+            self.build(self.write(name, b"".join(b"%s%d " % (name.encode(), i * i)
+                                                 for i in range(150))), output=f"set_{name}")
+        # An epoch of the first set ends on the way.
+        self.write_config([self.folder / "set_a", self.folder / "set_b"], 'blend: "3,1"')
+        fields = ["train.rampup_batch_size=2 2 20", "train.eval_iters=0", "train.deterministic=true"]
+        result, whole = self.train(None, *fields)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for iterations, load in ((5, ()), (9, ("part/checkpoint",)), (12, ("part/checkpoint",))):
+            overrides = [*fields, f"train.train_iters={iterations}", f"data.prefetch={iterations % 4}",
+                         *(f"checkpoint.load={self.folder / path}" for path in load)]
+            result = run(LOCKSTEP, "train", self.config, "--output", self.folder / "part",
+                         *(x for o in overrides for x in ("--set", o)))
+            self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(self.curve(self.folder / "part"), self.curve(whole))
+
+    def test_an_id_outside_the_vocabulary_ends_the_run(self):
+        self.build(self.write("a", bytes(range(256)) * 30), flags=("--append-eod",))
+        for prefetch in (0, 3):
+            result, _ = self.train(self.folder / "set", f"data.prefetch={prefetch}",
+                                   "model.vocab_size=256", "data.split=1,0", "train.eval_iters=0",
+                                   "train.train_iters=40")
+            self.assert_failed(result, 1, "set.bin': token 7680: found id 256, allowed: 0 to 255")
 
     def test_a_vocabulary_with_the_end_of_a_document(self):
         self.build(self.folder / "text", flags=("--append-eod",))

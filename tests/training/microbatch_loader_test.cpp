@@ -118,6 +118,16 @@ TEST_P(MicrobatchLoaderTest, ReadsNoFurtherThanAsked) {
   }
 }
 
+TEST_P(MicrobatchLoaderTest, SeekingToWhereItIsReadsNothingAgain) {
+  MicrobatchLoader loader(source(), schedule("18 1 1"), options());
+  loader.seek(0);
+  for (int64_t iteration = 0; iteration < 5; ++iteration) {
+    loader.seek(18 * iteration);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(loader.next().consumed_samples, 18 * iteration);
+  }
+  EXPECT_LE(counts_.reads, 2 * (15 + GetParam()));
+}
+
 TEST_P(MicrobatchLoaderTest, ErrorsComeInTheirPlace) {
   MicrobatchLoader loader(source(/*bad=*/13), schedule(), options());
   // Rank 0 reads 0 1 | 6 7 | 12 13.

@@ -1,5 +1,6 @@
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <iostream>
 #include <memory>
@@ -19,7 +20,7 @@ struct DataArguments {
   bool json = false;
 };
 
-/// On a terminal one line that is written over, elsewhere nothing until the end.
+/// On a terminal a bar in a line that is written over, elsewhere nothing until the end.
 class BuildDisplay {
  public:
   void show(const BuildProgress& progress) {
@@ -27,7 +28,7 @@ class BuildDisplay {
     const auto now = Clock::now();
     if (now - shown_ < std::chrono::milliseconds(100)) return;
     shown_ = now;
-    std::cerr << "\r\x1b[K" << line(progress) << std::flush;
+    std::cerr << "\r\x1b[K" << bar(progress) << line(progress) << std::flush;
   }
 
   void end(const BuildProgress& progress) {
@@ -36,6 +37,17 @@ class BuildDisplay {
 
  private:
   using Clock = std::chrono::steady_clock;
+  static constexpr size_t kBarLength = 20;
+
+  /// "[######..............]  31 % | "; nothing where the size is not known, as of a pipe.
+  static std::string bar(const BuildProgress& progress) {
+    if (progress.bytes_in_all == 0) return "";
+    const double share = std::min(
+        static_cast<double>(progress.bytes_read) / static_cast<double>(progress.bytes_in_all), 1.0);
+    const auto full = static_cast<size_t>(share * kBarLength);
+    return fmt::format("[{}{}] {:3.0f} % | ", std::string(full, '#'),
+                       std::string(kBarLength - full, '.'), share * 100);
+  }
 
   std::string line(const BuildProgress& progress) const {
     const double seconds = std::chrono::duration<double>(Clock::now() - begin_).count();
@@ -94,7 +106,9 @@ void add_data_command(CLI::App& program) {
   make->add_option(
           "--tokenizer", arguments->tokenizer,
           "byte: ids are the bytes, 0 to 255, and 256 ends a document; gpt2:FOLDER: GPT-2's "
-          "encoding, by FOLDER/encoder.json and FOLDER/vocab.bpe")
+          "encoding, by FOLDER/encoder.json and FOLDER/vocab.bpe or by tiktoken's ranks, "
+          "FOLDER/r50k_base.tiktoken; sentencepiece:FILE: the model of a file, with each document "
+          "in memory")
       ->required();
   make->add_option("--output", arguments->build.output,
                    "Prefix of the two files; they appear at the end, complete")

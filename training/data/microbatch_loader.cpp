@@ -43,11 +43,23 @@ void MicrobatchLoader::stop() {
 }
 
 void MicrobatchLoader::seek(int64_t consumed_samples) {
+  const bool failed = [&] {
+    const std::lock_guard lock(mutex_);
+    return error_ != nullptr;
+  }();
+  if (next_consumed_ == consumed_samples && next_number_ == 0 && !failed) return;
   stop();
   ready_.clear();
   error_ = nullptr;
-  consumed_samples_ = consumed_samples;
-  number_ = 0;
+  consumed_samples_ = next_consumed_ = consumed_samples;
+  number_ = next_number_ = 0;
+}
+
+void MicrobatchLoader::advance(int64_t& consumed_samples, int64_t& number) const {
+  const BatchSizes sizes = schedule_.at(consumed_samples);
+  if (++number < sizes.num_microbatches) return;
+  number = 0;
+  consumed_samples += sizes.global;
 }
 
 Microbatch MicrobatchLoader::read() {
@@ -64,10 +76,7 @@ Microbatch MicrobatchLoader::read() {
     source_->read(sample, left.first(length));
     left = left.subspan(length);
   }
-  if (++number_ == sizes.num_microbatches) {
-    number_ = 0;
-    consumed_samples_ += sizes.global;
-  }
+  advance(consumed_samples_, number_);
   return batch;
 }
 
@@ -95,6 +104,12 @@ void MicrobatchLoader::read_ahead() {
 }
 
 Microbatch MicrobatchLoader::next() {
+  Microbatch batch = take();
+  advance(next_consumed_, next_number_);
+  return batch;
+}
+
+Microbatch MicrobatchLoader::take() {
   const auto begin = std::chrono::steady_clock::now();
   const auto waited = [&] {
     seconds_waited_ +=

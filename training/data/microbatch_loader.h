@@ -41,7 +41,7 @@ class MicrobatchLoader {
   MicrobatchLoader& operator=(const MicrobatchLoader&) = delete;
 
   /// next() goes on with the iteration that begins when `consumed_samples` are consumed. At first
-  /// that is 0.
+  /// that is 0. Costs nothing where next() is there already.
   void seek(int64_t consumed_samples);
 
   /// The next micro-batch. What reading one throws (SampleSource::read()) is thrown here, by every
@@ -53,13 +53,18 @@ class MicrobatchLoader {
 
  private:
   Microbatch read();
+  Microbatch take();
   void read_ahead();
+  /// Goes on by a micro-batch.
+  void advance(int64_t& consumed_samples, int64_t& number) const;
   void stop();
 
   std::unique_ptr<SampleSource> source_;
   BatchSchedule schedule_;
   Options options_;
   double seconds_waited_ = 0;
+  int64_t next_consumed_ = 0;  ///< of what next() returns next
+  int64_t next_number_ = 0;
 
   // Where read() is. The thread's, while there is one.
   int64_t consumed_samples_ = 0;

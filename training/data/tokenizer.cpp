@@ -2,11 +2,13 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/training/data/gpt2_tokenizer.h"
+#include "lockstep/training/data/sentencepiece_tokenizer.h"
 
 namespace lockstep {
 namespace {
 
 constexpr std::string_view kGpt2 = "gpt2:";
+constexpr std::string_view kSentencepiece = "sentencepiece:";
 
 }  // namespace
 
@@ -36,14 +38,19 @@ std::string ByteTokenizer::decode(const std::vector<int64_t>& ids) const {
 }
 
 void check_tokenizer_name(const std::string& name, const std::string& field) {
-  const bool with_folder = name.starts_with(kGpt2) && name.size() > kGpt2.size();
-  require<ConfigError>(name == "byte" || with_folder, "{}: found '{}', allowed: byte, gpt2:FOLDER",
-                       field, name);
+  const auto with_path = [&](std::string_view kind) {
+    return name.starts_with(kind) && name.size() > kind.size();
+  };
+  require<ConfigError>(name == "byte" || with_path(kGpt2) || with_path(kSentencepiece),
+                       "{}: found '{}', allowed: byte, gpt2:FOLDER, sentencepiece:FILE", field,
+                       name);
 }
 
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const std::string& field) {
   check_tokenizer_name(name, field);
   if (name == "byte") return std::make_unique<ByteTokenizer>();
+  if (name.starts_with(kSentencepiece))
+    return std::make_unique<SentencepieceTokenizer>(name.substr(kSentencepiece.size()), field);
   return std::make_unique<Gpt2Tokenizer>(name.substr(kGpt2.size()));
 }
 

@@ -42,11 +42,13 @@ class ByteTokenizer : public Tokenizer {
   std::string decode(const std::vector<int64_t>& ids) const override;
 };
 
-/// ConfigError, with `field`, unless `name` is "byte" or "gpt2:" and a folder.
+/// ConfigError, with `field`, unless `name` is "byte", "gpt2:" and a folder, or "sentencepiece:"
+/// and a file.
 void check_tokenizer_name(const std::string& name, const std::string& field);
 
-/// The tokenizer that `name` means: bytes, or GPT-2's with the vocabulary of a folder. Errors as of
-/// check_tokenizer_name() and Gpt2Tokenizer.
+/// The tokenizer that `name` means: bytes, GPT-2's with the vocabulary of a folder, or
+/// SentencePiece with the model of a file. Errors as of check_tokenizer_name(), Gpt2Tokenizer and
+/// SentencepieceTokenizer.
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const std::string& field);
 
 }  // namespace lockstep

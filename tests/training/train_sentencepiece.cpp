@@ -1,0 +1,16 @@
+// Trains a small SentencePiece model for the tests: TEXT MODEL-PREFIX. A program of its own,
+// because the library's symbols must not meet those of the other protobuf.
+
+#include <sentencepiece_trainer.h>
+
+#include <cstdio>
+#include <string>
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  const auto status = sentencepiece::SentencePieceTrainer::Train(
+      "--input=" + std::string(argv[1]) + " --model_prefix=" + argv[2] +
+      " --vocab_size=90 --hard_vocab_limit=false --minloglevel=2");
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  return status.ok() ? 0 : 1;
+}
