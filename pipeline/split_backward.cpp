@@ -167,12 +167,15 @@ at::Tensor SplitBackward::input_part(const at::Tensor& grad) {
 
 void SplitBackward::weight_part() {
   if (!graph_) return;
-  edge_list leaves;
+  edge_list leaves, in_place;
   variable_list grads;
-  const auto add = [&](const Edge& edge, at::Tensor grad) {
-    if (!grad.defined()) return;
-    leaves.push_back(edge);
-    grads.push_back(std::move(grad));
+  const auto add = [&](const Edge& edge, const at::Tensor& grad) {
+    if (grad.defined()) {
+      leaves.push_back(edge);
+      grads.push_back(grad);
+    } else if (is_leaf(edge.function.get())) {
+      in_place.push_back(edge);
+    }
   };
   for (Fork& fork : graph_->forks) {
     edge_list roots;
@@ -182,13 +185,14 @@ void SplitBackward::weight_part() {
       roots.emplace_back(fork.node, static_cast<uint32_t>(i));
       arrived.push_back(fork.arrived->grads[i]);
     }
-    if (roots.empty()) continue;
-    variable_list found = run_engine(roots, arrived, /*accumulate=*/false, fork.sides);
-    for (size_t i = 0; i < found.size(); ++i) add(fork.sides[i], std::move(found[i]));
+    variable_list found(fork.sides.size());
+    if (!roots.empty()) found = run_engine(roots, arrived, /*accumulate=*/false, fork.sides);
+    for (size_t i = 0; i < found.size(); ++i) add(fork.sides[i], found[i]);
     fork.arrived->grads.clear();
   }
   if (!graph_->has_input) add(graph_->target, graph_->target_grad);
   if (!leaves.empty()) run_engine(leaves, grads, /*accumulate=*/true);
+  for (const Edge& leaf : in_place) (*leaf.function)(variable_list(1));
   graph_ = nullptr;
 }
 

@@ -11,7 +11,7 @@ namespace lockstep {
 /// of an ordinary backward once and accumulate the same gradients.
 ///
 /// Between the parts the graph and the gradients that reached its operations are kept. Operations
-/// must have no effects of their own in backward and compute only what autograd asks them for
+/// must compute, and add to gradients in place, only what autograd asks them for
 /// (AutogradContext::needs_input_grad); recompute() is not such a one. A parameter that enters the
 /// graph directly in several operations on the way to the input makes the first part do all.
 class SplitBackward {

@@ -11,6 +11,7 @@
 #include "lockstep/parallel_state/rank_grids.h"
 #include "lockstep/training/activation_plan.h"
 #include "lockstep/training/batch_sizes.h"
+#include "lockstep/training/pipeline_plan.h"
 #include "lockstep/training/stage_shapes.h"
 
 namespace lockstep {
@@ -101,34 +102,34 @@ class Planner {
     return times(under_way, host_scratch_bytes(ceil_div(largest, shards_), shards_, grad_element_));
   }
 
-  int64_t chunks_in_flight(int64_t stage, int64_t chunks) const {
-    const int64_t after = parallel_.pipeline_model_parallel_size - 1 - stage;
-    const int64_t warmup =
-        chunks == 1 ? after : 2 * after + (chunks - 1) * parallel_.pipeline_model_parallel_size;
-    return std::min(checked_mul(num_microbatches_, chunks, "micro-batches"), warmup + 1);
+  /// Pieces of one micro-batch in one chunk.
+  int64_t chunks_in_flight(int64_t stage) const {
+    const ScheduleOptions options = schedule_options(config_, num_microbatches_);
+    const int64_t pieces = checked_mul(num_microbatches_, options.virtual_pipeline, "pieces");
+    if (options.family == ScheduleFamily::gpipe) return pieces;
+    if (options.family == ScheduleFamily::zb_h1) return std::min(pieces, options.pipeline);
+    return std::min(pieces, num_warmup_microbatches(options, stage) + 1);
   }
 
   void add_activations(StageMemory& memory, const std::vector<ModelChunk>& chunks) const {
-    const auto num_chunks = static_cast<int64_t>(chunks.size());
     int64_t largest_layers = 0, working = 0;
-    for (int64_t c = 0; c < num_chunks; ++c) {
-      const ModelChunk& chunk = chunks[static_cast<size_t>(c)];
-      const int64_t before = c * parallel_.pipeline_model_parallel_size + memory.stage;
-      const ActivationPlan plan = plan_activations(config_, chunk, before * chunk.num_layers);
+    for (const ModelChunk& chunk : chunks) {
+      const ActivationPlan plan = plan_activations(config_, chunk, chunk.first_layer);
       largest_layers = std::max(largest_layers, plan.layers);
       working = std::max(working, plan.working);
       add(memory.activation_bytes, plan.ends);
       add(memory.activation_bytes, rotary_table_bytes(config_, chunk));
     }
-    add(memory.activation_bytes, times(chunks_in_flight(memory.stage, num_chunks), largest_layers));
+    add(memory.activation_bytes, times(chunks_in_flight(memory.stage), largest_layers));
     add(memory.activation_bytes, working);
   }
 
   void add_transfers(StageMemory& memory) const {
     const int64_t neighbours = (memory.stage > 0 ? 1 : 0) +
                                (memory.stage + 1 < parallel_.pipeline_model_parallel_size ? 1 : 0);
-    const int64_t tokens = times(config_.model.seq_length / parallel_.context_parallel_size,
-                                 config_.train.micro_batch_size);
+    const int64_t parts = parallel_.context_parallel_size *
+                          (parallel_.sequence_parallel ? parallel_.tensor_model_parallel_size : 1);
+    const int64_t tokens = times(config_.model.seq_length / parts, config_.train.micro_batch_size);
     add(memory.communication_bytes,
         times(times(times(neighbours, tokens), config_.model.hidden_size), element_));
   }
@@ -169,6 +170,10 @@ int64_t StageMemory::total_bytes() const {
 
 MemoryPlan plan_memory(const Config& config, std::optional<int64_t> world_size) {
   const ParallelConfig& parallel = config.parallel;
+  require<ConfigError>(!config.model.num_experts,
+                       "model.num_experts: found {}, allowed in a memory plan: unset, because it "
+                       "covers dense layers only",
+                       config.model.num_experts.value_or(0));
   MemoryPlan plan;
   plan.world_size =
       world_size ? *world_size

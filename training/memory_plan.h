@@ -22,8 +22,9 @@ struct StageMemory {
   int64_t optimizer_bytes = 0;
   /// Bytes that autograd keeps of the micro-batches in flight, that backward needs on top, and of
   /// rotary tables; see activation_plan.h. In flight are under 1F1B min(micro-batches, stages -
-  /// stage) of them, with V > 1 chunks a rank min(micro-batches * V, 2 (stages - stage - 1) + (V -
-  /// 1) stages + 1) pieces of one chunk.
+  /// stage) of them, with V > 1 chunks a rank one piece of one chunk more than the schedule's
+  /// warm-up (see num_warmup_microbatches()), under GPipe all micro-batches, under ZB-H1
+  /// min(micro-batches, stages).
   int64_t activation_bytes = 0;
   /// Bytes of buffers that communication needs beside what it sends: an activation and a gradient
   /// from the neighbouring stages, and, unless train.device = cuda, room for the terms of the other

@@ -9,29 +9,42 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/core/context_parallel_rules.h"
 #include "lockstep/parallel_state/devices.h"
 #include "lockstep/training/data/tokenizer.h"
+#include "lockstep/training/pipeline_plan.h"
 
 namespace lockstep {
+namespace {
+
+ParallelSizes parallel_sizes(const ParallelConfig& parallel) {
+  return {.tensor = parallel.tensor_model_parallel_size,
+          .pipeline = parallel.pipeline_model_parallel_size,
+          .virtual_pipeline = parallel.virtual_pipeline_model_parallel_size,
+          .context = parallel.context_parallel_size,
+          .expert = parallel.expert_model_parallel_size,
+          .expert_tensor = parallel.expert_tensor_parallel_size,
+          .order = parallel.order,
+          .optimizer_instances = parallel.num_distributed_optimizer_instances,
+          .hierarchical_context = context_parallel_levels(parallel)};
+}
+
+}  // namespace
 
 void check_supported(const Config& config) {
-  const ParallelConfig& parallel = config.parallel;
-  const auto only_one = [](const char* field, int64_t size) {
-    require<ConfigError>(size == 1,
-                         "parallel.{}: found {}, allowed: 1, because `train` has data "
-                         "parallelism only so far",
-                         field, size);
-  };
-  only_one("tensor_model_parallel_size", parallel.tensor_model_parallel_size);
-  only_one("pipeline_model_parallel_size", parallel.pipeline_model_parallel_size);
-  only_one("context_parallel_size", parallel.context_parallel_size);
-  only_one("expert_model_parallel_size", parallel.expert_model_parallel_size);
-  only_one("expert_tensor_parallel_size", parallel.expert_tensor_parallel_size.value_or(1));
+  stage_layout(config);
   check_tokenizer_name(config.data.tokenizer, "data.tokenizer");
   require<ConfigError>(
       config.data.tokenizer != "byte" || config.model.vocab_size >= ByteTokenizer::kBytes,
       "model.vocab_size: found {}, allowed with data.tokenizer = byte: >= {}",
       config.model.vocab_size, ByteTokenizer::kBytes);
+}
+
+void check_layout(const Config& config, int64_t world_size) {
+  ParallelSizes sizes = parallel_sizes(config.parallel);
+  sizes.world_size = world_size;
+  const BatchSchedule batches(config.train, RankGrids(sizes).data_parallel_size());
+  for (const BatchSizes& batch : batches.all()) schedule_options(config, batch.num_microbatches);
 }
 
 c10::Device choose_device(DeviceChoice choice, const LaunchEnvironment& environment) {
@@ -62,14 +75,7 @@ at::ScalarType parameter_dtype(Precision precision) {
 ParallelStateOptions parallel_options(const Config& config, c10::Device device) {
   const ParallelConfig& parallel = config.parallel;
   ParallelStateOptions options;
-  options.sizes = {.tensor = parallel.tensor_model_parallel_size,
-                   .pipeline = parallel.pipeline_model_parallel_size,
-                   .virtual_pipeline = parallel.virtual_pipeline_model_parallel_size,
-                   .context = parallel.context_parallel_size,
-                   .expert = parallel.expert_model_parallel_size,
-                   .expert_tensor = parallel.expert_tensor_parallel_size,
-                   .order = parallel.order,
-                   .optimizer_instances = parallel.num_distributed_optimizer_instances};
+  options.sizes = parallel_sizes(parallel);
   options.device = device;
   options.timeout =
       std::chrono::milliseconds(static_cast<int64_t>(parallel.distributed_timeout_seconds * 1000));

@@ -11,8 +11,13 @@
 /// From a configuration and a launch environment to what a run is built of.
 namespace lockstep {
 
-/// Throws ConfigError naming the field for what the configuration may say but `train` cannot do.
+/// Throws ConfigError naming the field for what the configuration may say but `train` cannot do,
+/// and for layers that cannot be cut into stages; see stage_layout().
 void check_supported(const Config& config);
+
+/// Throws ConfigError naming the fields for what does not fit `world_size` ranks: sizes of the
+/// axes, the batch, its micro-batches and the pipeline's schedule.
+void check_layout(const Config& config, int64_t world_size);
 
 /// The device of this process: by `choice`; `auto` takes CUDA where every rank of this host has a
 /// device of its own. ConfigError if CUDA is asked for and there are too few devices.

@@ -1,8 +1,10 @@
 #include "lockstep/training/stage_shapes.h"
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/expert_rules.h"
 #include "lockstep/core/integers.h"
 #include "lockstep/core/tensor_parallel_rules.h"
+#include "lockstep/training/pipeline_plan.h"
 
 namespace lockstep {
 namespace {
@@ -13,7 +15,9 @@ class ShapeList {
   ShapeList(const Config& config)
       : model_(config.model),
         widths_(local_widths(config)),
-        ranks_(config.parallel.tensor_model_parallel_size) {}
+        ranks_(config.parallel.tensor_model_parallel_size),
+        expert_ranks_(config.parallel.expert_model_parallel_size),
+        expert_tensor_ranks_(config.parallel.expert_tensor_parallel_size.value_or(ranks_)) {}
 
   void table(const std::string& name, int64_t rows, bool shared) {
     list_.push_back({name + ".weight", {rows, model_.hidden_size}, shared});
@@ -32,19 +36,40 @@ class ShapeList {
     if (bias) list_.push_back({name + ".bias", std::move(rows)});
   }
 
-  void layer(const std::string& name) {
+  void experts(const std::string& name) {
+    const int64_t hidden = model_.hidden_size, experts = *model_.num_experts / expert_ranks_;
+    const int64_t inner = *model_.moe_ffn_hidden_size / expert_tensor_ranks_;
+    const bool gated = model_.activation == Activation::swiglu;
+    const std::vector<int64_t> plain = {experts, inner}, gate_and_inner = {experts, 2, inner};
+    linear(name + ".router", {*model_.num_experts}, hidden, false);
+    linear(name + ".experts.linear_fc1", gated ? gate_and_inner : plain, hidden, false);
+    linear(name + ".experts.linear_fc2", {experts, hidden}, inner, false);
+    if (model_.moe_shared_expert_intermediate_size)
+      feed_forward(name + ".shared_experts", *model_.moe_shared_expert_intermediate_size / ranks_);
+  }
+
+  void feed_forward(const std::string& name, int64_t width) {
+    const bool gated = model_.activation == Activation::swiglu;
+    const std::vector<int64_t> inner = {width}, gate_and_inner = {2, width};
+    linear(name + ".linear_fc1", gated ? gate_and_inner : inner, model_.hidden_size,
+           model_.add_bias_linear);
+    linear(name + ".linear_fc2", {model_.hidden_size}, width, model_.add_bias_linear);
+  }
+
+  /// `number` counts over the whole model.
+  void layer(const std::string& name, int64_t number) {
     const int64_t hidden = model_.hidden_size, channels = *model_.kv_channels;
     const bool bias = model_.add_bias_linear;
-    const bool gated = model_.activation == Activation::swiglu;
     norm(name + ".input_layernorm");
     const int64_t heads = model_.num_attention_heads + 2 * *model_.num_query_groups;
     linear(name + ".self_attention.linear_qkv", {heads * channels / ranks_}, hidden,
            bias || model_.add_qkv_bias);
     linear(name + ".self_attention.linear_proj", {hidden}, widths_.heads * channels, bias);
     norm(name + ".pre_mlp_layernorm");
-    const std::vector<int64_t> inner = {widths_.ffn}, gate_and_inner = {2, widths_.ffn};
-    linear(name + ".mlp.linear_fc1", gated ? gate_and_inner : inner, hidden, bias);
-    linear(name + ".mlp.linear_fc2", {hidden}, widths_.ffn, bias);
+    if (has_experts(model_, number))
+      experts(name + ".mlp");
+    else
+      feed_forward(name + ".mlp", widths_.ffn);
   }
 
   std::vector<ShapedParameter> take() { return std::move(list_); }
@@ -52,7 +77,9 @@ class ShapeList {
  private:
   const TransformerConfig& model_;
   LocalWidths widths_;
-  int64_t ranks_;  ///< of tp
+  int64_t ranks_;                ///< of tp
+  int64_t expert_ranks_;         ///< of ep
+  int64_t expert_tensor_ranks_;  ///< of expert-tp
   std::vector<ShapedParameter> list_;
 };
 
@@ -82,18 +109,16 @@ LocalWidths local_widths(const Config& config) {
 }
 
 std::vector<ModelChunk> chunks_of_stage(const Config& config, int64_t stage) {
-  const ParallelConfig& parallel = config.parallel;
-  const int64_t stages = parallel.pipeline_model_parallel_size;
-  const int64_t chunks = parallel.virtual_pipeline_model_parallel_size.value_or(1);
-  const int64_t pieces = checked_mul(stages, chunks, "pipeline stages * chunks");
-  const int64_t layers = div_exact(config.model.num_layers, pieces, "model.num_layers",
-                                   chunks == 1 ? "parallel.pipeline_model_parallel_size"
-                                               : "parallel.pipeline_model_parallel_size * "
-                                                 "parallel.virtual_pipeline_model_parallel_size");
-  std::vector<ModelChunk> result(static_cast<size_t>(chunks), {.num_layers = layers});
-  result.front().has_embedding = stage == 0;
-  result.back().has_output = stage == stages - 1;
-  return result;
+  const StageLayout layout = stage_layout(config);
+  std::vector<ModelChunk> chunks;
+  for (int64_t c = 0; c < layout.chunks(); ++c) {
+    const LayerRange layers = layout.layers(stage, c);
+    chunks.push_back({.first_layer = layers.begin,
+                      .num_layers = layers.size(),
+                      .has_embedding = layout.has_embedding(stage, c),
+                      .has_output = layout.has_loss(stage, c)});
+  }
+  return chunks;
 }
 
 std::vector<ShapedParameter> chunk_parameters(const Config& config, const ModelChunk& chunk) {
@@ -107,12 +132,23 @@ std::vector<ShapedParameter> chunk_parameters(const Config& config, const ModelC
     if (model.position_embedding_type == PositionEmbeddingType::learned_absolute)
       list.table("embedding.position_embeddings", model.seq_length, false);
   }
-  for (int64_t i = 0; i < chunk.num_layers; ++i) list.layer("decoder.layers." + std::to_string(i));
+  for (int64_t i = 0; i < chunk.num_layers; ++i)
+    list.layer("decoder.layers." + std::to_string(i), chunk.first_layer + i);
   if (chunk.has_output) {
     list.norm("decoder.final_layernorm");
     if (!tied || apart) list.table(tied ? "embedding.word_embeddings" : "output_layer", rows, tied);
   }
   return list.take();
+}
+
+int64_t num_parameters(const Config& config) {
+  Config whole = config;
+  whole.parallel = {};
+  int64_t numel = 0;
+  for (const ShapedParameter& param :
+       chunk_parameters(whole, chunks_of_stage(whole, /*stage=*/0).front()))
+    numel = checked_add(numel, param.numel(), "parameters");
+  return numel;
 }
 
 }  // namespace lockstep

@@ -22,6 +22,7 @@ struct LocalWidths {
 
 /// Layers that a rank runs in one piece: a whole stage, or one of its chunks.
 struct ModelChunk {
+  int64_t first_layer = 0;  ///< in the whole model
   int64_t num_layers = 0;
   bool has_embedding = false;  ///< the first piece of the pipeline
   bool has_output = false;     ///< the last one: final norm and output layer
@@ -39,11 +40,14 @@ struct ShapedParameter {
 /// `config` is resolved. ConfigError naming the fields that tensor_model_parallel_size must divide.
 LocalWidths local_widths(const Config& config);
 
-/// The chunks of pipeline stage `stage`, one without interleaving. ConfigError if the stages times
-/// the chunks do not divide model.num_layers.
+/// The chunks of pipeline stage `stage`, one without interleaving. ConfigError as stage_layout().
 std::vector<ModelChunk> chunks_of_stage(const Config& config, int64_t stage);
 
 /// The parameters of `chunk`, in the order in which GPTModel registers them.
 std::vector<ShapedParameter> chunk_parameters(const Config& config, const ModelChunk& chunk);
+
+/// Elements of all parameters of the model, whatever the layout; padding of the vocabulary for more
+/// ranks than one is left out.
+int64_t num_parameters(const Config& config);
 
 }  // namespace lockstep

@@ -7,7 +7,9 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
-#include "lockstep/distributed/finalize_model_grads.h"
+#include "lockstep/core/integers.h"
+#include "lockstep/models/layers/context_parallel.h"
+#include "lockstep/models/layers/cross_entropy.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/training/data/token_batch.h"
 
@@ -20,73 +22,82 @@ void use_deterministic_operations() {
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
 }
 
-TextSplit read_checked_text(const Config& config) {
-  TextSplit text = read_text(config.data, config.model.vocab_size);
-  const auto tokens = static_cast<int64_t>(text.validation.size());
+SampleSources open_checked_samples(const Config& config) {
+  const int64_t length = config.model.seq_length;
+  SampleSources sources = open_samples(config.data, config.model.vocab_size, length,
+                                       static_cast<uint64_t>(config.train.seed));
   require<ConfigError>(
-      config.train.eval_iters == 0 || evaluation_windows(tokens, config.model.seq_length) > 0,
-      "data.split: the validation text has {} tokens, allowed: more than model.seq_length ({}), or "
-      "train.eval_iters = 0",
-      tokens, config.model.seq_length);
-  return text;
+      config.train.eval_iters == 0 || sources.validation->size() > 0,
+      "data.split: the validation text has no sample, which takes more tokens than "
+      "model.seq_length ({}); allowed: one or more, or train.eval_iters = 0",
+      length);
+  return sources;
 }
 
-std::shared_ptr<GPTModel> make_model(const Config& config, c10::Device device) {
-  return std::make_shared<GPTModel>(config.model,
-                                    GPTModelOptions{parameter_dtype(config.train.precision), device,
-                                                    static_cast<uint64_t>(config.train.seed)});
+const Config& checked(const Config& config, const ParallelState& parallel_state) {
+  check_supported(config);
+  check_layout(config, parallel_state.world_size());
+  return config;
 }
 
 }  // namespace
 
 Trainer::Trainer(const Config& config, const ParallelState& parallel_state)
-    : config_(config),
+    : config_(checked(config, parallel_state)),
       parallel_state_(parallel_state),
-      data_parallel_(parallel_state.group(GroupKind::dp_cp)),
-      batch_(batch_sizes(config.train, data_parallel_.size())),
-      text_(read_checked_text(config)),
-      samples_(static_cast<int64_t>(text_.training.size()), config.model.seq_length,
-               static_cast<uint64_t>(config.train.seed)),
-      scheduler_(config.optimizer, config.train.train_iters, batch_.global) {
-  check_supported(config);
-  config_.train.global_batch_size = batch_.global;
+      data_parallel_rank_(
+          *parallel_state.grids().groups(GroupKind::dp).position_of(parallel_state.rank())),
+      data_parallel_size_(parallel_state.grids().data_parallel_size()),
+      batches_(config.train, data_parallel_size_),
+      scheduler_(config.optimizer, config.train.train_iters, batches_.full().global) {
+  SampleSources sources = open_checked_samples(config);
+  validation_ = std::move(sources.validation);
+  loader_ = std::make_unique<MicrobatchLoader>(
+      std::move(sources.training), batches_,
+      MicrobatchLoader::Options{.seq_length = config.model.seq_length,
+                                .rank = data_parallel_rank_,
+                                .ranks = data_parallel_size_,
+                                .prefetch = config.data.prefetch});
+  config_.train.global_batch_size = batches_.full().global;
   if (config.train.deterministic) use_deterministic_operations();
-  model_ = make_model(config, parallel_state.device());
-  ddp_ = std::make_unique<DistributedDataParallel>(*model_, parallel_state, config.ddp);
-  optimizer_ = make_optimizer({ddp_.get()}, config.optimizer);
+  model_ = std::make_unique<TrainingModel>(config_, parallel_state);
+  optimizer_ = make_optimizer(model_->wrappers(), config.optimizer);
 }
 
-Trainer::TokenSums Trainer::forward_backward() const {
-  const bool per_token = ddp_->scaling_mode() == GradientScalingMode::per_token;
-  at::Tensor loss_sum =
-      at::zeros({}, at::TensorOptions(parallel_state_.device()).dtype(at::kDouble));
-  double tokens = 0;
-  for (int64_t m = 0; m < batch_.num_microbatches; ++m) {
-    const SampleRange range = microbatch_samples(consumed_samples_, batch_.micro, m,
-                                                 data_parallel_.rank(), data_parallel_.size());
-    std::vector<int64_t> starts;
-    for (int64_t k = range.first; k < range.last; ++k) starts.push_back(samples_.start_of(k));
-    const TokenBatch batch = make_token_batch(text_.training, starts, config_.model.seq_length,
-                                              parallel_state_.device());
-    std::optional<DistributedDataParallel::NoSyncGuard> guard;
-    if (m + 1 < batch_.num_microbatches) guard.emplace(ddp_->no_sync());
-    const at::Tensor losses = model_->forward(batch.tokens, batch.labels);
-    loss_sum += losses.detach().sum(at::kDouble);
-    tokens += static_cast<double>(losses.numel());
-    const at::Tensor loss =
-        per_token ? losses.sum() : losses.mean() / static_cast<double>(batch_.num_microbatches);
-    loss.backward();
-  }
-  return {.loss = loss_sum.item<double>(), .tokens = tokens};
+GPTInput Trainer::make_input(const std::vector<int64_t>& ids) const {
+  const TokenBatch batch =
+      make_token_batch(ids, config_.model.seq_length, parallel_state_.device());
+  const ProcessGroup cp = parallel_state_.group(GroupKind::cp);
+  return {.tokens = cut_for_context(batch.tokens, 1, cp),
+          .labels = cut_for_context(batch.labels, 1, cp)};
 }
 
-Trainer::TokenSums Trainer::sum_over_ranks(const TokenSums& local, const char* label) const {
+GPTInput Trainer::training_batch() {
+  const Microbatch microbatch = loader_->next();
+  GPTInput input = make_input(microbatch.ids);
+  input.positions.first_sample = microbatch.samples.first;
+  return input;
+}
+
+GPTInput Trainer::validation_batch(const std::vector<int64_t>& samples) const {
+  const auto length = static_cast<size_t>(config_.model.seq_length + 1);
+  std::vector<int64_t> ids(samples.size() * length);
+  for (size_t i = 0; i < samples.size(); ++i)
+    validation_->read(samples[i], std::span(ids).subspan(i * length, length));
+  return make_input(ids);
+}
+
+Trainer::GlobalSums Trainer::sum_over_ranks(const LossSums& local, bool stop,
+                                            const char* label) const {
+  const RankGrids& grids = parallel_state_.grids();
+  const bool counts = grids.groups(GroupKind::tp).position_of(parallel_state_.rank()) == 0;
   at::Tensor sums =
-      at::tensor({local.loss, local.tokens, local.stop}, at::kDouble).to(parallel_state_.device());
-  all_reduce(data_parallel_, sums, ReduceOp::sum, label).wait();
+      at::tensor({counts ? local.loss : 0, counts ? local.tokens : 0, stop ? 1. : 0.}, at::kDouble)
+          .to(parallel_state_.device());
+  all_reduce(parallel_state_.world(), sums, ReduceOp::sum, label).wait();
   sums = sums.cpu();
   const auto* const values = sums.const_data_ptr<double>();
-  return {values[0], values[1], values[2]};
+  return {{values[0], values[1]}, values[2] > 0};
 }
 
 IterationMetrics Trainer::train_step(bool stop_requested) {
@@ -94,53 +105,61 @@ IterationMetrics Trainer::train_step(bool stop_requested) {
   parallel_state_.begin_step(iteration_ + 1);
   optimizer_->set_learning_rate(scheduler_.learning_rate(consumed_samples_));
   optimizer_->set_weight_decay(scheduler_.weight_decay(consumed_samples_));
-  ddp_->zero_grad_buffer();
-  TokenSums local = forward_backward();
-  if (ddp_->scaling_mode() == GradientScalingMode::per_token)
-    finalize_model_grads({ddp_.get()}, at::full({}, local.tokens, at::kDouble));
-  else
-    finalize_model_grads({ddp_.get()});
-  local.stop = stop_requested ? 1 : 0;
-  const TokenSums sums = sum_over_ranks(local, "loss");
+  const BatchSizes batch = batches_.at(consumed_samples_);
+  loader_->seek(consumed_samples_);
+  model_->zero_grad_buffer();
+  const LossSums local = model_->forward_backward(batch.num_microbatches, optimizer_->loss_scale(),
+                                                  [&](int64_t) { return training_batch(); });
+  model_->finalize_gradients(local.tokens);
+  const GlobalSums sums = sum_over_ranks(local, stop_requested, "loss");
+  const double loss_scale = optimizer_->loss_scale();
   const Optimizer::StepResult step = optimizer_->step();
 
   ++iteration_;
   const int64_t interval = config_.parallel.desync_check_interval;
   if (interval > 0 && iteration_ % interval == 0) parallel_state_.check_in_step();
-  consumed_samples_ += batch_.global;
-  stop_requested_ = sums.stop > 0;
+  consumed_samples_ += batch.global;
+  stop_requested_ = sums.stop;
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return {.iteration = iteration_,
-          .lm_loss = sums.loss / sums.tokens,
+          .lm_loss = sums.loss.loss / sums.loss.tokens,
           .grad_norm = step.grad_norm,
           .learning_rate = optimizer_->learning_rate(),
           .consumed_samples = consumed_samples_,
-          .num_tokens = static_cast<int64_t>(sums.tokens),
+          .num_tokens = static_cast<int64_t>(sums.loss.tokens),
           .iteration_ms = seconds * 1000,
-          .tokens_per_second = sums.tokens / seconds,
-          .skipped = step.skipped};
+          .tokens_per_second = sums.loss.tokens / seconds,
+          .skipped = step.skipped,
+          .num_zeros_in_grad = step.num_zeros,
+          .loss_scale = loss_scale};
 }
 
 ValidationMetrics Trainer::validate() const {
-  const at::NoGradGuard no_grad;
-  const int64_t length = config_.model.seq_length;
-  const int64_t windows =
-      std::min(evaluation_windows(static_cast<int64_t>(text_.validation.size()), length),
-               config_.train.eval_iters * batch_.global);
-  TokenSums local;
-  const int64_t stride = batch_.micro * data_parallel_.size();
-  for (int64_t first = batch_.micro * data_parallel_.rank(); first < windows; first += stride) {
-    std::vector<int64_t> starts;
-    for (int64_t w = first; w < std::min(first + batch_.micro, windows); ++w)
-      starts.push_back(w * length);
-    const TokenBatch batch =
-        make_token_batch(text_.validation, starts, length, parallel_state_.device());
-    const at::Tensor losses = model_->forward(batch.tokens, batch.labels);
-    local.loss += losses.sum(at::kDouble).item<double>();
-    local.tokens += static_cast<double>(losses.numel());
-  }
-  const TokenSums sums = sum_over_ranks(local, "validation loss");
+  const BatchSizes& batch = batches_.full();
+  const int64_t windows = std::min(validation_->size(), config_.train.eval_iters * batch.global);
+  const int64_t stride = batch.micro * data_parallel_size_;
+  const int64_t first = batch.micro * data_parallel_rank_;
+  // The experts of all ranks work on each micro-batch: a rank that lacks windows repeats the first.
+  const bool fill = config_.model.num_experts.has_value();
+  const int64_t needed = first < windows ? ceil_div(windows - first, stride) : 0;
+  const int64_t num_microbatches = fill ? ceil_div(windows, stride) : needed;
+  LossSums local;
+  if (num_microbatches > 0)
+    local = model_->evaluate(num_microbatches, [&](int64_t m) {
+      const int64_t begin = first + m * stride;
+      std::vector<int64_t> samples;
+      for (int64_t w = begin; w < std::min(begin + batch.micro, windows); ++w) samples.push_back(w);
+      const auto counted = static_cast<int64_t>(samples.size());
+      if (fill) samples.resize(static_cast<size_t>(batch.micro), 0);
+      GPTInput input = validation_batch(samples);
+      if (counted < input.labels.size(0)) {
+        input.labels = input.labels.clone();  // tokens share its memory
+        input.labels.slice(0, counted).fill_(kIgnoredLabel);
+      }
+      return input;
+    });
+  const LossSums sums = sum_over_ranks(local, /*stop=*/false, "validation loss").loss;
   const double loss = sums.loss / sums.tokens;
   return {.iteration = iteration_, .validation_loss = loss, .perplexity = std::exp(loss)};
 }
@@ -152,14 +171,21 @@ void Trainer::run(const TrainCallbacks& callbacks) {
     const ValidationMetrics metrics = validate();
     if (callbacks.validation) callbacks.validation(metrics);
   };
+  const auto checkpoint = [&](bool last) {
+    if (callbacks.checkpoint) callbacks.checkpoint(last);
+  };
+  if (iteration_ > 0 && iteration_ >= train.train_iters) return;
   while (iteration_ < train.train_iters && !stop_requested_) {
     const IterationMetrics metrics = train_step(callbacks.should_stop && callbacks.should_stop());
     if (callbacks.iteration) callbacks.iteration(metrics);
     const bool last = stop_requested_ || iteration_ == train.train_iters;
     if (!last && train.eval_interval && iteration_ % *train.eval_interval == 0) evaluate();
+    if (!last) checkpoint(/*last=*/false);
   }
+  if (stop_requested_) checkpoint(/*last=*/true);
   evaluate();
-  ddp_->finish_param_sync();
+  if (!stop_requested_) checkpoint(/*last=*/true);
+  model_->finish_param_sync();
 }
 
 }  // namespace lockstep

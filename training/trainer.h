@@ -5,14 +5,15 @@
 #include <string>
 
 #include "lockstep/core/config.h"
-#include "lockstep/distributed/distributed_data_parallel.h"
 #include "lockstep/models/gpt/gpt_model.h"
 #include "lockstep/optimizer/distributed_optimizer.h"
 #include "lockstep/optimizer/param_scheduler.h"
 #include "lockstep/parallel_state/parallel_state.h"
-#include "lockstep/training/data/text_dataset.h"
+#include "lockstep/training/checkpoint/training_state.h"
+#include "lockstep/training/data/microbatch_loader.h"
 #include "lockstep/training/metrics.h"
 #include "lockstep/training/run_setup.h"
+#include "lockstep/training/training_model.h"
 
 namespace lockstep {
 
@@ -22,15 +23,18 @@ struct TrainCallbacks {
   std::function<void(const ValidationMetrics&)> validation;
   /// Asked in every iteration; once any rank answers true, all ranks end after that iteration.
   std::function<bool()> should_stop;
+  /// After each iteration and its validation, and once more at the end (`last`), on all ranks: the
+  /// place to save. A run that was stopped saves before its last validation.
+  std::function<void(bool last)> checkpoint;
 };
 
-/// Trains the reference GPT on text. Loss, gradients and weights do not depend on the number of
-/// data-parallel ranks, apart from rounding.
+/// Trains the reference GPT on text. Loss, gradients and weights do not depend on the layout over
+/// the ranks, apart from rounding.
 class Trainer {
  public:
-  /// Reads the text, builds the model with its initial weights, wraps it. Collective over all
-  /// ranks, with the same `config` (see parallel_options()). Errors as of the parts: ConfigError,
-  /// FileError.
+  /// Reads the text, builds this rank's part of the model with its initial weights, wraps it.
+  /// Collective over all ranks, with the same `config` (see parallel_options()). Errors as of
+  /// check_supported(), check_layout() and of the parts: ConfigError, FileError.
   Trainer(const Config& config, const ParallelState& parallel_state);
 
   /// One iteration: all micro-batches of this rank, gradient reduction, clipping, update.
@@ -42,36 +46,49 @@ class Trainer {
   ValidationMetrics validate() const;
 
   /// train_step() until train.train_iters, with validate() every train.eval_interval iterations and
-  /// at the end.
+  /// at the end. A run that was loaded at its end does nothing.
   void run(const TrainCallbacks& callbacks);
 
-  /// With ddp.overlap_param_gather operators wait for parameters that are still under way; after
-  /// run() none is.
-  const GPTModel& model() const { return *model_; }
+  /// The first chunk of the model on this rank; all of it where tp and pp have one rank. With
+  /// ddp.overlap_param_gather operators wait for parameters that are still under way; after run()
+  /// none is.
+  const GPTModel& model() const { return *model_->chunks().front(); }
+  /// What this rank holds of the model.
+  const TrainingModel& training_model() const { return *model_; }
   int64_t iteration() const { return iteration_; }
   bool stop_requested() const { return stop_requested_; }
   /// The configuration with the batch size that was worked out.
   const Config& config() const { return config_; }
 
+  /// What a checkpoint holds of this rank: the weights, and the optimizer's state if that is
+  /// wanted.
+  std::vector<StateTensor> state(bool with_optimizer);
+  TrainingProgress progress() const;
+  /// Goes on from a checkpoint that any layout saved; all ranks load the same. `weights_only`: the
+  /// run starts at iteration 0 with its weights. FileError as load_state(); also where the
+  /// optimizer's state is missing.
+  void load(CheckpointReader& checkpoint, bool weights_only);
+
  private:
-  /// Sums over tokens, on this rank or on all.
-  struct TokenSums {
-    double loss = 0;
-    double tokens = 0;
-    double stop = 0;
+  /// What all ranks know of an iteration or a validation.
+  struct GlobalSums {
+    LossSums loss;
+    bool stop = false;
   };
 
-  TokenSums forward_backward() const;
-  TokenSums sum_over_ranks(const TokenSums& local, const char* label) const;
+  GPTInput training_batch();
+  GPTInput validation_batch(const std::vector<int64_t>& samples) const;
+  GPTInput make_input(const std::vector<int64_t>& ids) const;
+  GlobalSums sum_over_ranks(const LossSums& local, bool stop, const char* label) const;
 
   Config config_;
   ParallelState parallel_state_;
-  ProcessGroup data_parallel_;
-  BatchSizes batch_;
-  TextSplit text_;
-  SampleOrder samples_;
-  std::shared_ptr<GPTModel> model_;
-  std::unique_ptr<DistributedDataParallel> ddp_;
+  int64_t data_parallel_rank_;
+  int64_t data_parallel_size_;
+  BatchSchedule batches_;
+  std::unique_ptr<SampleSource> validation_;
+  std::unique_ptr<MicrobatchLoader> loader_;
+  std::unique_ptr<TrainingModel> model_;
   std::unique_ptr<Optimizer> optimizer_;
   OptimizerParamScheduler scheduler_;
   int64_t iteration_ = 0;

@@ -237,12 +237,12 @@ TEST_F(TrainerTest, RefusesByName) {
   };
   EXPECT_TRUE(refuses({"train.micro_batch_size=5"}, "train.global_batch_size: found 12"));
   EXPECT_TRUE(refuses({"model.vocab_size=100"}, "model.vocab_size: found 100"));
-  EXPECT_TRUE(refuses({"data.split=1,0"}, "data.split: the validation text has 0 tokens"));
+  EXPECT_TRUE(refuses({"data.split=1,0"}, "data.split: the validation text has no sample"));
   EXPECT_TRUE(refuses({"model.seq_length=5000"}, "allowed: more than model.seq_length (5000)"));
   EXPECT_TRUE(refuses({"ddp.overlap_param_gather=true"},
                       "ddp.overlap_param_gather: found true, allowed with"));
-  EXPECT_TRUE(refuses({"parallel.tensor_model_parallel_size=2"},
-                      "parallel.tensor_model_parallel_size: found 2, allowed: 1"));
+  EXPECT_TRUE(refuses({"parallel.context_parallel_size=3"},
+                      "model.seq_length: found 16, allowed: a multiple of 2 *"));
 }
 
 TEST_F(TrainerTest, ConfigurationsThatDifferEndEveryRankByName) {

@@ -1,0 +1,152 @@
+#include "lockstep/training/training_model.h"
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/distributed/finalize_model_grads.h"
+#include "lockstep/models/layers/cross_entropy.h"
+#include "lockstep/models/layers/moe/router.h"
+#include "lockstep/optimizer/update_rule.h"
+#include "lockstep/training/pipeline_plan.h"
+#include "lockstep/training/run_setup.h"
+
+namespace lockstep {
+
+TrainingModel::TrainingModel(const Config& config, const ParallelState& parallel_state)
+    : config_(config), parallel_state_(parallel_state) {
+  const StageLayout layout = stage_layout(config);
+  const int64_t rank = parallel_state.group(GroupKind::pp).rank();
+  if (config.parallel.pipeline_schedule == PipelineScheduleFamily::zb_h1)
+    deferred_ = std::make_shared<DeferredGradients>();
+  const GPTModelOptions options = {.dtype = parameter_dtype(config.train.precision),
+                                   .device = parallel_state.device(),
+                                   .seed = static_cast<uint64_t>(config.train.seed),
+                                   .deferred = deferred_,
+                                   .loss_scale = token_loss_scale_};
+  for (int64_t c = 0; c < layout.chunks(); ++c) {
+    const LayerRange layers = layout.layers(rank, c);
+    const GPTStage stage = {layers.begin, layers.size(), layout.has_embedding(rank, c),
+                            layout.has_loss(rank, c)};
+    chunks_.push_back(
+        std::make_shared<GPTModel>(config.model, config.parallel, parallel_state, stage, options));
+  }
+  for (size_t c = 0; c < chunks_.size(); ++c)
+    if (!chunks_[c]->parameters().empty())
+      wrappers_.push_back(std::make_unique<DistributedDataParallel>(
+          *chunks_[c], parallel_state, config.ddp, /*disable_bucketing=*/c > 0,
+          [&](const NamedParameter& param) {
+            return muon_updates(config.optimizer, param.name, param.tensor.dim(),
+                                param.description.is_expert);
+          }));
+}
+
+std::vector<DistributedDataParallel*> TrainingModel::wrappers() const {
+  std::vector<DistributedDataParallel*> list;
+  for (const auto& wrapper : wrappers_) list.push_back(wrapper.get());
+  return list;
+}
+
+void TrainingModel::zero_grad_buffer() {
+  for (const auto& wrapper : wrappers_) wrapper->zero_grad_buffer();
+}
+
+void TrainingModel::finish_param_sync() {
+  for (const auto& wrapper : wrappers_) wrapper->finish_param_sync();
+}
+
+void TrainingModel::finalize_gradients(double tokens) {
+  std::vector<std::shared_ptr<TopKRouter>> routers;
+  for (const auto& chunk : chunks_)
+    for (const auto& router : find_routers(*chunk)) routers.push_back(router);
+  std::vector<RouterBias> biases;
+  for (const auto& router : routers)
+    if (router->expert_bias().defined())
+      biases.push_back({router->expert_bias(), router->tokens_per_expert(),
+                        config_.model.moe_router_bias_update_rate});
+  if (wrappers_.front()->scaling_mode() == GradientScalingMode::per_token)
+    finalize_model_grads(wrappers(), at::full({}, tokens, at::kDouble), biases);
+  else
+    finalize_model_grads(wrappers(), std::nullopt, biases);
+  for (const auto& router : routers) router->reset();
+}
+
+const PipelineExecutor& TrainingModel::executor(int64_t num_microbatches, bool forward_only) {
+  auto& slot = executors_[{num_microbatches, forward_only}];
+  if (!slot)
+    slot = std::make_unique<PipelineExecutor>(
+        parallel_state_, make_schedule(schedule_options(config_, num_microbatches, forward_only)),
+        PipelineExecutorOptions{[this](int64_t m) { return activation_shape(m); }, deferred_});
+  return *slot;
+}
+
+const GPTInput& TrainingModel::input(int64_t microbatch) {
+  while (static_cast<int64_t>(inputs_.size()) <= microbatch)
+    inputs_.push_back((*source_)(static_cast<int64_t>(inputs_.size())));
+  return inputs_[static_cast<size_t>(microbatch)];
+}
+
+TensorShape TrainingModel::activation_shape(int64_t microbatch) {
+  const at::Tensor& tokens = input(microbatch).tokens;
+  const int64_t parts =
+      config_.parallel.sequence_parallel ? config_.parallel.tensor_model_parallel_size : 1;
+  return {{tokens.size(1) / parts, tokens.size(0), config_.model.hidden_size},
+          parameter_dtype(config_.train.precision)};
+}
+
+PipelineStage TrainingModel::stage(size_t chunk) {
+  return [this, model = chunks_[chunk]](int64_t microbatch, const at::Tensor& hidden) {
+    GPTInput all = input(microbatch);
+    const GPTStage& stage = model->stage();
+    GPTInput mine = {.positions = all.positions};
+    if (stage.has_embedding)
+      mine.tokens = all.tokens;
+    else
+      mine.hidden = hidden;
+    if (stage.has_loss) mine.labels = all.labels;
+    const at::Tensor output = model->forward(mine);
+    if (!stage.has_loss) return output;
+    loss_sum_ += output.detach().sum(at::kDouble);
+    tokens_ += at::GradMode::is_enabled() ? static_cast<double>(output.numel())
+                                          : mine.labels.ne(kIgnoredLabel).sum().item<double>();
+    return loss_of_(output);
+  };
+}
+
+LossSums TrainingModel::run(int64_t num_microbatches, bool forward_only, const BatchSource& source,
+                            const std::function<at::Tensor(const at::Tensor&)>& loss_of) {
+  source_ = &source;
+  inputs_.clear();
+  loss_of_ = loss_of;
+  loss_sum_ = at::zeros({}, at::TensorOptions(parallel_state_.device()).dtype(at::kDouble));
+  tokens_ = 0;
+  std::vector<PipelineStage> stages;
+  for (size_t c = 0; c < chunks_.size(); ++c) stages.push_back(stage(c));
+  executor(num_microbatches, forward_only).run(stages);
+  inputs_.clear();
+  return {loss_sum_.item<double>(), tokens_};
+}
+
+LossSums TrainingModel::forward_backward(int64_t num_microbatches, double loss_scale,
+                                         const BatchSource& source) {
+  const bool per_token = wrappers_.front()->scaling_mode() == GradientScalingMode::per_token;
+  for (const auto& wrapper : wrappers_) wrapper->set_num_microbatches(num_microbatches);
+  const int64_t averaged = num_microbatches * config_.train.micro_batch_size *
+                           (config_.model.seq_length / config_.parallel.context_parallel_size);
+  token_loss_scale_->value = per_token ? loss_scale : loss_scale / static_cast<double>(averaged);
+  return run(num_microbatches, /*forward_only=*/false, source, [=](const at::Tensor& losses) {
+    const at::Tensor loss =
+        per_token ? losses.sum() : losses.mean() / static_cast<double>(num_microbatches);
+    return loss_scale == 1 ? loss : loss * loss_scale;
+  });
+}
+
+LossSums TrainingModel::evaluate(int64_t num_microbatches, const BatchSource& source) {
+  const at::NoGradGuard no_grad;
+  for (const auto& chunk : chunks_) chunk->eval();
+  const LossSums sums = run(num_microbatches, /*forward_only=*/true, source,
+                            [](const at::Tensor& losses) { return losses; });
+  for (const auto& chunk : chunks_) chunk->train();
+  return sums;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/config.h"
+#include "lockstep/distributed/distributed_data_parallel.h"
+#include "lockstep/models/gpt/gpt_model.h"
+#include "lockstep/parallel_state/parallel_state.h"
+#include "lockstep/pipeline/executor.h"
+
+namespace lockstep {
+
+/// Sums over the tokens of some micro-batches.
+struct LossSums {
+  double loss = 0;  ///< nats
+  double tokens = 0;
+};
+
+/// What this rank holds of the reference GPT on any layout: its model chunks, the wrapper of each,
+/// and the pipeline that runs micro-batches through all stages.
+class TrainingModel {
+ public:
+  /// Tokens, labels and positions of a micro-batch, the same on all ranks of tp and pp, this rank's
+  /// part over cp (see cut_for_context); `hidden` stays undefined. Is called for each micro-batch
+  /// once, in their order.
+  using BatchSource = std::function<GPTInput(int64_t microbatch)>;
+
+  /// Builds the chunks with their initial weights. Collective over all ranks. ConfigError as
+  /// stage_layout() and GPTModel.
+  TrainingModel(const Config& config, const ParallelState& parallel_state);
+  TrainingModel(const TrainingModel&) = delete;
+  TrainingModel& operator=(const TrainingModel&) = delete;
+
+  /// All micro-batches of one iteration of this data-parallel rank; zero_grad_buffer() came before.
+  /// Gradients are multiplied by `loss_scale`. They are sums over tokens, or with
+  /// ddp.calculate_per_token_loss = false means. Returns the sums of this pipeline on the ranks
+  /// that hold the loss, zeros on the others. ConfigError as schedule_options().
+  LossSums forward_backward(int64_t num_microbatches, double loss_scale, const BatchSource& source);
+
+  /// The same without gradients and without dropout; micro-batches may have fewer sequences, and
+  /// tokens whose label is kIgnoredLabel do not count. With experts all ranks must run as many
+  /// micro-batches, of as many tokens.
+  LossSums evaluate(int64_t num_microbatches, const BatchSource& source);
+
+  /// Begins an iteration.
+  void zero_grad_buffer();
+
+  /// Reduces and normalizes the gradients; `tokens` are those of forward_backward().
+  /// Moves the biases of the experts' routers.
+  void finalize_gradients(double tokens);
+
+  /// Returns when no parameter is under way any more.
+  void finish_param_sync();
+
+  /// The chunks of this rank, in the order of the model; one without virtual stages.
+  const std::vector<std::shared_ptr<GPTModel>>& chunks() const { return chunks_; }
+
+  /// Of the chunks that have parameters.
+  std::vector<DistributedDataParallel*> wrappers() const;
+
+ private:
+  LossSums run(int64_t num_microbatches, bool forward_only, const BatchSource& source,
+               const std::function<at::Tensor(const at::Tensor& losses)>& loss_of);
+  const PipelineExecutor& executor(int64_t num_microbatches, bool forward_only);
+  const GPTInput& input(int64_t microbatch);
+  TensorShape activation_shape(int64_t microbatch);
+  PipelineStage stage(size_t chunk);
+
+  Config config_;
+  ParallelState parallel_state_;
+  std::shared_ptr<TokenLossScale> token_loss_scale_ = std::make_shared<TokenLossScale>();
+  std::shared_ptr<DeferredGradients> deferred_;  ///< null unless the schedule splits backward
+  std::vector<std::shared_ptr<GPTModel>> chunks_;
+  std::vector<std::unique_ptr<DistributedDataParallel>> wrappers_;
+  std::map<std::pair<int64_t, bool>, std::unique_ptr<PipelineExecutor>> executors_;
+
+  // Of the run under way.
+  const BatchSource* source_ = nullptr;
+  std::vector<GPTInput> inputs_;
+  std::function<at::Tensor(const at::Tensor&)> loss_of_;
+  at::Tensor loss_sum_;
+  double tokens_ = 0;
+};
+
+}  // namespace lockstep
