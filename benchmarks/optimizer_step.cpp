@@ -3,8 +3,8 @@
 //
 // The rival is the fastest that libtorch offers for lists of tensors: _foreach_norm, one norm of
 // the norms, _foreach_mul_ by the clip coefficient, _fused_adamw_ and, for bf16 parameters with
-// fp32 master weights, _foreach_copy_ into them. Ours is Optimizer::step(). A third contender adds one
-// flat fp32 tensor to another (a += b, 12 bytes an element), which tells what the memory gives.
+// fp32 master weights, _foreach_copy_ into them. Ours is Optimizer::step(). A third contender adds
+// one flat fp32 tensor to another (a += b, 12 bytes an element), which tells what the memory gives.
 //
 // Bytes that a step must move for an element: 4 (norm) + 28 (gradient, weight and moments read;
 // weight and moments written), and 2 for the bf16 weight.

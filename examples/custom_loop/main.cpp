@@ -10,8 +10,8 @@
 
 #include "lockstep/distributed/distributed_data_parallel.h"
 #include "lockstep/distributed/finalize_model_grads.h"
-#include "lockstep/optimizer/optimizer.h"
 #include "lockstep/optimizer/clip_grads.h"
+#include "lockstep/optimizer/optimizer.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/parallel_state.h"
 
