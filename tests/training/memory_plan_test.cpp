@@ -221,7 +221,7 @@ TEST(MemoryPlan, MicrobatchesInFlight) {
   EXPECT_EQ(layers_of(overrides, 2), 1);
   overrides.back() = "train.global_batch_size=6";
   EXPECT_EQ(layers_of(overrides, 0), 2);
-  overrides = {"parallel.pipeline_model_parallel_size=3", "train.global_batch_size=30",
+  overrides = {"parallel.pipeline_model_parallel_size=3", "train.global_batch_size=36",
                "parallel.virtual_pipeline_model_parallel_size=2", "model.num_layers=6"};
   EXPECT_EQ(layers_of(overrides, 0), 8);
   EXPECT_EQ(layers_of(overrides, 2), 4);
