@@ -2,7 +2,9 @@
 
 #include <unistd.h>
 
+#include <array>
 #include <fstream>
+#include <vector>
 
 #include <ATen/Context.h>
 #include <c10/core/CachingDeviceAllocator.h>
@@ -10,6 +12,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/context_parallel_rules.h"
+#include "lockstep/core/integers.h"
 #include "lockstep/parallel_state/devices.h"
 #include "lockstep/training/data/tokenizer.h"
 #include "lockstep/training/pipeline_plan.h"
@@ -29,6 +32,38 @@ ParallelSizes parallel_sizes(const ParallelConfig& parallel) {
           .hierarchical_context = context_parallel_levels(parallel)};
 }
 
+/// A size of `parallel`, with its field's name.
+struct NamedSize {
+  const char* field;
+  int64_t size;
+};
+
+void require_divides(int64_t world_size, const std::array<NamedSize, 3>& sizes) {
+  int64_t product = 1;
+  std::vector<std::string> factors;
+  for (const NamedSize& one : sizes) {
+    product = checked_mul(product, one.size, one.field);
+    factors.push_back(fmt::format("parallel.{} ({})", one.field, one.size));
+  }
+  require<ConfigError>(world_size % product == 0,
+                       "{} = {}, allowed: a divisor of the number of ranks ({})",
+                       fmt::join(factors, " x "), product, world_size);
+}
+
+void require_grids_fit(const ParallelConfig& parallel, int64_t world_size) {
+  const int64_t tensor = parallel.tensor_model_parallel_size;
+  const NamedSize pipeline = {"pipeline_model_parallel_size",
+                              parallel.pipeline_model_parallel_size};
+  require_divides(world_size, {{{"tensor_model_parallel_size", tensor},
+                                pipeline,
+                                {"context_parallel_size", parallel.context_parallel_size}}});
+  require_divides(
+      world_size,
+      {{{"expert_tensor_parallel_size", parallel.expert_tensor_parallel_size.value_or(tensor)},
+        pipeline,
+        {"expert_model_parallel_size", parallel.expert_model_parallel_size}}});
+}
+
 }  // namespace
 
 void check_supported(const Config& config) {
@@ -41,6 +76,7 @@ void check_supported(const Config& config) {
 }
 
 void check_layout(const Config& config, int64_t world_size) {
+  require_grids_fit(config.parallel, world_size);
   ParallelSizes sizes = parallel_sizes(config.parallel);
   sizes.world_size = world_size;
   const BatchSchedule batches(config.train, RankGrids(sizes).data_parallel_size());

@@ -46,7 +46,10 @@ class CommandLine(EndToEnd):
             (set_field("train.precision=fp8"), "train.precision"),
             (set_field("model.num_query_groups=3"), "model.num_query_groups"),
             (set_field("train.global_batch_size=7"), "train.global_batch_size: found 7"),
-            (set_field("parallel.tensor_model_parallel_size=2"), "tensor_model_parallel_size"),
+            (set_field("parallel.tensor_model_parallel_size=2"),
+             "parallel.tensor_model_parallel_size (2)"),
+            (set_field("parallel.expert_tensor_parallel_size=2"),
+             "parallel.expert_tensor_parallel_size (2)"),
             (set_field("model.vocab_size=99"), "model.vocab_size: found 99"),
             ((self.folder / "none.textproto",), "none.textproto"),
         ]

@@ -99,7 +99,7 @@ class Data(EndToEnd):
             shown += part
         os.close(leader)
         self.assertEqual(process.wait(), 0)
-        self.assertRegex(shown, rb"\[#+\.*\] +[0-9]+ % \| 0 documents")
+        self.assertRegex(shown, rb"\[#+\.*\] +[0-9]+ % \| [01] documents")
         self.assertIn(b"1 documents | 8.8 of 8.8 MB | 8800000 tokens", shown)
 
     def test_a_build_that_is_killed_leaves_no_pair(self):

@@ -7,7 +7,7 @@ import socket
 import time
 import unittest
 
-from support import Ranks, free_port
+from support import BATCH_OF_3, Ranks, free_port
 
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
 
@@ -31,10 +31,11 @@ class Rendezvous(Ranks):
             self.assertEqual(process.returncode, status, error)
             for part in parts:
                 self.assertIn(part, error)
+
     def test_another_precision_is_refused_on_all(self):
-        processes = self.start(3, of_rank={2: ["--set", "train.precision=fp64"]})
+        processes = self.start(3, *BATCH_OF_3, of_rank={2: ["--set", "train.precision=fp64"]})
         self.assert_all_end(processes, 2, 'train.precision: rank 0 has "fp32", rank 2 has '
-                               '"fp64"; allowed: the same on all ranks')
+                            '"fp64"; allowed: the same on all ranks')
 
     def test_a_rank_that_never_comes_is_named(self):
         started = time.monotonic()
@@ -50,8 +51,8 @@ class Rendezvous(Ranks):
 
     def test_a_rank_claimed_twice_is_refused_on_all(self):
         port = free_port()
-        processes = self.start(3, port=port, leave_out={2})
-        processes += self.start(3, port=port, leave_out={0, 2})
+        processes = self.start(3, *BATCH_OF_3, port=port, leave_out={2})
+        processes += self.start(3, *BATCH_OF_3, port=port, leave_out={0, 2})
         text = rf"rank 1 is claimed twice, by the processes \S+:(\d+) and \S+:(\d+)"
         for process in processes:
             error = process.communicate(timeout=30)[1].decode()
@@ -102,8 +103,7 @@ class Rendezvous(Ranks):
     def test_nothing_listens_off_loopback(self):
         output = self.folder / "listening"
         processes = self.start(3, "--output", output, "--set", "train.train_iters=1000000",
-                               "--set", "train.global_batch_size=6", LOCAL_RANK=None,
-                               LOCAL_WORLD_SIZE=None)
+                               *BATCH_OF_3, LOCAL_RANK=None, LOCAL_WORLD_SIZE=None)
         self.wait_for_iterations(output)
         addresses = [listening(process) for process in processes]
         for process in processes:

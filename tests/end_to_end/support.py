@@ -25,6 +25,10 @@ train {{ micro_batch_size: 2 global_batch_size: 8 train_iters: 12 eval_iters: 2 
 """
 
 
+# What makes its batch one for three ranks.
+BATCH_OF_3 = ["--set", "train.global_batch_size=6"]
+
+
 def clean_environment(**extra):
     """The environment without a launcher's variables."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC", "SLURM", "OMPI", "PMIX",

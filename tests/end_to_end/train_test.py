@@ -5,7 +5,8 @@ import signal
 import subprocess
 import unittest
 
-from support import LOCKSTEP, EndToEnd, Ranks, clean_environment, end, metrics, run, torchrun
+from support import (BATCH_OF_3, LOCKSTEP, EndToEnd, Ranks, clean_environment, end, metrics, run,
+                     torchrun)
 
 
 class Train(EndToEnd):
@@ -106,7 +107,7 @@ class Train(EndToEnd):
 
 class Together(Ranks):
     def test_configurations_that_differ_end_all_ranks_by_name(self):
-        processes = self.start(3, of_rank={1: ["--set", "optimizer.lr=0.5"]})
+        processes = self.start(3, *BATCH_OF_3, of_rank={1: ["--set", "optimizer.lr=0.5"]})
         for process in processes:
             error = process.communicate(timeout=60)[1].decode()
             self.assertEqual(process.returncode, 2, error)
@@ -115,7 +116,7 @@ class Together(Ranks):
     def test_when_a_rank_dies_the_others_end(self):
         output = self.folder / "died"
         processes = self.start(3, "--output", output, "--set", "train.train_iters=1000000",
-                               "--set", "train.global_batch_size=6",
+                               *BATCH_OF_3,
                                "--set", "parallel.distributed_timeout_seconds=20")
         self.wait_for_iterations(output)
         processes[2].kill()
