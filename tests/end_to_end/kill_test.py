@@ -63,8 +63,10 @@ class Kills(Ranks):
                 processes[victim].kill()
             for process in processes:
                 process.communicate(timeout=40)
-            if folder.exists() and any(folder.glob("step_*/manifest.textproto")):
-                self.assertEqual(run(LOCKSTEP, "checkpoint", "verify", folder).returncode, 0)
+            if any(manifest.parent.suffix != ".partial"
+                   for manifest in folder.glob("step_*/manifest.textproto")):
+                result = run(LOCKSTEP, "checkpoint", "verify", folder)
+                self.assertEqual(result.returncode, 0, result.stderr)
         last = self.iterations(output)[-1]["iteration"] + 5
         common = ("--set", f"train.train_iters={last}",
                   "--set", f"optimizer.lr_decay_iters={ITERATIONS}")

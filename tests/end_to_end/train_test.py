@@ -123,7 +123,7 @@ class Together(Ranks):
         for process in processes[:2]:
             error = process.communicate(timeout=40)[1].decode()
             self.assertEqual(process.returncode, 1, error)
-            self.assertRegex(error, "lockstep: rank [01]: .*dp-cp")
+            self.assertRegex(error, "lockstep: rank [01]: .* over group (dp-cp|world) ")
 
 
 if __name__ == "__main__":
