@@ -46,7 +46,7 @@ class PartialCheckpoint {
   /// Removes what was written. Never throws.
   void discard() const noexcept;
 
-  /// Path of a file of it, for now.
+  /// Path of a file of it, before the folder has its final name.
   std::string file(const std::string& name) const { return partial_ + "/" + name; }
   /// The folder, once complete.
   const std::string& path() const { return final_; }
