@@ -73,7 +73,9 @@ class SplitBackwardTest : public ::testing::Test {
     ASSERT_EQ(found.size(), expected.size());
     for (size_t i = 0; i < found.size(); ++i) {
       ASSERT_EQ(found[i].defined(), expected[i].defined()) << i;
-      if (found[i].defined()) EXPECT_TRUE(at::equal(found[i], expected[i])) << i;
+      if (found[i].defined()) {
+        EXPECT_TRUE(at::equal(found[i], expected[i])) << i;
+      }
     }
   }
 
