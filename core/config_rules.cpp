@@ -120,6 +120,16 @@ bool all_shares(const std::vector<double>& shares) {
                      [](double share) { return std::isfinite(share) && share >= 0; });
 }
 
+void check_batch_sizes(const TrainConfig& train) {
+  if (train.rampup_batch_size) parse_rampup_batch_size(*train.rampup_batch_size);
+  if (!train.step_batch_size_schedule) return;
+  parse_step_batch_size_schedule(*train.step_batch_size_schedule);
+  require<ConfigError>(!train.global_batch_size && !train.rampup_batch_size,
+                       "train.step_batch_size_schedule: found '{}', allowed without "
+                       "train.global_batch_size and train.rampup_batch_size",
+                       *train.step_batch_size_schedule);
+}
+
 }  // namespace
 
 void check_rules(const Config& config) {
@@ -139,7 +149,7 @@ void check_rules(const Config& config) {
   check_weight_decay(config.optimizer);
   parse_split(config.data.split);
   if (config.data.blend) parse_blend(*config.data.blend, config.data.path.size());
-  if (config.train.rampup_batch_size) parse_rampup_batch_size(*config.train.rampup_batch_size);
+  check_batch_sizes(config.train);
   require<ConfigError>(config.train.sample_tokens == 0 || !config.train.sample_prompt.empty(),
                        "train.sample_prompt: is empty, allowed: at least one byte");
 }
@@ -178,6 +188,23 @@ BatchRampUp parse_rampup_batch_size(const std::string& text) {
                        "three integers of at least 1, as in 32 32 100000",
                        text);
   return {(*parsed)[0], (*parsed)[1], (*parsed)[2]};
+}
+
+std::vector<BatchStep> parse_step_batch_size_schedule(const std::string& text) {
+  std::vector<BatchStep> steps;
+  std::istringstream parts(text);
+  bool good = true;
+  for (std::string part; good && parts >> part;) {
+    const auto numbers = parse_numbers<int64_t>(part, ':');
+    good = numbers && numbers->size() == 2 && (*numbers)[1] >= 1 &&
+           (steps.empty() ? (*numbers)[0] == 0 : (*numbers)[0] > steps.back().samples);
+    if (good) steps.push_back({(*numbers)[0], (*numbers)[1]});
+  }
+  require<ConfigError>(good && !steps.empty(),
+                       "train.step_batch_size_schedule: found '{}', allowed: SAMPLES:BATCH pairs, "
+                       "SAMPLES from 0 upwards, BATCH at least 1, as in 0:32 100000:64",
+                       text);
+  return steps;
 }
 
 Config resolve(Config config) {

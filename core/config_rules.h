@@ -30,4 +30,15 @@ struct BatchRampUp {
 /// each at least 1.
 BatchRampUp parse_rampup_batch_size(const std::string& text);
 
+/// Global batches of `global` sequences for iterations that begin when at least `samples` are
+/// consumed.
+struct BatchStep {
+  int64_t samples = 0;
+  int64_t global = 0;
+};
+
+/// What `train.step_batch_size_schedule` says: at least one step, the first from 0 samples on, each
+/// further one from more. Throws ConfigError naming it otherwise.
+std::vector<BatchStep> parse_step_batch_size_schedule(const std::string& text);
+
 }  // namespace lockstep

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "lockstep/core/config.h"
+#include "lockstep/core/config_rules.h"
 
 /// How many sequences an iteration takes. Needs no libtorch.
 namespace lockstep {
@@ -16,7 +17,8 @@ struct BatchSizes {
   bool operator==(const BatchSizes&) const = default;
 };
 
-/// Once a ramp-up is over. ConfigError naming train.global_batch_size if it does not divide.
+/// Once the batch grows no more. ConfigError naming train.global_batch_size, or
+/// train.step_batch_size_schedule, if it does not divide.
 BatchSizes batch_sizes(const TrainConfig& config, int64_t data_parallel_size);
 
 /// The sizes of every iteration of a run. With train.rampup_batch_size = "START INCREMENT SAMPLES"
@@ -24,10 +26,12 @@ BatchSizes batch_sizes(const TrainConfig& config, int64_t data_parallel_size);
 ///   START + INCREMENT * floor(n / (SAMPLES / steps)),  steps = (global_batch_size - START) /
 ///   INCREMENT
 /// sequences, computed in double precision as Megatron Core does; later ones global_batch_size.
+/// With train.step_batch_size_schedule those of the last step whose samples are consumed.
 class BatchSchedule {
  public:
   /// ConfigError naming train.rampup_batch_size if INCREMENT does not lead from START to the global
-  /// batch, or if one of the batches is no multiple of micro_batch_size * data-parallel ranks.
+  /// batch; naming it or train.step_batch_size_schedule if one of the batches is no multiple of
+  /// micro_batch_size * data-parallel ranks.
   BatchSchedule(const TrainConfig& config, int64_t data_parallel_size);
 
   /// Those of an iteration that begins when `consumed_samples` (>= 0) are consumed.
@@ -46,6 +50,7 @@ class BatchSchedule {
   int64_t increment_ = 0;
   int64_t steps_ = 0;
   int64_t samples_ = 0;
+  std::vector<BatchStep> schedule_;
 };
 
 }  // namespace lockstep

@@ -58,7 +58,8 @@ Trainer::Trainer(const Config& config, const ParallelState& parallel_state)
                                 .rank = data_parallel_rank_,
                                 .ranks = data_parallel_size_,
                                 .prefetch = config.data.prefetch});
-  config_.train.global_batch_size = batches_.full().global;
+  if (!config.train.step_batch_size_schedule)
+    config_.train.global_batch_size = batches_.full().global;
   if (config.train.deterministic) use_deterministic_operations();
   model_ = std::make_unique<TrainingModel>(config_, parallel_state);
   optimizer_ = make_optimizer(model_->wrappers(), config.optimizer);

@@ -59,6 +59,7 @@ class Trainer {
   bool stop_requested() const { return stop_requested_; }
   /// The configuration with the batch size that was worked out.
   const Config& config() const { return config_; }
+  const BatchSchedule& batches() const { return batches_; }
 
   /// What a checkpoint holds of this rank: the weights, and the optimizer's state if that is
   /// wanted.

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/expert_rules.h"
+#include "lockstep/models/layers/activation.h"
 #include "lockstep/models/layers/moe/moe_layer.h"
 
 namespace lockstep {
@@ -27,10 +28,7 @@ MLP::MLP(const LayerContext& context, int64_t width) : activation_(context.confi
 }
 
 at::Tensor MLP::forward(const at::Tensor& hidden) const {
-  const at::Tensor inner = linear_fc1_->forward(hidden);
-  if (activation_ == Activation::gelu) return linear_fc2_->forward(at::gelu(inner));
-  const auto halves = inner.chunk(2, -1);
-  return linear_fc2_->forward(at::silu(halves[0]) * halves[1]);
+  return linear_fc2_->forward(activate(activation_, linear_fc1_->forward(hidden)));
 }
 
 }  // namespace lockstep

@@ -8,6 +8,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/philox.h"
+#include "lockstep/models/layers/activation.h"
 #include "lockstep/models/layers/cross_entropy.h"
 #include "lockstep/models/layers/dropout.h"
 #include "lockstep/models/layers/embedding.h"
@@ -288,6 +289,18 @@ TEST(Dropout, KeepsItsShareAndScalesIt) {
       at::equal(dropout.apply(x, {.first_sample = 1}, true).narrow(1, 0, 7), y.narrow(1, 1, 7)));
   context.name = "there.";
   EXPECT_FALSE(at::equal(Dropout(context, 0.25).apply(x, {}, true), y));
+}
+
+TEST(ActivationTest, FollowsTheFormulas) {
+  const at::Tensor x = numbers({2, 6}, 0.3) * 4;
+  const at::Tensor tanh = at::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x.pow(3)));
+  const auto close = [](const at::Tensor& a, const at::Tensor& b) {
+    return at::allclose(a, b, /*rtol=*/0, /*atol=*/1e-14);
+  };
+  EXPECT_TRUE(close(activate(Activation::gelu_tanh, x), 0.5 * x * (1 + tanh)));
+  EXPECT_TRUE(close(activate(Activation::gelu, x), 0.5 * x * (1 + at::erf(x / std::sqrt(2)))));
+  const at::Tensor gate = x.slice(1, 0, 3);
+  EXPECT_TRUE(close(activate(Activation::swiglu, x), gate * at::sigmoid(gate) * x.slice(1, 3)));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "lockstep/core/config_io.h"
 #include "lockstep/core/config_rules.h"
 #include "lockstep/core/error.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -53,6 +54,49 @@ TEST(BatchSchedule, GrowsAsMegatrons) {
     EXPECT_EQ(schedule.full().global, test["global"]);
   }
   EXPECT_GT(rows, 500u);
+}
+
+TrainConfig steps(const std::string& schedule) {
+  TrainConfig config;
+  config.micro_batch_size = 1;
+  config.step_batch_size_schedule = schedule;
+  return config;
+}
+
+TEST(BatchSchedule, G106StepsOfTheBatch) {
+  const std::string rest = "512 600000:1024 1500000:2048 3000000:4096 6000000:6144";
+  EXPECT_TRUE(throws_with<ConfigError>(
+      [&] { BatchSchedule(steps("0:256 200000:" + rest), 512); },
+      "which has a batch of 256, allowed: multiples of 512 (train.micro_batch_size 1 * 512"));
+  const BatchSchedule schedule(steps("0:" + rest), 512);
+  EXPECT_EQ(schedule.full(), (BatchSizes{1, 6144, 12}));
+  EXPECT_EQ(schedule.all().size(), 5u);
+  for (const auto& [consumed, global] :
+       std::vector<std::pair<int64_t, int64_t>>{{0, 512},
+                                                {599'999, 512},
+                                                {600'000, 1024},
+                                                {1'499'999, 1024},
+                                                {1'500'000, 2048},
+                                                {3'000'001, 4096},
+                                                {6'000'000, 6144},
+                                                {1'000'000'000, 6144}})
+    EXPECT_EQ(schedule.at(consumed), (BatchSizes{1, global, global / 512})) << consumed;
+  EXPECT_EQ(BatchSchedule(steps("0:256 200000:" + rest), 256).at(199'999), (BatchSizes{1, 256, 1}));
+}
+
+TEST(BatchSchedule, StepsThatMakeNoSenseAreNamed) {
+  for (const char* text : {"", " ", "0", "0:", "1:4", "0:0", "0:4 0:8", "0:4 8:8 4:8", "0:4,8:8",
+                           "0:4:8", "0:-4", "a:b", "0:4 8:9223372036854775808"})
+    EXPECT_TRUE(throws_with<ConfigError>([&] { parse_step_batch_size_schedule(text); },
+                                         "train.step_batch_size_schedule: found '" +
+                                             std::string(text) + "', allowed: SAMPLES:BATCH"));
+  Config config;
+  config.train = steps("0:4");
+  config = resolve(config);
+  check_rules(config);
+  config.train.global_batch_size = 4;
+  EXPECT_TRUE(throws_with<ConfigError>([&] { check_rules(config); },
+                                       "allowed without train.global_batch_size"));
 }
 
 TEST(BatchSchedule, WithoutARampUpNothingGrows) {

@@ -246,7 +246,9 @@ TEST(HuggingFaceConfig, ComesBack) {
        {"num_query_groups: 2 rotary_base: 5000 untie_embeddings_and_output_weights: true",
         "kv_channels: 16 layernorm_epsilon: 1e-6",
         "position_embedding_type: \"learned_absolute\" normalization: \"LayerNorm\" "
-        "activation: \"gelu\" add_bias_linear: true ffn_hidden_size: 96"}) {
+        "activation: \"gelu\" add_bias_linear: true ffn_hidden_size: 96",
+        "position_embedding_type: \"learned_absolute\" normalization: \"LayerNorm\" "
+        "activation: \"gelu_tanh\" add_bias_linear: true"}) {
     const Config config = parse_config("model { " + std::string(text) + " }", "test");
     const std::string json = format_hugging_face_config(config.model);
     Config found = config;
@@ -262,7 +264,12 @@ TEST(HuggingFaceConfig, DamageIsNamed) {
   EXPECT_TRUE(refuses("{", "'config.json' is no JSON object"));
   EXPECT_TRUE(refuses("{}", "'model_type' is missing"));
   EXPECT_TRUE(refuses(R"({"model_type":"bert"})", "found bert, allowed: gpt2, llama"));
-  EXPECT_TRUE(refuses(R"({"model_type":"gpt2","activation_function":"relu"})", "found relu"));
+  for (const char* const name : {"relu", "gelu_fast", "quick_gelu", "swiglu"})
+    EXPECT_TRUE(refuses(R"({"model_type":"gpt2","n_layer":1,"n_embd":8,"n_head":2,"n_positions":8,)"
+                        R"("vocab_size":9,"activation_function":")" +
+                            std::string(name) + "\"}",
+                        "'activation_function': found " + std::string(name) +
+                            ", allowed: gelu, gelu_new, gelu_pytorch_tanh"));
   EXPECT_TRUE(refuses(R"({"model_type":"llama","hidden_size":"x"})", "'num_hidden_layers'"));
   EXPECT_TRUE(refuses(R"({"model_type":"llama","num_hidden_layers":0})", "found 0, allowed: >= 1"));
   EXPECT_TRUE(

@@ -20,7 +20,9 @@ void expect(const char* field, const Value& found, const Value& allowed, const c
 void check_gpt2(const TransformerConfig& model) {
   const char* const family = "GPT-2";
   expect<std::string>("normalization", to_string(model.normalization), "LayerNorm", family);
-  expect<std::string>("activation", to_string(model.activation), "gelu", family);
+  require<ConfigError>(model.activation != Activation::swiglu,
+                       "model.activation: found {}, allowed in a {} model: gelu, gelu_tanh",
+                       to_string(model.activation), family);
   expect("add_bias_linear", model.add_bias_linear, true, family);
   expect("untie_embeddings_and_output_weights", model.untie_embeddings_and_output_weights, false,
          family);
@@ -64,8 +66,12 @@ class Keys {
   template <class Value>
   void allow(const char* key, const Value& otherwise, const Value& allowed) const {
     const Value found = get<Value>(key, otherwise);
-    require<FileError>(found == allowed, "'{}': '{}': found {}, allowed: {}", path_, key, found,
-                       allowed);
+    check(found == allowed, key, found, allowed);
+  }
+
+  template <class Value, class Allowed>
+  void check(bool good, const char* key, const Value& found, const Allowed& allowed) const {
+    require<FileError>(good, "'{}': '{}': found {}, allowed: {}", path_, key, found, allowed);
   }
 
  private:
@@ -73,8 +79,16 @@ class Keys {
   const std::string& path_;
 };
 
+/// transformers' names of the activations; those of tanh's form are two.
+Activation gpt2_activation(const Keys& keys) {
+  const auto name = keys.get<std::string>("activation_function", "gelu_new");
+  if (name == "gelu") return Activation::gelu;
+  keys.check(name == "gelu_new" || name == "gelu_pytorch_tanh", "activation_function", name,
+             "gelu, gelu_new, gelu_pytorch_tanh");
+  return Activation::gelu_tanh;
+}
+
 TransformerConfig parse_gpt2(const Keys& keys) {
-  keys.allow<std::string>("activation_function", "gelu_new", "gelu");
   keys.allow("tie_word_embeddings", true, true);
   keys.allow("scale_attn_weights", true, true);
   keys.allow("scale_attn_by_inverse_layer_idx", false, false);
@@ -89,7 +103,7 @@ TransformerConfig parse_gpt2(const Keys& keys) {
   model.layernorm_epsilon = keys.get<double>("layer_norm_epsilon", 1e-5);
   model.normalization = Normalization::LayerNorm;
   model.position_embedding_type = PositionEmbeddingType::learned_absolute;
-  model.activation = Activation::gelu;
+  model.activation = gpt2_activation(keys);
   model.add_bias_linear = true;
   model.untie_embeddings_and_output_weights = false;
   return model;
@@ -157,7 +171,7 @@ std::string format_hugging_face_config(const TransformerConfig& model) {
   if (hugging_face_family(model) == HuggingFaceFamily::gpt2)
     json = {{"architectures", {"GPT2LMHeadModel"}},
             {"model_type", "gpt2"},
-            {"activation_function", "gelu"},
+            {"activation_function", model.activation == Activation::gelu ? "gelu" : "gelu_new"},
             {"n_embd", model.hidden_size},
             {"n_head", model.num_attention_heads},
             {"n_inner", *model.ffn_hidden_size},

@@ -9,8 +9,8 @@
 /// Needs no libtorch.
 namespace lockstep {
 
-/// gpt2: learned positions, LayerNorm, gelu, biases, a tied output layer. llama: rotary positions,
-/// RMSNorm, SwiGLU, no biases, grouped queries.
+/// gpt2: learned positions, LayerNorm, gelu in either form, biases, a tied output layer. llama:
+/// rotary positions, RMSNorm, SwiGLU, no biases, grouped queries.
 enum class HuggingFaceFamily { gpt2, llama };
 
 /// The family of a model. ConfigError names the field that fits neither.

@@ -43,7 +43,7 @@ class Reporter {
         "tokens an iteration",
         static_cast<double>(num_parameters(trainer.config())) / 1e6,
         to_string(trainer.config().train.precision), ranks, device_.str(),
-        *trainer.config().train.global_batch_size, trainer.config().model.seq_length));
+        trainer.batches().full().global, trainer.config().model.seq_length));
   }
   void iteration(const IterationMetrics& metrics) {
     if (file_) file_->write(to_json(metrics));
