@@ -13,15 +13,13 @@ namespace {
 
 using testing::CollectiveLog;
 using testing::DescribedParams;
+using testing::no_tokens;
 using testing::run_ranks;
 using testing::throws_with;
 using enum MeshAxis;
 
 constexpr auto kSum = GradientState::partial_sum;
 constexpr auto kMean = GradientState::partial_mean;
-
-/// No token at all, which divides by 1.
-at::Tensor no_tokens() { return at::zeros({}, at::kLong); }
 
 /// What a rank sent in the passes after the data-parallel one: "operation group bytes".
 std::vector<std::string> sent_after_data_parallel(const CollectiveLog& log, int64_t rank) {

@@ -13,12 +13,11 @@ namespace {
 
 using testing::CollectiveLog;
 using testing::DescribedParams;
+using testing::no_tokens;
 using testing::run_ranks;
 using testing::throws_with;
 
 const ParamDescription kEmbedding{.tie = Tie{"word_embeddings"}};
-
-at::Tensor no_tokens() { return at::zeros({}, at::kLong); }
 
 /// What a rank sent after the data-parallel pass: "operation group [ranks] bytes".
 std::vector<std::string> sent_by(const CollectiveLog& log, int64_t rank) {

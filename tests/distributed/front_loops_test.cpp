@@ -20,7 +20,7 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kSteps = 10, kMicrobatches = 3, kSamples = 6;
+constexpr int64_t kTrainedSteps = 10, kMicrobatches = 3, kSamples = 6;
 constexpr double kRate = 0.5, kClip = 0.3;
 
 struct Net : testing::SmallNet {
@@ -37,7 +37,7 @@ void loop_of_distributed_data_parallel(const ParallelState& state, Net& net) {
   config.calculate_per_token_loss = false;  // the loss is a mean
   DistributedDataParallel ddp(net, state, config);
   torch::optim::SGD optimizer(net.parameters(), kRate);
-  for (int64_t step = 0; step < kSteps; ++step) {
+  for (int64_t step = 0; step < kTrainedSteps; ++step) {
     ddp.zero_grad_buffer();
     for (int64_t m = 0; m < kMicrobatches; ++m) {
       std::optional<DistributedDataParallel::NoSyncGuard> no_sync;
@@ -61,7 +61,7 @@ void loop_of_gradient_synchronizer(const ParallelState& state, Net& net) {
                             {.reduction = GradientReduction::mean});
   sync.bind();
   torch::optim::SGD optimizer(net.parameters(), kRate);
-  for (int64_t step = 0; step < kSteps; ++step) {
+  for (int64_t step = 0; step < kTrainedSteps; ++step) {
     for (int64_t m = 0; m < kMicrobatches; ++m)
       (net.mean_loss(state, step, m) / kMicrobatches).backward();  // the last one reduces
     sync.wait();
@@ -76,7 +76,7 @@ void loop_of_all_reduce_grads(const ParallelState& state, Net& net) {
   // [all_reduce_grads]
   const DeviceMesh world(state, {state.world_size(), 1}, {"dp", "cp"});
   torch::optim::SGD optimizer(net.parameters(), kRate);
-  for (int64_t step = 0; step < kSteps; ++step) {
+  for (int64_t step = 0; step < kTrainedSteps; ++step) {
     optimizer.zero_grad();
     for (int64_t m = 0; m < kMicrobatches; ++m)
       (net.mean_loss(state, step, m) / kMicrobatches).backward();
@@ -91,7 +91,7 @@ void loop_of_reducer(const ParallelState& state, Net& net) {
   // [Reducer]
   Reducer reducer(net, state.group(GroupKind::dp_cp));
   torch::optim::SGD optimizer(net.parameters(), kRate);
-  for (int64_t step = 0; step < kSteps; ++step) {
+  for (int64_t step = 0; step < kTrainedSteps; ++step) {
     reducer.zero_grad_buffer();
     for (int64_t m = 0; m < kMicrobatches; ++m) {
       Reducer::NoSyncGuard no_sync;
@@ -113,7 +113,7 @@ TEST(FrontLoops, AllArriveAtTheWeightsOfOneProcess) {
   Net alone;
   double first_loss = 0, last_loss = 0;
   torch::optim::SGD optimizer(alone.parameters(), kRate);
-  for (int64_t step = 0; step < kSteps; ++step) {
+  for (int64_t step = 0; step < kTrainedSteps; ++step) {
     optimizer.zero_grad();
     at::Tensor loss = at::zeros({}, at::kDouble);
     for (int64_t i = 0; i < kMicrobatches * kRanks; ++i)

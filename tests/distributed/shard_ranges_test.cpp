@@ -9,8 +9,8 @@
 namespace lockstep {
 namespace {
 
-ParamLayout sharded(const std::vector<int64_t>& numels, int64_t data_parallel_size,
-                    std::optional<int64_t> bucket_size = {}) {
+ParamLayout sharded_layout(const std::vector<int64_t>& numels, int64_t data_parallel_size,
+                           std::optional<int64_t> bucket_size = {}) {
   std::vector<LayoutParam> params;
   for (const int64_t numel : numels) params.push_back({.numel = numel});
   return compute_param_layout(params, {.bucket_size = bucket_size,
@@ -25,7 +25,7 @@ std::vector<ParamShard> all_shards(const ParamLayout& layout, int64_t num_shards
 }
 
 TEST(ShardRanges, G59) {
-  const ParamLayout layout = sharded({1000, 1000}, 4);
+  const ParamLayout layout = sharded_layout({1000, 1000}, 4);
   const std::vector<ParamShard> expected = {
       {.rank = 0,
        .param = 1,
@@ -58,7 +58,7 @@ TEST(ShardRanges, G59) {
 }
 
 TEST(ShardRanges, G60) {
-  const ParamLayout layout = sharded({5000, 5000, 5000}, 2, 8000);
+  const ParamLayout layout = sharded_layout({5000, 5000, 5000}, 2, 8000);
   EXPECT_EQ(shard_of_bucket(layout.buckets[1], 2, 1), (ElementRange{12672, 15232}));
   const auto last_of = [&](int64_t rank) { return shards_of_rank(layout, 2, rank).back(); };
   EXPECT_EQ(last_of(0), (ParamShard{.bucket = 1,
@@ -78,7 +78,7 @@ TEST(ShardRanges, G60) {
 }
 
 TEST(ShardRanges, AParameterBehindAnotherInTheShard) {
-  const auto shards = shards_of_rank(sharded({10, 100}, 1), 1, 0);
+  const auto shards = shards_of_rank(sharded_layout({10, 100}, 1), 1, 0);
   ASSERT_EQ(shards.size(), 2u);
   EXPECT_EQ(shards[0].param, 1);
   EXPECT_EQ(shards[1].in_shard, (ElementRange{128, 138}));
@@ -86,13 +86,13 @@ TEST(ShardRanges, AParameterBehindAnotherInTheShard) {
 }
 
 TEST(ShardRanges, NothingToOwn) {
-  EXPECT_TRUE(shards_of_rank(sharded({}, 3), 3, 2).empty());
-  EXPECT_TRUE(shards_of_rank(sharded({10}, 4), 4, 3).empty());
-  EXPECT_TRUE(shards_of_rank(sharded({0}, 2, 1), 2, 0).empty());
+  EXPECT_TRUE(shards_of_rank(sharded_layout({}, 3), 3, 2).empty());
+  EXPECT_TRUE(shards_of_rank(sharded_layout({10}, 4), 4, 3).empty());
+  EXPECT_TRUE(shards_of_rank(sharded_layout({0}, 2, 1), 2, 0).empty());
 }
 
 TEST(ShardRanges, MisuseIsRefused) {
-  const ParamLayout layout = sharded({1000}, 4);
+  const ParamLayout layout = sharded_layout({1000}, 4);
   EXPECT_THROW(shards_of_rank(layout, 4, 4), UsageError);
   EXPECT_THROW(shards_of_rank(layout, 4, -1), UsageError);
   EXPECT_THROW(shards_of_rank(layout, 0, 0), UsageError);

@@ -21,7 +21,7 @@ using testing::sample_ids;
 using testing::small_gpt;
 using testing::throws_with;
 
-constexpr int64_t kMicro = 2;
+constexpr int64_t kSequences = 2;
 
 /// "all_reduce (sum) of decoder.layers.0... output: 1024", for each call of rank 0.
 std::vector<std::string> sent(const CollectiveLog& log) {
@@ -43,12 +43,12 @@ std::vector<std::string> sent_by(const TransformerConfig& config, const Layout& 
       layout.tensor,
       [&](const ParallelState& state) {
         const GPTModel model(config, layout.parallel(), state, stage, {.dtype = at::kDouble});
-        const at::Tensor ids = sample_ids(config, kMicro);
+        const at::Tensor ids = sample_ids(config, kSequences);
         GPTInput input{.tokens = ids.slice(1, 0, -1), .labels = ids.slice(1, 1)};
         const int64_t parts = layout.sequence ? layout.tensor : 1;
         if (!stage.has_embedding)
           input.hidden =
-              at::ones({config.seq_length / parts, kMicro, config.hidden_size}, at::kDouble)
+              at::ones({config.seq_length / parts, kSequences, config.hidden_size}, at::kDouble)
                   .requires_grad_(true);
         model.forward(input).sum().backward();
       },
@@ -59,7 +59,7 @@ std::vector<std::string> sent_by(const TransformerConfig& config, const Layout& 
 TEST(TensorParallel, ALayerSendsWhatTheFormulaSays) {
   const TransformerConfig config = small_gpt();
   const GPTStage layer{.first_layer = 0, .num_layers = 1};
-  const int64_t bytes = config.seq_length * kMicro * config.hidden_size * 8;
+  const int64_t bytes = config.seq_length * kSequences * config.hidden_size * 8;
   using Sent = std::vector<std::string>;
   EXPECT_EQ(sent_by(config, {1}, layer), Sent{});
   const auto line = [](const char* operation, const char* label, int64_t of_bytes) {
@@ -90,7 +90,7 @@ TEST(TensorParallel, ALayerSendsWhatTheFormulaSays) {
 TEST(TensorParallel, TheEndsOfTheModelSendTwoAllReducesForTheLoss) {
   const TransformerConfig config = small_gpt();
   const GPTStage ends{.has_embedding = true, .has_loss = true};
-  const int64_t tokens = config.seq_length * kMicro, bytes = tokens * config.hidden_size * 8;
+  const int64_t tokens = config.seq_length * kSequences, bytes = tokens * config.hidden_size * 8;
   const std::string table = "embedding.word_embeddings";
   EXPECT_EQ(
       sent_by(config, {2}, ends),
@@ -105,7 +105,7 @@ TEST(TensorParallel, RanksThatShareAQueryGroupExchangeItsFeatures) {
   TransformerConfig config = small_gpt();
   config.num_query_groups = 2;
   const auto calls = sent_by(config, {4}, {.first_layer = 0, .num_layers = 1});
-  const int64_t features = config.seq_length * kMicro * (2 + 2) * 4 * 8;
+  const int64_t features = config.seq_length * kSequences * (2 + 2) * 4 * 8;
   ASSERT_EQ(calls.size(), 6u);
   EXPECT_EQ(calls[0], fmt::format("all_gather of self_attention.query group: {}", features / 2));
   EXPECT_EQ(calls[4], fmt::format("reduce_scatter (sum) of gradient of self_attention.query group: "
@@ -123,7 +123,7 @@ TEST(TensorParallel, FinalizeSumsTheNormsOfSequenceParallelismAlone) {
         [&](const ParallelState& state) {
           const GPTModel model(config, layout.parallel(), state, GPTStage::whole(config));
           DistributedDataParallel ddp(model, state);
-          const at::Tensor ids = sample_ids(config, kMicro);
+          const at::Tensor ids = sample_ids(config, kSequences);
           model.forward(ids.slice(1, 0, -1), ids.slice(1, 1)).sum().backward();
           int64_t parameters = 0;
           for (const auto& entry : finalize_model_grads({&ddp}, at::full({}, 16)).entries)

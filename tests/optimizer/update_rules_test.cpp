@@ -32,7 +32,7 @@ using testing::throws_with;
 
 using Weights = std::vector<at::Tensor>;
 
-Weights copies(const SmallNet& net) {
+Weights weights_of(const SmallNet& net) {
   Weights result;
   for (const at::Tensor& param : net.parameters()) result.push_back(param.detach().clone());
   return result;
@@ -59,7 +59,7 @@ Weights train(const ParallelState& state, const Setting& setting, const Optimize
     EXPECT_FALSE(optimizer->step().skipped);
   }
   ddp.finish_param_sync();
-  return copies(net);
+  return weights_of(net);
 }
 
 /// One process of plain libtorch: `update` steps all parameters.
@@ -72,7 +72,7 @@ Weights oracle(const SmallNet& net, Update update) {
     torch::nn::utils::clip_grad_norm_(net.parameters(), kClip);
     update();
   }
-  return copies(net);
+  return weights_of(net);
 }
 
 void expect_close(const Weights& found, const Weights& expected, double tolerance,

@@ -7,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-std::string refusal(const std::vector<std::string>& texts) {
+std::string option_refusal(const std::vector<std::string>& texts) {
   try {
     parse_group_options(texts);
     return "";
@@ -47,33 +47,33 @@ TEST(GroupOptions, TextsReadBackToTheSame) {
 
 TEST(GroupOptions, MistakesAreNamed) {
   EXPECT_TRUE(
-      refusal({"dpcp: max_ctas=1"})
+      option_refusal({"dpcp: max_ctas=1"})
           .starts_with("parallel.group_options: found 'dpcp: max_ctas=1', which starts with "
                        "no kind of groups; allowed: tp, cp, dp, dp-cp, "));
-  EXPECT_EQ(refusal({"tp"}),
+  EXPECT_EQ(option_refusal({"tp"}),
             "parallel.group_options: found 'tp', allowed: options after a colon, as in tp: "
             "max_ctas=16");
-  EXPECT_EQ(refusal({"tp: max_ctas=2", "tp: min_ctas=1"}),
+  EXPECT_EQ(option_refusal({"tp: max_ctas=2", "tp: min_ctas=1"}),
             "parallel.group_options: tp is there twice, allowed: once");
-  EXPECT_EQ(refusal({"tp: ctas=2"}),
+  EXPECT_EQ(option_refusal({"tp: ctas=2"}),
             "parallel.group_options: in 'tp: ctas=2', found 'ctas', allowed: timeout_seconds, "
             "high_priority_stream, min_ctas, max_ctas, cga_cluster_size, each with = and a value");
-  EXPECT_EQ(refusal({"tp: max_ctas=0"}),
+  EXPECT_EQ(option_refusal({"tp: max_ctas=0"}),
             "parallel.group_options: in 'tp: max_ctas=0', max_ctas: found '0', allowed: a whole "
             "number from 1 to 1024");
-  EXPECT_EQ(refusal({"tp: cga_cluster_size=9"}),
+  EXPECT_EQ(option_refusal({"tp: cga_cluster_size=9"}),
             "parallel.group_options: in 'tp: cga_cluster_size=9', cga_cluster_size: found '9', "
             "allowed: a whole number from 0 to 8");
   EXPECT_EQ(
-      refusal({"tp: high_priority_stream=yes"}),
+      option_refusal({"tp: high_priority_stream=yes"}),
       "parallel.group_options: in 'tp: high_priority_stream=yes', high_priority_stream: found "
       "'yes', allowed: true, false");
-  EXPECT_EQ(refusal({"tp: min_ctas=3, max_ctas=2"}),
+  EXPECT_EQ(option_refusal({"tp: min_ctas=3, max_ctas=2"}),
             "parallel.group_options: in 'tp: min_ctas=3, max_ctas=2', min_ctas: found 3, allowed: "
             "<= max_ctas (2)");
   for (const char* bad : {"tp:", "tp: max_ctas", "tp: max_ctas=1,", "tp: timeout_seconds=0",
                           "tp: timeout_seconds=nan", "tp: timeout_seconds=1e9", "", ": max_ctas=1"})
-    EXPECT_NE(refusal({bad}), "") << bad;
+    EXPECT_NE(option_refusal({bad}), "") << bad;
 }
 
 }  // namespace

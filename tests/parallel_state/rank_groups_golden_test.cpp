@@ -10,21 +10,21 @@
 namespace lockstep {
 namespace {
 
-using Json = nlohmann::json;
+using GoldenJson = nlohmann::json;
 
-const Json& golden_cases() {
-  static const Json cases = [] {
+const GoldenJson& golden_cases() {
+  static const GoldenJson cases = [] {
     std::ifstream file(LOCKSTEP_SOURCE_DIR "/tests/parallel_state/rank_groups_golden.json");
-    return Json::parse(file).at("cases");
+    return GoldenJson::parse(file).at("cases");
   }();
   return cases;
 }
 
-std::optional<int64_t> optional_size(const Json& value) {
+std::optional<int64_t> optional_size(const GoldenJson& value) {
   return value.is_null() ? std::nullopt : std::optional(value.get<int64_t>());
 }
 
-ParallelSizes sizes_of(const Json& json) {
+ParallelSizes sizes_of(const GoldenJson& json) {
   return {.world_size = json["world_size"],
           .tensor = json["tensor"],
           .pipeline = json["pipeline"],
@@ -37,8 +37,8 @@ ParallelSizes sizes_of(const Json& json) {
           .hierarchical_context = json["hierarchical_context"]};
 }
 
-Json listed(const RankGroups& groups) {
-  Json lists = Json::array();
+GoldenJson listed(const RankGroups& groups) {
+  GoldenJson lists = GoldenJson::array();
   for (int64_t index = 0; index < groups.count(); ++index) lists.push_back(groups.group(index));
   return lists;
 }
@@ -51,16 +51,16 @@ std::string fnv1a(const std::string& text) {
   return digits;
 }
 
-void expect_groups(const Json& golden, const RankGroups& groups, const std::string& what) {
-  const Json lists = listed(groups);
-  EXPECT_EQ(golden, golden.is_string() ? Json(fnv1a(lists.dump())) : lists) << what;
+void expect_groups(const GoldenJson& golden, const RankGroups& groups, const std::string& what) {
+  const GoldenJson lists = listed(groups);
+  EXPECT_EQ(golden, golden.is_string() ? GoldenJson(fnv1a(lists.dump())) : lists) << what;
 }
 
 TEST(RankGroupsGolden, EveryGroupIsMegatrons) {
   size_t compared = 0;
-  for (const Json& golden : golden_cases()) {
+  for (const GoldenJson& golden : golden_cases()) {
     const RankGrids grids(sizes_of(golden["sizes"]));
-    const Json& groups = golden["groups"];
+    const GoldenJson& groups = golden["groups"];
     for (const GroupKind kind : all_group_kinds())
       expect_groups(groups[to_string(kind)], grids.groups(kind),
                     golden["sizes"].dump() + to_string(kind));
@@ -77,23 +77,23 @@ TEST(RankGroupsGolden, EveryGroupIsMegatrons) {
 
 TEST(RankGroupsGolden, PipelineGettersAreMegatrons) {
   int64_t compared = 0;
-  for (const Json& golden : golden_cases()) {
+  for (const GoldenJson& golden : golden_cases()) {
     if (!golden.contains("pipeline")) continue;
     const RankGrids grids(sizes_of(golden["sizes"]));
     for (int64_t rank = 0; rank < grids.sizes().world_size; ++rank, ++compared) {
       const PipelinePosition at(grids, rank);
-      Json chunks = Json::array();
+      GoldenJson chunks = GoldenJson::array();
       for (int64_t chunk = 0; chunk < at.chunks().value_or(1); ++chunk)
         chunks.push_back(
             {at.is_first_stage(chunk), at.is_last_stage(chunk), at.in_embedding_group(chunk)});
-      const Json ours = {at.stage(),
-                         at.previous_rank(),
-                         at.next_rank(),
-                         at.first_rank(),
-                         at.last_rank(),
-                         at.in_position_embedding_group(),
-                         at.in_embedding_group(),
-                         chunks};
+      const GoldenJson ours = {at.stage(),
+                               at.previous_rank(),
+                               at.next_rank(),
+                               at.first_rank(),
+                               at.last_rank(),
+                               at.in_position_embedding_group(),
+                               at.in_embedding_group(),
+                               chunks};
       EXPECT_EQ(ours, golden["pipeline"][static_cast<size_t>(rank)])
           << golden["sizes"].dump() << " rank " << rank;
     }

@@ -16,7 +16,7 @@ namespace {
 using enum GroupKind;
 using Axes = std::vector<std::string>;
 
-constexpr int kGrids = 10000;
+constexpr int kRandomGrids = 10000;
 
 Axes split(const std::string& order) {
   Axes axes(1);
@@ -181,7 +181,7 @@ bool lookups_agree(const RankGrids& grids, GroupKind kind, const std::vector<Ran
 
 TEST(RankGroups, TenThousandRandomGrids) {
   std::mt19937 random(1);
-  for (int i = 0; i < kGrids; ++i) {
+  for (int i = 0; i < kRandomGrids; ++i) {
     const auto [job, grids] = random_legal(random);
     for (const GroupKind kind : all_group_kinds()) {
       const std::vector<RankList> lists = expected(job, kind);

@@ -10,6 +10,9 @@
 
 namespace lockstep::testing {
 
+/// For finalize_model_grads: no token at all, which divides by 1.
+inline at::Tensor no_tokens() { return at::zeros({}, at::kLong); }
+
 /// A module of parameters with descriptions, whose gradients a test chooses.
 class DescribedParams : public DescribedModule {
  public:

@@ -19,7 +19,7 @@ using testing::TemporaryFolder;
 using testing::throws_with;
 
 /// Cases of scripts/golden/indexed_dataset.py, written by Megatron Core.
-const Json& golden() {
+const Json& dataset_golden() {
   static const Json cases =
       Json::parse(std::ifstream(LOCKSTEP_SOURCE_DIR "/tests/training/indexed_dataset_golden.json"));
   return cases;
@@ -79,17 +79,17 @@ std::vector<int64_t> ids_of(const PackedTokens& tokens) {
 
 TEST(IndexedDataset, WritesWhatMegatronWrites) {
   const TemporaryFolder folder;
-  for (const Json& test : golden()) {
+  for (const Json& test : dataset_golden()) {
     write(test, folder.path() / "set");
     EXPECT_EQ(folder.read("set.idx"), from_hex(test["idx"])) << test["name"];
     EXPECT_EQ(folder.read("set.bin"), from_hex(test["bin"])) << test["name"];
   }
-  EXPECT_EQ(golden().size(), 12u);
+  EXPECT_EQ(dataset_golden().size(), 12u);
 }
 
 TEST(IndexedDataset, ReadsWhatMegatronWrites) {
   const TemporaryFolder folder;
-  for (const Json& test : golden()) {
+  for (const Json& test : dataset_golden()) {
     folder.write("set.idx", from_hex(test["idx"]));
     folder.write("set.bin", from_hex(test["bin"]));
     const IndexedDataset set(folder.path() / "set");
@@ -130,12 +130,12 @@ TEST(IndexedDataset, TypeOfAVocabulary) {
 class DamagedDataset : public ::testing::Test {
  protected:
   DamagedDataset() {
-    const Json& test = golden()[0];
+    const Json& test = dataset_golden()[0];
     idx_ = from_hex(test["idx"]);
     bin_ = from_hex(test["bin"]);
   }
 
-  void SetUp() override { ASSERT_EQ(golden()[0]["name"], "two documents"); }
+  void SetUp() override { ASSERT_EQ(dataset_golden()[0]["name"], "two documents"); }
 
   template <class T>
   std::string with(size_t offset, T value) const {
@@ -207,7 +207,7 @@ TEST_F(DamagedDataset, CutAnywhere) {
 
 TEST_F(DamagedDataset, EveryByteChanged) {
   int loaded = 0;
-  for (const Json& test : golden()) {
+  for (const Json& test : dataset_golden()) {
     const std::string good = from_hex(test["idx"]);
     for (size_t place = 0; place < good.size(); ++place)
       for (int value = 0; value < 256; ++value) {

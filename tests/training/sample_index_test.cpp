@@ -19,7 +19,7 @@ using testing::throws_with;
 using Starts = std::vector<SampleStart>;
 
 /// Written by scripts/golden/sample_index.py: what Megatron Core 0.16.1 gives.
-const Json& golden() {
+const Json& sample_index_golden() {
   static const Json json =
       Json::parse(std::ifstream(LOCKSTEP_SOURCE_DIR "/tests/training/sample_index_golden.json"));
   return json;
@@ -59,7 +59,7 @@ TEST(NumpyShuffle, EqualsNumpys) {
   shuffle(std::span(five));
   EXPECT_EQ(eight, (std::vector{2, 1, 6, 0, 4, 5, 3, 7}));
   EXPECT_EQ(five, (std::vector{2, 0, 4, 3, 1}));
-  for (const Json& test : golden()["shuffles"]) {
+  for (const Json& test : sample_index_golden()["shuffles"]) {
     NumpyShuffle again(test["seed"].get<uint32_t>());
     for (const Json& result : test["results"]) {
       std::vector<int64_t> values(result.size());
@@ -72,7 +72,7 @@ TEST(NumpyShuffle, EqualsNumpys) {
 
 TEST(SampleIndex, EqualsMegatrons) {
   std::set<int64_t> epochs;
-  for (const Json& test : golden()["samples"]) {
+  for (const Json& test : sample_index_golden()["samples"]) {
     const auto lengths = test["lengths"].get<std::vector<int32_t>>();
     const SampleIndex index =
         build_sample_index(packed(lengths), {test["range"][0], test["range"][1]},
@@ -114,7 +114,7 @@ TEST(SampleIndex, NamesWhatIsWrong) {
 }
 
 TEST(SplitDocuments, EqualsMegatrons) {
-  for (const Json& test : golden()["splits"]) {
+  for (const Json& test : sample_index_golden()["splits"]) {
     const auto ranges =
         split_documents(test["shares"].get<std::vector<double>>(), test["documents"]);
     for (size_t i = 0; i < ranges.size(); ++i) {
@@ -149,7 +149,7 @@ TEST(Blend, EqualsMegatrons) {
   EXPECT_EQ(samples_of(by({.3, .7})), Json({0, 0, 1, 2, 1, 3, 4, 2, 5, 6}));
   EXPECT_EQ(datasets_of(by({.5, .3, .2})), Json({0, 1, 2, 0, 1, 0, 2, 0, 1, 0}));
   EXPECT_EQ(datasets_of(by({.6, .3, .1})), Json({0, 1, 2, 0, 0, 1, 0, 0, 1, 0}));
-  for (const Json& test : golden()["blends"]) {
+  for (const Json& test : sample_index_golden()["blends"]) {
     const auto shares = normalize_weights(test["weights"].get<std::vector<double>>());
     EXPECT_EQ(shares, test["shares"].get<std::vector<double>>());
     const auto samples = blend(shares, static_cast<int64_t>(test["samples"].size()));
@@ -163,7 +163,7 @@ TEST(Blend, OfAllSamples) {
   EXPECT_EQ(of({3, 2}), Json({0, 1, 0, 1, 0}));
   EXPECT_EQ(of({1, 2, 4}), Json({2, 1, 0, 2, 2, 1, 2}));
   EXPECT_EQ(of({0, 2, 0}), Json({1, 1}));
-  for (const Json& test : golden()["exhaustive"]) {
+  for (const Json& test : sample_index_golden()["exhaustive"]) {
     const auto samples = blend_all(test["sizes"].get<std::vector<int64_t>>());
     EXPECT_EQ(datasets_of(samples), test["datasets"]);
     EXPECT_EQ(samples_of(samples), test["samples"]);
