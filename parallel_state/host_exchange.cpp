@@ -1,5 +1,6 @@
 #include "lockstep/parallel_state/host_exchange.h"
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 
@@ -67,45 +68,47 @@ std::shared_ptr<HostTask> HostExchange::enqueue(uint64_t identity,
   return task;
 }
 
+bool HostExchange::may_start(const Entry& entry) const {
+  return std::none_of(under_way_.begin(), under_way_.end(), [&](const HostMessages* messages) {
+    return messages->same_tags(entry.identity, entry.number);
+  });
+}
+
 void HostExchange::work() {
   at::Tensor scratch;
   std::unique_lock<std::mutex> lock(mutex_);
   while (!ended_) {
     ++idle_;
-    wake_.wait(lock, [&] { return ended_ || !queue_.empty(); });
+    wake_.wait(lock, [&] { return ended_ || (!queue_.empty() && may_start(queue_.front())); });
     --idle_;
     if (ended_) break;
     Entry entry = std::move(queue_.front());
     queue_.pop_front();
+    HostMessages messages(*backend_, timeout_, scratch, entry.identity, entry.number);
+    under_way_.push_back(&messages);
+    std::exception_ptr error = broken_;
     lock.unlock();
-    run(std::move(entry), scratch);
+    if (!error) error = run(entry, messages);
+    lock.lock();
+    if (error) broken_ = error;
+    std::erase(under_way_, &messages);
+    wake_.notify_one();  // the other worker may have waited for these tags
+    lock.unlock();
+    entry.body = nullptr;  // before anybody may go on and drop what it holds
+    entry.task->end(error);
     lock.lock();
   }
 }
 
-void HostExchange::run(Entry entry, at::Tensor& scratch) {
-  HostMessages messages(*backend_, timeout_, scratch, entry.identity, entry.number);
-  std::exception_ptr error;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    error = broken_;
-    if (ended_) messages.give_up();
-    under_way_.push_back(&messages);
+std::exception_ptr HostExchange::run(const Entry& entry, HostMessages& messages) {
+  try {
+    entry.body(messages);
+    messages.finish();
+    return nullptr;
+  } catch (const std::exception&) {
+    messages.give_up();
+    return std::current_exception();
   }
-  if (!error) try {
-      entry.body(messages);
-      messages.finish();
-    } catch (const std::exception&) {
-      error = std::current_exception();
-      messages.give_up();
-    }
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (error) broken_ = error;
-    std::erase(under_way_, &messages);
-  }
-  entry.body = nullptr;  // before anybody may go on and drop what it holds
-  entry.task->end(error);
 }
 
 std::shared_ptr<HostTask> HostExchange::all_reduce(const at::Tensor& tensor,

@@ -49,8 +49,10 @@ class HostTask {
 /// under way at a time.
 ///
 /// The tag of a message is made of its number of bytes, of the `identity` of the call and of its
-/// place among the calls. Where ranks do not do the same, their messages do not meet, and the call
-/// times out; Gloo would end the process at a message of another size, or take the wrong one.
+/// place among the calls, modulo 32: a task waits while one with the same tags is under way, so
+/// that a worker that the system holds up cannot get the messages of a later call. Where ranks do
+/// not do the same, their messages do not meet, and the call times out; Gloo would end the process
+/// at a message of another size, or take the wrong one.
 class HostExchange {
  public:
   /// For a call that stands outside of the sequence that the ranks must agree on.
@@ -91,7 +93,9 @@ class HostExchange {
 
   std::shared_ptr<HostTask> enqueue(uint64_t identity, std::function<void(HostMessages&)> body);
   void work();
-  void run(Entry entry, at::Tensor& scratch);
+  /// What went wrong, if anything.
+  static std::exception_ptr run(const Entry& entry, HostMessages& messages);
+  bool may_start(const Entry& entry) const;
 
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::chrono::milliseconds timeout_;

@@ -25,12 +25,13 @@ int message_tag(uint64_t identity, int64_t bytes) {
 
 HostMessages::Message HostMessages::post(bool is_send, std::byte* data, int64_t bytes, int peer,
                                          int stage) {
+  static_assert(kNumbers == 1 << kNumberBits);
   if (bytes == 0) return {};
   std::vector<at::Tensor> tensors = {at::from_blob(data, {bytes}, at::kByte)};
   const uint64_t hash = mixed(identity_ + static_cast<uint64_t>(stage),
                               static_cast<uint64_t>(bytes), kTagBits - kNumberBits);
-  const int tag = static_cast<int>(uint64_t{1} << kTagBits | hash << kNumberBits |
-                                   number_ % (uint64_t{1} << kNumberBits));
+  const int tag =
+      static_cast<int>(uint64_t{1} << kTagBits | hash << kNumberBits | number_ % kNumbers);
   const std::lock_guard<std::mutex> lock(mutex_);
   require<CommunicationError>(!given_up_, "given up");
   messages_.push_back(is_send ? backend_.send(tensors, peer, tag)

@@ -33,6 +33,11 @@ class HostMessages {
         identity_(identity),
         number_(number) {}
 
+  /// Whether messages of that call could be taken for those of this one: their tags are the same.
+  bool same_tags(uint64_t identity, uint64_t number) const {
+    return identity == identity_ && number % kNumbers == number_ % kNumbers;
+  }
+
   /// Post a message. The memory must live until finish(). Empty messages are not sent.
   Message send(std::byte* data, int64_t bytes, int peer, int stage = 0) {
     return post(true, data, bytes, peer, stage);
@@ -53,6 +58,8 @@ class HostMessages {
   std::byte* reserve(int64_t bytes);
 
  private:
+  static constexpr uint64_t kNumbers = 32;  ///< calls of one identity with tags of their own
+
   Message post(bool is_send, std::byte* data, int64_t bytes, int peer, int stage);
 
   c10d::Backend& backend_;
