@@ -37,6 +37,20 @@ void check_sequence(const TransformerConfig& model, const ParallelConfig& parall
                        model.seq_length, kTensor, parts);
 }
 
+void check_saved_activations(const TransformerConfig& model, const ParallelConfig& parallel) {
+  constexpr const char* kField = "model.distribute_saved_activations: found true, allowed with";
+  const int64_t ranks = parallel.tensor_model_parallel_size;
+  require<ConfigError>(model.recompute_granularity == RecomputeGranularity::full,
+                       "{}: model.recompute_granularity = full (found {})", kField,
+                       to_string(model.recompute_granularity));
+  require<ConfigError>(ranks > 1, "{}: {} > 1 (found {})", kField, kTensor, ranks);
+  require<ConfigError>(!parallel.sequence_parallel,
+                       "{}: parallel.sequence_parallel = false (found true, which cuts the inputs "
+                       "of layers already)",
+                       kField);
+  div_exact(model.hidden_size, ranks, "model.hidden_size", kTensor);
+}
+
 }  // namespace
 
 int64_t padded_vocab_size(int64_t vocab_size, int64_t make_vocab_size_divisible_by,
@@ -49,6 +63,7 @@ int64_t padded_vocab_size(int64_t vocab_size, int64_t make_vocab_size_divisible_
 
 void check_tensor_parallel(const TransformerConfig& model, const ParallelConfig& parallel) {
   if (parallel.sequence_parallel) check_sequence(model, parallel);
+  if (model.distribute_saved_activations) check_saved_activations(model, parallel);
   const int64_t ranks = parallel.tensor_model_parallel_size;
   if (ranks == 1) return;
   div_exact(model.num_attention_heads, ranks, "model.num_attention_heads", kTensor);

@@ -46,7 +46,10 @@ TransformerConfig resolve_model(const TransformerConfig& config, const ParallelC
 }
 
 TransformerBlock::TransformerBlock(const LayerContext& context, const GPTStage& stage)
-    : recomputed_(context.config.recompute_num_layers.value_or(0) - stage.first_layer) {
+    : first_layer_(stage.first_layer),
+      recomputed_(context.config.recompute_num_layers.value_or(0) - stage.first_layer),
+      name_(context.name) {
+  if (context.config.distribute_saved_activations) saving_ = context.tensor_parallel();
   auto list = register_module("layers", std::make_shared<torch::nn::Module>());
   const LayerContext list_context = context.child("layers");
   for (int64_t i = stage.first_layer; i < stage.first_layer + stage.num_layers; ++i) {
@@ -61,13 +64,20 @@ TransformerBlock::TransformerBlock(const LayerContext& context, const GPTStage& 
 }
 
 at::Tensor TransformerBlock::forward(at::Tensor hidden, const TokenPositions& tokens) const {
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    const auto layer = [module = layers_[i], tokens](const std::vector<at::Tensor>& inputs) {
-      return module->forward(inputs[0], tokens);
-    };
-    hidden = static_cast<int64_t>(i) < recomputed_ ? recompute(layer, {hidden}) : layer({hidden});
-  }
+  for (size_t i = 0; i < layers_.size(); ++i) hidden = run_layer(i, hidden, tokens);
   return final_layernorm_ ? final_layernorm_->forward(hidden) : hidden;
+}
+
+at::Tensor TransformerBlock::run_layer(size_t index, const at::Tensor& hidden,
+                                       const TokenPositions& tokens) const {
+  const auto layer = [module = layers_[index], tokens](const std::vector<at::Tensor>& inputs) {
+    return module->forward(inputs[0], tokens);
+  };
+  if (static_cast<int64_t>(index) >= recomputed_) return layer({hidden});
+  if (!saving_) return recompute(layer, {hidden});
+  return recompute_from_parts(
+      layer, {hidden}, *saving_,
+      name_ + "layers." + std::to_string(first_layer_ + static_cast<int64_t>(index)) + " input");
 }
 
 GPTModel::GPTModel(const TransformerConfig& config, const GPTModelOptions& options)

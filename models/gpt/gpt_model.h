@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -61,8 +63,13 @@ class TransformerBlock : public DescribedModule {
   at::Tensor forward(at::Tensor hidden, const TokenPositions& tokens) const;
 
  private:
+  at::Tensor run_layer(size_t index, const at::Tensor& hidden, const TokenPositions& tokens) const;
+
   std::vector<std::shared_ptr<TransformerLayer>> layers_;
-  int64_t recomputed_;  ///< layers, from the first
+  int64_t first_layer_;
+  int64_t recomputed_;                  ///< layers, from the first of the stage
+  std::optional<ProcessGroup> saving_;  ///< ranks that share what recomputed layers keep
+  std::string name_;
   std::shared_ptr<Norm> final_layernorm_;
 };
 

@@ -1,9 +1,13 @@
 #pragma once
 
 #include <functional>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+
+#include "lockstep/parallel_state/process_group.h"
 
 namespace lockstep {
 
@@ -17,5 +21,13 @@ using RecomputedFunction = std::function<at::Tensor(const std::vector<at::Tensor
 /// torch::autograd::grad, which would not reach the parameters; with create_graph it is a
 /// UsageError.
 at::Tensor recompute(const RecomputedFunction& function, const std::vector<at::Tensor>& inputs);
+
+/// The same for inputs that are the same on all ranks of `group`, of each of which a rank keeps its
+/// part (1 / ranks of the elements, which must divide; UsageError) until backward gathers them, one
+/// all-gather an input with the label "saved <label>". The ranks call it, and backward, in the same
+/// order.
+at::Tensor recompute_from_parts(const RecomputedFunction& function,
+                                const std::vector<at::Tensor>& inputs, const ProcessGroup& group,
+                                const std::string& label);
 
 }  // namespace lockstep

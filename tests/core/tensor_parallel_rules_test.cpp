@@ -27,7 +27,7 @@ constexpr const char* kModel = R"(
   model { hidden_size: 48 num_attention_heads: 12 ffn_hidden_size: 60 seq_length: 24 }
 )";
 
-void parse(std::vector<std::string> overrides) { parse_config(kModel, "model", overrides); }
+void parse_model(std::vector<std::string> overrides) { parse_config(kModel, "model", overrides); }
 
 TEST(TensorParallelRules, ErrorsNameTheFieldsThatDoNotDivide) {
   const auto tensor = [](int ranks) {
@@ -51,19 +51,31 @@ TEST(TensorParallelRules, ErrorsNameTheFieldsThatDoNotDivide) {
        "parallel.tensor_model_parallel_size > 1 (found 1)"},
       {{tensor(2), "parallel.sequence_parallel=true", "model.seq_length=25"},
        "model.seq_length: found 25, allowed with parallel.sequence_parallel: a multiple of"},
+      {{tensor(2), "model.distribute_saved_activations=true"},
+       "model.distribute_saved_activations: found true, allowed with: model.recompute_granularity "
+       "= full (found none)"},
+      {{"model.recompute_granularity=full", "model.distribute_saved_activations=true"},
+       "model.distribute_saved_activations: found true, allowed with: "
+       "parallel.tensor_model_parallel_size > 1 (found 1)"},
+      {{tensor(2), "model.recompute_granularity=full", "parallel.sequence_parallel=true",
+        "model.distribute_saved_activations=true"},
+       "allowed with: parallel.sequence_parallel = false"},
+      {{tensor(4), "model.hidden_size=50", "model.kv_channels=4",
+        "model.recompute_granularity=full", "model.distribute_saved_activations=true"},
+       "model.hidden_size (50) must be divisible by "},
   };
   for (const Case& broken : cases)
-    EXPECT_TRUE(throws_with<ConfigError>([&] { parse(broken.overrides); }, broken.part));
+    EXPECT_TRUE(throws_with<ConfigError>([&] { parse_model(broken.overrides); }, broken.part));
 }
 
 TEST(TensorParallelRules, WhatFitsPasses) {
   for (const char* ranks : {"1", "2", "3", "4", "6", "12"})
-    parse({std::string("parallel.tensor_model_parallel_size=") + ranks});
-  parse(
+    parse_model({std::string("parallel.tensor_model_parallel_size=") + ranks});
+  parse_model(
       {"parallel.tensor_model_parallel_size=6", "model.num_query_groups=2", "model.kv_channels=6"});
-  parse({"parallel.tensor_model_parallel_size=4", "model.num_query_groups=12",
-         "parallel.sequence_parallel=true"});
-  parse({"parallel.tensor_model_parallel_size=4", "model.vocab_size=3"});
+  parse_model({"parallel.tensor_model_parallel_size=4", "model.num_query_groups=12",
+               "parallel.sequence_parallel=true"});
+  parse_model({"parallel.tensor_model_parallel_size=4", "model.vocab_size=3"});
 }
 
 }  // namespace

@@ -9,6 +9,8 @@
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/finalize_model_grads.h"
 #include "lockstep/models/gpt/gpt_model.h"
+#include "lockstep/tests/support/gpt_parts.h"
+#include "lockstep/tests/support/memory_counter.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -114,6 +116,83 @@ TEST(Recompute, GptGradientsAreTheSameOnTwoRanks) {
     });
   }
   EXPECT_FALSE(expected.empty());
+}
+
+/// What a rank of tp 2 sees of a forward and backward.
+struct TwoRanks {
+  std::vector<at::Tensor> gradients;  ///< of rank 0
+  int64_t kept = 0;                   ///< bytes between forward and backward
+  int64_t peak = 0;
+  std::vector<std::string> gathered;  ///< label and bytes of the all-gathers of rank 0
+};
+
+constexpr int64_t kMicroBatch = 2;
+
+TransformerConfig recomputing(RecomputeGranularity granularity, bool distribute = false) {
+  TransformerConfig config = testing::small_gpt();
+  config.num_layers = 3;
+  config.recompute_granularity = granularity;
+  if (granularity == RecomputeGranularity::full) config.recompute_num_layers = 2;
+  config.distribute_saved_activations = distribute;
+  return config;
+}
+
+TwoRanks run_on_two_ranks(const TransformerConfig& config) {
+  TwoRanks result;
+  testing::CollectiveLog log;
+  const testing::Layout layout{.tensor = 2};
+  testing::run_ranks(
+      2,
+      [&](const ParallelState& state) {
+        const GPTModel model(config, layout.parallel(), state, GPTStage::whole(config),
+                             {.dtype = at::kDouble});
+        const at::Tensor ids = testing::sample_ids(config, kMicroBatch);
+        for (const at::Tensor& p : model.parameters()) p.mutable_grad() = at::zeros_like(p);
+        const testing::MemoryCounter memory;
+        const at::Tensor loss = model.forward(ids.slice(1, 0, -1), ids.slice(1, 1)).sum();
+        const int64_t kept = memory.bytes();
+        loss.backward();
+        if (state.rank() != 0) return;
+        result.kept = kept;
+        result.peak = memory.peak();
+        for (const at::Tensor& p : model.parameters()) result.gradients.push_back(p.grad().clone());
+      },
+      layout.threads(&log));
+  for (const CollectiveRecord& call : log.of_rank(0))
+    if (call.operation == "all_gather" && call.label.starts_with("saved"))
+      result.gathered.push_back(call.label + ": " + std::to_string(call.bytes));
+  return result;
+}
+
+TEST(Recompute, PartsOfTheSavedInputsAreGatheredInBackward) {
+  const TwoRanks whole = run_on_two_ranks(recomputing(RecomputeGranularity::full));
+  const TwoRanks parts = run_on_two_ranks(recomputing(RecomputeGranularity::full, true));
+  ASSERT_EQ(parts.gradients.size(), whole.gradients.size());
+  for (size_t i = 0; i < whole.gradients.size(); ++i)
+    EXPECT_TRUE(at::equal(parts.gradients[i], whole.gradients[i])) << i;
+  EXPECT_EQ(whole.gathered, std::vector<std::string>());
+  const std::string bytes = std::to_string(8 * kMicroBatch * 16 * 8 / 2);
+  EXPECT_EQ(parts.gathered, (std::vector<std::string>{"saved decoder.layers.1 input: " + bytes,
+                                                      "saved decoder.layers.0 input: " + bytes}));
+}
+
+// With T = 8 * 2 tokens, h = 16, f = 24 / 2, 4 / 2 heads of 4 channels, elements of e = 8 bytes and
+// RMSNorm, a layer keeps (see activation_plan.h) 2 norms, 2 (3 T h e + T e); attention, T e times 8
+// rotated queries, 8 rotated keys, 24 of linear_qkv's output, 8 of the core's output and 2
+// log-sum-exp; feed-forward 4 f T e. Full recomputation keeps T h e instead, and a rank of tp half
+// of that where it is distributed; selective all but the log-sum-exp.
+TEST(Recompute, WhatIsKeptFallsAsTheFormulaSays) {
+  constexpr int64_t kTe = 8 * kMicroBatch * 8, kHidden = 16, kFfn = 12;
+  constexpr int64_t kLayer = kTe * (2 * (3 * kHidden + 1) + (8 + 8 + 24 + 8 + 2) + 4 * kFfn);
+  const TwoRanks none = run_on_two_ranks(recomputing(RecomputeGranularity::none));
+  const TwoRanks selective = run_on_two_ranks(recomputing(RecomputeGranularity::selective));
+  const TwoRanks full = run_on_two_ranks(recomputing(RecomputeGranularity::full));
+  const TwoRanks parts = run_on_two_ranks(recomputing(RecomputeGranularity::full, true));
+  EXPECT_EQ(none.kept - selective.kept, 3 * 2 * kTe);
+  EXPECT_EQ(none.kept - full.kept, 2 * (kLayer - kTe * kHidden));
+  EXPECT_EQ(full.kept - parts.kept, 2 * kTe * kHidden / 2);
+  EXPECT_LT(full.peak, none.peak);
+  EXPECT_LE(parts.peak, full.peak);
 }
 
 }  // namespace
