@@ -50,6 +50,10 @@ test: build ## Run every test (LABEL=... for some, SANITIZE=... for a sanitizer 
 bench: build ## Run the benchmarks: ours and its peer side by side
 	@$(BUILD)/benchmarks/ddp_step
 	@$(BUILD)/benchmarks/optimizer_step
+	@scripts/setup megatron || true
+	@LOCKSTEP_BUILD=$(BUILD) scripts/bench_steps sharded --ranks 2
+	@LOCKSTEP_BUILD=$(BUILD) scripts/bench_steps sharded --ranks 4
+	@LOCKSTEP_BUILD=$(BUILD) scripts/bench_steps link
 	@$(BUILD)/benchmarks/collectives
 	@$(BUILD)/benchmarks/group_setup
 	@$(BUILD)/benchmarks/rank_groups

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/flat_tensor.h"
 #include "lockstep/distributed/closed_storage.h"
 
 namespace lockstep {
@@ -60,8 +61,8 @@ ParamAndGradBuffer::ParamAndGradBuffer(std::vector<NamedParameter> params,
   const at::NoGradGuard no_grad;
   const auto tensor_options = params_.front().tensor.options().requires_grad(false);
   if (contents == BufferContents::params_and_grads)
-    param_data_ = at::zeros({layout_.numel}, tensor_options);
-  grad_data_ = at::zeros({layout_.numel}, tensor_options.dtype(grad_dtype));
+    param_data_ = flat_zeros(layout_.numel, tensor_options);
+  grad_data_ = flat_zeros(layout_.numel, tensor_options.dtype(grad_dtype));
   for (size_t i = 0; i < params_.size(); ++i) {
     at::Tensor& tensor = params_[i].tensor;
     if (param_data_.defined()) {

@@ -16,12 +16,24 @@ struct Operands {
   float* p;
   FloatBlocks g, m, v, low;
 
+  /// Whether bf16 weights are all that is converted, which the loop does itself.
+  bool copies_alone() const {
+    return g.is_float() && m.is_float() && v.is_float() && low.bf16() != nullptr;
+  }
   bool converts() const {
     return !(g.is_float() && m.is_float() && v.is_float() && low.is_float());
   }
 
-  /// Block by block, so that what is converted is in the cache.
   void run(int64_t start, int64_t end, const AdamWScalars& scalars, bool weight_decay) const {
+    if (copies_alone())
+      return adamw_loop(p + start, g.floats() + start, m.floats() + start, v.floats() + start,
+                        low.bf16() + start, end - start, scalars, weight_decay);
+    run_blocks(start, end, scalars, weight_decay);
+  }
+
+  /// Block by block, so that what is converted is in the cache.
+  void run_blocks(int64_t start, int64_t end, const AdamWScalars& scalars,
+                  bool weight_decay) const {
     FloatBlocks::Scratch wide_g, wide_m, wide_v;
     const int64_t block = converts() ? FloatBlocks::kBlock : end - start;
     for (; start < end; start += block) {

@@ -8,7 +8,7 @@ namespace {
 
 template <class T>
 struct Coefficients {
-  T decay, beta1, beta2, one_minus_beta1, one_minus_beta2, eps, root_correction2, step_size;
+  T decay, beta1, beta2, one_minus_beta1, one_minus_beta2, eps, inverse_root2, step_size;
 };
 
 struct Operands {
@@ -27,7 +27,7 @@ __global__ void adamw_kernel(T* p, Operands o, const DeviceSegment* segments, in
     o.m.store(i, mean);
     o.v.store(i, square);
     const T decayed = weight_decay ? p[i] * c.decay : p[i];
-    const T updated = decayed - c.step_size * mean / (sqrt(square) / c.root_correction2 + c.eps);
+    const T updated = decayed - c.step_size * mean / (sqrt(square) * c.inverse_root2 + c.eps);
     p[i] = updated;
     o.low.store(i, updated);
   });
@@ -42,7 +42,7 @@ void launch(const at::Tensor& master, const Operands& operands, const DeviceSegm
                              static_cast<T>(1 - s.beta1),
                              static_cast<T>(1 - s.beta2),
                              static_cast<T>(s.eps),
-                             static_cast<T>(std::sqrt(s.bias_correction2)),
+                             static_cast<T>(1 / std::sqrt(s.bias_correction2)),
                              static_cast<T>(s.learning_rate / s.bias_correction1)};
   adamw_kernel<T><<<segments.blocks, kUpdateThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(
       master.data_ptr<T>(), operands, segments.data(), segments.size(), c, s.grad_scale,

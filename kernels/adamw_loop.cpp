@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "lockstep/core/vector_clones.h"
+#include "lockstep/kernels/narrow_floats.h"
 
 namespace lockstep::kernels {
 namespace {
@@ -17,25 +18,40 @@ struct Coefficients {
         one_minus_beta1(static_cast<T>(1 - s.beta1)),
         one_minus_beta2(static_cast<T>(1 - s.beta2)),
         eps(static_cast<T>(s.eps)),
-        root_correction2(static_cast<T>(std::sqrt(s.bias_correction2))),
+        inverse_root2(static_cast<T>(1 / std::sqrt(s.bias_correction2))),
         step_size(static_cast<T>(s.learning_rate / s.bias_correction1)) {}
 
-  T decay, grad_scale, beta1, beta2, one_minus_beta1, one_minus_beta2, eps, root_correction2,
+  T decay, grad_scale, beta1, beta2, one_minus_beta1, one_minus_beta2, eps, inverse_root2,
       step_size;
 };
 
-template <class T>
+constexpr int64_t kAhead = 128;  // elements; the hardware does not fetch across pages by itself
+constexpr int64_t kStep = 16;    // elements: at least one cache line of each operand
+
+/// `low`: null, or gets the weights in bf16.
+template <bool kCopies, class T>
 inline __attribute__((always_inline)) void run(T* __restrict p, const T* __restrict g,
-                                               T* __restrict m, T* __restrict v, int64_t n,
+                                               T* __restrict m, T* __restrict v,
+                                               uint16_t* __restrict low, int64_t n,
                                                const Coefficients<T>& c) {
-  for (int64_t i = 0; i < n; ++i) {
+  const auto update = [&](int64_t i) __attribute__((always_inline)) {
     const T grad = g[i] * c.grad_scale;
     const T mean = m[i] * c.beta1 + grad * c.one_minus_beta1;
     const T square = v[i] * c.beta2 + grad * grad * c.one_minus_beta2;
     m[i] = mean;
     v[i] = square;
-    p[i] = p[i] * c.decay - c.step_size * mean / (std::sqrt(square) / c.root_correction2 + c.eps);
+    p[i] = p[i] * c.decay - c.step_size * mean / (std::sqrt(square) * c.inverse_root2 + c.eps);
+    if constexpr (kCopies) low[i] = round_to_bf16(p[i]);
+  };
+  const int64_t whole = n - n % kStep;
+  for (int64_t block = 0; block < whole; block += kStep) {
+    __builtin_prefetch(p + block + kAhead);
+    __builtin_prefetch(g + block + kAhead);
+    __builtin_prefetch(m + block + kAhead);
+    __builtin_prefetch(v + block + kAhead);
+    for (int64_t i = block; i < block + kStep; ++i) update(i);
   }
+  for (int64_t i = whole; i < n; ++i) update(i);
 }
 
 }  // namespace
@@ -44,14 +60,21 @@ LOCKSTEP_VECTOR_CLONES
 void adamw_loop(float* p, const float* g, float* m, float* v, int64_t n,
                 const AdamWScalars& scalars, bool weight_decay) {
   const Coefficients<float> c(scalars, weight_decay);
-  run(p, g, m, v, n, c);
+  run<false>(p, g, m, v, nullptr, n, c);
+}
+
+LOCKSTEP_VECTOR_CLONES
+void adamw_loop(float* p, const float* g, float* m, float* v, uint16_t* low, int64_t n,
+                const AdamWScalars& scalars, bool weight_decay) {
+  const Coefficients<float> c(scalars, weight_decay);
+  run<true>(p, g, m, v, low, n, c);
 }
 
 LOCKSTEP_VECTOR_CLONES
 void adamw_loop(double* p, const double* g, double* m, double* v, int64_t n,
                 const AdamWScalars& scalars, bool weight_decay) {
   const Coefficients<double> c(scalars, weight_decay);
-  run(p, g, m, v, n, c);
+  run<false>(p, g, m, v, nullptr, n, c);
 }
 
 }  // namespace lockstep::kernels

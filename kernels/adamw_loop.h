@@ -11,6 +11,9 @@ namespace lockstep::kernels {
 
 void adamw_loop(float* p, const float* g, float* m, float* v, int64_t n,
                 const AdamWScalars& scalars, bool weight_decay);
+/// `low` gets the weights in bf16, rounded to nearest even.
+void adamw_loop(float* p, const float* g, float* m, float* v, uint16_t* low, int64_t n,
+                const AdamWScalars& scalars, bool weight_decay);
 void adamw_loop(double* p, const double* g, double* m, double* v, int64_t n,
                 const AdamWScalars& scalars, bool weight_decay);
 

@@ -56,6 +56,12 @@ class FloatBlocks {
 
   /// Whether there is nothing to convert; also of an undefined tensor.
   bool is_float() const { return dtype_ == at::kFloat; }
+  /// All values in place, where there is nothing to convert.
+  float* floats() const { return static_cast<float*>(data_); }
+  /// The bits of all values, if they are bf16; else null.
+  uint16_t* bf16() const {
+    return data_ && dtype_ == at::kBFloat16 ? static_cast<uint16_t*>(data_) : nullptr;
+  }
   /// `n` values from `start` on, in place or in `scratch`; null for an undefined tensor.
   float* read(int64_t start, int64_t n, Scratch& scratch) const;
   /// Makes `values` those from `start` on; nothing to do where read() gave them in place.

@@ -1,7 +1,5 @@
 #include "lockstep/kernels/narrow_floats.h"
 
-#include <bit>
-
 #include "lockstep/core/vector_clones.h"
 
 namespace lockstep::kernels {
@@ -22,12 +20,7 @@ void widen_bf16_loop(const uint16_t* __restrict from, float* __restrict to, int6
 
 LOCKSTEP_VECTOR_CLONES
 void round_to_bf16_loop(const float* __restrict from, uint16_t* __restrict to, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    const auto bits = std::bit_cast<uint32_t>(from[i]);
-    const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
-    const bool nan = (bits & kMagnitude) > kFloatInfinity;
-    to[i] = static_cast<uint16_t>(nan ? 0x7FC0 : rounded);
-  }
+  for (int64_t i = 0; i < n; ++i) to[i] = round_to_bf16(from[i]);
 }
 
 LOCKSTEP_VECTOR_CLONES

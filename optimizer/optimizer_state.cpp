@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/flat_tensor.h"
 #include "lockstep/kernels/adamw.h"
 #include "lockstep/kernels/sgd.h"
 #include "lockstep/optimizer/orthogonalize.h"
@@ -88,7 +89,7 @@ OptimizerState::OptimizerState(const ParamAndGradBuffer& buffer, const Optimizer
                        buffer.params().front().name, at::toString(dtype));
   const at::ScalarType wide = narrow ? at::kFloat : dtype;
   const auto zeros = [&](at::ScalarType of) {
-    return at::zeros({numel}, buffer.param_data().options().dtype(of));
+    return flat_zeros(numel, buffer.param_data().options().dtype(of));
   };
   if (narrow) master_ = zeros(wide);
   if (rule_ == UpdateRule::adam) {

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <thread>
 
 #include "lockstep/core/error.h"
@@ -116,6 +118,66 @@ TEST_F(PendingGather, AGatherThatFailedLeavesNothingToRead) {
     EXPECT_TRUE(throws_with<c10::Error>([&] { net.parameters()[0].const_data_ptr(); }, "rank 1"));
   });
   EXPECT_EQ(errors[1], "rank 1 has had enough");
+}
+
+/// What a rank does to gather its parameters: groups that it waits for, what it gathers.
+std::vector<std::string> gather_calls(const std::vector<CollectiveRecord>& calls) {
+  std::vector<std::string> result;
+  for (const CollectiveRecord& call : calls)
+    if (call.label == "start of the parameter gather")
+      result.push_back("wait for " + call.group);
+    else if (call.operation == "all_gather")
+      result.push_back(call.group + " " + call.label);
+  return result;
+}
+
+/// Two stages of two model chunks each, over two data-parallel ranks.
+TEST_F(PendingGather, AlignedStagesStartTheGathersOfAChunkTogether) {
+  for (const bool align : {false, true}) {
+    testing::CollectiveLog log;
+    std::atomic<int> late = 0, early_gathers = 0;
+    testing::RankThreadOptions threads;
+    threads.sizes.pipeline = 2;
+    threads.sizes.virtual_pipeline = 2;
+    threads.log = &log;
+    threads.observer = [&](const CollectiveRecord& call) {
+      if (call.label.starts_with("parameters '") && call.rank < 2 && late < 2) ++early_gathers;
+    };
+    run_ranks(
+        4,
+        [&](const ParallelState& state) {
+          const bool first_stage = state.rank() < 2;
+          SmallNet nets[] = {SmallNet(2), SmallNet(3)};
+          DistributedDataParallelConfig config =
+              Setting{.overlap_gather = true, .bucket_size = 30}.ddp();
+          config.align_param_gather = align;
+          DistributedDataParallel first(nets[0], state, config);
+          DistributedDataParallel second(nets[1], state, config, /*disable_bucketing=*/true);
+          barrier(state.world(), "ready");
+          const size_t before = log.of_rank(state.rank()).size();
+          if (!first_stage) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(50));
+            ++late;
+          }
+          std::vector<std::string> expected;
+          for (DistributedDataParallel* chunk : {&first, &second}) {
+            chunk->start_param_sync(/*force_sync=*/false, /*force_dispatch=*/true);
+            if (align) expected.emplace_back("wait for pp");
+            const auto buckets = chunk->buckets();
+            EXPECT_EQ(buckets.size() > 1, first_stage && chunk == &first);
+            for (auto bucket = buckets.rbegin(); bucket != buckets.rend(); ++bucket)
+              expected.push_back("dp-cp parameters '" + bucket->parameters.back() + "' to '" +
+                                 bucket->parameters.front() + "'");
+          }
+          auto calls = log.of_rank(state.rank());
+          calls.erase(calls.begin(), calls.begin() + static_cast<int64_t>(before));
+          EXPECT_EQ(gather_calls(calls), expected);
+          first.finish_param_sync();
+          second.finish_param_sync();
+        },
+        threads);
+    EXPECT_EQ(early_gathers > 0, !align);
+  }
 }
 
 TEST_F(PendingGather, TheHookCanBeTurnedOffAndOn) {

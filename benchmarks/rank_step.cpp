@@ -1,0 +1,145 @@
+// One rank of a job that takes training steps: DistributedDataParallel with DistributedOptimizer
+// (`sharded`) or with Optimizer (`replicated`). scripts/bench_steps starts it, and its rivals in
+// benchmarks/peer_step.py, which take the same steps.
+//
+// Usage: rank_step sharded|replicated LAYERS WIDTH BATCH BUCKET STEPS, under a launcher. Every
+// layer has a [WIDTH, WIDTH] matrix. With BATCH > 0 it multiplies BATCH rows by it and takes a
+// tanh; with 0 it adds the sum of its elements, so that a step is communication and update and
+// hardly anything else. BUCKET is ddp.bucket_size. Rank 0 prints one JSON line: medians in
+// milliseconds of a step, of its computation alone (nothing is sent, no update) and, replicated, of
+// its communication alone; and minor page faults of a step.
+
+#include <sys/resource.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+#include <string>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/nn/module.h>
+
+#include "lockstep/benchmarks/interleaved.h"
+#include "lockstep/distributed/finalize_model_grads.h"
+#include "lockstep/optimizer/distributed_optimizer.h"
+#include "lockstep/parallel_state/collectives.h"
+
+namespace lockstep::benchmarks {
+namespace {
+
+class Net : public torch::nn::Module {
+ public:
+  Net(int64_t layers, int64_t width) {
+    for (int64_t i = 0; i < layers; ++i) {
+      const std::string name = "weight" + std::to_string(i);
+      at::Tensor weight = at::empty({width, width});
+      fill_normal(weight, 0.03, 1, name, {width, width});
+      weights_.push_back(register_parameter(name, weight));
+    }
+  }
+  at::Tensor loss(at::Tensor x) const {
+    const bool multiplies = x.dim() == 2;
+    for (const at::Tensor& weight : weights_)
+      x = multiplies ? at::tanh(at::linear(x, weight)) : x + weight.sum();
+    return x.square().mean();
+  }
+
+ private:
+  std::vector<at::Tensor> weights_;
+};
+
+int64_t page_faults() {
+  rusage usage = {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_minflt;
+}
+
+struct Steps {
+  Samples step, compute, communication;
+  int64_t faults = 0;
+};
+
+class Rank {
+ public:
+  Rank(bool sharded, int64_t layers, int64_t width, int64_t batch, int64_t bucket)
+      : state_(read_launch_environment(), ParallelStateOptions{}), net_(layers, width) {
+    DistributedDataParallelConfig config;
+    config.use_distributed_optimizer = config.overlap_param_gather = sharded;
+    config.calculate_per_token_loss = false;
+    config.bucket_size = bucket;
+    ddp_ = std::make_unique<DistributedDataParallel>(net_, state_, config);
+    OptimizerConfig optimizer;
+    optimizer.lr = 3e-4;
+    optimizer.weight_decay = 0.01;
+    optimizer.clip_grad = 0;
+    optimizer_ = make_optimizer({ddp_.get()}, optimizer);
+    const double phase = 1 + 0.1 * static_cast<double>(state_.rank());
+    input_ = batch == 0
+                 ? at::full({}, phase)
+                 : at::sin(at::arange(batch * width, at::kFloat) * phase).view({batch, width});
+  }
+
+  Steps measure(int64_t count) {
+    constexpr int64_t kWarmups = 3;
+    Steps steps;
+    for (int64_t i = 0; i < count + kWarmups; ++i) {
+      const double computing = timed([&] { backward(/*reduce=*/false); });
+      const double sending = timed([&] {
+        ddp_->start_grad_sync();
+        ddp_->finish_grad_sync();
+      });
+      const int64_t before = page_faults();
+      const double whole = timed([&] {
+        backward(/*reduce=*/true);
+        finalize_model_grads({ddp_.get()});
+        optimizer_->step();
+        ddp_->finish_param_sync();
+      });
+      if (i < kWarmups) continue;
+      steps.faults += page_faults() - before;
+      steps.compute.push_back(computing);
+      steps.communication.push_back(sending);
+      steps.step.push_back(whole);
+    }
+    steps.faults /= count;
+    return steps;
+  }
+  bool first() const { return state_.rank() == 0; }
+
+ private:
+  double timed(const std::function<void()>& body) {
+    barrier(state_.world(), "start");
+    return seconds_of(body);
+  }
+
+  void backward(bool reduce) {
+    ddp_->zero_grad_buffer();
+    std::optional<DistributedDataParallel::NoSyncGuard> guard;
+    if (!reduce) guard.emplace(ddp_->no_sync());
+    net_.loss(input_).backward();
+  }
+
+  ParallelState state_;
+  Net net_;
+  std::unique_ptr<DistributedDataParallel> ddp_;
+  std::unique_ptr<Optimizer> optimizer_;
+  at::Tensor input_;
+};
+
+}  // namespace
+}  // namespace lockstep::benchmarks
+
+int main(int argc, char** argv) {
+  using namespace lockstep::benchmarks;
+  if (argc != 7) return std::fputs("rank_step: six arguments, see the source\n", stderr), 2;
+  at::set_num_threads(1);
+  const auto number = [&](int i) { return std::atoll(argv[i]); };
+  Rank rank(std::string(argv[1]) == "sharded", number(2), number(3), number(4), number(5));
+  const Steps steps = rank.measure(number(6));
+  if (rank.first())
+    std::printf(R"({"step":%.3f,"compute":%.3f,"communication":%.3f,"faults":%lld})"
+                "\n",
+                median(steps.step) * 1e3, median(steps.compute) * 1e3,
+                median(steps.communication) * 1e3, static_cast<long long>(steps.faults));
+}

@@ -1,0 +1,78 @@
+// What a training step allocates: nothing of the size of the buffers.
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/distributed/finalize_model_grads.h"
+#include "lockstep/optimizer/distributed_optimizer.h"
+#include "lockstep/parallel_state/collectives.h"
+#include "lockstep/tests/support/rank_threads.h"
+
+namespace lockstep {
+namespace {
+
+using testing::run_ranks;
+
+/// Of the process, so of all ranks together.
+int64_t page_faults() {
+  rusage usage = {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_minflt;
+}
+
+constexpr int64_t kParameters = 64, kNumel = kParameters * 256 * 256;
+
+/// Parameters whose gradients are constants, so that backward needs hardly any memory.
+struct Wide : torch::nn::Module {
+  explicit Wide(at::ScalarType dtype) {
+    for (int i = 0; i < kParameters; ++i)
+      register_parameter("weight" + std::to_string(i),
+                         at::full({256, 256}, 0.5, at::TensorOptions(dtype)));
+  }
+  at::Tensor loss() const {
+    at::Tensor total = at::zeros({}).requires_grad_(true);
+    for (const at::Tensor& weight : parameters()) total = total + weight.sum();
+    return total;
+  }
+};
+
+/// Page faults of all ranks in ten steps after three.
+int64_t faults_of_ten_steps(bool overlap_gather, at::ScalarType dtype) {
+  int64_t faults = 0;
+  run_ranks(2, [&](const ParallelState& state) {
+    Wide net(dtype);
+    DistributedDataParallelConfig config;
+    config.use_distributed_optimizer = true;
+    config.overlap_param_gather = overlap_gather;
+    config.bucket_size = kNumel / 4;
+    DistributedDataParallel ddp(net, state, config);
+    const auto optimizer = make_optimizer({&ddp}, {});
+    const auto step = [&] {
+      ddp.zero_grad_buffer();
+      net.loss().backward();
+      finalize_model_grads({&ddp}, at::ones({}));
+      optimizer->step();
+    };
+    const auto run_steps = [&](int count) {
+      for (int i = 0; i < count; ++i) step();
+      barrier(state.world(), "steps");
+    };
+    run_steps(3);
+    const int64_t before = page_faults();
+    run_steps(10);
+    if (state.rank() == 0) faults = page_faults() - before;
+  });
+  return faults;
+}
+
+TEST(StepMemory, NothingOfTheSizeOfABufferIsAllocatedInAStep) {
+  const int64_t pages = kNumel * 4 / ::getpagesize();  // of one fp32 buffer
+  EXPECT_LT(faults_of_ten_steps(true, at::kFloat), pages / 20);
+  EXPECT_LT(faults_of_ten_steps(false, at::kBFloat16), pages / 20);
+}
+
+}  // namespace
+}  // namespace lockstep
