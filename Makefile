@@ -57,6 +57,7 @@ bench: build ## Run the benchmarks: ours and its peer side by side
 	@$(BUILD)/benchmarks/collectives
 	@$(BUILD)/benchmarks/group_setup
 	@$(BUILD)/benchmarks/rank_groups
+	@$(BUILD)/benchmarks/pipeline_bubble
 	@$(BUILD)/benchmarks/data_pipeline loader
 	@scripts/setup text gpt2 tiktoken
 	@.venv/bin/python benchmarks/tokenizer.py $(BUILD)

@@ -2,10 +2,14 @@
 // sleep, so that ranks as threads do not contend for cores. A forward of all layers of a rank takes
 // one unit, the backward two; transfers are real. The measured bubble is 1 - (time in tasks) /
 // (ranks * time of the step), the median over the rounds.
+//
+//     pipeline_bubble [--trace FILE]    writes the last 1F1B step for chrome://tracing
 
 #include <atomic>
 #include <barrier>
 #include <cstdio>
+#include <fstream>
+#include <string_view>
 #include <thread>
 
 #include <ATen/ATen.h>
@@ -56,15 +60,18 @@ struct Sleep : torch::autograd::Function<Sleep> {
 };
 
 void run_rank(const ScheduleOptions& options, const c10::intrusive_ptr<c10d::Store>& store,
-              std::barrier<>& meet, int64_t rank, Samples& bubbles) {
+              std::barrier<>& meet, int64_t rank, std::shared_ptr<PipelineTrace> trace,
+              Samples& bubbles) {
   at::set_num_threads(1);
   ParallelStateOptions state_options;
   state_options.sizes.world_size = options.pipeline;
   state_options.sizes.pipeline = options.pipeline;
   const ParallelState state(store, rank, state_options);
-  const PipelineExecutor executor(state, make_schedule(options), {[](int64_t) {
-                                    return TensorShape{{kWidth}, at::kFloat};
-                                  }});
+  PipelineExecutorOptions executor_options;
+  executor_options.activation_shape = [](int64_t) { return TensorShape{{kWidth}, at::kFloat}; };
+  const PipelineExecutor executor(state, make_schedule(options), executor_options);
+  executor_options.trace = std::move(trace);
+  const PipelineExecutor traced(state, make_schedule(options), executor_options);
   const at::Tensor table = at::ones({kWidth}).requires_grad_(true);
   const at::Tensor weight = at::ones({kWidth}).requires_grad_(true);
   const int64_t chunks = options.virtual_pipeline;
@@ -80,7 +87,7 @@ void run_rank(const ScheduleOptions& options, const c10::intrusive_ptr<c10d::Sto
     busy_nanoseconds = 0;
     meet.arrive_and_wait();
     const double seconds = seconds_of([&] {
-      executor.run(stages);
+      (round == kRounds ? traced : executor).run(stages);
       meet.arrive_and_wait();
     });
     if (rank == 0 && round > 0)
@@ -89,13 +96,13 @@ void run_rank(const ScheduleOptions& options, const c10::intrusive_ptr<c10d::Sto
   }
 }
 
-void report(const ScheduleOptions& options) {
+void report(const ScheduleOptions& options, const std::shared_ptr<PipelineTrace>& trace = {}) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::barrier<> meet(options.pipeline);
   Samples bubbles;
   std::vector<std::thread> ranks;
   for (int64_t rank = 0; rank < options.pipeline; ++rank)
-    ranks.emplace_back([&, rank] { run_rank(options, store, meet, rank, bubbles); });
+    ranks.emplace_back([&, rank] { run_rank(options, store, meet, rank, trace, bubbles); });
   for (std::thread& rank : ranks) rank.join();
   const PipelineSchedule schedule = make_schedule(options);
   const double plan = simulate(schedule, reference_cost(schedule)).bubble_fraction();
@@ -109,14 +116,19 @@ void report(const ScheduleOptions& options) {
 }  // namespace
 }  // namespace lockstep::benchmarks
 
-int main() {
+int main(int argc, char** argv) {
   using lockstep::ScheduleFamily;
   using lockstep::benchmarks::report;
   lockstep::prepare_rank_threads();
   std::printf("%-7s %6s %7s %14s   %8s %9s   %6s\n", "", "ranks", "chunks", "micro-batches",
               "planned", "measured", "ratio");
-  report({.pipeline = 4, .microbatches = 8});
+  const auto trace = std::make_shared<lockstep::PipelineTrace>();
+  report({.pipeline = 4, .microbatches = 8}, trace);
   report({.pipeline = 4, .virtual_pipeline = 2, .microbatches = 8});
   report({.pipeline = 4, .microbatches = 8, .family = ScheduleFamily::zb_h1});
   report({.pipeline = 4, .microbatches = 8, .family = ScheduleFamily::gpipe});
+  if (argc == 3 && std::string_view(argv[1]) == "--trace") {
+    std::ofstream out(argv[2]);
+    trace->write_chrome_trace(out);
+  }
 }

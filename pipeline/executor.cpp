@@ -1,5 +1,6 @@
 #include "lockstep/pipeline/executor.h"
 
+#include <chrono>
 #include <map>
 #include <tuple>
 
@@ -40,6 +41,12 @@ struct InFlight {
 using Key = std::tuple<TaskKind, int64_t, int64_t>;
 Key key_of(const PipelineTask& task) { return {task.kind, task.chunk, task.microbatch}; }
 
+int64_t now() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
 std::string label_of(const PlacedTask& consumer) {
   return fmt::format("input of {} of pipeline rank {}", to_string(consumer.task), consumer.rank);
 }
@@ -73,7 +80,12 @@ class PipelineExecutor::Run {
   }
 
  private:
+  void note(TraceEvent::Kind kind, const PipelineTask& task, int64_t begin) const {
+    if (plan_.options.trace) plan_.options.trace->add({kind, rank_, to_string(task), begin, now()});
+  }
+
   void start_receive(const PipelineStep& step) {
+    if (plan_.options.trace) receiving_[key_of(step.task)] = now();
     const std::string label = label_of({rank_, step.task});
     const auto& declared = plan_.options.activation_shape;
     IncomingTensor& slot = inbox_[key_of(step.task)];
@@ -89,25 +101,41 @@ class PipelineExecutor::Run {
 
   void send(const PipelineStep& step) {
     const auto output = outbox_.extract(key_of(step.task));
-    const std::string label = label_of(*plan_.schedule.consumer_of(rank_, step.task));
+    const PlacedTask consumer = *plan_.schedule.consumer_of(rank_, step.task);
+    const std::string label = label_of(consumer);
+    std::function<void()> sent;
+    if (plan_.options.trace)
+      sent = [this, task = consumer.task, begin = now()] {
+        note(TraceEvent::Kind::send, task, begin);
+      };
     if (step.task.kind == TaskKind::forward && !plan_.options.activation_shape)
-      sends_.send_with_shape(plan_.group, output.mapped(), step.peer, label);
+      sends_.send_with_shape(plan_.group, output.mapped(), step.peer, label, std::move(sent));
     else
-      sends_.send(plan_.group, output.mapped(), step.peer, label);
+      sends_.send(plan_.group, output.mapped(), step.peer, label, std::move(sent));
   }
 
   void compute(const PipelineTask& task) {
+    const at::Tensor input = take_input(task);
+    const int64_t begin = now();
     if (task.kind == TaskKind::forward)
-      forward(task);
+      forward(task, input);
     else if (task.kind == TaskKind::backward)
-      backward(task);
+      backward(task, input);
     else
       weight(task);
+    note(TraceEvent::Kind::task, task, begin);
   }
 
   at::Tensor take_input(const PipelineTask& task) {
     const auto found = inbox_.extract(key_of(task));
-    return found.empty() ? at::Tensor() : found.mapped().take();
+    if (found.empty()) return {};
+    const int64_t begin = now();
+    at::Tensor input = found.mapped().take();
+    if (const auto receive = receiving_.extract(key_of(task)); !receive.empty()) {
+      note(TraceEvent::Kind::wait, task, begin);
+      note(TraceEvent::Kind::receive, task, receive.mapped());
+    }
+    return input;
   }
 
   /// Hands the output of `task` to the task that waits for it.
@@ -121,10 +149,10 @@ class PipelineExecutor::Run {
       outbox_[key_of(task)] = data;
   }
 
-  void forward(const PipelineTask& task) {
+  void forward(const PipelineTask& task, const at::Tensor& input) {
     const bool trains = !plan_.schedule.forward_only;
     InFlight flight;
-    flight.input = take_input(task);
+    flight.input = input;
     const bool last = !plan_.schedule.consumer_of(rank_, task);
     if (trains && flight.input.defined()) flight.input.set_requires_grad(true);
     const at::AutoGradMode grad_mode(trains);
@@ -152,9 +180,8 @@ class PipelineExecutor::Run {
     return in_flight_.at({task.chunk, task.microbatch});
   }
 
-  void backward(const PipelineTask& task) {
+  void backward(const PipelineTask& task, at::Tensor grad) {
     InFlight& flight = this->flight(task);
-    at::Tensor grad = take_input(task);
     if (!grad.defined())
       grad = at::ones(flight.output_shape.sizes,
                       at::TensorOptions(plan_.device).dtype(flight.output_shape.dtype));
@@ -194,6 +221,7 @@ class PipelineExecutor::Run {
   std::map<Key, IncomingTensor> inbox_;                        ///< by the task that takes it
   std::map<Key, at::Tensor> outbox_;                           ///< by the task that made it
   std::map<std::pair<int64_t, int64_t>, InFlight> in_flight_;  ///< by chunk and micro-batch
+  std::map<Key, int64_t> receiving_;                           ///< since when, for the trace
   SendQueue sends_;
 };
 

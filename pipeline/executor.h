@@ -9,6 +9,7 @@
 #include "lockstep/core/deferred_gradients.h"
 #include "lockstep/parallel_state/parallel_state.h"
 #include "lockstep/pipeline/schedule.h"
+#include "lockstep/pipeline/trace.h"
 #include "lockstep/pipeline/transfer.h"
 
 namespace lockstep {
@@ -31,14 +32,16 @@ struct PipelineExecutorOptions {
   /// gradients. Unset: backward is split by SplitBackward, which see for what the stages'
   /// operations must allow.
   std::shared_ptr<DeferredGradients> deferred = {};
+  /// Where runs note what they did when; may be null.
+  std::shared_ptr<PipelineTrace> trace = {};
 };
 
 /// Runs this rank's part of a schedule: its tasks in order, each on the input that has come, and
 /// the transfers between them as communication_steps() and early_receives() order them. Sends block
 /// nobody; no schedule that check_schedule() accepts can lock up.
 ///
-/// Between forward and backward of a micro-batch a stage's graph is kept, but not its output, once
-/// it is sent, unless an operation saved it. Gradients of parameters are accumulated
+/// Between forward and backward of a micro-batch a stage's input and graph are kept, but not its
+/// output, once it is sent, unless an operation saved it. Gradients of parameters are accumulated
 /// into .grad() in the order of the micro-batches, as if one rank ran them all. With
 /// DistributedDataParallel around the parameters of a chunk call set_num_microbatches(M) before the
 /// step: then each bucket is reduced when the last micro-batch of the chunk has come by.

@@ -62,6 +62,16 @@ at::Tensor IncomingTensor::take() {
 }
 
 struct SendQueue::Impl {
+  struct Send {
+    Work work;
+    std::function<void()> sent;
+
+    void wait() {
+      work.wait();
+      if (sent) sent();
+    }
+  };
+
   ~Impl() {
     {
       const std::lock_guard<std::mutex> lock(mutex);
@@ -72,15 +82,19 @@ struct SendQueue::Impl {
     if (thread.joinable()) thread.join();
   }
 
-  void add(Work work, bool on_cpu) {
+  void add(Send send, bool on_cpu) {
     if (!on_cpu) {
-      std::erase_if(on_device, [](const Work& w) { return w.is_completed(); });
-      on_device.push_back(std::move(work));
+      std::erase_if(on_device, [](Send& s) {
+        const bool done = s.work.is_completed();
+        if (done) s.wait();
+        return done;
+      });
+      on_device.push_back(std::move(send));
       return;
     }
     const std::lock_guard<std::mutex> lock(mutex);
     if (error) std::rethrow_exception(error);
-    waiting.push_back(std::move(work));
+    waiting.push_back(std::move(send));
     if (!thread.joinable()) thread = std::thread([this] { wait_for_sends(); });
     changed.notify_all();
   }
@@ -90,19 +104,19 @@ struct SendQueue::Impl {
     for (;;) {
       changed.wait(lock, [&] { return ended || !waiting.empty(); });
       if (ended) return;
-      Work work = std::move(waiting.front());
+      Send send = std::move(waiting.front());
       waiting.pop_front();
       busy = true;
       lock.unlock();
       try {
-        work.wait();
+        send.wait();
       } catch (...) {
         lock.lock();
         error = std::current_exception();
         waiting.clear();
         lock.unlock();
       }
-      work = Work();
+      send = {};
       lock.lock();
       busy = false;
       changed.notify_all();
@@ -110,7 +124,7 @@ struct SendQueue::Impl {
   }
 
   void finish() {
-    for (Work& work : on_device) work.wait();
+    for (Send& send : on_device) send.wait();
     on_device.clear();
     std::unique_lock<std::mutex> lock(mutex);
     changed.wait(lock, [&] { return waiting.empty() && !busy; });
@@ -119,8 +133,8 @@ struct SendQueue::Impl {
 
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<Work> waiting;
-  std::vector<Work> on_device;
+  std::deque<Send> waiting;
+  std::vector<Send> on_device;
   std::exception_ptr error;
   bool busy = false, ended = false;
   std::thread thread;
@@ -130,15 +144,17 @@ SendQueue::SendQueue() : impl_(std::make_unique<Impl>()) {}
 SendQueue::~SendQueue() = default;
 
 void SendQueue::send(const ProcessGroup& group, const at::Tensor& tensor, int64_t destination,
-                     const std::string& label) {
-  impl_->add(lockstep::send(group, tensor, destination, label), tensor.is_cpu());
+                     const std::string& label, std::function<void()> sent) {
+  impl_->add({lockstep::send(group, tensor, destination, label), std::move(sent)}, tensor.is_cpu());
 }
 
 void SendQueue::send_with_shape(const ProcessGroup& group, const at::Tensor& tensor,
-                                int64_t destination, const std::string& label) {
-  impl_->add(lockstep::send(group, header_of(tensor, label), destination, header_label(label)),
-             /*on_cpu=*/true);
-  send(group, tensor, destination, label);
+                                int64_t destination, const std::string& label,
+                                std::function<void()> sent) {
+  impl_->add(
+      {lockstep::send(group, header_of(tensor, label), destination, header_label(label)), {}},
+      /*on_cpu=*/true);
+  send(group, tensor, destination, label, std::move(sent));
 }
 
 void SendQueue::finish() { impl_->finish(); }

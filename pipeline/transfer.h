@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -64,14 +65,14 @@ class SendQueue {
   SendQueue& operator=(const SendQueue&) = delete;
 
   /// Sends `tensor`, contiguous, to the rank at position `destination`. Throws what an earlier send
-  /// failed with.
+  /// failed with. `sent`, if any, is called once the other side has it, maybe by another thread.
   void send(const ProcessGroup& group, const at::Tensor& tensor, int64_t destination,
-            const std::string& label);
+            const std::string& label, std::function<void()> sent = {});
 
   /// Precedes the tensor by its sizes and dtype, in a message of 64 bytes of host memory. At most 6
   /// dimensions; UsageError.
   void send_with_shape(const ProcessGroup& group, const at::Tensor& tensor, int64_t destination,
-                       const std::string& label);
+                       const std::string& label, std::function<void()> sent = {});
 
   /// Returns when everything has been sent; throws what a send failed with.
   void finish();

@@ -1,0 +1,69 @@
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/pipeline/executor.h"
+#include "lockstep/tests/support/memory_counter.h"
+#include "lockstep/tests/support/rank_threads.h"
+
+// Peak memory of the activations of a pipeline's ranks.
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kRows = 4096, kColumns = 8;
+constexpr int64_t kActivation = kRows * kColumns * 8;  // bytes of what stages pass on
+
+/// Peak of each rank over a run, in activations. A stage is x -> tanh(tanh(x)), which keeps for
+/// backward the results of its two operations (the second one is also its output): 2 activations a
+/// micro-batch between forward and backward. The last stage sums up instead of passing on.
+std::vector<double> peaks(const ScheduleOptions& options) {
+  std::vector<double> result(static_cast<size_t>(options.pipeline));
+  testing::RankThreadOptions threads;
+  threads.sizes.pipeline = options.pipeline;
+  testing::run_ranks(
+      options.pipeline,
+      [&](const ParallelState& state) {
+        const PipelineExecutor executor(state, make_schedule(options), {[](int64_t) {
+                                          return TensorShape{{kRows, kColumns}, at::kDouble};
+                                        }});
+        const at::Tensor scale = at::ones({}, at::kDouble).requires_grad_(true);
+        const testing::MemoryCounter memory;
+        executor.run({[&](int64_t, const at::Tensor& input) {
+          const at::Tensor x =
+              input.defined() ? input : scale.expand({kRows, kColumns});  // takes no memory
+          const at::Tensor y = at::tanh(at::tanh(x));
+          return state.rank() + 1 == options.pipeline ? y.sum() : y;
+        }});
+        result[static_cast<size_t>(state.rank())] =
+            static_cast<double>(memory.peak()) / static_cast<double>(kActivation);
+      },
+      threads);
+  return result;
+}
+
+// Rank r of P has min(P - r, M) micro-batches in flight, 2 activations each. Beside them there are
+// at most: two inputs that wait and two gradients that wait, one that is being used, an output and
+// a gradient that are being sent and the two results of an operation.
+TEST(PipelineMemory, OfOneFOneBIsBoundedByTheStagesNotTheMicroBatches) {
+  constexpr int64_t kPipeline = 4;
+  constexpr double kWorking = 9;
+  for (const int64_t microbatches : {8, 24}) {
+    const auto found = peaks({.pipeline = kPipeline, .microbatches = microbatches});
+    for (int64_t rank = 0; rank < kPipeline; ++rank) {
+      const auto in_flight = static_cast<double>(kPipeline - rank);
+      EXPECT_GE(found[static_cast<size_t>(rank)], 2 * in_flight) << rank;
+      EXPECT_LE(found[static_cast<size_t>(rank)], 2 * in_flight + kWorking) << rank;
+    }
+  }
+}
+
+TEST(PipelineMemory, OfGpipeGrowsWithTheMicroBatches) {
+  constexpr int64_t kPipeline = 2, kMicrobatches = 24;
+  const auto found = peaks(
+      {.pipeline = kPipeline, .microbatches = kMicrobatches, .family = ScheduleFamily::gpipe});
+  for (const double peak : found) EXPECT_GE(peak, 2.0 * kMicrobatches);
+}
+
+}  // namespace
+}  // namespace lockstep
