@@ -83,8 +83,6 @@ void check_experts(const TransformerConfig& model, const ParallelConfig& paralle
                          parallel.expert_model_parallel_size);
     return;
   }
-  require<ConfigError>(!model.add_bias_linear,
-                       "model.add_bias_linear: found true, allowed with model.num_experts: false");
   require<ConfigError>(parallel.pipeline_schedule != PipelineScheduleFamily::zb_h1,
                        "parallel.pipeline_schedule: found zb-h1, allowed with model.num_experts: "
                        "1f1b or gpipe");

@@ -1,22 +1,19 @@
 #include "lockstep/parallel_state/parallel_functions.h"
 
-#include <algorithm>
 #include <functional>
-#include <numeric>
 #include <string>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "lockstep/parallel_state/collective_call.h"
-#include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/redistribute.h"
+#include "lockstep/parallel_state/row_exchange.h"
 
 namespace lockstep {
 namespace {
 
 using Label = std::string;
-using Rows = std::vector<int64_t>;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -94,16 +91,6 @@ Map exchange_dims(int64_t split_dim, int64_t gather_dim) {
   };
 }
 
-Map exchange_rows(const Rows& output_rows, const Rows& input_rows) {
-  return [=](const at::Tensor& x, const ProcessGroup& group, const Label& label) {
-    std::vector<int64_t> shape = x.sizes().vec();
-    shape[0] = std::accumulate(output_rows.begin(), output_rows.end(), int64_t{0});
-    at::Tensor output = at::empty(shape, x.options());
-    all_to_all(group, output, x.contiguous(), output_rows, input_rows, label).wait();
-    return output;
-  };
-}
-
 Map backward_of_gather(int64_t dim, GradientState gradient) {
   if (gradient == GradientState::complete) return split(dim);
   const bool mean = gradient == GradientState::partial_mean;
@@ -158,19 +145,7 @@ at::Tensor reduce_scatter_to_group(const at::Tensor& x, const ProcessGroup& grou
 at::Tensor all_to_all_rows(const at::Tensor& x, const ProcessGroup& group,
                            const std::vector<int64_t>& output_rows,
                            const std::vector<int64_t>& input_rows, std::string_view label) {
-  const auto fits = [&](const Rows& rows) {
-    return static_cast<int64_t>(rows.size()) == group.size() &&
-           std::all_of(rows.begin(), rows.end(), [](int64_t n) { return n >= 0; });
-  };
-  const bool valid = x.dim() > 0 && fits(output_rows) && fits(input_rows) &&
-                     std::accumulate(input_rows.begin(), input_rows.end(), int64_t{0}) == x.size(0);
-  CollectiveCall(group, "all_to_all_rows", label)
-      .check(valid && (group.size() > 1 || output_rows == input_rows),
-             "found output rows {} and input rows {} of {}, allowed: one number a rank, the input "
-             "rows adding up to dimension 0",
-             output_rows, input_rows, x.sizes());
-  return apply(x, group, label, exchange_rows(output_rows, input_rows),
-               exchange_rows(input_rows, output_rows));
+  return RowExchange(x, group, output_rows, input_rows, label).wait();
 }
 
 at::Tensor all_to_all_dims(const at::Tensor& x, const ProcessGroup& group, int64_t split_dim,

@@ -81,7 +81,6 @@ TEST(ExpertRules, Router) {
           "model.moe_pad_expert_input_to_capacity: found true");
   refused({"parallel.pipeline_schedule=zb-h1"},
           "parallel.pipeline_schedule: found zb-h1, allowed with model.num_experts");
-  refused({"model.add_bias_linear=true"}, "model.add_bias_linear: found true");
   refused({"model.moe_router_num_groups=4"}, "model.moe_router_group_topk: is not set");
   refused({"model.moe_router_num_groups=3", "model.moe_router_group_topk=1"},
           "model.num_experts (8) must be divisible by model.moe_router_num_groups (3)");

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <limits>
 
@@ -9,6 +10,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/models/layers/context_parallel_blocks.h"
+#include "lockstep/tests/support/allocation_counter.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -233,6 +235,33 @@ TEST(ContextParallel, GatherAndExchangeCommunicateOnceADirection) {
                    {"all_to_all of attention output: " + out, 1},
                    {"all_to_all of gradient of attention output: " + out, 1},
                    {"all_to_all of gradient of queries, keys and values: " + in, 1}}));
+}
+
+/// Bytes that a rank holds at most during forward and backward of attention over `part` tokens a
+/// rank, beside its queries, keys and values, over the bytes of these.
+double held_at_most(int64_t ranks, ContextCommunication communication, int64_t part) {
+  std::atomic<int64_t> peak = 0;
+  const std::vector<int64_t> shape = {part, 1, 1, 64};
+  run_ranks(ranks,
+            [&](const ParallelState& state) {
+              const auto context = ContextParallel::of(state, communication);
+              std::vector<at::Tensor> qkv;
+              for (int i = 0; i < 3; ++i) qkv.push_back(at::ones(shape).requires_grad_(true));
+              const testing::AllocationCounter counter;
+              context_attention(qkv[0], qkv[1], qkv[2], context).sum().backward();
+              if (state.rank() == 0) peak = counter.peak();
+            },
+            {.sizes = {.context = ranks}});
+  return static_cast<double>(peak) / static_cast<double>(3 * part * 64 * 4);
+}
+
+TEST(ContextParallel, MemoryOfTheRingGrowsWithThePartOfTheSequence) {
+  const double ring = held_at_most(4, kRing, 256);
+  EXPECT_LT(ring, 7.5);
+  EXPECT_NEAR(held_at_most(8, kRing, 256), ring, 0.01 * ring);  // twice the sequence
+  EXPECT_NEAR(held_at_most(4, kRing, 512), ring, 0.06 * ring);  // by bytes twice as much
+  const double gathered = held_at_most(4, kGather, 256);
+  EXPECT_GT(held_at_most(8, kGather, 256), 1.7 * gathered);
 }
 
 TEST(ContextParallel, PartsJoinInTheOrderOfTheSequence) {

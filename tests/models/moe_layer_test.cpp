@@ -58,6 +58,7 @@ void expect_tokens_conserved(ParallelSizes sizes, int64_t world, TokenDispatcher
               const ProcessGroup etp = state.group(GroupKind::expert_tp);
               std::mt19937_64 engine(seed * 100 + static_cast<uint64_t>(state.rank()));
               const int64_t tokens = 5;
+              const at::Tensor sums = at::zeros({2, 50}, at::kLong);  // arrived, chosen
               for (int64_t round = 0; round < 50; ++round) {
                 const Routing routing = random_routing(tokens, experts, engine);
                 const at::Tensor x = numbers({tokens, 3}, static_cast<double>(state.rank()));
@@ -71,14 +72,15 @@ void expect_tokens_conserved(ParallelSizes sizes, int64_t world, TokenDispatcher
                   }
                   return rows * at::cat(factors) / etp.size();
                 };
-                const at::Tensor output = dispatcher->run(x, routing, run);
+                const at::Tensor output = dispatcher->run(x, routing, run, [] {});
                 const at::Tensor factor =
                     (routing.probs * at::arange(1, experts + 1)).sum(1, /*keepdim=*/true);
                 EXPECT_TRUE(at::allclose(output, x * factor, 1e-12, 1e-12));
-                const at::Tensor sums = at::tensor({arrived, routing.map.sum().item<int64_t>()});
-                all_reduce(state.world(), sums, ReduceOp::sum, "rows").wait();
-                EXPECT_EQ(sums[0].item<int64_t>(), sums[1].item<int64_t>() * etp.size());
+                sums[0][round].fill_(arrived);
+                sums[1][round].copy_(routing.map.sum());
               }
+              all_reduce(state.world(), sums, ReduceOp::sum, "rows").wait();
+              EXPECT_TRUE(at::equal(sums[0], sums[1] * etp.size()));
             },
             {.sizes = std::move(sizes)});
 }
@@ -131,10 +133,14 @@ constexpr int64_t kSequence = 8, kBatch = 2;
 /// Output and gradients of one process for `replicas` micro-batches.
 struct Whole {
   std::vector<at::Tensor> outputs, input_grads;
-  std::map<std::string, at::Tensor> grads;
+  std::map<std::string, at::Tensor> grads, biases;
 
   Whole(const TransformerConfig& config, int64_t replicas) {
     const MoELayer layer(layer_context(config, {}, ParallelState::single_process()));
+    for (const NamedParameter& param : collect_parameters(layer))
+      if (param.name.ends_with("bias"))
+        at::Tensor(param.tensor.detach())
+            .copy_(biases[param.name] = numbers(param.tensor.sizes().vec(), 0.4));
     for (int64_t replica = 0; replica < replicas; ++replica) {
       const at::Tensor input = batch(replica).requires_grad_(true);
       const at::Tensor output = layer.forward(input);
@@ -161,8 +167,9 @@ at::Tensor summed_gradient(const NamedParameter& param, const ParallelState& sta
     all_reduce(state.group(kind), grad, ReduceOp::sum, param.name).wait();
   };
   sum(param.description.is_expert ? GroupKind::expert_dp : GroupKind::dp_cp);
-  if (param.description.gradient_state(MeshAxis::tp) == GradientState::partial_sum)
-    sum(GroupKind::tp);
+  for (const auto& [axis, kind] :
+       {std::pair{MeshAxis::tp, GroupKind::tp}, std::pair{MeshAxis::etp, GroupKind::expert_tp}})
+    if (param.description.gradient_state(axis) == GradientState::partial_sum) sum(kind);
   return grad;
 }
 
@@ -190,6 +197,10 @@ void expect_equal_to_one_process(const TransformerConfig& config, Layout layout,
       layout.world,
       [&](const ParallelState& state) {
         const MoELayer layer(layer_context(config, layout, state));
+        for (const NamedParameter& param : collect_parameters(layer))
+          if (const auto bias = whole.biases.find(param.name); bias != whole.biases.end())
+            at::Tensor(param.tensor.detach())
+                .copy_(part_of(bias->second, param.description, state));
         const ProcessGroup tp = state.group(GroupKind::tp), cp = state.group(GroupKind::cp);
         const auto replica = static_cast<size_t>(state.group(GroupKind::dp).rank());
         const auto own = [&](const at::Tensor& x) {
@@ -256,10 +267,11 @@ TEST(MoELayer, CapacityDropsTheSameTokensOnEveryLayout) {
     }
 }
 
-TEST(MoELayer, SharedExpertGeluAndSigmoid) {
+TEST(MoELayer, SharedExpertBiasesGeluAndSigmoid) {
   for (const Layout& layout : layouts()) {
     TransformerConfig config = layer_config();
     config.activation = Activation::gelu;
+    config.add_bias_linear = true;
     config.moe_shared_expert_intermediate_size = 8;
     config.moe_router_score_function = RouterScoreFunction::sigmoid;
     config.moe_router_topk_scaling_factor = 1.5;

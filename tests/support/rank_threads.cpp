@@ -29,8 +29,11 @@ Outcome run(int64_t world, const RankBody& body, RankThreadOptions options) {
     ParallelStateOptions state_options;
     state_options.sizes = options.sizes;
     state_options.timeout = options.timeout;
-    if (options.log)
-      state_options.observer = [&options](const CollectiveRecord& call) { options.log->add(call); };
+    if (options.log || options.observer)
+      state_options.observer = [&options](const CollectiveRecord& call) {
+        if (options.log) options.log->add(call);
+        if (options.observer) options.observer(call);
+      };
     if (options.backend_log)
       state_options.backend_factory = [&options, rank](const BackendSpec& spec) {
         return make_recording_backend(make_gloo_backend(spec), options.backend_log, spec.group_name,

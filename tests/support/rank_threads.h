@@ -17,6 +17,8 @@ struct RankThreadOptions {
   std::chrono::milliseconds timeout = std::chrono::seconds(20);
   CollectiveLog* log = nullptr;       ///< notes every collective, as it was called
   BackendLog* backend_log = nullptr;  ///< notes what the backends are asked to do
+  /// Is called on the rank's thread with every collective, before it starts.
+  CollectiveObserver observer = {};
 };
 
 using RankBody = std::function<void(const ParallelState&)>;

@@ -8,23 +8,29 @@
 
 namespace lockstep {
 
-/// One of the experts' two weights, of all experts of this rank. Parameter: `weight`, over all
-/// ranks [num_experts, out..., in], cut over ep along the experts and over etp along the last
-/// dimension of `out` or along `in`.
-class ExpertWeight : public DescribedModule {
+/// One of the experts' two linear layers, of all experts of this rank. Parameters: `weight`, over
+/// all ranks [num_experts, out..., in], cut over ep along the experts and over etp along the last
+/// dimension of `out` or along `in`; with model.add_bias_linear `bias` [num_experts, out...], cut
+/// likewise, or on every rank of etp.
+class ExpertLinear : public DescribedModule {
  public:
   enum class Cut { out, in };
 
   /// The dimension that is cut must divide by the ranks of etp, num_experts by those of ep
-  /// (UsageError). Starts as normal values of standard deviation `init_std`.
-  ExpertWeight(const LayerContext& context, std::vector<int64_t> out, int64_t in, Cut cut,
+  /// (UsageError). The weight starts as normal values of standard deviation `init_std`, the bias as
+  /// zero.
+  ExpertLinear(const LayerContext& context, std::vector<int64_t> out, int64_t in, Cut cut,
                double init_std);
 
-  /// This rank's experts: [experts, out, in], the dimensions `out` taken together.
-  at::Tensor matrices() const { return weight_.flatten(1, -2); }
+  /// x W_e^T (+ b_e) of the rows of each of this rank's experts, as of grouped_linear(): [rows,
+  /// out]. Where `in` is cut, this rank's term of a sum over etp, to which the first rank adds the
+  /// bias.
+  at::Tensor forward(const at::Tensor& x, const std::vector<int64_t>& rows) const;
 
  private:
   at::Tensor weight_;
+  at::Tensor bias_;
+  bool adds_bias_ = true;
 };
 
 /// The feed-forward networks of this rank's experts. Children: `linear_fc1` with weight
@@ -40,8 +46,8 @@ class GroupedMLP : public DescribedModule {
 
  private:
   Activation activation_;
-  std::shared_ptr<ExpertWeight> linear_fc1_;
-  std::shared_ptr<ExpertWeight> linear_fc2_;
+  std::shared_ptr<ExpertLinear> linear_fc1_;
+  std::shared_ptr<ExpertLinear> linear_fc2_;
 };
 
 }  // namespace lockstep

@@ -18,22 +18,26 @@ MoELayer::MoELayer(const LayerContext& context)
         "shared_experts", std::make_shared<MLP>(context.child("shared_experts"), *width));
 }
 
-at::Tensor MoELayer::route_and_run(const at::Tensor& hidden) const {
+at::Tensor MoELayer::route_and_run(const at::Tensor& hidden,
+                                   const std::function<void()>& meanwhile) const {
   const Routing routing = router_->forward(hidden);
   const auto run = [&](const at::Tensor& tokens, const std::vector<int64_t>& rows) {
     return experts_->forward(tokens, rows);
   };
-  return dispatcher_->run(hidden.flatten(0, 1), routing, run).view(hidden.sizes());
+  return dispatcher_->run(hidden.flatten(0, 1), routing, run, meanwhile).view(hidden.sizes());
 }
 
 at::Tensor MoELayer::forward(const at::Tensor& hidden) const {
   const bool cut = tensor_parallel_.size() > 1 && !sequence_parallel_;
+  at::Tensor shared;
   at::Tensor output =
-      route_and_run(cut ? scatter_to_group(hidden, tensor_parallel_, 0, "tokens") : hidden);
+      route_and_run(cut ? scatter_to_group(hidden, tensor_parallel_, 0, "tokens") : hidden, [&] {
+        if (shared_experts_) shared = shared_experts_->forward(hidden);
+      });
   if (cut)
     output = gather_from_group(output, tensor_parallel_, 0, GradientState::complete,
                                "outputs of the experts");
-  return shared_experts_ ? output + shared_experts_->forward(hidden) : output;
+  return shared_experts_ ? output + shared : output;
 }
 
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -12,7 +13,8 @@ namespace lockstep {
 
 /// A mixture of experts in place of the feed-forward network. Children: `router`, `experts`, and
 /// `shared_experts`, an MLP that every token takes, where moe_shared_expert_intermediate_size is
-/// set.
+/// set. With moe_token_dispatcher_type = alltoall it runs while the tokens are under way to their
+/// experts, and its backward while their gradients are.
 ///
 /// Between router and experts each rank has tokens of its own. With sequence parallelism they are
 /// so already; without it a rank takes its share of the tokens that the ranks of tp have in common,
@@ -25,7 +27,7 @@ class MoELayer : public FeedForward {
   at::Tensor forward(const at::Tensor& hidden) const override;
 
  private:
-  at::Tensor route_and_run(const at::Tensor& hidden) const;
+  at::Tensor route_and_run(const at::Tensor& hidden, const std::function<void()>& meanwhile) const;
 
   ProcessGroup tensor_parallel_;
   bool sequence_parallel_;

@@ -9,6 +9,7 @@
 #include "lockstep/core/integers.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/parallel_functions.h"
+#include "lockstep/parallel_state/row_exchange.h"
 
 namespace lockstep {
 namespace {
@@ -79,14 +80,15 @@ class AllToAllDispatcher : public MoETokenDispatcher {
  public:
   explicit AllToAllDispatcher(ExpertGrid grid) : grid_(std::move(grid)) {}
 
-  at::Tensor run(const at::Tensor& tokens, const Routing& routing,
-                 const ExpertFunction& experts) const override {
+  at::Tensor run(const at::Tensor& tokens, const Routing& routing, const ExpertFunction& experts,
+                 const std::function<void()>& meanwhile) const override {
     const Choices choices(routing.map, routing.probs);
     const at::Tensor sorted = tokens.index_select(0, choices.tokens);
     const Traffic traffic = exchange_counts(routing.map.sum(0));
-    const at::Tensor arrived =
-        all_to_all_rows(to_ranks(sorted, traffic), grid_.group(), traffic.arriving, traffic.leaving,
-                        "tokens of the experts");
+    RowExchange exchange(to_ranks(sorted, traffic), grid_.group(), traffic.arriving,
+                         traffic.leaving, "tokens of the experts");
+    meanwhile();
+    const at::Tensor arrived = exchange.wait();
     const at::Tensor order = traffic.order.to(tokens.device());
     const at::Tensor outputs = experts(arrived.index_select(0, order), traffic.per_expert);
     const at::Tensor back =
@@ -164,8 +166,8 @@ class AllGatherDispatcher : public MoETokenDispatcher {
  public:
   explicit AllGatherDispatcher(ExpertGrid grid) : grid_(std::move(grid)) {}
 
-  at::Tensor run(const at::Tensor& tokens, const Routing& routing,
-                 const ExpertFunction& experts) const override {
+  at::Tensor run(const at::Tensor& tokens, const Routing& routing, const ExpertFunction& experts,
+                 const std::function<void()>& meanwhile) const override {
     const ProcessGroup& group = grid_.group();
     const auto gathered = [&](const at::Tensor& x, const char* label) {
       return gather_from_group(x, group, 0, GradientState::partial_sum, label);
@@ -173,6 +175,7 @@ class AllGatherDispatcher : public MoETokenDispatcher {
     const auto own_experts = [&](const at::Tensor& x) {
       return x.narrow(1, grid_.own_first(), grid_.num_local());
     };
+    meanwhile();
     const at::Tensor all = gathered(tokens, "tokens of the experts");
     const at::Tensor probs = own_experts(gathered(routing.probs, "routing weights"));
     const at::Tensor map =

@@ -26,9 +26,12 @@ class MoETokenDispatcher {
   virtual ~MoETokenDispatcher() = default;
 
   /// The sum of the outputs of each token's experts, by their weights: `tokens` [tokens, hidden],
-  /// which this rank alone has -> the same shape. A collective over tp-ep.
+  /// which this rank alone has -> the same shape. A collective over tp-ep. `meanwhile` is called
+  /// once before the experts: by alltoall while the tokens are under way to them, and what autograd
+  /// records in it runs in backward while their gradients are on their way back.
   virtual at::Tensor run(const at::Tensor& tokens, const Routing& routing,
-                         const ExpertFunction& experts) const = 0;
+                         const ExpertFunction& experts,
+                         const std::function<void()>& meanwhile) const = 0;
 };
 
 /// alltoall: tokens are sorted by expert, the numbers exchanged (one all-gather of [num_experts]),
