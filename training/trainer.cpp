@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <utility>
 
 #include <ATen/ATen.h>
 
@@ -111,6 +112,7 @@ IterationMetrics Trainer::train_step(bool stop_requested) {
   model_->zero_grad_buffer();
   const LossSums local = model_->forward_backward(batch.num_microbatches, optimizer_->loss_scale(),
                                                   [&](int64_t) { return training_batch(); });
+  if (before_update_) std::exchange(before_update_, {})();
   model_->finalize_gradients(local.tokens);
   const GlobalSums sums = sum_over_ranks(local, stop_requested, "loss");
   const double loss_scale = optimizer_->loss_scale();

@@ -42,6 +42,9 @@ class Trainer {
   /// parallel.desync_check_interval iterations the ranks compare what they have communicated.
   IterationMetrics train_step(bool stop_requested = false);
 
+  /// Has `action` called in the next train_step(), before anything changes that state() holds.
+  void before_next_update(std::function<void()> action) { before_update_ = std::move(action); }
+
   /// The mean loss over the front of the validation text, train.eval_iters global batches at most.
   ValidationMetrics validate() const;
 
@@ -95,6 +98,7 @@ class Trainer {
   int64_t iteration_ = 0;
   int64_t consumed_samples_ = 0;
   bool stop_requested_ = false;
+  std::function<void()> before_update_;
 };
 
 }  // namespace lockstep

@@ -1,134 +1,152 @@
-"""Models there and back: Hugging Face's transformers loads what we export and computes the same, and
-we load what it saves. Needs the packages of scripts/requirements-hugging-face.txt in
+"""Models there and back: Hugging Face's transformers loads what we export and computes the same
+logits, and we load what it saves. Needs the packages of scripts/requirements-hugging-face.txt in
 .venv-hugging-face (scripts/setup hugging-face) or in LOCKSTEP_HUGGING_FACE_PYTHON; without them the
 comparison is skipped."""
 
+import array
 import json
 import os
 import pathlib
 import subprocess
 import unittest
 
-from support import LOCKSTEP, SOURCE, EndToEnd, metrics, run
+from support import BUILD, LOCKSTEP, SOURCE, EndToEnd, metrics, run
 
 PYTHON = pathlib.Path(os.environ.get("LOCKSTEP_HUGGING_FACE_PYTHON",
                                      SOURCE / ".venv-hugging-face" / "bin" / "python"))
+LENGTH = 32
 GPT2 = ("model.position_embedding_type=learned_absolute", "model.normalization=LayerNorm",
-        "model.activation=gelu", "model.add_bias_linear=true")
-LLAMA = ("model.num_attention_heads=4", "model.num_query_groups=2",
-         "model.untie_embeddings_and_output_weights=true", "model.make_vocab_size_divisible_by=100")
+        "model.add_bias_linear=true")
+GROUPED = ("model.num_attention_heads=4", "model.num_query_groups=2",
+           "model.untie_embeddings_and_output_weights=true")
+# What we train and export.
+OURS = {"gpt2": (*GPT2, "model.activation=gelu"),
+        "gpt2-tanh": (*GPT2, "model.activation=gelu_tanh"),
+        "llama": (*GROUPED, "model.make_vocab_size_divisible_by=100")}
+# What goes on from a model that transformers saved.
+THEIRS = {"gpt2": (*GPT2, "model.activation=gelu", "model.num_attention_heads=4"),
+          "gpt2-tanh": (*GPT2, "model.activation=gelu_tanh", "model.num_attention_heads=4"),
+          "llama": (*GROUPED, "model.ffn_hidden_size=48", "model.layernorm_epsilon=1e-6")}
 
-# The mean loss over windows of a text, by transformers.
-EVALUATE = """
-import sys, torch, transformers
-folder, text, length = sys.argv[1], open(sys.argv[2], "rb").read(), int(sys.argv[3])
-model, info = transformers.AutoModelForCausalLM.from_pretrained(
-    folder, output_loading_info=True, dtype=torch.float32, attn_implementation="eager")
-assert not info["missing_keys"] and not info["unexpected_keys"], info
-model.eval()
-ids = torch.tensor(list(text))
-windows = (len(ids) - 1) // length
-inputs = torch.stack([ids[i * length:(i + 1) * length] for i in range(windows)])
-labels = torch.stack([ids[i * length + 1:(i + 1) * length + 1] for i in range(windows)])
-with torch.no_grad():
-    logits = model(inputs).logits.double()
-print(torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).item())
-print(logits[0].argmax(-1)[-1].item())
-"""
-
-# A random model that transformers saves.
-MAKE = """
-import sys, torch, transformers
+# Saves random models in FOLDER/theirs NAME, and the logits of these and of those in FOLDER/hf NAME
+# in FOLDER/theirs NAME.logits and FOLDER/hf NAME.logits; prints the losses of the former.
+TRANSFORMERS = """
+import json, pathlib, sys, torch, transformers
 torch.manual_seed(3)
-folder, family = sys.argv[1:]
-if family == "gpt2":
-    config = transformers.GPT2Config(vocab_size=256, n_positions=32, n_embd=32, n_layer=2, n_head=4,
-                                     activation_function="gelu", resid_pdrop=0, embd_pdrop=0,
-                                     attn_pdrop=0)
-    model = transformers.GPT2LMHeadModel(config)
-else:
-    config = transformers.LlamaConfig(vocab_size=256, max_position_embeddings=32, hidden_size=32,
-                                      intermediate_size=48, num_hidden_layers=2,
-                                      num_attention_heads=4, num_key_value_heads=2)
-    model = transformers.LlamaForCausalLM(config)
-for parameter in model.parameters():
-    torch.nn.init.normal_(parameter, std=0.3)
-model.save_pretrained(folder)
+folder, length, names = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+ids = torch.tensor(list((folder / "text").read_bytes()))
+inputs, labels = ids[:2 * length].view(2, length), ids[1:2 * length + 1].view(2, length)
+
+def write_logits(path):
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        path, output_loading_info=True, dtype=torch.float32, attn_implementation="eager")
+    assert not info["missing_keys"] and not info["unexpected_keys"], info
+    with torch.no_grad():
+        logits = model.eval()(inputs).logits
+    path.with_name(path.name + ".logits").write_bytes(logits.contiguous().numpy().tobytes())
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).item()
+
+def random_model(name):
+    if name == "llama":
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(
+            vocab_size=256, max_position_embeddings=32, hidden_size=32, intermediate_size=48,
+            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2))
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        vocab_size=256, n_positions=32, n_embd=32, n_layer=2, n_head=4, resid_pdrop=0, embd_pdrop=0,
+        attn_pdrop=0, activation_function="gelu" if name == "gpt2" else "gelu_new"))
+
+losses = {}
+for name in names:
+    write_logits(folder / f"hf {name}")
+    model = random_model(name)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder / f"theirs {name}")
+    losses[name] = write_logits(folder / f"theirs {name}")
+print(json.dumps(losses))
 """
+
+
+def logits(path):
+    values = array.array("f")
+    values.frombytes(path.read_bytes())
+    assert len(values) == 2 * LENGTH * 256
+    return values
 
 
 class HuggingFace(EndToEnd):
-    def train(self, settings):
-        output = self.folder / "out"
+    def train(self, output, settings):
         command = [LOCKSTEP, "train", self.config, "--output", output]
         for setting in settings:
             command += ["--set", setting]
-        result = run(*command)
-        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        self.check(*command)
         return output
 
-    def check(self, *arguments):
-        result = run(LOCKSTEP, *arguments)
+    def check(self, *command):
+        result = run(*command)
         self.assertEqual(result.returncode, 0, result.stderr.decode())
         return result.stdout
 
-    def evaluate(self, folder):
-        return json.loads(self.check("evaluate", folder, "--input", self.folder / "text",
-                                     "--json"))["loss"]
+    def write_logits(self, *prefixes):
+        pairs = [(self.folder / f"{prefix} {name}", self.folder / f"{prefix} {name}.logits")
+                 for prefix in prefixes for name in OURS]
+        self.check(BUILD / "tests" / "write_logits", self.folder / "text", LENGTH,
+                   *(path for pair in pairs for path in pair))
 
-    def python(self, program, *arguments):
+    def export_and_import(self):
+        """Our models in "out", transformers' form of them in "hf", that again as ours in "back"."""
+        for name, settings in OURS.items():
+            out, hf, back = (self.folder / f"{p} {name}" for p in ("out", "hf", "back"))
+            self.train(out, (*settings, f"checkpoint.save={out}"))
+            self.check(LOCKSTEP, "checkpoint", "export", "--hf", hf, out)
+            self.check(LOCKSTEP, "checkpoint", "import", "--hf", hf, back)
+
+    def test_a_model_comes_back_from_its_export(self):
+        self.export_and_import()
+        self.write_logits("out", "back")
+        for name in OURS:
+            self.assertEqual(logits(self.folder / f"back {name}.logits"),
+                             logits(self.folder / f"out {name}.logits"))
         if not PYTHON.exists():
             self.skipTest(f"transformers is not installed ({PYTHON}); run "
                           "scripts/setup hugging-face")
-        result = subprocess.run([PYTHON, "-c", program, *map(str, arguments)], capture_output=True,
-                                check=False, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+        self.compare_with_transformers()
+
+    def compare_with_transformers(self):
+        result = subprocess.run([PYTHON, "-c", TRANSFORMERS, self.folder, str(LENGTH), *OURS],
+                                capture_output=True, check=False,
+                                env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
         self.assertEqual(result.returncode, 0, result.stderr.decode())
-        return result.stdout.decode().split()
-
-    def test_a_model_comes_back_from_its_export(self):
-        for settings in (GPT2, LLAMA):
-            output = self.train(settings)
-            self.check("checkpoint", "export", "--hf", self.folder / "hf", output / "checkpoint")
-            self.check("checkpoint", "import", "--hf", self.folder / "hf", self.folder / "back")
-            self.assertEqual(self.evaluate(self.folder / "back"),
-                             self.evaluate(output / "checkpoint"))
-
-    def test_transformers_computes_the_same_from_our_export(self):
-        for settings in (GPT2, LLAMA):
-            output = self.train(settings)
-            self.check("checkpoint", "export", "--hf", self.folder / "hf", output / "checkpoint")
-            found = self.python(EVALUATE, self.folder / "hf", self.folder / "text", 32)
-            self.assertAlmostEqual(float(found[0]), self.evaluate(output / "checkpoint"),
-                                   delta=1e-5)
-
-    def test_training_goes_on_from_a_model_that_transformers_saved(self):
-        for family, settings in (
-                ("gpt2", (*GPT2, "model.num_attention_heads=4")),
-                ("llama", ("model.num_attention_heads=4", "model.num_query_groups=2",
-                           "model.ffn_hidden_size=48", "model.layernorm_epsilon=1e-6",
-                           "model.untie_embeddings_and_output_weights=true"))):
-            theirs, ours = self.folder / f"{family} theirs", self.folder / f"{family} ours"
-            self.python(MAKE, theirs, family)
-            self.check("checkpoint", "import", "--hf", theirs, ours)
-            expected = self.python(EVALUATE, theirs, self.folder / "text", 32)
-            self.assertAlmostEqual(self.evaluate(ours), float(expected[0]), delta=1e-4)
-            output = self.train((*settings, "model.num_layers=2", f"checkpoint.load={ours}",
-                                 "checkpoint.finetune=true"))
-            first = metrics(output)[0][0]
-            self.assertEqual(first["iteration"], 1)
-            self.assertAlmostEqual(first["lm_loss"], float(expected[0]), delta=0.5)
-            self.assertLess(metrics(output)[0][-1]["lm_loss"], first["lm_loss"])
+        losses = json.loads(result.stdout)
+        for name in THEIRS:
+            self.check(LOCKSTEP, "checkpoint", "import", "--hf", self.folder / f"theirs {name}",
+                       self.folder / f"imported {name}")
+        self.write_logits("imported")
+        for name, settings in THEIRS.items():
+            for ours, theirs in (("out", "hf"), ("imported", "theirs")):
+                found, expected = (logits(self.folder / f"{prefix} {name}.logits")
+                                   for prefix in (ours, theirs))
+                largest = max(abs(a - b) for a, b in zip(found, expected))
+                self.assertLess(largest, 1e-4, f"{ours} {name}")
+                self.assertGreater(max(map(abs, expected)), 0.1)
+            output = self.train(self.folder / f"on {name}",
+                                (*settings, "model.num_layers=2", "checkpoint.finetune=true",
+                                 f"checkpoint.load={self.folder / f'imported {name}'}"))
+            lines = metrics(output)[0]
+            self.assertEqual(lines[0]["iteration"], 1)
+            self.assertAlmostEqual(lines[0]["lm_loss"], losses[name], delta=0.5)
+            self.assertLess(lines[-1]["lm_loss"], lines[0]["lm_loss"])
 
     def test_what_has_no_counterpart_is_named(self):
-        output = self.train(("model.activation=gelu",))
+        output = self.train(self.folder / "out", ("model.activation=gelu",))
         result = run(LOCKSTEP, "checkpoint", "export", "--hf", self.folder / "hf",
                      output / "checkpoint")
         self.assert_failed(result, 2, "model.activation: found gelu, allowed in a Llama model")
         folder = self.folder / "bad"
         folder.mkdir()
-        (folder / "config.json").write_text('{"model_type": "gpt2"}')
+        (folder / "config.json").write_text('{"model_type": "gpt2", "activation_function": "relu"}')
         result = run(LOCKSTEP, "checkpoint", "import", "--hf", folder, self.folder / "back")
-        self.assert_failed(result, 1, "config.json'", "found gelu_new, allowed: gelu")
+        self.assert_failed(result, 1, "config.json'", "found relu, allowed: gelu, gelu_new")
 
 
 if __name__ == "__main__":

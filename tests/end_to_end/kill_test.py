@@ -1,16 +1,17 @@
 """A run that is killed again and again, inside saves too: after each start it goes on from its last
-checkpoint, and its losses are those of a run that nobody killed, bit for bit.
+checkpoint, and its losses are those of a run that nobody killed, bit for bit. The program's few kills
+beside the many of tests/training/kill_test.cpp.
 
-LOCKSTEP_KILLS sets the number of kills (default 12)."""
+LOCKSTEP_KILLS sets the number of kills (default 4)."""
 
 import os
 import random
 import time
 import unittest
 
-from support import LOCKSTEP, Ranks, metrics, run, torchrun
+from support import LOCKSTEP, Ranks, metrics, run
 
-KILLS = int(os.environ.get("LOCKSTEP_KILLS", "12"))
+KILLS = int(os.environ.get("LOCKSTEP_KILLS", "4"))
 SEED = int(os.environ.get("LOCKSTEP_KILL_SEED", "1"))
 ITERATIONS = 4000
 
@@ -46,7 +47,6 @@ class Kills(Ranks):
         moments = random.Random(SEED)
         output = self.folder / "out"
         folder = output / "checkpoint"
-        last = 0
         inside = 0
         for kill in range(KILLS):
             processes = self.start(
@@ -70,13 +70,12 @@ class Kills(Ranks):
         last = self.iterations(output)[-1]["iteration"] + 5
         common = ("--set", f"train.train_iters={last}",
                   "--set", f"optimizer.lr_decay_iters={ITERATIONS}")
-        result = torchrun(2, LOCKSTEP, "train", self.config, "--output", output, *self.settings,
-                          "--set", f"checkpoint.load={folder}", *common)
-        self.assertEqual(result.returncode, 0, result.stderr.decode())
         whole = self.folder / "whole"
-        result = torchrun(2, LOCKSTEP, "train", self.config, "--output", whole, *self.settings,
-                          "--set", "checkpoint.save_interval=100000", *common)
-        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        for path, more in ((output, ("--set", f"checkpoint.load={folder}")),
+                           (whole, ("--set", "checkpoint.save_interval=100000"))):
+            for process in self.start(2, "--output", path, *self.settings, *common, *more):
+                error = process.communicate(timeout=120)[1].decode()
+                self.assertEqual(process.returncode, 0, error)
         numbers = ("iteration", "lm_loss", "grad_norm", "learning_rate", "consumed_samples")
         found, expected = ([[line[name] for name in numbers] for line in self.iterations(path)]
                            for path in (output, whole))

@@ -264,12 +264,10 @@ TEST(HuggingFaceConfig, DamageIsNamed) {
   EXPECT_TRUE(refuses("{", "'config.json' is no JSON object"));
   EXPECT_TRUE(refuses("{}", "'model_type' is missing"));
   EXPECT_TRUE(refuses(R"({"model_type":"bert"})", "found bert, allowed: gpt2, llama"));
-  for (const char* const name : {"relu", "gelu_fast", "quick_gelu", "swiglu"})
-    EXPECT_TRUE(refuses(R"({"model_type":"gpt2","n_layer":1,"n_embd":8,"n_head":2,"n_positions":8,)"
-                        R"("vocab_size":9,"activation_function":")" +
-                            std::string(name) + "\"}",
-                        "'activation_function': found " + std::string(name) +
-                            ", allowed: gelu, gelu_new, gelu_pytorch_tanh"));
+  for (const std::string name : {"relu", "gelu_fast", "quick_gelu", "swiglu"})
+    EXPECT_TRUE(refuses(
+        R"({"model_type":"gpt2","activation_function":")" + name + "\"}",
+        "'activation_function': found " + name + ", allowed: gelu, gelu_new, gelu_pytorch_tanh"));
   EXPECT_TRUE(refuses(R"({"model_type":"llama","hidden_size":"x"})", "'num_hidden_layers'"));
   EXPECT_TRUE(refuses(R"({"model_type":"llama","num_hidden_layers":0})", "found 0, allowed: >= 1"));
   EXPECT_TRUE(

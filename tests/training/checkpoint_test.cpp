@@ -1,8 +1,7 @@
 #include <gtest/gtest.h>
-#include <sys/stat.h>
 
 #include <cmath>
-#include <fstream>
+#include <optional>
 
 #include <ATen/ATen.h>
 
@@ -12,7 +11,6 @@
 #include "lockstep/tests/support/synthetic_text.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
-#include "lockstep/training/checkpoint/checkpoint_folder.h"
 #include "lockstep/training/checkpoint/run_checkpoints.h"
 
 namespace lockstep {
@@ -22,7 +20,7 @@ using testing::TemporaryFolder;
 using testing::throws_with;
 
 constexpr int64_t kSavedAt = 3;
-constexpr int64_t kAfter = 4;
+constexpr int64_t kAfter = 10;
 
 struct Layout {
   std::string name;
@@ -40,7 +38,7 @@ class CheckpointTest : public ::testing::Test {
         "model { num_layers: 4 hidden_size: 16 num_attention_heads: 4 num_query_groups: 2 "
         "ffn_hidden_size: 24 seq_length: 16 vocab_size: 257 make_vocab_size_divisible_by: 4 } "
         "optimizer { lr: 0.01 lr_warmup_iters: 2 weight_decay: 0.1 clip_grad: 0.5 "
-        "lr_decay_style: \"cosine\" } train { global_batch_size: 8 micro_batch_size: 1 "
+        "lr_decay_style: \"cosine\" } train { global_batch_size: 4 micro_batch_size: 1 "
         "train_iters: 20 eval_iters: 0 }",
         "test", overrides);
   }
@@ -73,16 +71,28 @@ class CheckpointTest : public ::testing::Test {
 
   std::vector<double> load(const Layout& layout, const std::string& from,
                            const std::vector<std::string>& more = {}) const {
-    std::vector<double> curve;
-    run_ranks(layout, more, [&](Trainer& trainer, const ParallelState& state) {
-      CheckpointConfig checkpoint;
-      checkpoint.load = from;
-      EXPECT_TRUE(RunCheckpoints(checkpoint, "", state).load(trainer));
-      EXPECT_EQ(trainer.iteration(), kSavedAt);
-      const std::vector<double> mine = steps(trainer, kAfter);
-      if (state.rank() == 0) curve = mine;
+    return load_each(layout, {from}, more).front();
+  }
+
+  /// Goes on from each of the checkpoints in turn, always with a new trainer; their curves.
+  std::vector<std::vector<double>> load_each(const Layout& layout,
+                                             const std::vector<std::string>& folders,
+                                             const std::vector<std::string>& more) const {
+    std::vector<std::vector<double>> curves(folders.size());
+    run_ranks(layout, more, [&](Trainer& first, const ParallelState& state) {
+      for (size_t i = 0; i < folders.size(); ++i) {
+        std::optional<Trainer> other;
+        if (i > 0) other.emplace(first.config(), state);
+        Trainer& trainer = other ? *other : first;
+        CheckpointConfig checkpoint;
+        checkpoint.load = folders[i];
+        EXPECT_TRUE(RunCheckpoints(checkpoint, "", state).load(trainer));
+        EXPECT_EQ(trainer.iteration(), kSavedAt);
+        const std::vector<double> mine = steps(trainer, kAfter);
+        if (state.rank() == 0) curves[i] = mine;
+      }
     });
-    return curve;
+    return curves;
   }
 
   void run_ranks(const Layout& layout, const std::vector<std::string>& more,
@@ -101,19 +111,23 @@ class CheckpointTest : public ::testing::Test {
         options);
   }
 
-  /// Saves on each layout and goes on on each.
+  /// Saves on each layout and goes on on each: the next kAfter losses and gradient norms.
   void check_pairs(const std::vector<Layout>& layouts, const std::vector<std::string>& more) const {
+    std::vector<std::string> folders;
+    std::vector<std::vector<double>> expected;
     for (const Layout& saved : layouts) {
-      const std::string into = folder(saved.name);
-      const std::vector<double> expected = save(saved, into, more);
-      EXPECT_TRUE(verify_checkpoint(into).empty());
-      for (const Layout& loaded : layouts) {
-        const std::vector<double> found = load(loaded, into, more);
-        ASSERT_EQ(found.size(), expected.size());
-        const double tolerance = saved.name == loaded.name ? 0 : 1e-9;
-        for (size_t i = 0; i < found.size(); ++i)
-          ASSERT_NEAR(found[i], expected[i], tolerance * expected[i])
-              << saved.name << " to " << loaded.name << ", " << i;
+      folders.push_back(folder(saved.name));
+      expected.push_back(save(saved, folders.back(), more));
+      EXPECT_TRUE(verify_checkpoint(folders.back()).empty());
+    }
+    for (size_t to = 0; to < layouts.size(); ++to) {
+      const auto found = load_each(layouts[to], folders, more);
+      for (size_t from = 0; from < layouts.size(); ++from) {
+        ASSERT_EQ(found[from].size(), 2 * kAfter);
+        const double tolerance = from == to ? 0 : 1e-9;
+        for (size_t i = 0; i < found[from].size(); ++i)
+          ASSERT_NEAR(found[from][i], expected[from][i], tolerance * expected[from][i])
+              << layouts[from].name << " to " << layouts[to].name << ", " << i;
       }
     }
   }
@@ -122,30 +136,35 @@ class CheckpointTest : public ::testing::Test {
   std::string text_;
 };
 
+/// Each in as few micro-batches as it can have.
 const std::vector<Layout>& layouts() {
   static const std::vector<Layout> list = {
-      {"one rank", 1, {}},
+      {"one rank", 1, {"train.micro_batch_size=4"}},
       {"dp 2", 2, {"ddp.bucket_size=300"}},
       {"dp 2, distributed optimizer",
        2,
-       {"ddp.use_distributed_optimizer=true", "ddp.overlap_param_gather=true"}},
+       {"ddp.use_distributed_optimizer=true", "ddp.overlap_param_gather=true",
+        "train.micro_batch_size=2"}},
       {"dp 4, distributed optimizer, 2 instances",
        4,
        {"ddp.use_distributed_optimizer=true", "ddp.bucket_size=500",
         "parallel.num_distributed_optimizer_instances=2"}},
       {"tp 2, sequence parallel",
        2,
-       {"parallel.tensor_model_parallel_size=2", "parallel.sequence_parallel=true"}},
+       {"parallel.tensor_model_parallel_size=2", "parallel.sequence_parallel=true",
+        "train.micro_batch_size=4"}},
       {"tp 4, distributed optimizer",
        4,
-       {"parallel.tensor_model_parallel_size=4", "ddp.use_distributed_optimizer=true"}},
+       {"parallel.tensor_model_parallel_size=4", "ddp.use_distributed_optimizer=true",
+        "train.micro_batch_size=4"}},
       {"pp 2, dp 2, distributed optimizer",
        4,
-       {"parallel.pipeline_model_parallel_size=2", "ddp.use_distributed_optimizer=true"}},
+       {"parallel.pipeline_model_parallel_size=2", "ddp.use_distributed_optimizer=true",
+        "train.micro_batch_size=2"}},
       {"cp 2, pp 2, vpp 2",
        4,
        {"parallel.pipeline_model_parallel_size=2", "parallel.context_parallel_size=2",
-        "parallel.virtual_pipeline_model_parallel_size=2"}},
+        "parallel.virtual_pipeline_model_parallel_size=2", "train.micro_batch_size=2"}},
   };
   return list;
 }
@@ -154,8 +173,8 @@ TEST_F(CheckpointTest, EveryLayoutGoesOnFromEveryOther) { check_pairs(layouts(),
 
 TEST_F(CheckpointTest, ExpertsGoOnOnEveryLayout) {
   const std::vector<Layout> list = {
-      {"one rank", 1, {}},
-      {"ep 2", 2, {"parallel.expert_model_parallel_size=2"}},
+      {"one rank", 1, {"train.micro_batch_size=4"}},
+      {"ep 2", 2, {"parallel.expert_model_parallel_size=2", "train.micro_batch_size=2"}},
       {"ep 2, dp 4, distributed optimizer",
        4,
        {"parallel.expert_model_parallel_size=2", "ddp.use_distributed_optimizer=true"}},
@@ -163,7 +182,7 @@ TEST_F(CheckpointTest, ExpertsGoOnOnEveryLayout) {
        4,
        {"parallel.tensor_model_parallel_size=2", "parallel.expert_tensor_parallel_size=1",
         "parallel.expert_model_parallel_size=2", "parallel.pipeline_model_parallel_size=2",
-        "parallel.sequence_parallel=true"}}};
+        "parallel.sequence_parallel=true", "train.micro_batch_size=4"}}};
   check_pairs(list, {"model.num_experts=4", "model.moe_router_score_function=sigmoid",
                      "model.moe_router_enable_expert_bias=true",
                      "model.untie_embeddings_and_output_weights=true"});
@@ -202,7 +221,7 @@ TEST_F(CheckpointTest, EveryElementIsWrittenOnceAndTheWorkIsShared) {
   CheckpointReader reader(into);
   const Manifest& manifest = reader.manifest();
   EXPECT_EQ(manifest.iteration, kSavedAt);
-  EXPECT_EQ(manifest.consumed_samples, kSavedAt * 8);
+  EXPECT_EQ(manifest.consumed_samples, kSavedAt * 4);
   EXPECT_EQ(manifest.optimizer_steps, kSavedAt);
   EXPECT_EQ(manifest.layout.world_size, 2);
   int64_t elements = 0, largest = 0;
@@ -215,7 +234,7 @@ TEST_F(CheckpointTest, EveryElementIsWrittenOnceAndTheWorkIsShared) {
   const int64_t first = manifest.files[1].size, second = manifest.files[2].size;
   EXPECT_LE(std::abs(first - second), largest);
   EXPECT_LT(first + second, elements * 8 + 20000);
-  EXPECT_EQ(reader.config().train.global_batch_size, 8);
+  EXPECT_EQ(reader.config().train.global_batch_size, 4);
 }
 
 TEST_F(CheckpointTest, TheDistributedOptimizersStateIsWrittenByItsOwners) {
@@ -267,86 +286,20 @@ TEST_F(CheckpointTest, WeightsAloneStartAnewWithTheirLoss) {
   });
 }
 
-std::vector<StateTensor> some_state(const at::Tensor& values) {
-  return {{"w", "", {whole_box({values.numel()}), {0, values.numel()}}, values}};
-}
-
-float saved_value(const std::string& folder) {
-  CheckpointReader reader(folder);
-  float value = 0;
-  reader.read(*reader.find("w"), {whole_box({1000}), {999, 1000}}, reinterpret_cast<char*>(&value));
-  return value;
-}
-
-TEST_F(CheckpointTest, AnAsynchronousSaveHoldsWhatWasThereWhenItWasCalled) {
-  const std::string into = folder("async");
-  testing::run_ranks(2, [&](const ParallelState& state) {
-    CheckpointSaver saver(state, {.folder = into, .keep = 2, .async = true});
-    const at::Tensor values = at::full({1000}, 0.0F);
-    for (int64_t i = 1; i <= 20; ++i) {
-      values.fill_(static_cast<float>(i));
-      TrainingProgress progress;
-      progress.iteration = i;
-      EXPECT_EQ(saver.save(some_state(values), progress, Config{}).last_error, "");
-      values.fill_(-1);
-    }
-    saver.finish();
-  });
-  EXPECT_EQ(complete_checkpoints(into).size(), 2u);
-  EXPECT_EQ(saved_value(into), 20);
-  EXPECT_EQ(saved_value(into + "/step_19"), 19);
-}
-
-/// A FIFO in the place of the file that completes a checkpoint holds the save up until it is read,
-/// and fails it then.
-TEST_F(CheckpointTest, ABusySaveIsSkippedAndItsFailureReachesTheLoop) {
-  const std::string into = folder("busy"), fifo = into + "/latest.partial";
-  std::filesystem::create_directories(into);
-  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
-  testing::run_ranks(2, [&](const ParallelState& state) {
-    CheckpointSaver saver(state, {.folder = into, .async = true, .when_busy = AsyncWhenBusy::skip});
-    const at::Tensor values = at::full({1000}, 3.0F);
-    TrainingProgress progress;
-    progress.iteration = 1;
-    EXPECT_TRUE(saver.save(some_state(values), progress, Config{}, true).path.ends_with("step_1"));
-    progress.iteration = 2;
-    EXPECT_EQ(saver.save(some_state(values), progress, Config{}, true).path, "");
-    if (state.rank() == 0) {
-      std::string line;
-      std::getline(std::ifstream(fifo), line);
-      std::filesystem::remove(fifo);
-    }
-    const SaveResult result = saver.save(some_state(values), progress, Config{}, false);
-    EXPECT_NE(result.last_error.find("rank 0: '" + fifo + "' cannot be written"), std::string::npos)
-        << result.last_error;
-    saver.finish();
-  });
-  EXPECT_EQ(complete_checkpoints(into), (std::vector<std::string>{into + "/step_2"}));
-  EXPECT_TRUE(verify_checkpoint(into).empty());
-}
-
-TEST_F(CheckpointTest, ASaveThatFailsFailsOnAllRanksAndLeavesTheLastOne) {
-  const std::string into = folder("failing");
-  testing::run_ranks(3, [&](const ParallelState& state) {
-    CheckpointSaver saver(state, {.folder = into});
-    const at::Tensor values = at::full({1000}, 3.0F);
-    TrainingProgress progress;
-    progress.iteration = 1;
-    saver.save(some_state(values), progress, Config{});
-    if (state.rank() == 0) {
-      std::filesystem::remove(into + "/latest");
-      std::filesystem::create_directories(into + "/latest/in the way");
-    }
-    progress.iteration = 2;
-    EXPECT_TRUE(throws_with<FileError>([&] { saver.save(some_state(values), progress, Config{}); },
-                                       "rank 0: checkpoint.save: '" + into + "/step_2'"));
-    if (state.rank() == 0) std::filesystem::remove_all(into + "/latest");
-    progress.iteration = 3;
-    saver.save(some_state(values), progress, Config{});
-  });
-  EXPECT_EQ(complete_checkpoints(into),
-            (std::vector<std::string>{into + "/step_3", into + "/step_1"}));
-  EXPECT_FALSE(std::filesystem::exists(into + "/step_2.partial"));
+TEST_F(CheckpointTest, ARunThatGoesOnAtOnceSavesWhatItHadWhenItSaved) {
+  const std::string into = folder("goes on");
+  const Layout& layout = layouts()[2];
+  std::vector<double> expected;
+  run_ranks(layout, {"checkpoint.async_save=true", "checkpoint.save_interval=3"},
+            [&](Trainer& trainer, const ParallelState& state) {
+              RunCheckpoints checkpoints(trainer.config().checkpoint, into, state);
+              steps(trainer, kSavedAt);
+              checkpoints.after_iteration(trainer, false);
+              const std::vector<double> mine = steps(trainer, kAfter);
+              if (state.rank() == 0) expected = mine;
+              checkpoints.after_iteration(trainer, true);
+            });
+  EXPECT_EQ(load(layout, into + "/step_3"), expected);
 }
 
 }  // namespace

@@ -210,6 +210,15 @@ TEST(Crc32, AsZlibHasIt) {
   EXPECT_EQ(crc32(text), 0x414FA339u);
   for (size_t cut = 0; cut < text.size(); ++cut)
     EXPECT_EQ(crc32(text.substr(cut), crc32(text.substr(0, cut))), 0x414FA339u);
+  std::string bytes;
+  for (int i = 0; i < 1000; ++i) bytes.push_back(static_cast<char>((i * i * 7 + i / 3) % 251));
+  EXPECT_EQ(crc32(bytes), 0x0FC7934Bu);
+  // Long runs go another way than those of a byte.
+  for (size_t length = 0; length < 300; ++length) {
+    uint32_t expected = 5;
+    for (size_t i = 0; i < length; ++i) expected = crc32(bytes.substr(i, 1), expected);
+    EXPECT_EQ(crc32(bytes.substr(0, length), 5), expected) << length;
+  }
 }
 
 }  // namespace

@@ -166,20 +166,43 @@ void PartialCheckpoint::discard() const noexcept {
   fs::remove_all(partial_, error);
 }
 
+FileWriter::FileWriter(std::string path) : path_(std::move(path)) {
+  file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (file_ < 0) fail_to_write();
+}
+
+FileWriter::~FileWriter() {
+  if (file_ >= 0) ::close(file_);
+}
+
+void FileWriter::write(std::string_view bytes) {
+  constexpr int64_t kStretch = int64_t{32} << 20;
+  while (!bytes.empty()) {
+    const ssize_t count = ::write(file_, bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) fail_to_write();
+    bytes.remove_prefix(static_cast<size_t>(count));
+    written_ += count;
+  }
+  if (written_ - begun_ < kStretch) return;
+  ::sync_file_range(file_, begun_, written_ - begun_, SYNC_FILE_RANGE_WRITE);
+  begun_ = written_;
+}
+
+void FileWriter::finish() {
+  if (::fsync(file_) != 0) fail_to_write();
+  ::close(file_);
+  file_ = -1;
+}
+
+void FileWriter::fail_to_write() const {
+  fail<FileError>("'{}' cannot be written: {}", path_, std::strerror(errno));
+}
+
 void write_file(const std::string& path, const std::vector<std::string_view>& pieces) {
-  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  bool good = file >= 0;
-  for (std::string_view piece : pieces)
-    while (good && !piece.empty()) {
-      const ssize_t written = ::write(file, piece.data(), piece.size());
-      if (written < 0 && errno == EINTR) continue;
-      good = written > 0;
-      if (good) piece.remove_prefix(static_cast<size_t>(written));
-    }
-  good = good && ::fsync(file) == 0;
-  const std::string reason = good ? "" : std::strerror(errno);
-  if (file >= 0) ::close(file);
-  require<FileError>(good, "'{}' cannot be written: {}", path, reason);
+  FileWriter file(path);
+  for (const std::string_view piece : pieces) file.write(piece);
+  file.finish();
 }
 
 std::string read_file(const std::string& path, int64_t limit) {

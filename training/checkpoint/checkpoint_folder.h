@@ -9,6 +9,7 @@
 ///
 ///     step_500/                 a complete checkpoint: it has a manifest
 ///     step_600.partial/         one that is being written, or that was interrupted
+///     lock                      of the run that saves there; see folder_lock.h
 ///     latest                    names of the steps in the order of their saving, the newest first
 ///
 /// A checkpoint is written into step_N.partial/, each file followed by fsync, the manifest last;
@@ -56,6 +57,28 @@ class PartialCheckpoint {
   std::string name_;
   std::string final_;
   std::string partial_;
+};
+
+/// A file that is written from front to back. The disk begins its work while more is written.
+class FileWriter {
+ public:
+  /// Makes the file, or empties it. FileError names the path, here and below.
+  explicit FileWriter(std::string path);
+  ~FileWriter();
+  FileWriter(const FileWriter&) = delete;
+  FileWriter& operator=(const FileWriter&) = delete;
+
+  void write(std::string_view bytes);
+  /// Waits until all is on disk, and closes the file.
+  void finish();
+
+ private:
+  [[noreturn]] void fail_to_write() const;
+
+  std::string path_;
+  int file_ = -1;
+  int64_t written_ = 0;
+  int64_t begun_ = 0;  ///< bytes that the disk was told of
 };
 
 /// Writes a whole file and waits until it is on disk. FileError names the path.

@@ -1,7 +1,10 @@
 #include "lockstep/training/checkpoint/checkpoint_saver.h"
 
+#include <sys/mman.h>
+
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <filesystem>
 #include <future>
 #include <set>
@@ -11,6 +14,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/core/integers.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/training/checkpoint/checkpoint_folder.h"
 #include "lockstep/training/checkpoint/save_plan.h"
@@ -25,6 +29,8 @@ constexpr const char* kBusy = "busy";
 constexpr const char* kDone = "done";
 constexpr std::string_view kFailed = "failed: ";
 constexpr int64_t kLongestReport = int64_t{1} << 30;
+constexpr int64_t kAlignment = 64;               // bytes
+constexpr int64_t kHugePage = int64_t{2} << 20;  // bytes
 
 std::string shard_name(int64_t rank) { return fmt::format("rank_{:05}.safetensors", rank); }
 std::string report_name(int64_t rank) { return fmt::format("rank_{:05}.report", rank); }
@@ -56,13 +62,23 @@ std::string first_failure(const std::vector<std::string>& statuses) {
 /// One save of this rank: what it writes, and on rank 0 what makes it complete. Runs on a thread;
 /// touches no tensor's metadata there, only memory.
 struct CheckpointSaver::Job {
+  struct Copy {
+    const void* from;
+    void* to;
+    size_t bytes;
+  };
+
   PartialCheckpoint checkpoint;
   int64_t rank;
   int64_t world_size;
   int64_t keep;
-  Manifest whole = {};      ///< without files and tensors
-  std::string config = {};  ///< text
-  std::vector<at::Tensor> memory = {};
+  Manifest whole = {};                  ///< without files and tensors
+  std::string config = {};              ///< text
+  std::vector<at::Tensor> memory = {};  ///< what contents and copies point to
+  std::vector<Copy> copies = {};        ///< that the thread makes first
+  int64_t staged = 0;                   ///< bytes of the staging memory that are taken
+  std::promise<void> copied = {};
+  std::future<void> was_copied = copied.get_future();
   std::vector<ShardContent> contents = {};
   std::vector<ManifestTensor> tensors = {};  ///< as contents, without pieces
   std::atomic<bool> abandoned = false;
@@ -70,6 +86,8 @@ struct CheckpointSaver::Job {
 
   void start() {
     outcome = std::async(std::launch::async, [this]() -> std::string {
+      for (const Copy& copy : copies) std::memcpy(copy.to, copy.from, copy.bytes);
+      copied.set_value();
       try {
         run();
         return kDone;
@@ -156,26 +174,53 @@ void CheckpointSaver::make_plan(const std::vector<StateTensor>& tensors) {
   planned_ = true;
 }
 
-std::unique_ptr<CheckpointSaver::Job> CheckpointSaver::stage(
-    const std::vector<StateTensor>& tensors, bool copy) const {
+void CheckpointSaver::make_staging(const std::vector<StateTensor>& tensors) {
+  int64_t bytes = 0;
+  for (const size_t i : mine_)
+    bytes += round_up(static_cast<int64_t>(tensors.at(i).values.nbytes()), kAlignment);
+  if (staging_.defined() && staging_.numel() == bytes) return;
+  staging_ = at::empty({bytes}, at::kByte);
+  // Pages of 4096 bytes, each fetched when it is first written, cost more time than the copy.
+  const auto begin = reinterpret_cast<uintptr_t>(staging_.data_ptr());
+  const auto first = static_cast<uintptr_t>(round_up(static_cast<int64_t>(begin), kHugePage));
+  if (begin + static_cast<uintptr_t>(bytes) > first + kHugePage)
+    ::madvise(reinterpret_cast<void*>(first), begin + static_cast<uintptr_t>(bytes) - first,
+              MADV_HUGEPAGE);
+}
+
+void CheckpointSaver::stage(Job& job, const at::Tensor& values) {
+  const at::Tensor target = at::from_blob(static_cast<char*>(staging_.data_ptr()) + job.staged,
+                                          values.sizes(), at::TensorOptions(values.scalar_type()));
+  job.staged += round_up(static_cast<int64_t>(values.nbytes()), kAlignment);
+  if (options_.copy_in_background && values.is_cpu() && values.is_contiguous()) {
+    job.copies.push_back({values.const_data_ptr(), target.data_ptr(), values.nbytes()});
+    job.memory.push_back(values);
+  } else {
+    target.copy_(values);
+  }
+  job.memory.push_back(target);
+}
+
+std::unique_ptr<CheckpointSaver::Job> CheckpointSaver::make_job(
+    const std::vector<StateTensor>& tensors) {
   const at::NoGradGuard no_grad;
   auto job = std::unique_ptr<Job>(new Job{.checkpoint = {options_.folder, 0},
                                           .rank = state_.rank(),
                                           .world_size = state_.world_size(),
                                           .keep = options_.keep});
+  if (options_.async) make_staging(tensors);
   for (const size_t i : mine_) {
     const StateTensor& tensor = tensors.at(i);
-    at::Tensor memory = tensor.values.detach().to(at::kCPU).contiguous();
-    if (copy && memory.is_alias_of(tensor.values)) memory = memory.clone();
-    job->contents.push_back({tensor.name, tensor.state, safetensors_dtype(memory.scalar_type()),
-                             tensor.part, memory.const_data_ptr(),
+    const at::Tensor values = tensor.values.detach();
+    if (options_.async)
+      stage(*job, values);
+    else
+      job->memory.push_back(values.to(at::kCPU).contiguous());
+    const at::Tensor& memory = job->memory.back();
+    const char* const dtype = safetensors_dtype(memory.scalar_type());
+    job->contents.push_back({tensor.name, tensor.state, dtype, tensor.part, memory.const_data_ptr(),
                              static_cast<int64_t>(memory.nbytes())});
-    job->tensors.push_back({tensor.name,
-                            tensor.state,
-                            safetensors_dtype(memory.scalar_type()),
-                            tensor.part.box.shape,
-                            {}});
-    job->memory.push_back(std::move(memory));
+    job->tensors.push_back({tensor.name, tensor.state, dtype, tensor.part.box.shape, {}});
   }
   return job;
 }
@@ -200,7 +245,7 @@ SaveResult CheckpointSaver::save(const std::vector<StateTensor>& tensors,
     result.last_error = error.what();
   }
   make_plan(tensors);
-  auto job = stage(tensors, options_.async);
+  auto job = make_job(tensors);
   job->checkpoint = PartialCheckpoint(options_.folder, progress.iteration);
   job->whole.iteration = progress.iteration;
   job->whole.consumed_samples = progress.consumed_samples;
@@ -225,6 +270,10 @@ SaveResult CheckpointSaver::save(const std::vector<StateTensor>& tensors,
   job_->start();
   if (!options_.async) finish();
   return result;
+}
+
+void CheckpointSaver::finish_copy() {
+  if (job_) job_->was_copied.wait();
 }
 
 void CheckpointSaver::finish() {

@@ -16,6 +16,9 @@ struct CheckpointSaverOptions {
   int64_t keep = 0;    ///< newest checkpoints that stay; 0: all
   bool async = false;  ///< save() returns once the state is copied to memory of the host
   AsyncWhenBusy when_busy = AsyncWhenBusy::wait;
+  /// With `async`: state on the CPU is copied by the thread too, and nothing of it may change
+  /// before finish_copy().
+  bool copy_in_background = false;
 };
 
 /// What save() did.
@@ -29,9 +32,9 @@ struct SaveResult {
 /// adds the configuration and, when all are done, the manifest, which completes the checkpoint; see
 /// checkpoint_folder.h. The state that is saved must have the same names and parts every time.
 ///
-/// With `async` a thread of each rank writes, from a copy of its share (at most one copy exists).
-/// The ranks' threads meet through files in the checkpoint's folder, so that no communication of
-/// the training is in their way.
+/// With `async` a thread of each rank writes, from a copy of its share (one copy, whose memory
+/// stays for the next save). The ranks' threads meet through files in the checkpoint's folder, so
+/// that no communication of the training is in their way.
 class CheckpointSaver {
  public:
   CheckpointSaver(const ParallelState& parallel_state, CheckpointSaverOptions options);
@@ -48,6 +51,9 @@ class CheckpointSaver {
   SaveResult save(const std::vector<StateTensor>& tensors, const TrainingProgress& progress,
                   const Config& config, bool may_skip = false);
 
+  /// Waits until the last save has copied what it writes. For this rank alone.
+  void finish_copy();
+
   /// Waits until the last save is complete. Collective. FileError as save().
   void finish();
 
@@ -55,13 +61,17 @@ class CheckpointSaver {
   struct Job;
 
   void make_plan(const std::vector<StateTensor>& tensors);
-  std::unique_ptr<Job> stage(const std::vector<StateTensor>& tensors, bool copy) const;
+  std::unique_ptr<Job> make_job(const std::vector<StateTensor>& tensors);
+  void stage(Job& job, const at::Tensor& values);
+  /// Memory for the copy of this rank's share, kept from save to save.
+  void make_staging(const std::vector<StateTensor>& tensors);
   bool any_rank_is_busy() const;
 
   ParallelState state_;
   CheckpointSaverOptions options_;
   std::vector<size_t> mine_;  ///< indices of the tensors that this rank writes
   bool planned_ = false;
+  at::Tensor staging_;  ///< bytes
   std::unique_ptr<Job> job_;
 };
 

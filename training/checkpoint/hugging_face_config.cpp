@@ -94,6 +94,7 @@ TransformerConfig parse_gpt2(const Keys& keys) {
   keys.allow("scale_attn_by_inverse_layer_idx", false, false);
   keys.allow("add_cross_attention", false, false);
   TransformerConfig model;
+  model.activation = gpt2_activation(keys);
   model.num_layers = keys.size("n_layer");
   model.hidden_size = keys.size("n_embd");
   model.num_attention_heads = keys.size("n_head");
@@ -103,7 +104,6 @@ TransformerConfig parse_gpt2(const Keys& keys) {
   model.layernorm_epsilon = keys.get<double>("layer_norm_epsilon", 1e-5);
   model.normalization = Normalization::LayerNorm;
   model.position_embedding_type = PositionEmbeddingType::learned_absolute;
-  model.activation = gpt2_activation(keys);
   model.add_bias_linear = true;
   model.untie_embeddings_and_output_weights = false;
   return model;

@@ -18,6 +18,20 @@ std::string agree_on_checkpoint(const std::string& folder, const ParallelState& 
   return word.starts_with(kFound) ? word.substr(kFound.size()) : "";
 }
 
+/// Rank 0 keeps the folder for the run; all ranks fail if another run has it.
+std::unique_ptr<FolderLock> lock_folder(const std::string& folder, const ParallelState& state) {
+  std::unique_ptr<FolderLock> lock;
+  std::string failure;
+  try {
+    if (state.rank() == 0) lock = std::make_unique<FolderLock>(folder);
+  } catch (const FileError& error) {
+    failure = error.what();
+  }
+  failure = all_gather_texts(state.world(), failure, "checkpoint lock").front();
+  require<FileError>(failure.empty(), "{}", failure);
+  return lock;
+}
+
 }  // namespace
 
 RunCheckpoints::RunCheckpoints(const CheckpointConfig& config, std::string folder,
@@ -28,11 +42,13 @@ RunCheckpoints::RunCheckpoints(const CheckpointConfig& config, std::string folde
                        "--output, which say where to save",
                        config.save_interval.value_or(0));
   if (folder_.empty()) return;
-  saver_ = std::make_unique<CheckpointSaver>(
+  lock_ = lock_folder(folder_, state_);
+  saver_ = std::make_shared<CheckpointSaver>(
       parallel_state, CheckpointSaverOptions{.folder = folder_,
                                              .keep = config.keep.value_or(0),
                                              .async = config.async_save,
-                                             .when_busy = config.async_when_busy});
+                                             .when_busy = config.async_when_busy,
+                                             .copy_in_background = true});
 }
 
 std::optional<std::string> RunCheckpoints::load(Trainer& trainer) {
@@ -67,7 +83,10 @@ std::string RunCheckpoints::after_iteration(Trainer& trainer, bool last) {
 std::string RunCheckpoints::save(Trainer& trainer, bool last) {
   const SaveResult result = saver_->save(trainer.state(config_.save_optim), trainer.progress(),
                                          trainer.config(), /*may_skip=*/!last);
-  if (last) saver_->finish();
+  if (last)
+    saver_->finish();
+  else if (config_.async_save)
+    trainer.before_next_update([saver = saver_] { saver->finish_copy(); });
   if (!result.path.empty()) path_ = result.path;
   std::string told;
   if (!result.last_error.empty())

@@ -7,6 +7,7 @@
 #include "lockstep/core/config.h"
 #include "lockstep/parallel_state/parallel_state.h"
 #include "lockstep/training/checkpoint/checkpoint_saver.h"
+#include "lockstep/training/checkpoint/folder_lock.h"
 #include "lockstep/training/trainer.h"
 
 namespace lockstep {
@@ -15,8 +16,9 @@ namespace lockstep {
 /// on the way and at the end. Every rank has one, and makes the same calls.
 class RunCheckpoints {
  public:
-  /// `folder` is where to save; empty: nowhere. ConfigError: checkpoint.save_interval without a
-  /// folder.
+  /// `folder` is where to save; empty: nowhere. Collective; as long as it lives, no other run can
+  /// save there. ConfigError: checkpoint.save_interval without a folder. FileError, on all ranks:
+  /// another run has the folder, or it cannot be made.
   RunCheckpoints(const CheckpointConfig& config, std::string folder,
                  const ParallelState& parallel_state);
 
@@ -40,7 +42,8 @@ class RunCheckpoints {
   std::string folder_;
   std::string path_;
   ParallelState state_;
-  std::unique_ptr<CheckpointSaver> saver_;
+  std::unique_ptr<FolderLock> lock_;  ///< of rank 0
+  std::shared_ptr<CheckpointSaver> saver_;
 };
 
 }  // namespace lockstep

@@ -4,6 +4,7 @@
 
 #include "lockstep/training/checkpoint/checkpoint_reader.h"
 #include "lockstep/training/checkpoint/checkpoint_saver.h"
+#include "lockstep/training/checkpoint/folder_lock.h"
 #include "lockstep/training/checkpoint/training_state.h"
 
 namespace lockstep {
@@ -11,6 +12,7 @@ namespace lockstep {
 std::string save_model(const std::string& folder, int64_t iteration, const Config& config,
                        const GPTModel& model) {
   const ParallelState state = ParallelState::single_process();
+  const FolderLock lock(folder);
   CheckpointSaver saver(state, {.folder = folder});
   TrainingProgress progress;
   progress.iteration = iteration;

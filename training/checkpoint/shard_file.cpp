@@ -37,11 +37,19 @@ class BlockChecksums {
   std::vector<uint32_t> blocks_;
 };
 
+/// Bytes are still in the processor's cache when they are written after their checksum.
 ManifestFile write_checked(const std::string& folder, const std::string& name,
                            const std::vector<std::string_view>& pieces) {
   BlockChecksums checksums;
-  for (const std::string_view piece : pieces) checksums.add(piece);
-  write_file(folder + "/" + name, pieces);
+  FileWriter file(folder + "/" + name);
+  for (std::string_view piece : pieces)
+    while (!piece.empty()) {
+      const std::string_view part = piece.substr(0, kChecksumBlock);
+      checksums.add(part);
+      file.write(part);
+      piece.remove_prefix(part.size());
+    }
+  file.finish();
   return checksums.file(name);
 }
 

@@ -1,0 +1,135 @@
+#include "lockstep/training/checkpoint/checkpoint_saver.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/error.h"
+#include "lockstep/tests/support/rank_threads.h"
+#include "lockstep/tests/support/temporary_folder.h"
+#include "lockstep/tests/support/throws_with.h"
+#include "lockstep/training/checkpoint/checkpoint_folder.h"
+#include "lockstep/training/checkpoint/run_checkpoints.h"
+
+namespace lockstep {
+namespace {
+
+using testing::TemporaryFolder;
+using testing::throws_with;
+
+class CheckpointSaverTest : public ::testing::Test {
+ protected:
+  std::string folder(const std::string& name) const { return folder_.path() / name; }
+
+  TemporaryFolder folder_;
+};
+
+std::vector<StateTensor> some_state(const at::Tensor& values) {
+  return {{"w", "", {whole_box({values.numel()}), {0, values.numel()}}, values}};
+}
+
+float saved_value(const std::string& folder) {
+  CheckpointReader reader(folder);
+  float value = 0;
+  reader.read(*reader.find("w"), {whole_box({1000}), {999, 1000}}, reinterpret_cast<char*>(&value));
+  return value;
+}
+
+TEST_F(CheckpointSaverTest, AnAsynchronousSaveHoldsWhatWasThereWhenItWasCalled) {
+  for (const bool in_background : {false, true}) {
+    const std::string into = folder("async" + std::to_string(in_background));
+    testing::run_ranks(2, [&](const ParallelState& state) {
+      CheckpointSaver saver(
+          state, {.folder = into, .keep = 2, .async = true, .copy_in_background = in_background});
+      const at::Tensor values = at::full({1000}, 0.0F);
+      for (int64_t i = 1; i <= 20; ++i) {
+        values.fill_(static_cast<float>(i));
+        TrainingProgress progress;
+        progress.iteration = i;
+        EXPECT_EQ(saver.save(some_state(values), progress, Config{}).last_error, "");
+        if (in_background) saver.finish_copy();
+        values.fill_(-1);
+      }
+      saver.finish();
+    });
+    EXPECT_EQ(complete_checkpoints(into).size(), 2u);
+    EXPECT_EQ(saved_value(into), 20);
+    EXPECT_EQ(saved_value(into + "/step_19"), 19);
+  }
+}
+
+/// A FIFO in the place of the file that completes a checkpoint holds the save up until it is read,
+/// and fails it then.
+TEST_F(CheckpointSaverTest, ABusySaveIsSkippedAndItsFailureReachesTheLoop) {
+  const std::string into = folder("busy"), fifo = into + "/latest.partial";
+  std::filesystem::create_directories(into);
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  testing::run_ranks(2, [&](const ParallelState& state) {
+    CheckpointSaver saver(state, {.folder = into, .async = true, .when_busy = AsyncWhenBusy::skip});
+    const at::Tensor values = at::full({1000}, 3.0F);
+    TrainingProgress progress;
+    progress.iteration = 1;
+    EXPECT_TRUE(saver.save(some_state(values), progress, Config{}, true).path.ends_with("step_1"));
+    progress.iteration = 2;
+    EXPECT_EQ(saver.save(some_state(values), progress, Config{}, true).path, "");
+    if (state.rank() == 0) {
+      std::string line;
+      std::getline(std::ifstream(fifo), line);
+      std::filesystem::remove(fifo);
+    }
+    const SaveResult result = saver.save(some_state(values), progress, Config{}, false);
+    EXPECT_NE(result.last_error.find("rank 0: '" + fifo + "' cannot be written"), std::string::npos)
+        << result.last_error;
+    saver.finish();
+  });
+  EXPECT_EQ(complete_checkpoints(into), (std::vector<std::string>{into + "/step_2"}));
+  EXPECT_TRUE(verify_checkpoint(into).empty());
+}
+
+TEST_F(CheckpointSaverTest, ASaveThatFailsFailsOnAllRanksAndLeavesTheLastOne) {
+  const std::string into = folder("failing");
+  testing::run_ranks(3, [&](const ParallelState& state) {
+    CheckpointSaver saver(state, {.folder = into});
+    const at::Tensor values = at::full({1000}, 3.0F);
+    TrainingProgress progress;
+    progress.iteration = 1;
+    saver.save(some_state(values), progress, Config{});
+    if (state.rank() == 0) {
+      std::filesystem::remove(into + "/latest");
+      std::filesystem::create_directories(into + "/latest/in the way");
+    }
+    progress.iteration = 2;
+    EXPECT_TRUE(throws_with<FileError>([&] { saver.save(some_state(values), progress, Config{}); },
+                                       "rank 0: checkpoint.save: '" + into + "/step_2'"));
+    if (state.rank() == 0) std::filesystem::remove_all(into + "/latest");
+    progress.iteration = 3;
+    saver.save(some_state(values), progress, Config{});
+  });
+  EXPECT_EQ(complete_checkpoints(into),
+            (std::vector<std::string>{into + "/step_3", into + "/step_1"}));
+  EXPECT_FALSE(std::filesystem::exists(into + "/step_2.partial"));
+}
+
+TEST_F(CheckpointSaverTest, OneRunAtATimeHasAFolder) {
+  const std::string into = folder("locked");
+  testing::run_ranks(2, [&](const ParallelState& state) {
+    const RunCheckpoints first(CheckpointConfig{}, into, state);
+    EXPECT_TRUE(throws_with<FileError>([&] { RunCheckpoints(CheckpointConfig{}, into, state); },
+                                       "folder '" + into + "' is taken by another run (host "));
+    EXPECT_TRUE(throws_with<FileError>([&] { FolderLock{into}; },
+                                       ", process " + std::to_string(::getpid()) + ")"));
+  });
+  EXPECT_TRUE(std::filesystem::is_empty(into));
+  // A run that was killed leaves the file, but not its lock.
+  std::ofstream(into + "/lock") << "host gone, process 1, and more of it";
+  const FolderLock lock(into);
+  EXPECT_TRUE(throws_with<FileError>([&] { FolderLock{into}; },
+                                     "process " + std::to_string(::getpid()) + ")"));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,80 @@
+#include "lockstep/training/checkpoint/folder_lock.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "lockstep/core/check.h"
+#include "lockstep/training/checkpoint/checkpoint_folder.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kLongestHolder = 1000;
+
+std::string this_process() {
+  std::array<char, 256> host = {};
+  ::gethostname(host.data(), host.size() - 1);
+  return fmt::format("host {}, process {}", host.data(), ::getpid());
+}
+
+}  // namespace
+
+FolderLock::FolderLock(const std::string& folder) : path_(folder + "/lock") {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  require<FileError>(!error, "checkpoint.save: folder '{}' cannot be made: {}", folder,
+                     error.message());
+  for (;;) {
+    file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
+    require<FileError>(file_ >= 0, "checkpoint.save: '{}' cannot be written: {}", path_,
+                       std::strerror(errno));
+    if (!try_to_lock()) fail_as_taken(folder);
+    if (is_at_path()) break;
+    ::close(file_);  // the last run has removed it on leaving
+  }
+  const std::string holder = this_process();
+  // What it says is for people; a full disk must not stand in the way of the run.
+  if (::ftruncate(file_, 0) != 0 || ::pwrite(file_, holder.data(), holder.size(), 0) < 0) return;
+}
+
+FolderLock::~FolderLock() {
+  ::unlink(path_.c_str());
+  ::close(file_);
+}
+
+bool FolderLock::try_to_lock() {
+  while (::flock(file_, LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) return false;
+    if (errno != EINTR) return true;
+  }
+  return true;
+}
+
+bool FolderLock::is_at_path() const {
+  struct stat mine = {}, there = {};
+  return ::fstat(file_, &mine) == 0 && ::lstat(path_.c_str(), &there) == 0 &&
+         mine.st_dev == there.st_dev && mine.st_ino == there.st_ino;
+}
+
+void FolderLock::fail_as_taken(const std::string& folder) const {
+  ::close(file_);
+  std::string holder = "another process";
+  try {
+    const std::string text = read_file(path_, kLongestHolder);
+    if (!text.empty()) holder = text;
+  } catch (const FileError&) {  // it has left meanwhile
+  }
+  fail<FileError>(
+      "checkpoint.save: folder '{}' is taken by another run ({}), allowed: one run at "
+      "a time",
+      folder, holder);
+}
+
+}  // namespace lockstep

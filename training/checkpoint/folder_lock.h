@@ -1,0 +1,30 @@
+#pragma once
+
+#include <string>
+
+namespace lockstep {
+
+/// Keeps a folder of checkpoints for one process: while it lives, no other on any host that sees
+/// the folder can have it too. It is a lock of the kernel (flock) on the file `lock` of the folder,
+/// which goes with the process however that ends, so what a killed run leaves is in nobody's way.
+/// File systems without such locks do without. Needs no libtorch.
+class FolderLock {
+ public:
+  /// Makes the folder if it is not there. FileError names it and, as far as they have told, host
+  /// and process of the run that has it; or what failed.
+  explicit FolderLock(const std::string& folder);
+  ~FolderLock();
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+ private:
+  /// Whether it was possible to lock the file that is at path_ now.
+  bool try_to_lock();
+  bool is_at_path() const;
+  [[noreturn]] void fail_as_taken(const std::string& folder) const;
+
+  std::string path_;
+  int file_ = -1;
+};
+
+}  // namespace lockstep
