@@ -2,12 +2,20 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
 #include <ATen/ATen.h>
 
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/error.h"
 #include "lockstep/models/gpt/gpt_model.h"
+#include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
+#include "lockstep/training/checkpoint/hugging_face.h"
+#include "lockstep/training/checkpoint/safetensors.h"
+#include "lockstep/training/checkpoint/saved_model.h"
 
 namespace lockstep {
 namespace {
@@ -65,6 +73,126 @@ TEST(HuggingFaceWeights, RowsOfGroupedQueriesLieWhereLlamaHasThem) {
   const at::Tensor fc1 = ours.at(layer + "mlp.linear_fc1.weight").reshape({2, -1, 32});
   EXPECT_TRUE(at::equal(found.at(theirs + "mlp.gate_proj.weight"), fc1[0]));
   EXPECT_TRUE(at::equal(found.at(theirs + "mlp.up_proj.weight"), fc1[1]));
+}
+
+/// A model in transformers' form, in files.
+class HuggingFaceFiles : public ::testing::Test {
+ protected:
+  static constexpr const char* kFamilies[] = {
+      "num_query_groups: 2 untie_embeddings_and_output_weights: true",
+      "position_embedding_type: \"learned_absolute\" normalization: \"LayerNorm\" "
+      "activation: \"gelu_tanh\" add_bias_linear: true"};
+
+  /// Writes a model of a family and returns its weights.
+  NamedTensors write(const char* family) {
+    config_ = parse_config(
+        "model { num_layers: 1 hidden_size: 8 num_attention_heads: 4 "
+        "ffn_hidden_size: 12 seq_length: 6 vocab_size: 10 " +
+            std::string(family) + " }",
+        "test");
+    const GPTModel model(config_.model);
+    std::filesystem::remove_all(ours_);
+    save_model(ours_, 0, config_, model);
+    export_to_hugging_face(ours_, theirs_.string());
+    return load_safetensors(weights_);
+  }
+
+  void save(const std::string& name, const NamedTensors& tensors) const {
+    save_safetensors(theirs_ / name, {tensors.begin(), tensors.end()});
+  }
+
+  ::testing::AssertionResult refuses(const std::string& part) const {
+    return throws_with<FileError>(
+        [&] { import_from_hugging_face(theirs_.string(), folder_.path() / "back"); }, part);
+  }
+
+  testing::TemporaryFolder folder_;
+  Config config_;
+  const std::string ours_ = folder_.path() / "ours";
+  const std::filesystem::path theirs_ = folder_.path() / "theirs";
+  const std::string weights_ = theirs_ / "model.safetensors";
+};
+
+TEST_F(HuggingFaceFiles, ShapesAndDtypesThatDoNotFitAreRefused) {
+  for (const char* const family : kFamilies) {
+    const NamedTensors whole = write(family);
+    int64_t turned = 0;
+    for (const auto& [name, tensor] : whole) {
+      NamedTensors damaged = whole;
+      damaged[name] = tensor.to(at::kInt);
+      save("model.safetensors", damaged);
+      EXPECT_TRUE(refuses("tensor '" + name + "': found dtype I32, allowed: floating point"));
+      if (tensor.dim() != 2 || tensor.size(0) == tensor.size(1)) continue;
+      damaged[name] = tensor.view({tensor.size(1), tensor.size(0)});
+      save("model.safetensors", damaged);
+      EXPECT_TRUE(refuses("shape [")) << name;
+      ++turned;
+    }
+    EXPECT_GE(turned, 5);
+    EXPECT_FALSE(std::filesystem::exists(folder_.path() / "back"));
+  }
+}
+
+TEST_F(HuggingFaceFiles, ShardsAreThoseOfTheIndexAndInTheFolder) {
+  const NamedTensors whole = write(kFamilies[0]);
+  NamedTensors first(whole.begin(), std::next(whole.begin(), 4)),
+      second(std::next(whole.begin(), 4), whole.end());
+  std::filesystem::remove(weights_);
+  save("one.safetensors", first);
+  save("two.safetensors", second);
+  const auto write_index = [&](const std::string& text) {
+    std::ofstream(theirs_ / "model.safetensors.index.json") << text;
+  };
+  write_index(R"({"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}})");
+  const std::string back = import_from_hugging_face(theirs_.string(), folder_.path() / "sharded");
+  export_to_hugging_face(back, (folder_.path() / "again").string());
+  const NamedTensors again = load_safetensors(folder_.path() / "again" / "model.safetensors");
+  for (const auto& [name, tensor] : whole) EXPECT_TRUE(at::equal(again.at(name), tensor)) << name;
+
+  second.insert(*first.begin());
+  save("two.safetensors", second);
+  EXPECT_TRUE(refuses("two.safetensors': tensor '" + first.begin()->first + "' is in another"));
+  std::filesystem::remove(theirs_ / "two.safetensors");
+  EXPECT_TRUE(refuses("two.safetensors' cannot be read: No such file"));
+  write_index(R"({"weight_map": {"a": "one.safetensors"}})");
+  EXPECT_TRUE(refuses("' is missing"));
+  for (const std::string name : {"../one.safetensors", "/etc/passwd", "a/b", "..", ""}) {
+    write_index(R"({"weight_map": {"a": ")" + name + "\"}}");
+    EXPECT_TRUE(refuses("index.json': file '" + name + "' is outside the folder")) << name;
+  }
+  for (const char* const text :
+       {"", "{", "[]", "{}", R"({"weight_map": 3})", R"({"weight_map": {"a": 3}})"}) {
+    write_index(text);
+    EXPECT_TRUE(refuses("index.json': ")) << text;
+  }
+}
+
+TEST_F(HuggingFaceFiles, EveryByteOfAHeaderThatIsFlippedOrCutIsFoundOrChangesNothing) {
+  const NamedTensors whole = write(kFamilies[0]);
+  std::ostringstream text;
+  text << std::ifstream(weights_, std::ios::binary).rdbuf();
+  const std::string bytes = text.str();
+  const size_t header = bytes.find("}}") + 2;
+  int refused = 0;
+  const auto check = [&](const std::string& damaged, size_t at) {
+    std::ofstream(weights_, std::ios::binary) << damaged;
+    try {
+      NamedTensors tensors = load_safetensors(weights_);
+      from_hugging_face(config_.model, tensors, weights_);
+      for (const auto& [name, tensor] : whole)
+        ASSERT_TRUE(at::equal(tensors.at(name), tensor)) << at;
+    } catch (const FileError& error) {
+      ASSERT_NE(std::string(error.what()).find("'" + weights_ + "'"), std::string::npos) << at;
+      ++refused;
+    }
+  };
+  for (size_t i = 0; i < header; ++i) {
+    std::string damaged = bytes;
+    damaged[i] = static_cast<char>(damaged[i] ^ (1 << (i % 8)));
+    check(damaged, i);
+    check(bytes.substr(0, i), i);
+  }
+  EXPECT_GT(refused, static_cast<int>(2 * header - 40));  // letters of the metadata
 }
 
 }  // namespace

@@ -73,6 +73,31 @@ TEST(SafetensorsHeader, DamageIsNamed) {
       [] { parse_safetensors_length(std::string(8, '\xff'), 1 << 20, "w"); }, "a header of"));
 }
 
+TEST(SafetensorsHeader, EveryByteThatIsFlippedOrCutIsFoundOrBelongsToAName) {
+  const auto reads = [](const std::string& json) {
+    try {
+      const SafetensorsHeader header = parse_safetensors_header(json, 28, "file");
+      EXPECT_EQ(header.entries.size(), 2u);
+      EXPECT_EQ(header.entries[0].end, 24);
+      EXPECT_EQ(header.entries[1].end, 28);
+      return true;
+    } catch (const FileError& error) {
+      EXPECT_NE(std::string(error.what()).find("'file'"), std::string::npos) << error.what();
+      return false;
+    }
+  };
+  int taken = 0;
+  for (size_t i = 0; i < kJson.size(); ++i) {
+    EXPECT_FALSE(reads(kJson.substr(0, i)));
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string damaged = kJson;
+      damaged[i] = static_cast<char>(damaged[i] ^ (1 << bit));
+      taken += reads(damaged) ? 1 : 0;
+    }
+  }
+  EXPECT_LT(taken, 150);
+}
+
 TEST(SafetensorsHeader, MutatedHeadersAreReadOrRefused) {
   std::mt19937 random(1);
   int refused = 0;

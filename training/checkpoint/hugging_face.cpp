@@ -41,9 +41,11 @@ void set_weights(const GPTModel& model, const NamedTensors& weights, const std::
     const at::Tensor& source = weights.at(param.name);
     const auto& rows = param.description.unpadded_rows;
     const at::Tensor target = rows ? param.tensor.narrow(0, 0, *rows) : param.tensor;
-    require<FileError>(source.numel() == target.numel(),
+    // A gate and its inner matrix are one below the other there.
+    const at::Tensor rows_of_target = target.dim() > 2 ? target.flatten(0, -2) : target;
+    require<FileError>(source.sizes() == rows_of_target.sizes(),
                        "'{}': weight '{}': found shape [{}], allowed: [{}]", path, param.name,
-                       fmt::join(source.sizes(), ", "), fmt::join(target.sizes(), ", "));
+                       fmt::join(source.sizes(), ", "), fmt::join(rows_of_target.sizes(), ", "));
     at::Tensor(target).copy_(source.view(target.sizes()));
   }
 }
@@ -62,9 +64,13 @@ NamedTensors read_all_weights(const fs::path& in) {
   }
   NamedTensors tensors;
   for (const std::string& file : files) {
-    require<FileError>(fs::path(file).filename() == file, "'{}': file '{}' is outside the folder",
-                       path, file);
-    tensors.merge(load_safetensors(in / file));
+    const bool plain = !file.empty() && file != "." && file != "..";
+    require<FileError>(plain && fs::path(file).filename() == file,
+                       "'{}': file '{}' is outside the folder", path, file);
+    NamedTensors more = load_safetensors(in / file);
+    tensors.merge(more);
+    require<FileError>(more.empty(), "'{}': tensor '{}' is in another file too",
+                       (in / file).string(), more.empty() ? "" : more.begin()->first);
   }
   return tensors;
 }

@@ -6,6 +6,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/training/checkpoint/hugging_face_config.h"
+#include "lockstep/training/checkpoint/training_state.h"
 
 namespace lockstep {
 namespace {
@@ -142,6 +143,8 @@ at::Tensor convert_back(const Rule& rule, const std::vector<at::Tensor>& parts,
       return first.dim() == 1 ? joined.flatten() : joined;
     }
     case Form::separate_qkv:
+      for (size_t i = 0; i < parts.size(); ++i)
+        TORCH_CHECK(parts[i].sizes() == at::IntArrayRef({heads.rows()[i], first.size(1)}));
       return heads.join(parts, first.size(1));
     case Form::separate_halves:
       return at::cat(parts, 0);
@@ -162,6 +165,9 @@ at::Tensor take(NamedTensors& tensors, const std::string& name, const std::strin
     found = tensors.find(name.substr(prefix.size()));
   require<FileError>(found != tensors.end(), "'{}': tensor '{}' is missing", path, name);
   at::Tensor tensor = found->second;
+  require<FileError>(tensor.is_floating_point(),
+                     "'{}': tensor '{}': found dtype {}, allowed: floating point", path, name,
+                     safetensors_dtype(tensor.scalar_type()));
   tensors.erase(found);
   return tensor;
 }
