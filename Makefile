@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help train test build bench fuzz format format-check lint clean setup
+.PHONY: help train test build bench bench-experts fuzz format format-check lint clean setup
 
 comma := ,
 LOCKSTEP_CUDA ?= AUTO
@@ -57,10 +57,15 @@ bench: build ## Run the benchmarks: ours and its peer side by side
 	@$(BUILD)/benchmarks/collectives
 	@$(BUILD)/benchmarks/group_setup
 	@$(BUILD)/benchmarks/rank_groups
+	@OMP_NUM_THREADS=1 $(BUILD)/benchmarks/context_attention
 	@$(BUILD)/benchmarks/pipeline_bubble
 	@$(BUILD)/benchmarks/data_pipeline loader
 	@scripts/setup text gpt2 tiktoken
 	@.venv/bin/python benchmarks/tokenizer.py $(BUILD)
+
+bench-experts: build ## Train configs/moe_tiny.textproto and its dense twin: which loss is lower
+	@scripts/setup text
+	@LOCKSTEP_BUILD=$(BUILD) scripts/compare_experts
 
 # libFuzzer is clang's. New inputs that reach further stay in build-fuzz/corpus.
 fuzz: setup ## Fuzz every parser, FUZZ_SECONDS each

@@ -19,7 +19,7 @@
 namespace lockstep::benchmarks {
 namespace {
 
-constexpr size_t kWarmups = 1, kRounds = 6, kBlocks = 3;
+constexpr size_t kWarmups = 1, kRounds = 9, kBlocks = 3;
 constexpr int64_t kHeads = 2, kChannels = 64;
 
 struct Rank {
@@ -38,6 +38,15 @@ struct Rank {
 
 constexpr std::array kModes = {ContextCommunication::p2p, ContextCommunication::all_gather,
                                ContextCommunication::a2a};
+
+/// What a mode sends, in forward and backward.
+const char* communication_of(ContextCommunication mode) {
+  if (mode == ContextCommunication::p2p)
+    return "keys and values round the ring, twice, and their gradients once";
+  if (mode == ContextCommunication::all_gather)
+    return "all-gather of keys and values, reduce-scatter of their gradients";
+  return "all-to-all of queries, keys and values, and of the output, twice";
+}
 
 /// Seconds a round: one rank, then for each mode the ranks and a rank alone without communication.
 std::vector<Samples> measure_rank(const c10::intrusive_ptr<c10d::Store>& store,
@@ -87,10 +96,10 @@ void report(int64_t ranks, int64_t length) {
         rivals, kBlocks, [=](const auto& m) { return m[0] / m[at] / static_cast<double>(ranks); });
     const Estimate exposed =
         estimate(rivals, kBlocks, [=](const auto& m) { return (m[at] - m[at + 1]) * 1e3; });
-    std::printf("%5lld %-10s %10.1f %10.1f   %.2f [%.2f, %.2f]   %8.1f [%.1f, %.1f]\n",
+    std::printf("%5lld %-10s %10.1f %10.1f   %.2f [%.2f, %.2f]   %6.1f [%.1f, %.1f] of %s\n",
                 static_cast<long long>(ranks), to_string(kModes[mode]), median(rivals[0]) * 1e3,
                 median(rivals[at]) * 1e3, efficiency.value, efficiency.low, efficiency.high,
-                exposed.value, exposed.low, exposed.high);
+                exposed.value, exposed.low, exposed.high, communication_of(kModes[mode]));
   }
 }
 
@@ -106,7 +115,7 @@ int main(int argc, char** argv) {
       "Sequence %lld, %lld heads of %lld, fp32; medians [lowest and highest of %zu blocks]\n",
       static_cast<long long>(length), static_cast<long long>(kHeads),
       static_cast<long long>(kChannels), kBlocks);
-  std::printf("%5s %-10s %10s %10s   %-18s   %s\n", "ranks", "mode", "one, ms", "ranks, ms",
-              "efficiency", "exposed, ms");
+  std::printf("%5s %-10s %10s %10s   %-17s   %s\n", "ranks", "mode", "one, ms", "ranks, ms",
+              "efficiency", "exposed, ms, of which communication");
   report(ranks, length);
 }

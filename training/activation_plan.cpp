@@ -1,7 +1,9 @@
 #include "lockstep/training/activation_plan.h"
 
 #include <algorithm>
+#include <cmath>
 
+#include "lockstep/core/expert_rules.h"
 #include "lockstep/core/integers.h"
 
 namespace lockstep {
@@ -26,16 +28,35 @@ class Activations {
  public:
   explicit Activations(const Config& config)
       : config_(config.model),
+        layout_{config.parallel.tensor_model_parallel_size,
+                config.parallel.expert_tensor_parallel_size.value_or(
+                    config.parallel.tensor_model_parallel_size)},
         widths_(local_widths(config)),
         sequence_(div_exact(config.model.seq_length, config.parallel.context_parallel_size,
                             "model.seq_length", "parallel.context_parallel_size")),
         batch_(config.train.micro_batch_size),
         tokens_(product(sequence_, batch_)),
         element_(element_bytes(config.train.precision)),
-        wide_(std::max<int64_t>(element_, 4)) {}
+        wide_(std::max<int64_t>(element_, 4)),
+        saved_parts_(
+            config_.distribute_saved_activations ? config.parallel.tensor_model_parallel_size : 1) {
+  }
 
-  int64_t layer() const { return sum(norm(), attention(), norm(), feed_forward()); }
-  int64_t layer_input() const { return product(tokens_, config_.hidden_size, element_); }
+  /// `number` counts over the whole model.
+  int64_t layer(int64_t number) const {
+    return sum(norm(), attention(), norm(),
+               has_experts(config_, number) ? experts() : feed_forward(widths_.ffn));
+  }
+  /// What a recomputed layer keeps of its input.
+  int64_t layer_input() const {
+    return product(tokens_, config_.hidden_size / saved_parts_, element_);
+  }
+
+  /// What the pipeline keeps of a stage's input, which recomputed layers share unless they keep
+  /// parts.
+  int64_t stage_input() const {
+    return saved_parts_ == 1 ? 0 : product(tokens_, config_.hidden_size, element_);
+  }
 
   int64_t embedding() const { return token_ids(); }
   int64_t output() const {
@@ -71,18 +92,83 @@ class Activations {
     return sum(product(3, query), output, log_sum_exp);
   }
 
-  int64_t feed_forward() const {
+  int64_t feed_forward(int64_t width) const { return inside(tokens_, width); }
+
+  /// Between the two matrices of a feed-forward network.
+  int64_t inside(int64_t rows, int64_t width) const {
     const bool gated = config_.activation == Activation::swiglu;
-    return product(gated ? 4 : 2, tokens_, widths_.ffn, element_);
+    return product(gated ? 4 : 2, rows, width, element_);
   }
 
+  int64_t experts() const {
+    const int64_t hidden = config_.hidden_size, copies = layout_.expert_tensor_ranks;
+    const int64_t tokens = tokens_ / layout_.tensor_ranks, chosen = rows_of(tokens);
+    const int64_t rows = product(chosen, copies);
+    const bool sorted = config_.moe_token_dispatcher_type == TokenDispatcher::alltoall;
+    const int64_t biases = config_.add_bias_linear ? product(2, rows, 8) : 0;
+    const int64_t shared = config_.moe_shared_expert_intermediate_size.value_or(0);
+    const int64_t unused_norm =
+        shared == 0 && element_ < wide_ ? product(tokens, hidden, element_) : 0;
+    return -unused_norm + sum(router(tokens), product(chosen, 16), sorted ? product(rows, 16) : 0,
+                              product(rows, hidden, element_),
+                              inside(rows, *config_.moe_ffn_hidden_size / copies), biases,
+                              product(2, chosen, hidden, element_), product(chosen, element_),
+                              feed_forward(shared / layout_.tensor_ranks));
+  }
+
+  /// Pairs of a token and an expert, if experts get the same number.
+  int64_t rows_of(int64_t tokens) const {
+    const int64_t topk = config_.moe_router_topk, pairs = product(tokens, topk);
+    if (!config_.moe_expert_capacity_factor) return pairs;
+    const int64_t experts = *config_.num_experts;
+    const auto capacity =
+        static_cast<int64_t>(std::ceil(static_cast<double>(pairs) / static_cast<double>(experts) *
+                                       *config_.moe_expert_capacity_factor));
+    const int64_t room = product(experts, std::min(capacity, tokens));
+    return config_.moe_pad_expert_input_to_capacity ? room : std::min(pairs, room);
+  }
+
+  int64_t router(int64_t tokens) const {
+    const int64_t experts = *config_.num_experts, scores = product(tokens, experts, wide_);
+    const int64_t chosen = product(tokens, config_.moe_router_topk);
+    const bool sigmoid = config_.moe_router_score_function == RouterScoreFunction::sigmoid;
+    const bool over_all = sigmoid || config_.moe_router_pre_softmax;
+    const int64_t widened =
+        element_ == wide_ ? 0 : product(tokens + experts, config_.hidden_size, wide_);
+    const int64_t divided = sigmoid && config_.moe_router_topk > 1
+                                ? sum(product(chosen, wide_), product(tokens, wide_))
+                                : 0;
+    const bool with_logits = !over_all && config_.moe_z_loss_coeff == 0;  // kept once
+    const int64_t weights =
+        sum(over_all ? scores : product(chosen, wide_), with_logits ? scores : 0, divided);
+    const int64_t dropped = config_.moe_expert_capacity_factor ? product(tokens, experts) : 0;
+    return sum(widened, product(chosen, 8), weights, dropped, router_losses(tokens, sigmoid));
+  }
+
+  int64_t router_losses(int64_t tokens, bool sigmoid) const {
+    const int64_t experts = *config_.num_experts, scores = product(tokens, experts, wide_);
+    const bool by_sequence =
+        config_.moe_router_load_balancing_type == RouterLoadBalancing::seq_aux_loss;
+    const int64_t fractions = product(by_sequence ? batch_ : 1, experts, wide_);
+    const int64_t sums = sigmoid ? product(tokens, wide_) : 0;
+    return sum(config_.moe_aux_loss_coeff > 0 ? sum(scores, fractions, sums) : 0,
+               config_.moe_z_loss_coeff > 0 ? sum(scores, product(tokens, wide_)) : 0);
+  }
+
+  struct Layout {
+    int64_t tensor_ranks;
+    int64_t expert_tensor_ranks;
+  };
+
   const TransformerConfig& config_;
+  Layout layout_;
   LocalWidths widths_;
   int64_t sequence_;
   int64_t batch_;
   int64_t tokens_;
   int64_t element_;
   int64_t wide_;
+  int64_t saved_parts_;
 };
 
 }  // namespace
@@ -98,12 +184,18 @@ ActivationPlan plan_activations(const Config& config, const ModelChunk& chunk,
   const int64_t recomputed = std::clamp<int64_t>(
       config.model.recompute_num_layers.value_or(0) - first_layer, 0, chunk.num_layers);
   ActivationPlan plan;
-  plan.layers = sum(product(recomputed, activations.layer_input()),
-                    product(chunk.num_layers - recomputed, activations.layer()));
+  int64_t largest_recomputed = 0;
+  for (int64_t i = 0; i < chunk.num_layers; ++i) {
+    const int64_t layer = activations.layer(first_layer + i);
+    if (i < recomputed) largest_recomputed = std::max(largest_recomputed, layer);
+    plan.layers = sum(plan.layers, i < recomputed ? activations.layer_input() : layer);
+  }
+  plan.layers =
+      sum(plan.layers, recomputed > 0 && !chunk.has_embedding ? activations.stage_input() : 0);
   plan.ends = sum(chunk.has_embedding ? activations.embedding() : 0,
                   chunk.has_output ? activations.output() : 0);
-  plan.working = std::max(chunk.has_output ? activations.output_gradients() : 0,
-                          recomputed > 0 ? activations.layer() : 0);
+  plan.working =
+      std::max(chunk.has_output ? activations.output_gradients() : 0, largest_recomputed);
   return plan;
 }
 

@@ -23,18 +23,29 @@
 ///   head, or there is one key head, they are not spread, and instead (q + 2 k) T e of linear_qkv's
 ///   output is kept, plus k T e of rotated keys.
 /// - feed-forward: SwiGLU 4 f T e (its input, the gate's SiLU, the product), GELU 2 f T e.
+/// - experts, for t = T / tp tokens, E experts, k chosen, P = t k pairs (what capacity leaves or
+///   fills up), R = P * expert-tp rows, F = moe_ffn_hidden_size / expert-tp, if experts get the
+///   same number: choice 8 t k, weights t k w and logits t E w (t E w where scores are over all
+///   experts, and with sigmoid t (k + 1) w for their sum), in half precision (t + E) h 4 instead of
+///   the norm's t h e, with a capacity t E; pairs 16 P, with alltoall 16 R of order; R h e, the
+///   feed-forward's bytes for R rows of width F, with biases 16 R; 2 P h e + P e of outputs. The
+///   losses of the router t E w each (balancing: and the fractions, with sigmoid t w; z: t w). The
+///   shared expert as a feed-forward network.
 /// - output: log-probabilities T V w, losses T w, their weight w. Token ids in the order of the
 ///   layers, 8 T for the embedding and 8 T for the output, if sequence and micro-batch exceed 1.
 ///
-/// Recomputation keeps of a layer its input alone, T h e (full), or of the attention core queries,
-/// keys, values as they come, and the output (selective).
+/// Recomputation keeps of a layer its input alone, T h e (full; with
+/// distribute_saved_activations a rank's part of it, beside the input of a later stage, which the
+/// pipeline keeps), or of the attention core queries, keys, values as they come, and the output
+/// (selective).
 namespace lockstep {
 
 struct ActivationPlan {
   int64_t layers = 0;  ///< bytes of the chunk's layers
   int64_t ends = 0;    ///< bytes of embedding and output
   /// Bytes that backward needs on top: gradients of logits and log-probabilities 2 T V w, or one
-  /// recomputed layer, whichever is more.
+  /// recomputed layer, whichever is more. An upper bound where other layers behind it are free by
+  /// then.
   int64_t working = 0;
 };
 

@@ -1,6 +1,7 @@
 #include "lockstep/training/memory_plan.h"
 
 #include <algorithm>
+#include <numeric>
 #include <ostream>
 
 #include "lockstep/core/check.h"
@@ -21,6 +22,12 @@ int64_t times(int64_t count, int64_t bytes) { return checked_mul(count, bytes, "
 
 void add(int64_t& total, int64_t bytes) { total = checked_add(total, bytes, "bytes"); }
 
+/// What decides in which buffer a parameter lies.
+struct BufferKey {
+  bool muon = false;
+  bool experts = false;
+};
+
 /// What all stages have in common.
 class Planner {
  public:
@@ -38,9 +45,7 @@ class Planner {
                 .optimizer_instances = parallel_.num_distributed_optimizer_instances}),
         num_microbatches_(batch_sizes(config.train, grids_.data_parallel_size()).num_microbatches),
         element_(element_bytes(config.train.precision)),
-        grad_element_(config.ddp.grad_reduce_in_fp32 ? std::max<int64_t>(element_, 4) : element_),
-        shards_(grids_.size(config.ddp.use_distributed_optimizer ? GroupKind::intra_dp_cp
-                                                                 : GroupKind::dp_cp)) {}
+        grad_element_(config.ddp.grad_reduce_in_fp32 ? std::max<int64_t>(element_, 4) : element_) {}
 
   StageMemory stage(int64_t index) const {
     StageMemory memory;
@@ -54,11 +59,12 @@ class Planner {
 
  private:
   void add_buffers(StageMemory& memory, const ModelChunk& chunk, bool disable_bucketing) const {
-    for (const bool muon : {false, true}) {
+    for (const BufferKey key : {BufferKey{}, {.muon = true}, {.experts = true}}) {
       std::vector<LayoutParam> params;
       for (const ShapedParameter& param : chunk_parameters(config_, chunk)) {
         const auto dimensions = static_cast<int64_t>(param.shape.size());
-        if (muon_updates(config_.optimizer, param.name, dimensions, /*is_expert=*/false) != muon)
+        if (param.is_expert != key.experts ||
+            muon_updates(config_.optimizer, param.name, dimensions, param.is_expert) != key.muon)
           continue;
         const bool matrix = dimensions >= 2;
         params.push_back({.numel = param.numel(),
@@ -66,40 +72,47 @@ class Planner {
                           .rows = matrix ? param.numel() / param.shape.back() : 0,
                           .columns = matrix ? param.shape.back() : 0});
       }
-      if (!params.empty()) add_buffer(memory, params, muon, disable_bucketing);
+      if (!params.empty()) add_buffer(memory, params, key, disable_bucketing);
     }
   }
 
-  void add_buffer(StageMemory& memory, const std::vector<LayoutParam>& params, bool muon,
+  /// Ranks among which the buckets of a buffer are reduced.
+  int64_t shards(const BufferKey& key) const {
+    if (config_.ddp.use_distributed_optimizer)
+      return grids_.size(key.experts ? GroupKind::intra_expert_dp : GroupKind::intra_dp_cp);
+    return grids_.size(key.experts ? GroupKind::expert_dp : GroupKind::dp_cp);
+  }
+
+  void add_buffer(StageMemory& memory, const std::vector<LayoutParam>& params, const BufferKey& key,
                   bool disable_bucketing) const {
     int64_t numel = 0;
     for (const LayoutParam& param : params) add(numel, param.numel);
     LayoutOptions options = {
         .distributed_optimizer = config_.ddp.use_distributed_optimizer,
-        .data_parallel_size = shards_,
+        .data_parallel_size = shards(key),
         .pad_for_high_bus_bandwidth = config_.ddp.pad_buckets_for_high_nccl_busbw,
-        .whole_parameters = muon};
+        .whole_parameters = key.muon};
     if (!disable_bucketing)
       options.bucket_size =
           effective_bucket_size(config_.ddp, numel, grids_.size(GroupKind::dp_cp));
     const ParamLayout layout = compute_param_layout(params, options);
-    const int64_t owned = options.distributed_optimizer ? layout.numel / shards_ : layout.numel;
-    const UpdateRule rule = rule_of(config_.optimizer.optimizer, muon);
+    const int64_t owned = options.distributed_optimizer ? layout.numel / shards(key) : layout.numel;
+    const UpdateRule rule = rule_of(config_.optimizer.optimizer, key.muon);
     add(memory.parameters, numel);
     add(memory.parameter_bytes, times(layout.numel, element_));
     add(memory.gradient_bytes, times(layout.numel, grad_element_));
     add(memory.optimizer_bytes,
         times(owned, state_bytes_of_element(config_.optimizer, rule, element_)));
-    add(memory.communication_bytes, reduction_bytes(layout));
+    add(memory.communication_bytes, reduction_bytes(layout, shards(key)));
   }
 
-  int64_t reduction_bytes(const ParamLayout& layout) const {
+  int64_t reduction_bytes(const ParamLayout& layout, int64_t shards) const {
     if (config_.train.device == DeviceChoice::cuda || layout.buckets.empty()) return 0;
     int64_t largest = 0;
     for (const ParamLayout::Bucket& bucket : layout.buckets)
       largest = std::max(largest, bucket.end - bucket.start);
     const int64_t under_way = std::min(static_cast<int64_t>(layout.buckets.size()), kHostWorkers);
-    return times(under_way, host_scratch_bytes(ceil_div(largest, shards_), shards_, grad_element_));
+    return times(under_way, host_scratch_bytes(ceil_div(largest, shards), shards, grad_element_));
   }
 
   /// Pieces of one micro-batch in one chunk.
@@ -140,7 +153,6 @@ class Planner {
   int64_t num_microbatches_;
   int64_t element_;       ///< bytes
   int64_t grad_element_;  ///< bytes
-  int64_t shards_;        ///< ranks among which buckets are reduced
 };
 
 /// The columns of StageMemory, in their order.
@@ -170,15 +182,13 @@ int64_t StageMemory::total_bytes() const {
 
 MemoryPlan plan_memory(const Config& config, std::optional<int64_t> world_size) {
   const ParallelConfig& parallel = config.parallel;
-  require<ConfigError>(!config.model.num_experts,
-                       "model.num_experts: found {}, allowed in a memory plan: unset, because it "
-                       "covers dense layers only",
-                       config.model.num_experts.value_or(0));
   MemoryPlan plan;
-  plan.world_size =
-      world_size ? *world_size
-                 : times(times(parallel.tensor_model_parallel_size, parallel.context_parallel_size),
-                         parallel.pipeline_model_parallel_size);
+  const int64_t tp = parallel.tensor_model_parallel_size;
+  const int64_t experts =
+      times(parallel.expert_tensor_parallel_size.value_or(tp), parallel.expert_model_parallel_size);
+  plan.world_size = world_size ? *world_size
+                               : times(std::lcm(times(tp, parallel.context_parallel_size), experts),
+                                       parallel.pipeline_model_parallel_size);
   const Planner planner(config, plan.world_size);
   for (int64_t stage = 0; stage < parallel.pipeline_model_parallel_size; ++stage)
     plan.stages.push_back(planner.stage(stage));

@@ -40,7 +40,8 @@ struct MemoryPlan {
   std::vector<StageMemory> stages;
 };
 
-/// `config` is resolved. `world_size` unset: the fewest ranks, tp * cp * pp. ConfigError naming the
+/// `config` is resolved. `world_size` unset: the fewest ranks: pp times the least
+/// common multiple of tp * cp and expert-tp * ep. ConfigError naming the
 /// field: sizes that do not divide. UsageError: bytes that do not fit into 64 bits.
 MemoryPlan plan_memory(const Config& config, std::optional<int64_t> world_size = {});
 

@@ -42,8 +42,11 @@ class ShapeList {
     const bool gated = model_.activation == Activation::swiglu;
     const std::vector<int64_t> plain = {experts, inner}, gate_and_inner = {experts, 2, inner};
     linear(name + ".router", {*model_.num_experts}, hidden, false);
-    linear(name + ".experts.linear_fc1", gated ? gate_and_inner : plain, hidden, false);
-    linear(name + ".experts.linear_fc2", {experts, hidden}, inner, false);
+    const size_t first = list_.size();
+    linear(name + ".experts.linear_fc1", gated ? gate_and_inner : plain, hidden,
+           model_.add_bias_linear);
+    linear(name + ".experts.linear_fc2", {experts, hidden}, inner, model_.add_bias_linear);
+    for (size_t i = first; i < list_.size(); ++i) list_[i].is_expert = true;
     if (model_.moe_shared_expert_intermediate_size)
       feed_forward(name + ".shared_experts", *model_.moe_shared_expert_intermediate_size / ranks_);
   }
@@ -85,6 +88,12 @@ class ShapeList {
 
 int64_t divided(int64_t value, int64_t ranks, const char* field) {
   return div_exact(value, ranks, field, "parallel.tensor_model_parallel_size");
+}
+
+std::vector<ShapedParameter> whole_model(const Config& config) {
+  Config whole = config;
+  whole.parallel = {};
+  return chunk_parameters(whole, chunks_of_stage(whole, /*stage=*/0).front());
 }
 
 }  // namespace
@@ -142,13 +151,19 @@ std::vector<ShapedParameter> chunk_parameters(const Config& config, const ModelC
 }
 
 int64_t num_parameters(const Config& config) {
-  Config whole = config;
-  whole.parallel = {};
   int64_t numel = 0;
-  for (const ShapedParameter& param :
-       chunk_parameters(whole, chunks_of_stage(whole, /*stage=*/0).front()))
+  for (const ShapedParameter& param : whole_model(config))
     numel = checked_add(numel, param.numel(), "parameters");
   return numel;
+}
+
+int64_t num_active_parameters(const Config& config) {
+  int64_t idle = 0;
+  for (const ShapedParameter& param : whole_model(config))
+    if (param.is_expert)
+      idle += param.numel() / *config.model.num_experts *
+              (*config.model.num_experts - config.model.moe_router_topk);
+  return num_parameters(config) - idle;
 }
 
 }  // namespace lockstep

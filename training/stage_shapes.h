@@ -32,6 +32,7 @@ struct ShapedParameter {
   std::string name;               ///< as in GPTModel; layers count from the chunk's first
   std::vector<int64_t> shape;     ///< on this rank
   bool shared_embedding = false;  ///< tied, with its copy on another stage
+  bool is_expert = false;         ///< of all experts of this rank
 
   /// UsageError if it does not fit into 64 bits.
   int64_t numel() const;
@@ -49,5 +50,8 @@ std::vector<ShapedParameter> chunk_parameters(const Config& config, const ModelC
 /// Elements of all parameters of the model, whatever the layout; padding of the vocabulary for more
 /// ranks than one is left out.
 int64_t num_parameters(const Config& config);
+
+/// Those of them that a token meets: of the experts' moe_router_topk of num_experts.
+int64_t num_active_parameters(const Config& config);
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-"""Tensor and pipeline parallelism as a user runs them: real processes under a launcher."""
+"""Tensor, pipeline and context parallelism as a user runs them: real processes under a launcher."""
 
 import unittest
 
@@ -30,6 +30,7 @@ class Layouts(EndToEnd):
         for ranks, *overrides in (
                 (2, "parallel.tensor_model_parallel_size=2"),
                 (2, "parallel.pipeline_model_parallel_size=2"),
+                (2, "parallel.context_parallel_size=2"),
                 (4, "parallel.tensor_model_parallel_size=2", "parallel.sequence_parallel=true",
                  "parallel.pipeline_model_parallel_size=2",
                  "parallel.virtual_pipeline_model_parallel_size=2", "train.micro_batch_size=1"),

@@ -10,7 +10,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/models/layers/context_parallel_blocks.h"
-#include "lockstep/tests/support/allocation_counter.h"
+#include "lockstep/tests/support/memory_counter.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -161,6 +161,9 @@ TEST(ContextParallel, OddLengthsAfterPadding) {
   // A causal mask keeps the padding behind the sequence from what comes before it.
   const int64_t length = padded_for_context(41, 4);
   EXPECT_EQ(length, 48);
+  EXPECT_LT(
+      distance(Whole({.length = length}).output.narrow(0, 0, 41), Whole({.length = 41}).output),
+      1e-14);
   for (const auto communication : {kRing, kGather, kHeads})
     expect_equal_to_one_rank(4, communication, {.length = length});
 }
@@ -247,7 +250,7 @@ double held_at_most(int64_t ranks, ContextCommunication communication, int64_t p
               const auto context = ContextParallel::of(state, communication);
               std::vector<at::Tensor> qkv;
               for (int i = 0; i < 3; ++i) qkv.push_back(at::ones(shape).requires_grad_(true));
-              const testing::AllocationCounter counter;
+              const testing::MemoryCounter counter;
               context_attention(qkv[0], qkv[1], qkv[2], context).sum().backward();
               if (state.rank() == 0) peak = counter.peak();
             },

@@ -1,5 +1,9 @@
 #include "lockstep/tests/support/memory_counter.h"
 
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
@@ -25,33 +29,57 @@ struct Block {
   c10::DataPtr memory;
   std::shared_ptr<MemoryCounter::Counts> counts;
   int64_t bytes;
-
-  static void release(void* block) {
-    auto* const own = static_cast<Block*>(block);
-    own->counts->add(-own->bytes);
-    delete own;
-  }
 };
 
+/// Its pointers are their own contexts, as raw_allocate() wants them.
 class CountingAllocator final : public c10::Allocator {
  public:
-  explicit CountingAllocator(c10::Allocator* inner) : inner_(inner) {}
+  explicit CountingAllocator(c10::Allocator* inner) : inner_(inner) { instance() = this; }
 
-  c10::DataPtr allocate(size_t bytes) override {
-    c10::DataPtr memory = inner_->allocate(bytes);
-    if (!counts_of_thread) return memory;
+  c10::DataPtr allocate(size_t size) override {
+    c10::DataPtr memory = inner_->allocate(size);
     void* const data = memory.get();
-    auto* const block = new Block{std::move(memory), counts_of_thread, static_cast<int64_t>(bytes)};
-    block->counts->add(block->bytes);
-    return {data, block, &Block::release, c10::Device(c10::kCPU)};
+    if (counts_of_thread && data) {
+      const auto bytes = static_cast<int64_t>(size);
+      counts_of_thread->add(bytes);
+      const std::lock_guard<std::mutex> lock(mutex_);
+      blocks_.emplace(data, Block{std::move(memory), counts_of_thread, bytes});
+    } else {
+      memory.release_context();
+    }
+    return {data, data, &CountingAllocator::release, c10::Device(c10::kCPU)};
   }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &CountingAllocator::release; }
 
   void copy_data(void* to, const void* from, size_t bytes) const override {
     default_copy_data(to, from, bytes);
   }
 
  private:
+  static CountingAllocator*& instance() {
+    static CountingAllocator* allocator = nullptr;
+    return allocator;
+  }
+  static void release(void* data) { instance()->free(data); }
+
+  void free(void* data) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto found = blocks_.find(data);
+    if (found == blocks_.end()) {
+      lock.unlock();
+      inner_->raw_deleter()(data);
+      return;
+    }
+    const Block block = std::move(found->second);
+    blocks_.erase(found);
+    lock.unlock();
+    block.counts->add(-block.bytes);
+  }
+
   c10::Allocator* inner_;
+  std::mutex mutex_;
+  std::unordered_map<void*, Block> blocks_;  ///< those that count
 };
 
 void install() {

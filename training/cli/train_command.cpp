@@ -38,12 +38,19 @@ class Reporter {
 
   void begin(const Trainer& trainer, int64_t ranks, const std::string& output) {
     if (!output.empty()) file_ = std::make_unique<MetricsFile>(output, trainer.iteration());
+    const Config& config = trainer.config();
+    const auto millions = [](int64_t parameters) {
+      return fmt::format("{:.2f}M", static_cast<double>(parameters) / 1e6);
+    };
+    const std::string active =
+        config.model.num_experts
+            ? fmt::format(" ({} for a token)", millions(num_active_parameters(config)))
+            : "";
     display_.message(fmt::format(
-        "training {:.2f}M parameters in {} on {} data-parallel ranks ({}), {} sequences of {} "
+        "training {} parameters{} in {} on {} data-parallel ranks ({}), {} sequences of {} "
         "tokens an iteration",
-        static_cast<double>(num_parameters(trainer.config())) / 1e6,
-        to_string(trainer.config().train.precision), ranks, device_.str(),
-        trainer.batches().full().global, trainer.config().model.seq_length));
+        millions(num_parameters(config)), active, to_string(config.train.precision), ranks,
+        device_.str(), trainer.batches().full().global, config.model.seq_length));
   }
   void iteration(const IterationMetrics& metrics) {
     if (file_) file_->write(to_json(metrics));
