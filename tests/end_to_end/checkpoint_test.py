@@ -8,7 +8,7 @@ import signal
 import subprocess
 import unittest
 
-from support import LOCKSTEP, EndToEnd, clean_environment, end, metrics, run, torchrun
+from support import LOCKSTEP, EndToEnd, clean_environment, end, launch, metrics, run
 
 
 def losses(folder):
@@ -21,7 +21,7 @@ class Checkpoints(EndToEnd):
         command = [LOCKSTEP, "train", self.config, "--output", output]
         for setting in settings:
             command += ["--set", setting]
-        result = run(*command) if ranks == 1 else torchrun(ranks, *command)
+        result = run(*command) if ranks == 1 else launch(ranks, *command)
         self.assertEqual(result.returncode, status, result.stderr.decode())
         return output, result
 

@@ -12,7 +12,7 @@ import time
 import unittest
 import zlib
 
-from support import LOCKSTEP, SMALL, SOURCE, EndToEnd, clean_environment, metrics, run, torchrun
+from support import LOCKSTEP, SMALL, SOURCE, EndToEnd, clean_environment, launch, metrics, run
 
 GPT2 = SOURCE / "data/gpt2"
 
@@ -191,8 +191,8 @@ class Data(EndToEnd):
         self.assertEqual(self.curve(output), expected, result.stderr)
         self.assertEqual(len(list((self.folder / "elsewhere").glob("set-*.samples"))), 1)
         output = self.folder / "two"
-        result = torchrun(2, LOCKSTEP, "train", self.config, "--output", output, "--set",
-                          f"data.path={self.folder / 'set'}", "--set", vocabulary)
+        result = launch(2, LOCKSTEP, "train", self.config, "--output", output, "--set",
+                        f"data.path={self.folder / 'set'}", "--set", vocabulary)
         self.assertEqual(result.returncode, 0, result.stderr)
         for found, loss in zip(self.curve(output), expected, strict=True):
             self.assertAlmostEqual(found, loss, delta=2e-5 * loss)
@@ -226,6 +226,22 @@ class Data(EndToEnd):
         self.assert_failed(result, 2, "train.rampup_batch_size: found '2 4 20', allowed: a START")
         result, _ = self.train(self.folder / "text", "train.rampup_batch_size=2,2,20")
         self.assert_failed(result, 2, "train.rampup_batch_size: found '2,2,20', allowed: START")
+
+    def test_the_batch_changes_at_given_samples(self):
+        text, schedule = self.folder / "text", "train.step_batch_size_schedule=0:2 6:4 14:8"
+        result, _ = self.train(text, schedule)
+        self.assert_failed(result, 2, "found '0:2 6:4 14:8', allowed without train.global_batch")
+        self.config.write_text(self.config.read_text().replace("global_batch_size: 8", ""))
+        folder = self.folder / "checkpoint"
+        consumed = []
+        for fields in (("train.train_iters=5",), (f"checkpoint.load={folder}",)):
+            result, output = self.train(text, schedule, *fields, f"checkpoint.save={folder}")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            consumed += [line["consumed_samples"] for line in metrics(output)[0]]
+        self.assertEqual(consumed, [2, 4, 6, 10, 14, 22, 30, 38, 46, 54, 62, 70])
+        # What the checkpoint has kept of the configuration is one too.
+        result = run(LOCKSTEP, "evaluate", folder, "--input", text)
+        self.assertEqual(result.returncode, 0, result.stderr)
 
     def test_a_resumed_run_goes_on_with_the_next_sample(self):
         for name in "ab":

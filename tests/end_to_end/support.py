@@ -66,6 +66,22 @@ def torchrun(ranks, *arguments, timeout=240):
                timeout=timeout)
 
 
+def launch(ranks, *arguments, timeout=240):
+    """As torchrun(), without the seconds that torchrun takes to load PyTorch."""
+    port = free_port()
+    processes = [subprocess.Popen(
+        [str(a) for a in arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=SOURCE,
+        env=clean_environment(RANK=rank, WORLD_SIZE=ranks, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=ranks,
+                              MASTER_ADDR="127.0.0.1", MASTER_PORT=port)) for rank in range(ranks)]
+    try:
+        outputs = [process.communicate(timeout=timeout) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    status = max((process.returncode for process in processes), key=abs)
+    return subprocess.CompletedProcess(arguments, status, *map(b"".join, zip(*outputs)))
+
+
 def metrics(folder):
     """(iterations, validations) of a metrics.jsonl."""
     text = (folder / "metrics.jsonl").read_text()
