@@ -62,6 +62,7 @@ bench: build ## Run the benchmarks: ours and its peer side by side
 	@$(BUILD)/benchmarks/data_pipeline loader
 	@scripts/setup text gpt2 tiktoken
 	@.venv/bin/python benchmarks/tokenizer.py $(BUILD)
+	@.venv/bin/python benchmarks/checkpoint.py $(BUILD)
 
 bench-experts: build ## Train configs/moe_tiny.textproto and its dense twin: which loss is lower
 	@scripts/setup text
