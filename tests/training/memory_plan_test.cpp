@@ -186,6 +186,15 @@ TEST(MemoryPlan, ActiveParametersLeaveOutTheExpertsThatATokenDoesNotGoTo) {
   EXPECT_EQ(num_active_parameters(experts), num_parameters(dense));
 }
 
+TEST(MemoryPlan, TheExampleOfExpertsHasAsManyActiveParametersAsItsTwin) {
+  const auto example = [](const char* name) {
+    return load_config(std::string(LOCKSTEP_SOURCE_DIR) + "/configs/" + name);
+  };
+  const Config experts = example("moe_tiny.textproto"), dense = example("tiny.textproto");
+  EXPECT_EQ(num_active_parameters(experts), num_parameters(dense));
+  EXPECT_GT(num_parameters(experts), 4 * num_parameters(dense));
+}
+
 TEST(MemoryPlan, ActivationsAreWhatAutogradKeeps) {
   for (const auto& overrides : all_models()) {
     SCOPED_TRACE(text_of(overrides));
