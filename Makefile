@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help train test build bench bench-experts fuzz format format-check lint clean setup
+.PHONY: help train test mutants build bench bench-experts fuzz format format-check lint clean setup
 
 comma := ,
 LOCKSTEP_CUDA ?= AUTO
@@ -46,6 +46,9 @@ train: build ## Train the reference GPT on English text with two data-parallel r
 test: build ## Run every test (LABEL=... for some, SANITIZE=... for a sanitizer build)
 	@scripts/setup text
 	@cd $(BUILD) && ctest -j2 --output-on-failure --no-tests=error $(if $(LABEL),-L '^$(LABEL)$$')
+
+mutants: build ## Seed bugs, one at a time: the fast tests must see 95 % of them
+	@.venv/bin/python tests/mutants/run.py --build $(BUILD)
 
 bench: build ## Run the benchmarks: ours and its peer side by side
 	@$(BUILD)/benchmarks/ddp_step

@@ -82,6 +82,30 @@ TEST(ForceAllReduce, G73EveryRankGetsAllGradientsEvenWithTheDistributedOptimizer
   }
 }
 
+TEST(Averages, RanksOfContextParallelismCountToo) {
+  SmallNet reference;
+  (reference.loss(SmallNet::samples(0, 12)) / 4).backward();
+  for (const bool in_collective : {false, true}) {
+    testing::RankThreadOptions threads;
+    threads.sizes.context = 2;
+    run_ranks(
+        4,
+        [&](const ParallelState& state) {
+          SmallNet net;
+          DistributedDataParallelConfig config;
+          config.calculate_per_token_loss = false;
+          config.average_in_collective = in_collective;
+          DistributedDataParallel ddp(net, state, config);
+          net.loss(SmallNet::samples(state.rank() * 3, 3)).backward();
+          finalize_model_grads({&ddp});
+          for (size_t i = 0; i < net.parameters().size(); ++i)
+            EXPECT_TRUE(at::allclose(net.parameters()[i].grad(), reference.parameters()[i].grad(),
+                                     1e-12, 1e-14));
+        },
+        threads);
+  }
+}
+
 TEST(ForceAllReduce, IsRefusedInsideAStep) {
   SmallNet net;
   DistributedDataParallel ddp(net, ParallelState::single_process(), sharded());

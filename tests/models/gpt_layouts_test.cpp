@@ -134,8 +134,11 @@ TEST(GPTLayouts, ContextBesideTensorAndDataParallel) {
   expect_equal_to_one_process(
       groups, 8,
       {"context_parallel_size=2", "tensor_model_parallel_size=2", "sequence_parallel=true"});
-  expect_equal_to_one_process({"model.position_embedding_type=learned_absolute"}, 2,
-                              {"context_parallel_size=2"});
+  const Overrides learned = {"model.position_embedding_type=learned_absolute"};
+  expect_equal_to_one_process(learned, 2, {"context_parallel_size=2"});
+  expect_equal_to_one_process(
+      learned, 4,
+      {"context_parallel_size=2", "tensor_model_parallel_size=2", "sequence_parallel=true"});
 }
 
 TEST(GPTLayouts, ContextParallelWithRecomputation) {

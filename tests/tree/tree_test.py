@@ -4,6 +4,7 @@ reads, no snippet in the README that is not compiled."""
 import pathlib
 import re
 import subprocess
+import sys
 import unittest
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
@@ -63,6 +64,22 @@ class Tree(unittest.TestCase):
     def test_files_have_a_readable_length(self):
         for path in sources(".h", ".cpp", ".cu", ".py"):
             self.assertLessEqual(len(text_of(path).splitlines()), 400, path)
+
+    def test_every_mutant_still_has_its_place(self):
+        sys.path.insert(0, str(SOURCE / "tests/mutants"))
+        from mutants import MUTANTS, SURVIVORS
+        names = [mutant.name for mutant in MUTANTS]
+        self.assertEqual(len(set(names)), len(names))
+        self.assertGreaterEqual(len(names), 24)
+        self.assertLessEqual(set(SURVIVORS), set(names))
+        tests = text_of("tests/CMakeLists.txt")
+        for mutant in MUTANTS:
+            text = text_of(mutant.source)
+            self.assertEqual(text.count(mutant.old), 1, f"{mutant.name} in {mutant.source}")
+            self.assertNotEqual(mutant.old, mutant.new, mutant.name)
+            for test in mutant.tests:
+                name = test.partition(":")[0]
+                self.assertRegex(tests, rf"_test\({name}\b", f"{mutant.name}: {name}")
 
     def test_every_configuration_field_is_read(self):
         schema = text_of(pathlib.Path("core/config.proto"))

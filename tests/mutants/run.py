@@ -1,0 +1,221 @@
+#!/usr/bin/env python3
+"""Seeds the bugs of mutants.py, one at a time, and looks whether the fast suite sees each.
+
+A mutant is compiled and linked apart, in build-mutants/: the changed source with ninja's command for
+it, its room's shared library, and, where the source needs no libtorch, the test programs that hold
+it. The test programs of an existing build then run with that library, those that mutants.py names
+first. One that all of them pass survives. With all mutants it writes tests/mutants/RESULT.md; it
+fails where fewer than 95 % were killed.
+
+    run.py [--build DIR] [--jobs N] [--resume] [NAME...]
+
+--resume goes on with a run that was broken off: what it found stands for mutants whose source did
+not change since."""
+
+import argparse
+import concurrent.futures
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+sys.dont_write_bytecode = True
+from mutants import MUTANTS, SURVIVORS  # noqa: E402
+
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
+RESULT = SOURCE / "tests/mutants/RESULT.md"
+GOAL = 0.95
+CAP_SECONDS = 300  # of a test program; a rank that waits for another gives up after 20
+
+
+class Build:
+    """An existing build, and how it makes things."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.compiled = json.loads(self.ninja("compdb"))
+
+    def ninja(self, *tool):
+        return subprocess.run(["ninja", "-t", *tool], cwd=self.folder, check=True, text=True,
+                              capture_output=True).stdout
+
+    def compile_command(self, source, room):
+        """The command and the object of `source`."""
+        for entry in self.compiled:
+            in_room = f"/lockstep_{room}.dir/" in entry["output"] or \
+                f"/lockstep_{room}_pure.dir/" in entry["output"]
+            if in_room and pathlib.Path(entry["file"]) == SOURCE / source:
+                return entry["command"], entry["output"]
+        sys.exit(f"{source}: no command compiles it in {self.folder}")
+
+    @functools.lru_cache(maxsize=None)
+    def link_command(self, target):
+        command = self.ninja("commands", target).rstrip().split("\n")[-1]
+        return re.sub(r" && (:|cd .*)$", "", command.removeprefix(": && "))
+
+    @functools.cached_property
+    def test_programs(self):
+        programs = [path.name for path in (self.folder / "tests").iterdir()
+                    if path.name.endswith("_test") and path.is_file() and
+                    path.name != "cuda_test" and os.access(path, os.X_OK)]
+        return sorted(programs, key=lambda name: ("layouts" in name, "oracle" in name, name))
+
+
+def run(command, folder):
+    done = subprocess.run(command, shell=True, cwd=folder, text=True, capture_output=True)
+    if done.returncode != 0:
+        sys.exit(f"{command}\n{done.stdout}{done.stderr}")
+
+
+def failure_in(program, name, chosen, folder, libraries):
+    """What failed in test program `name`, at `program`; None if nothing did."""
+    environment = dict(os.environ, OMP_NUM_THREADS="1",
+                       LD_LIBRARY_PATH=":".join(str(path) for path in libraries))
+    command = [program, "--gtest_fail_fast"] + ([f"--gtest_filter={chosen}"] if chosen else [])
+    try:
+        done = subprocess.run(command, env=environment, cwd=folder, timeout=CAP_SECONDS,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        code, output = done.returncode, done.stdout.decode(errors="replace")
+    except subprocess.TimeoutExpired as expired:
+        code, output = None, (expired.stdout or b"").decode(errors="replace")
+    if code == 0:
+        return None
+    failed = re.findall(r"\[  FAILED  \] ([\w/]+\.[\w/]+)", output)
+    if failed:
+        return f"{name}: {failed[0]}"
+    begun = re.findall(r"\[ RUN      \] (\S+)", output)
+    if not begun:
+        sys.exit(f"{name} does not run:\n{output[-2000:]}")
+    return f"{name}: {begun[-1]} ({'hangs' if code is None else 'crash'})"
+
+
+class Seeded:
+    """One mutant, built."""
+
+    def __init__(self, mutant, build, folder):
+        self.mutant, self.build, self.folder = mutant, build, folder / mutant.name
+        self.room = mutant.source.split("/")[0]
+        self.object = self.folder / (pathlib.Path(mutant.source).name + ".o")
+        (self.folder / "lib").mkdir(parents=True, exist_ok=True)
+
+    def changed_source(self):
+        text = (SOURCE / self.mutant.source).read_text()
+        if text.count(self.mutant.old) != 1:
+            sys.exit(f"mutant {self.mutant.name}: {self.mutant.source} holds its old text "
+                     f"{text.count(self.mutant.old)} times, allowed: once")
+        return text.replace(self.mutant.old, self.mutant.new)
+
+    def compile(self):
+        command, old_object = self.build.compile_command(self.mutant.source, self.room)
+        source = self.folder / pathlib.Path(self.mutant.source).name
+        source.write_text(self.changed_source())
+        command = command.replace(f" -c {SOURCE / self.mutant.source}", f" -c {source}")
+        command = re.sub(r" -MD -MT \S+ -MF \S+", "", command)
+        run(command.replace(f" -o {old_object}", f" -o {self.object}"), self.build.folder)
+        library = f"lib/liblockstep_{self.room}.so"
+        link = self.build.link_command(library).replace(f" {old_object} ", f" {self.object} ")
+        run(link.replace(f" -o {library}", f" -o {self.folder / library}"), self.build.folder)
+
+    def program(self, name):
+        """Where the test program `name` is that holds the mutant."""
+        archive = f" {self.room}/liblockstep_{self.room}_pure.a"
+        link = self.build.link_command(f"tests/{name}")
+        if archive not in link:
+            return self.build.folder / "tests" / name
+        path = self.folder / name
+        if "_pure.dir" in self.build.compile_command(self.mutant.source, self.room)[1]:
+            link = link.replace(archive, f" {self.object}{archive}", 1)
+        run(link.replace(f" -o tests/{name}", f" -o {path}"), self.build.folder)
+        return path
+
+    def failure_of(self, test):
+        name, _, chosen = test.partition(":")
+        return failure_in(self.program(name), name, chosen, self.folder,
+                          [self.folder / "lib", self.build.folder / "lib"])
+
+    def judge(self, resume):
+        """Who kills it; None if nobody does."""
+        known = self.folder / "result.json"
+        key = hashlib.sha256(self.changed_source().encode()).hexdigest()
+        if resume and known.is_file():
+            found = json.loads(known.read_text())
+            if found["source"] == key:
+                return found["killer"]
+        self.compile()
+        killer = self.killer()
+        known.write_text(json.dumps({"source": key, "killer": killer}))
+        return killer
+
+    def killer(self):
+        named = [test.partition(":")[0] for test in self.mutant.tests]
+        others = [name for name in self.build.test_programs if name not in named]
+        for test in list(self.mutant.tests) + others:
+            found = self.failure_of(test)
+            if found:
+                return found
+        return None
+
+
+def report(results):
+    killed = sum(1 for _, killer in results if killer)
+    lines = ["# Seeded bugs", "",
+             f"`make mutants` seeded {len(results)} bugs, one at a time; the fast suite killed "
+             f"{killed} ({100 * killed / len(results):.0f} %). Written by tests/mutants/run.py.", "",
+             "| bug | where | what | killed by |", "|---|---|---|---|"]
+    for mutant, killer in results:
+        seen = killer or f"**survives**: {SURVIVORS.get(mutant.name, 'no reason is known')}"
+        lines.append(f"| {mutant.name} | {mutant.source} | {mutant.kind} | {seen} |")
+    RESULT.write_text("\n".join(lines) + "\n")
+    return killed / len(results)
+
+
+def check_baseline(pool, build, mutants, folder):
+    """The test programs pass without a mutant."""
+    names = sorted({test.partition(":")[0] for mutant in mutants for test in mutant.tests})
+    failures = pool.map(
+        lambda name: failure_in(build.folder / "tests" / name, name, "", folder,
+                                [build.folder / "lib"]), names)
+    broken = [failure for failure in failures if failure]
+    if broken:
+        sys.exit("without a mutant fails: " + ", ".join(broken))
+
+
+def main():
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--build", type=pathlib.Path, default=SOURCE / "build")
+    arguments.add_argument("--jobs", type=int, default=os.cpu_count())
+    arguments.add_argument("--resume", action="store_true")
+    arguments.add_argument("names", nargs="*")
+    options = arguments.parse_args()
+    unknown = set(options.names) - {mutant.name for mutant in MUTANTS}
+    if unknown:
+        sys.exit(f"no such mutants: {', '.join(sorted(unknown))}")
+    chosen = [m for m in MUTANTS if not options.names or m.name in options.names]
+    build = Build(options.build.resolve())
+    folder = SOURCE / "build-mutants"
+
+    def judge(mutant):
+        begin = time.monotonic()
+        killer = Seeded(mutant, build, folder).judge(options.resume)
+        print(f"{mutant.name:32} {time.monotonic() - begin:6.1f} s  {killer or 'SURVIVES'}",
+              flush=True)
+        return mutant, killer
+
+    folder.mkdir(exist_ok=True)
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        if not options.resume:
+            check_baseline(pool, build, chosen, folder)
+        results = list(pool.map(judge, chosen))
+    killed = sum(1 for _, killer in results if killer) / len(results)
+    if not options.names:
+        killed = report(results)
+    sys.exit(0 if killed >= GOAL else f"killed {100 * killed:.0f} %, allowed: >= {100 * GOAL:.0f} %")
+
+
+if __name__ == "__main__":
+    main()
