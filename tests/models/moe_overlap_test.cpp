@@ -87,7 +87,7 @@ TEST(MoEOverlap, TheSharedExpertIsComputedWhileTokensAndGradientsAreUnderWay) {
     if (call.rank == 0) order.push_back(call.operation + " of " + call.label);
     for (size_t i = 0; i < held.size(); ++i)
       if (call.rank == 1 && call.label == held[i])
-        in_time.push_back(computed[i].get_future().wait_for(std::chrono::seconds(5)) ==
+        in_time.push_back(computed[i].get_future().wait_for(std::chrono::seconds(15)) ==
                           std::future_status::ready);
   };
   run_ranks(
