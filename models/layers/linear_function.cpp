@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/models/layers/recompute.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
@@ -161,8 +162,9 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight,
                            const at::Tensor& bias, const ParallelLinearOptions& options) {
   const auto row_bias = bias.defined() ? std::optional(bias.flatten()) : std::nullopt;
-  const bool apart = options.deferred && options.weight_used_once && weight.requires_grad() &&
-                     input.requires_grad() && at::GradMode::is_enabled();
+  const bool may_defer = options.deferred && options.weight_used_once && weight.requires_grad();
+  const bool apart = may_defer && input.requires_grad() && at::GradMode::is_enabled();
+  if (may_defer && !at::GradMode::is_enabled()) leave_out_of_recompute(weight);
   auto call = c10::make_intrusive<Call>(options, apart ? weight : at::Tensor());
   if (options.group.size() == 1) call->options.input = LinearInput::own;
   return LinearFunction::apply(input, apart ? weight.detach() : weight, row_bias, call);

@@ -1,8 +1,14 @@
 #include "lockstep/models/layers/recompute.h"
 
+#include <algorithm>
+#include <unordered_set>
+
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/collectives.h"
@@ -12,6 +18,79 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+bool holds(at::TensorList tensors, const at::Tensor& one) {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [&](const at::Tensor& tensor) { return tensor.is_same(one); });
+}
+
+class ParameterWatch;
+thread_local ParameterWatch* current_watch = nullptr;
+
+/// Finds the parameters that a function without a graph uses: the leaf tensors that require a
+/// gradient among the arguments of libtorch's operators on this thread.
+class ParameterWatch {
+ public:
+  ParameterWatch()
+      : handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(on_operator)
+                                               .needsInputs(true)
+                                               .scopes({at::RecordScope::FUNCTION}))) {
+    current_watch = this;
+  }
+  ~ParameterWatch() {
+    current_watch = nullptr;
+    at::removeCallback(handle_);
+  }
+  ParameterWatch(const ParameterWatch&) = delete;
+  ParameterWatch& operator=(const ParameterWatch&) = delete;
+
+  void leave_out(const at::Tensor& parameter) { left_out_.push_back(parameter); }
+
+  /// Those that are not among the function's inputs.
+  variable_list parameters(at::TensorList inputs) {
+    std::erase_if(found_, [&](const at::Tensor& leaf) {
+      return holds(left_out_, leaf) || holds(inputs, leaf);
+    });
+    return std::move(found_);
+  }
+
+ private:
+  static std::unique_ptr<at::ObserverContext> on_operator(const at::RecordFunction& call) {
+    if (current_watch)
+      for (const c10::IValue& argument : call.inputs()) current_watch->visit(argument);
+    return nullptr;
+  }
+
+  void visit(const c10::IValue& value) {
+    if (value.isList())
+      for (const c10::IValue& item : value.toListRef()) visit(item);
+    if (!value.isTensor()) return;
+    const at::Tensor& tensor = value.toTensor();
+    if (tensor.defined() && tensor.requires_grad() && tensor.is_leaf() &&
+        seen_.insert(tensor.unsafeGetTensorImpl()).second)
+      found_.push_back(tensor);
+  }
+
+  at::CallbackHandle handle_;
+  std::unordered_set<const c10::TensorImpl*> seen_;
+  variable_list found_, left_out_;
+};
+
+/// The leaf tensors at which the graph of `value` ends, each once.
+variable_list leaves_of(const at::Tensor& value) {
+  variable_list leaves;
+  std::unordered_set<const torch::autograd::Node*> seen;
+  std::vector<torch::autograd::Node*> open = {value.grad_fn().get()};
+  while (!open.empty()) {
+    auto* const node = open.back();
+    open.pop_back();
+    if (!node || !seen.insert(node).second) continue;
+    if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node))
+      leaves.push_back(leaf->variable);
+    for (const auto& edge : node->next_edges()) open.push_back(edge.function.get());
+  }
+  return leaves;
+}
 
 /// Keeps the inputs of a function for backward, whole or this rank's part.
 struct Call : torch::CustomClassHolder {
@@ -35,14 +114,26 @@ struct Call : torch::CustomClassHolder {
     return inputs;
   }
 
+  /// The value; notes the parameters that it depends on.
+  at::Tensor run_first(at::TensorList inputs) {
+    const at::NoGradGuard no_grad;
+    ParameterWatch watch;
+    at::Tensor result = function(inputs.vec());
+    parameters = watch.parameters(inputs);
+    return result;
+  }
+
   RecomputedFunction function;
   std::optional<ProcessGroup> group;
   std::string label;
+  variable_list parameters;
+  at::Tensor value;  ///< of the first run, until it is given out
 
  private:
   at::Tensor part_of(const at::Tensor& input) const {
     require<UsageError>(input.numel() % group->size() == 0,
-                        "{}: found {} elements, allowed: a multiple of the {} ranks of group {}",
+                        "{}: found {} elements, allowed: a multiple of the {} "
+                        "ranks of group {}",
                         label, input.numel(), group->size(), group->to_string());
     const int64_t part = input.numel() / group->size();
     return input.detach().reshape({-1}).narrow(0, group->rank() * part, part).clone();
@@ -59,13 +150,16 @@ struct Call : torch::CustomClassHolder {
 };
 
 struct Recompute : torch::autograd::Function<Recompute> {
-  /// `anchor` requires a gradient, so that backward comes here even where no input does.
+  /// The parameters are inputs of the node, so that autograd adds up the gradients of all uses of
+  /// each, inside and outside, before it accumulates the sum and tells the parameter's hook.
+  /// `anchor` requires a gradient, so that backward comes here even where nothing else does.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& anchor,
-                            const c10::intrusive_ptr<Call>& call, at::TensorList inputs) {
-    (void)anchor;
+                            const c10::intrusive_ptr<Call>& call, at::TensorList inputs,
+                            at::TensorList parameters) {
+    (void)anchor, (void)parameters;
     context->save_for_backward(call->keep(inputs));
     context->saved_data["call"] = c10::IValue::make_capsule(call);
-    return call->function(inputs.vec());
+    return std::exchange(call->value, at::Tensor());
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -80,20 +174,39 @@ struct Recompute : torch::autograd::Function<Recompute> {
       const at::AutoGradMode enable(true);
       output = call.function(inputs);
     }
-    torch::autograd::backward({output}, {grads[0]});
+    variable_list sources;
+    for (const at::Tensor& input : inputs)
+      if (input.requires_grad()) sources.push_back(input);
+    sources.insert(sources.end(), call.parameters.begin(), call.parameters.end());
+    const size_t num_known = sources.size();
+    for (const at::Tensor& leaf : leaves_of(output))
+      if (!holds(sources, leaf)) sources.push_back(leaf);
+    const variable_list found =
+        torch::autograd::grad({output}, sources, {grads[0]}, /*retain_graph=*/std::nullopt,
+                              /*create_graph=*/false, /*allow_unused=*/true);
+    for (size_t i = num_known; i < sources.size(); ++i)
+      (*torch::autograd::impl::grad_accumulator(sources[i]))({found[i]});
     variable_list result = {at::Tensor(), at::Tensor()};
-    for (const at::Tensor& input : inputs) result.push_back(input.grad());
+    size_t next = 0;
+    for (const at::Tensor& input : inputs)
+      result.push_back(input.requires_grad() ? found[next++] : at::Tensor());
+    while (next < num_known) result.push_back(found[next++]);
     return result;
   }
 };
 
 at::Tensor run_and_keep(const c10::intrusive_ptr<Call>& call,
                         const std::vector<at::Tensor>& inputs) {
+  call->value = call->run_first(inputs);
   const at::Tensor anchor = at::empty({0}).requires_grad_(true);
-  return Recompute::apply(anchor, call, at::TensorList(inputs));
+  return Recompute::apply(anchor, call, at::TensorList(inputs), at::TensorList(call->parameters));
 }
 
 }  // namespace
+
+void leave_out_of_recompute(const at::Tensor& parameter) {
+  if (current_watch) current_watch->leave_out(parameter);
+}
 
 at::Tensor recompute(const RecomputedFunction& function, const std::vector<at::Tensor>& inputs) {
   if (!at::GradMode::is_enabled()) return function(inputs);

@@ -11,23 +11,28 @@
 
 namespace lockstep {
 
-/// A differentiable function of tensors that gives one tensor, the same for the same inputs.
+/// A differentiable function of tensors that gives one tensor, the same for the
+/// same inputs.
 using RecomputedFunction = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
 
 /// function(inputs), keeping only `inputs` for backward, which computes the function again. Gives
 /// the same value and the same gradients, those of parameters that the function uses included, in
-/// exchange for one more forward. A parameter must be used in one recomputed function only, because
-/// each use passes its gradient on by itself. Backward must be torch::autograd::backward, not
-/// torch::autograd::grad, which would not reach the parameters; with create_graph it is a
-/// UsageError.
+/// exchange for one more forward. A parameter may be used in several recomputed functions and
+/// outside of them, as an argument of libtorch's operators: its gradient arrives once, as the sum.
+/// create_graph is a UsageError.
 at::Tensor recompute(const RecomputedFunction& function, const std::vector<at::Tensor>& inputs);
 
-/// The same for inputs that are the same on all ranks of `group`, of each of which a rank keeps its
-/// part (1 / ranks of the elements, which must divide; UsageError) until backward gathers them, one
-/// all-gather an input with the label "saved <label>". The ranks call it, and backward, in the same
-/// order.
+/// The same for inputs that are the same on all ranks of `group`, of each of
+/// which a rank keeps its part (1 / ranks of the elements, which must divide;
+/// UsageError) until backward gathers them, one all-gather an input with the
+/// label "saved <label>". The ranks call it, and backward, in the same order.
 at::Tensor recompute_from_parts(const RecomputedFunction& function,
                                 const std::vector<at::Tensor>& inputs, const ProcessGroup& group,
                                 const std::string& label);
+
+/// For layers: while a recomputed function runs for the first time on this thread, states that the
+/// gradient of `parameter` will not come from autograd, but be accumulated by the layer's own
+/// backward, hook included.
+void leave_out_of_recompute(const at::Tensor& parameter);
 
 }  // namespace lockstep

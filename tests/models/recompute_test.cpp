@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/finalize_model_grads.h"
@@ -84,6 +85,79 @@ TEST(Recompute, KeepsItsInputsOnly) {
   const at::Tensor recomputed = recompute(function, {x});
   EXPECT_EQ(between.size(), 5u);
   EXPECT_EQ(alive(), 0);
+}
+
+/// `shared` is used outside of recomputed functions and in two of them, `alone` in one.
+struct Reused : torch::nn::Module {
+  explicit Reused(bool recomputed) : recomputed_(recomputed) {
+    for (const char* const name : {"shared", "alone"}) {
+      at::Tensor value = at::empty({3, 3}, at::kDouble);
+      fill_normal(value, 0.5, 1, name, {3, 3});
+      weights_.push_back(register_parameter(name, value));
+    }
+  }
+  at::Tensor loss(const at::Tensor& x) const {
+    const at::Tensor &shared = weights_[0], &alone = weights_[1];
+    const auto run = [&](const RecomputedFunction& function, const at::Tensor& input) {
+      return recomputed_ ? recompute(function, {input}) : function({input});
+    };
+    at::Tensor h = at::tanh(at::matmul(x, shared));
+    h = run([&](const auto& in) { return at::tanh(at::matmul(at::matmul(in[0], shared), alone)); },
+            h);
+    h = run([&](const auto& in) { return at::tanh(at::matmul(in[0], shared)); }, h);
+    return at::matmul(h, shared).square().sum();
+  }
+
+ private:
+  bool recomputed_;
+  std::vector<at::Tensor> weights_;
+};
+
+TEST(Recompute, AParameterUsedInsideAndOutsideIsReducedOnceFromTheFirstStep) {
+  const auto input = [](int64_t rank, int64_t microbatch) {
+    return at::sin(at::arange(6, at::kDouble) + 5 * rank + 3 * microbatch).view({2, 3});
+  };
+  for (const int64_t microbatches : {1, 2}) {
+    Reused oracle(/*recomputed=*/false);
+    for (const int64_t rank : {0, 1})
+      for (int64_t m = 0; m < microbatches; ++m) oracle.loss(input(rank, m)).backward();
+    testing::CollectiveLog log;
+    testing::run_ranks(2,
+                       [&](const ParallelState& state) {
+                         Reused net(/*recomputed=*/true);
+                         DistributedDataParallelConfig config;
+                         config.bucket_size = 1;
+                         DistributedDataParallel ddp(net, state, config);
+                         for (int step = 0; step < 2; ++step) {
+                           ddp.zero_grad_buffer();
+                           const size_t before = log.of_rank(state.rank()).size();
+                           for (int64_t m = 0; m < microbatches; ++m) {
+                             std::optional<DistributedDataParallel::NoSyncGuard> guard;
+                             if (m + 1 < microbatches) guard.emplace(ddp.no_sync());
+                             net.loss(input(state.rank(), m)).backward();
+                           }
+                           EXPECT_EQ(log.of_rank(state.rank()).size(),
+                                     before + 2);  // inside backward
+                           ddp.finish_grad_sync();
+                           for (size_t i = 0; i < 2; ++i)
+                             EXPECT_TRUE(at::allclose(net.parameters()[i].grad(),
+                                                      oracle.parameters()[i].grad(), 1e-12, 1e-14))
+                                 << microbatches << " " << i;
+                         }
+                       },
+                       {.log = &log});
+  }
+}
+
+TEST(Recompute, GradReachesParametersToo) {
+  const at::Tensor x = at::ones({2}, at::kDouble).requires_grad_(true);
+  const at::Tensor weight = at::full({2}, 0.5, at::kDouble).requires_grad_(true);
+  const auto function = [&](const std::vector<at::Tensor>& in) {
+    return recompute([&](const auto& inner) { return (inner[0] * weight).sin(); }, {in[0]});
+  };
+  const auto slopes = torch::autograd::grad({recompute(function, {x}).sum()}, {x, weight});
+  EXPECT_TRUE(at::allclose(slopes[0], weight * (x * weight).cos(), 1e-14));
+  EXPECT_TRUE(at::allclose(slopes[1], x * (x * weight).cos(), 1e-14));
 }
 
 TEST(Recompute, GptGradientsAreTheSameOnTwoRanks) {
