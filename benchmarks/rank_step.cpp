@@ -6,8 +6,10 @@
 // layer has a [WIDTH, WIDTH] matrix. With BATCH > 0 it multiplies BATCH rows by it and takes a
 // tanh; with 0 it adds the sum of its elements, so that a step is communication and update and
 // hardly anything else. BUCKET is ddp.bucket_size. Rank 0 prints one JSON line: medians in
-// milliseconds of a step, of its computation alone (nothing is sent, no update) and, replicated, of
-// its communication alone; and minor page faults of a step.
+// milliseconds of a step, of its forward and backward alone, and of its communication alone
+// (sharded: reduce-scatters, then all-gathers; else all-reduces); and minor page faults of a step.
+// Steps follow each other without a pause, so that the all-gathers of one overlap the forward of
+// the next.
 
 #include <sys/resource.h>
 
@@ -81,36 +83,38 @@ class Rank {
   }
 
   Steps measure(int64_t count) {
-    constexpr int64_t kWarmups = 3;
     Steps steps;
-    for (int64_t i = 0; i < count + kWarmups; ++i) {
-      const double computing = timed([&] { backward(/*reduce=*/false); });
-      const double sending = timed([&] {
+    for (int64_t i = 0; i < kWarmups; ++i) step();
+    for (int64_t i = 0; i < count; ++i) {
+      ddp_->finish_param_sync();
+      steps.compute.push_back(timed([&] { backward(/*reduce=*/false); }));
+      steps.communication.push_back(timed([&] {
         ddp_->start_grad_sync();
         ddp_->finish_grad_sync();
-      });
-      const int64_t before = page_faults();
-      const double whole = timed([&] {
-        backward(/*reduce=*/true);
-        finalize_model_grads({ddp_.get()});
-        optimizer_->step();
-        ddp_->finish_param_sync();
-      });
-      if (i < kWarmups) continue;
-      steps.faults += page_faults() - before;
-      steps.compute.push_back(computing);
-      steps.communication.push_back(sending);
-      steps.step.push_back(whole);
+        ddp_->start_param_sync(/*force_sync=*/true, /*force_dispatch=*/true);
+      }));
     }
-    steps.faults /= count;
+    for (int64_t i = 0; i < kWarmups; ++i) step();
+    const int64_t before = page_faults();
+    for (int64_t i = 0; i < count; ++i) steps.step.push_back(seconds_of([&] { step(); }));
+    steps.faults = (page_faults() - before) / count;
+    ddp_->finish_param_sync();
     return steps;
   }
   bool first() const { return state_.rank() == 0; }
 
  private:
+  static constexpr int64_t kWarmups = 3;
+
   double timed(const std::function<void()>& body) {
     barrier(state_.world(), "start");
     return seconds_of(body);
+  }
+
+  void step() {
+    backward(/*reduce=*/true);
+    finalize_model_grads({ddp_.get()});
+    optimizer_->step();
   }
 
   void backward(bool reduce) {

@@ -15,7 +15,6 @@
 namespace lockstep {
 namespace {
 
-using testing::CollectiveLog;
 using testing::run_ranks;
 
 /// A number below `bound`, the same for the same generator on every rank.
@@ -160,18 +159,19 @@ std::vector<Call> planned_calls(const DistributedDataParallel& ddp) {
   return calls;
 }
 
-void check_model(const ParallelState& state, const CollectiveLog& log, uint32_t seed) {
+/// `calls`: what this rank has called so far.
+void check_model(const ParallelState& state, const std::vector<CollectiveRecord>& calls,
+                 uint32_t seed) {
   std::mt19937 random(seed);
   const RandomModel model(random, state.grids().sizes().expert > 1);
   const std::string what = "seed " + std::to_string(seed);
   DistributedDataParallel ddp(model.named(), state, model.config);
   for (int step = 0; step < 2; ++step) {
     ddp.zero_grad_buffer();
-    const size_t before = log.of_rank(state.rank()).size();
+    const size_t before = calls.size();
     run_backwards(model, ddp, state.rank());
     ddp.finish_grad_sync();
     std::vector<Call> found;
-    const auto calls = log.of_rank(state.rank());
     for (size_t i = before; i < calls.size(); ++i)
       found.emplace_back(calls[i].operation, calls[i].group, calls[i].bytes);
     EXPECT_EQ(found, planned_calls(ddp)) << what;
@@ -186,20 +186,22 @@ TEST(RandomModels, GradientsOwnersAndCollectivesAreThoseExpected) {
   uint32_t seed = 0;
   for (const World& world : {World{1, 1, 1}, World{2, 1, 1}, World{3, 1, 1}, World{4, 1, 1},
                              World{4, 1, 2}, World{4, 2, 1}, World{4, 2, 2}, World{6, 3, 1}}) {
-    for (int part = 0; part < 5; ++part) {  // each with a log of its own, which stays short
-      CollectiveLog log;
-      testing::RankThreadOptions options;
-      options.sizes.expert = world.experts;
-      options.sizes.optimizer_instances = world.instances;
-      options.log = &log;
-      run_ranks(
-          world.ranks,
-          [&](const ParallelState& state) {
-            for (uint32_t i = 0; i < 25; ++i) check_model(state, log, seed + i);
-          },
-          options);
-      seed += 25;
-    }
+    std::vector<std::vector<CollectiveRecord>> calls(static_cast<size_t>(world.ranks));
+    const auto calls_of = [&](int64_t rank) -> auto& { return calls[static_cast<size_t>(rank)]; };
+    testing::RankThreadOptions options;
+    options.sizes.expert = world.experts;
+    options.sizes.optimizer_instances = world.instances;
+    options.observer = [&](const CollectiveRecord& call) { calls_of(call.rank).push_back(call); };
+    run_ranks(
+        world.ranks,
+        [&](const ParallelState& state) {
+          for (uint32_t i = 0; i < 125; ++i) {
+            calls_of(state.rank()).clear();
+            check_model(state, calls_of(state.rank()), seed + i);
+          }
+        },
+        options);
+    seed += 125;
   }
 }
 
