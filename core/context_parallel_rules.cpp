@@ -1,6 +1,7 @@
 #include "lockstep/core/context_parallel_rules.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <sstream>
 
@@ -10,11 +11,36 @@
 namespace lockstep {
 namespace {
 
+constexpr std::array kCommunications = {ContextCommunication::p2p, ContextCommunication::all_gather,
+                                        ContextCommunication::a2a, ContextCommunication::a2a_p2p};
+
+/// The parts of `text` between commas, without leading blanks.
+std::vector<std::string> split_at_commas(const std::string& text) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text + ",");
+  for (std::string part; std::getline(stream, part, ',');)
+    parts.push_back(part.erase(0, part.find_first_not_of(' ')));
+  return parts;
+}
+
 /// The ranks that exchange heads for sequence.
-int64_t ranks_that_exchange_heads(const ParallelConfig& parallel) {
-  if (parallel.cp_comm_type == ContextCommunication::a2a) return parallel.context_parallel_size;
-  if (parallel.cp_comm_type != ContextCommunication::a2a_p2p) return 1;
+int64_t ranks_that_exchange_heads(const ParallelConfig& parallel,
+                                  ContextCommunication communication) {
+  if (communication == ContextCommunication::a2a) return parallel.context_parallel_size;
+  if (communication != ContextCommunication::a2a_p2p) return 1;
   return context_parallel_levels(parallel)[0];
+}
+
+void check_heads(const TransformerConfig& model, const ParallelConfig& parallel,
+                 ContextCommunication communication) {
+  const int64_t exchange = ranks_that_exchange_heads(parallel, communication);
+  const int64_t groups =
+      std::max<int64_t>(1, *model.num_query_groups / parallel.tensor_model_parallel_size);
+  require<ConfigError>(groups % exchange == 0,
+                       "model.num_query_groups: found {}, which leaves {} on a tensor-parallel "
+                       "rank, allowed with parallel.cp_comm_type = {}: a multiple of the {} ranks "
+                       "that exchange heads",
+                       *model.num_query_groups, groups, to_string(communication), exchange);
 }
 
 }  // namespace
@@ -23,10 +49,8 @@ std::vector<int64_t> context_parallel_levels(const ParallelConfig& parallel) {
   if (!parallel.hierarchical_context_parallel_sizes) return {};
   const std::string& text = *parallel.hierarchical_context_parallel_sizes;
   std::vector<int64_t> levels;
-  bool good = !text.empty() && text.back() != ',';
-  std::istringstream parts(text);
-  for (std::string part; std::getline(parts, part, ',');) {
-    part.erase(0, part.find_first_not_of(' '));
+  bool good = true;
+  for (const std::string& part : split_at_commas(text)) {
     int64_t level = 0;
     const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), level);
     good = good && error == std::errc() && end == part.data() + part.size() && level >= 1 &&
@@ -42,12 +66,31 @@ std::vector<int64_t> context_parallel_levels(const ParallelConfig& parallel) {
   return levels;
 }
 
+std::vector<ContextCommunication> context_communications(const TransformerConfig& model,
+                                                         const ParallelConfig& parallel) {
+  const auto layers = static_cast<size_t>(model.num_layers);
+  if (!parallel.cp_comm_type_of_layers)
+    return std::vector<ContextCommunication>(layers, parallel.cp_comm_type);
+  std::vector<ContextCommunication> result;
+  for (const std::string& part : split_at_commas(*parallel.cp_comm_type_of_layers))
+    for (const ContextCommunication communication : kCommunications)
+      if (part == to_string(communication)) result.push_back(communication);
+  require<ConfigError>(
+      result.size() == layers && split_at_commas(*parallel.cp_comm_type_of_layers).size() == layers,
+      "parallel.cp_comm_type_of_layers: found '{}', allowed: one of p2p, "
+      "all_gather, a2a, a2a+p2p for each of the {} layers, separated by commas",
+      *parallel.cp_comm_type_of_layers, layers);
+  return result;
+}
+
 void check_context_parallel(const TransformerConfig& model, const ParallelConfig& parallel) {
-  const bool hierarchical = parallel.cp_comm_type == ContextCommunication::a2a_p2p;
+  const std::vector<ContextCommunication> communications = context_communications(model, parallel);
+  const bool hierarchical = std::find(communications.begin(), communications.end(),
+                                      ContextCommunication::a2a_p2p) != communications.end();
   require<ConfigError>(parallel.hierarchical_context_parallel_sizes.has_value() == hierarchical,
-                       "parallel.hierarchical_context_parallel_sizes: is {}, but "
-                       "parallel.cp_comm_type is {}; allowed: set with a2a+p2p alone",
-                       hierarchical ? "not set" : "set", to_string(parallel.cp_comm_type));
+                       "parallel.hierarchical_context_parallel_sizes: is {}, but a2a+p2p is {} "
+                       "layer's communication; allowed: set with a2a+p2p alone",
+                       hierarchical ? "not set" : "set", hierarchical ? "a" : "no");
   if (hierarchical) context_parallel_levels(parallel);
   const int64_t ranks = parallel.context_parallel_size;
   if (ranks == 1) return;
@@ -63,14 +106,8 @@ void check_context_parallel(const TransformerConfig& model, const ParallelConfig
   require<ConfigError>(parallel.pipeline_schedule != PipelineScheduleFamily::zb_h1,
                        "parallel.pipeline_schedule: found zb-h1, allowed with "
                        "parallel.context_parallel_size > 1: 1f1b or gpipe");
-  const int64_t exchange = ranks_that_exchange_heads(parallel);
-  const int64_t groups =
-      std::max<int64_t>(1, *model.num_query_groups / parallel.tensor_model_parallel_size);
-  require<ConfigError>(groups % exchange == 0,
-                       "model.num_query_groups: found {}, which leaves {} on a tensor-parallel "
-                       "rank, allowed with parallel.cp_comm_type = {}: a multiple of the {} ranks "
-                       "that exchange heads",
-                       *model.num_query_groups, groups, to_string(parallel.cp_comm_type), exchange);
+  for (const ContextCommunication communication : communications)
+    check_heads(model, parallel, communication);
 }
 
 }  // namespace lockstep

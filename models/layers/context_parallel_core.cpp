@@ -1,5 +1,6 @@
 #include "lockstep/models/layers/context_parallel_core.h"
 
+#include "lockstep/core/context_parallel_rules.h"
 #include "lockstep/models/layers/context_parallel.h"
 
 namespace lockstep {
@@ -21,8 +22,9 @@ class ContextCoreAttention : public CoreAttention {
 }  // namespace
 
 std::shared_ptr<const CoreAttention> make_context_core_attention(const LayerContext& context) {
+  const auto communications = context_communications(context.config, context.parallel);
   return std::make_shared<ContextCoreAttention>(
-      ContextParallel::of(context.state, context.parallel.cp_comm_type));
+      ContextParallel::of(context.state, communications.at(static_cast<size_t>(context.layer))));
 }
 
 }  // namespace lockstep

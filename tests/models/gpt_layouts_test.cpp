@@ -1,6 +1,7 @@
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -21,6 +22,7 @@
 namespace lockstep {
 namespace {
 
+using testing::CollectiveLog;
 using testing::run_ranks;
 
 constexpr int64_t kSteps = 10, kReplicas = 4, kBatch = 2;
@@ -124,6 +126,28 @@ TEST(GPTLayouts, ContextParallel) {
   expect_equal_to_one_process({}, 4,
                               {"context_parallel_size=4", "cp_comm_type=a2a+p2p",
                                "hierarchical_context_parallel_sizes=2,2"});
+}
+
+TEST(GPTLayouts, EachLayerCommunicatesOverContextRanksInItsOwnWay) {
+  const Overrides mixed = {"context_parallel_size=2", "cp_comm_type_of_layers=a2a,all_gather"};
+  expect_equal_to_one_process({}, 2, mixed);
+  const auto operations = [](const std::string& of_layers) {
+    const Config config = small_config(
+        {"parallel.context_parallel_size=2", "parallel.cp_comm_type_of_layers=" + of_layers});
+    CollectiveLog log;
+    run_ranks(2, [&](const ParallelState& state) { train(config, state); },
+              {.sizes = sizes_of(config.parallel), .log = &log});
+    std::map<std::string, size_t> calls;
+    for (const CollectiveRecord& call : log.of_rank(0))
+      if (call.group == "cp") ++calls[call.operation];
+    return calls;
+  };
+  const auto exchanged = operations("a2a,a2a"), gathered = operations("all_gather,all_gather");
+  EXPECT_GT(exchanged.at("all_to_all"), 0u);
+  EXPECT_GT(gathered.at("all_gather"), 0u);
+  auto halves = operations("a2a,all_gather");
+  EXPECT_EQ(2 * halves["all_to_all"], exchanged.at("all_to_all"));
+  EXPECT_EQ(2 * halves["all_gather"], gathered.at("all_gather"));
 }
 
 TEST(GPTLayouts, ContextBesideTensorAndDataParallel) {
