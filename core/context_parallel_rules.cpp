@@ -23,6 +23,22 @@ std::vector<std::string> split_at_commas(const std::string& text) {
   return parts;
 }
 
+/// What parallel.cp_comm_type_of_layers lists, one for each layer.
+std::vector<ContextCommunication> listed_communications(const TransformerConfig& model,
+                                                        const ParallelConfig& parallel) {
+  const std::vector<std::string> parts = split_at_commas(*parallel.cp_comm_type_of_layers);
+  std::vector<ContextCommunication> result;
+  for (const std::string& part : parts)
+    for (const ContextCommunication communication : kCommunications)
+      if (part == to_string(communication)) result.push_back(communication);
+  require<ConfigError>(
+      result.size() == parts.size() && static_cast<int64_t>(parts.size()) == model.num_layers,
+      "parallel.cp_comm_type_of_layers: found '{}', allowed: one of p2p, "
+      "all_gather, a2a, a2a+p2p for each of the {} layers, separated by commas",
+      *parallel.cp_comm_type_of_layers, model.num_layers);
+  return result;
+}
+
 /// The ranks that exchange heads for sequence.
 int64_t ranks_that_exchange_heads(const ParallelConfig& parallel,
                                   ContextCommunication communication) {
@@ -66,25 +82,16 @@ std::vector<int64_t> context_parallel_levels(const ParallelConfig& parallel) {
   return levels;
 }
 
-std::vector<ContextCommunication> context_communications(const TransformerConfig& model,
-                                                         const ParallelConfig& parallel) {
-  const auto layers = static_cast<size_t>(model.num_layers);
-  if (!parallel.cp_comm_type_of_layers)
-    return std::vector<ContextCommunication>(layers, parallel.cp_comm_type);
-  std::vector<ContextCommunication> result;
-  for (const std::string& part : split_at_commas(*parallel.cp_comm_type_of_layers))
-    for (const ContextCommunication communication : kCommunications)
-      if (part == to_string(communication)) result.push_back(communication);
-  require<ConfigError>(
-      result.size() == layers && split_at_commas(*parallel.cp_comm_type_of_layers).size() == layers,
-      "parallel.cp_comm_type_of_layers: found '{}', allowed: one of p2p, "
-      "all_gather, a2a, a2a+p2p for each of the {} layers, separated by commas",
-      *parallel.cp_comm_type_of_layers, layers);
-  return result;
+ContextCommunication context_communication(const TransformerConfig& model,
+                                           const ParallelConfig& parallel, int64_t layer) {
+  if (!parallel.cp_comm_type_of_layers) return parallel.cp_comm_type;
+  return listed_communications(model, parallel).at(static_cast<size_t>(layer));
 }
 
 void check_context_parallel(const TransformerConfig& model, const ParallelConfig& parallel) {
-  const std::vector<ContextCommunication> communications = context_communications(model, parallel);
+  const std::vector<ContextCommunication> communications =
+      parallel.cp_comm_type_of_layers ? listed_communications(model, parallel)
+                                      : std::vector{parallel.cp_comm_type};
   const bool hierarchical = std::find(communications.begin(), communications.end(),
                                       ContextCommunication::a2a_p2p) != communications.end();
   require<ConfigError>(parallel.hierarchical_context_parallel_sizes.has_value() == hierarchical,

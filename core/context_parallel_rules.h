@@ -11,11 +11,11 @@ namespace lockstep {
 /// `parallel` says.
 void check_context_parallel(const TransformerConfig& model, const ParallelConfig& parallel);
 
-/// How the attention of each transformer layer communicates over the context-parallel ranks: one
-/// for each of model.num_layers. ConfigError unless parallel.cp_comm_type_of_layers, where it is
-/// set, lists as many.
-std::vector<ContextCommunication> context_communications(const TransformerConfig& model,
-                                                         const ParallelConfig& parallel);
+/// How the attention of a transformer layer, counted from 0 over the whole model, communicates over
+/// the context-parallel ranks. ConfigError unless parallel.cp_comm_type_of_layers, where it is set,
+/// lists one for each of model.num_layers.
+ContextCommunication context_communication(const TransformerConfig& model,
+                                           const ParallelConfig& parallel, int64_t layer);
 
 /// The ranks of each level that parallel.hierarchical_context_parallel_sizes lists, none where it
 /// is not set. ConfigError unless they are two integers of at least 1 whose product is

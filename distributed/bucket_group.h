@@ -13,9 +13,9 @@ namespace lockstep {
 
 /// Stage 3 of the gradient's way: a range of a buffer that is reduced by one collective.
 struct Bucket {
-  at::Tensor grads;                     ///< view of the gradient buffer [numel]
-  std::vector<std::string> parameters;  ///< names, in buffer order
-  std::vector<at::Tensor> grad_views;   ///< of `parameters`
+  at::Tensor grads;                          ///< view of the gradient buffer [numel]
+  std::vector<std::string> parameters = {};  ///< names, in buffer order
+  std::vector<at::Tensor> grad_views = {};   ///< of `parameters`
 
   /// With the distributed optimizer, the part of `grads` that this rank owns [numel / ranks];
   /// otherwise undefined.

@@ -47,7 +47,7 @@ struct Packed {
 struct PowerSgdHook::Matrix {
   std::string name;
   at::Tensor gradient;  ///< part of the bucket
-  at::Tensor m, p, q;
+  at::Tensor m = {}, p = {}, q = {};
 };
 
 PowerSgdHook::PowerSgdHook(const PowerSgdOptions& options) : options_(options) {

@@ -22,9 +22,8 @@ class ContextCoreAttention : public CoreAttention {
 }  // namespace
 
 std::shared_ptr<const CoreAttention> make_context_core_attention(const LayerContext& context) {
-  const auto communications = context_communications(context.config, context.parallel);
-  return std::make_shared<ContextCoreAttention>(
-      ContextParallel::of(context.state, communications.at(static_cast<size_t>(context.layer))));
+  return std::make_shared<ContextCoreAttention>(ContextParallel::of(
+      context.state, context_communication(context.config, context.parallel, context.layer)));
 }
 
 }  // namespace lockstep

@@ -55,17 +55,16 @@ TEST(ContextParallelRules, EachLayerHasItsCommunication) {
                      "parallel.cp_comm_type_of_layers=" + text};
   };
   const Config config = parse_config("", "x", of_layers("a2a, p2p,all_gather"));
-  EXPECT_EQ(context_communications(config.model, config.parallel),
-            (std::vector{a2a, p2p, all_gather}));
-  const Config alike =
-      parse_config("", "x", {"model.num_layers=2", "parallel.cp_comm_type=all_gather"});
-  EXPECT_EQ(context_communications(alike.model, alike.parallel),
-            (std::vector{all_gather, all_gather}));
+  for (const auto& [layer, expected] : {std::pair{0, a2a}, {1, p2p}, {2, all_gather}})
+    EXPECT_EQ(context_communication(config.model, config.parallel, layer), expected);
+  const Config alike = parse_config("", "x", {"parallel.cp_comm_type=all_gather"});
+  EXPECT_EQ(context_communication(alike.model, alike.parallel, 1), all_gather);
   for (const auto& bad : {"", "p2p", "p2p,p2p,p2p,p2p", "p2p,p2p,ring", "p2p,p2p,", "p2p,,p2p,p2p"})
     expect_refusal(of_layers(bad), std::string("parallel.cp_comm_type_of_layers: found '") + bad +
                                        "', allowed: one of p2p, all_gather, a2a, a2a+p2p for each "
                                        "of the 3 layers");
   expect_refusal(with(of_layers("p2p,a2a,p2p"), {"model.num_query_groups=1"}),
+                 "model.num_query_groups: found 1, which leaves 1 on a tensor-parallel rank, "
                  "allowed with parallel.cp_comm_type = a2a: a multiple of the 2 ranks");
   expect_refusal(of_layers("p2p,a2a+p2p,p2p"),
                  "parallel.hierarchical_context_parallel_sizes: is not set");
