@@ -72,19 +72,13 @@ bench-experts: build ## Train configs/moe_tiny.textproto and its dense twin: whi
 	@LOCKSTEP_BUILD=$(BUILD) scripts/compare_experts
 
 # libFuzzer is clang's. New inputs that reach further stay in build-fuzz/corpus.
-fuzz: setup ## Fuzz every parser, FUZZ_SECONDS each
+fuzz: setup ## Fuzz every parser, FUZZ_SECONDS of a processor each
 	@scripts/setup fuzz
 	@cmake -S . -B build-fuzz -G Ninja -DCMAKE_C_COMPILER=clang-16 -DCMAKE_CXX_COMPILER=clang++-16 \
 	  -DLOCKSTEP_FUZZ=ON -DLOCKSTEP_SANITIZE=fuzzer-no-link,address,undefined \
 	  -DLOCKSTEP_CUDA=OFF -DLOCKSTEP_PRECOMPILE=OFF $(CMAKE_ARGS) > /dev/null
 	@ASAN_OPTIONS=detect_leaks=0 ninja -C build-fuzz fuzzers
-	@for target in build-fuzz/fuzz/fuzz_*; do \
-	  name=$${target##*/fuzz_}; found=build-fuzz/corpus/$$name; mkdir -p $$found; \
-	  echo "fuzz: $$name"; \
-	  $$target -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=4096 -max_len=65536 \
-	    -verbosity=0 -print_final_stats=1 -artifact_prefix=build-fuzz/ $$found \
-	    tests/fuzz/corpus/$$name; \
-	done
+	@scripts/fuzz --seconds $(FUZZ_SECONDS)
 
 format: ## Format all C++ and CUDA sources
 	@scripts/setup tools

@@ -23,10 +23,12 @@ function(lockstep_room name)
     target_link_libraries(${room} PUBLIC lockstep_${dep})
   endforeach()
   lockstep_precompile(${room})
+  lockstep_unity(${room} 4)
 
   if(arg_PURE)
     add_library(${room}_pure STATIC ${arg_PURE})
     lockstep_pure_includes(${room}_pure)
+    lockstep_unity(${room}_pure 4)
     target_link_libraries(${room}_pure PUBLIC ${arg_PURE_LIBS})
     foreach(dep IN LISTS arg_DEPS)
       if(TARGET lockstep_${dep}_pure)
@@ -62,4 +64,11 @@ function(lockstep_precompile target)
   if(LOCKSTEP_PRECOMPILE)
     target_precompile_headers(${target} REUSE_FROM lockstep_precompiled)
   endif()
+endfunction()
+
+# Compiles the sources of a target `batch` at a time, all as one with 0: what libtorch's headers cost
+# each time exceeds what most sources cost themselves.
+function(lockstep_unity target batch)
+  set_target_properties(${target} PROPERTIES
+    UNITY_BUILD ${LOCKSTEP_UNITY} UNITY_BUILD_BATCH_SIZE ${batch})
 endfunction()

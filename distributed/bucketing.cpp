@@ -64,12 +64,10 @@ std::vector<KeyedParams> group_by_key(const std::vector<NamedParameter>& paramet
   return lists;
 }
 
-using Piece = Bucketing::Piece;
-
-std::vector<Piece> pieces_in_launch_order(
+std::vector<Bucketing::Piece> pieces_in_launch_order(
     const std::vector<std::unique_ptr<ParamAndGradBuffer>>& buffers,
     const std::vector<BufferPlan>& plans) {
-  std::vector<Piece> pieces;
+  std::vector<Bucketing::Piece> pieces;
   for (size_t b = 0; b < buffers.size(); ++b) {
     const auto& buckets = buffers[b]->layout().buckets;
     for (size_t k = 0; k < buckets.size(); ++k) {
@@ -79,9 +77,10 @@ std::vector<Piece> pieces_in_launch_order(
       pieces.push_back({b, k, first});
     }
   }
-  std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& x, const Piece& y) {
-    return x.last_expected > y.last_expected;
-  });
+  std::stable_sort(pieces.begin(), pieces.end(),
+                   [](const Bucketing::Piece& x, const Bucketing::Piece& y) {
+                     return x.last_expected > y.last_expected;
+                   });
   return pieces;
 }
 
@@ -159,7 +158,7 @@ void group_buckets(Bucketing& result, const std::vector<BufferPlan>& plans, bool
       result.places.push_back({.buffer = buffer.get(), .index = i});
   }
   result.pieces = pieces_in_launch_order(result.buffers, plans);
-  for (const Piece& piece : result.pieces) {
+  for (const Bucketing::Piece& piece : result.pieces) {
     const bool expert = is_expert(plans[piece.buffer]);
     auto same = std::find_if(plan_of.begin(), plan_of.end(),
                              [&](size_t plan) { return is_expert(plans[plan]) == expert; });

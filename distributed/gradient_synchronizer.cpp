@@ -55,12 +55,12 @@ ScalingFactor scaling_over(GradientReduction reduction, int64_t ranks) {
 }
 
 /// What the parameters of a buffer have in common.
-struct BufferKey {
+struct MeshBufferKey {
   size_t param_group;
   c10::Device device;
   at::ScalarType grad_dtype;
   RankList ranks;
-  bool operator==(const BufferKey&) const = default;
+  bool operator==(const MeshBufferKey&) const = default;
 };
 
 int64_t bucket_limit(double megabytes, at::ScalarType dtype) {
@@ -128,7 +128,7 @@ struct GradientSynchronizer::Impl {
   }
 
   std::vector<BufferPlan> make_plans() {
-    std::vector<BufferKey> keys;
+    std::vector<MeshBufferKey> keys;
     std::vector<BufferPlan> plans;
     for (size_t g = 0; g < param_groups.size(); ++g)
       for (size_t i = 0; i < param_groups[g].size(); ++i) {
@@ -140,7 +140,7 @@ struct GradientSynchronizer::Impl {
           continue;
         }
         const ProcessGroup group = param.dtensor->device_mesh().get_group(axes);
-        const BufferKey key = {g, param.tensor.device(), grad_dtype(param), group.ranks()};
+        const MeshBufferKey key = {g, param.tensor.device(), grad_dtype(param), group.ranks()};
         auto at = static_cast<size_t>(std::find(keys.begin(), keys.end(), key) - keys.begin());
         if (at == keys.size()) {
           keys.push_back(key);
@@ -152,7 +152,7 @@ struct GradientSynchronizer::Impl {
     return plans;
   }
 
-  BufferPlan plan_for(const BufferKey& key, const ProcessGroup& group) const {
+  BufferPlan plan_for(const MeshBufferKey& key, const ProcessGroup& group) const {
     return {.params = {},
             .positions = {},
             .grad_dtype = key.grad_dtype,

@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kParamAlignment = 64;
 constexpr int64_t kBucketAlignment = 128;
 constexpr int64_t kHighBandwidthAlignment = 1 << 16;
-constexpr const char* kTooLarge = "size of the buffer";
+constexpr const char* kBufferSize = "size of the buffer";
 
 int64_t checked_lcm(int64_t a, int64_t b) {
   return checked_mul(a, b / std::gcd(a, b), "alignment of buckets");
@@ -29,14 +29,15 @@ class LayoutBuilder {
   void add(int64_t index, const LayoutParam& param) {
     const bool alone = options_.distributed_optimizer && param.shared_embedding;
     int64_t start = options_.distributed_optimizer ? pad_param_start(end_) : end_;
-    const bool too_large = options_.bucket_limit && checked_add(start - open_.start, param.numel,
-                                                                kTooLarge) > *options_.bucket_limit;
+    const bool too_large =
+        options_.bucket_limit &&
+        checked_add(start - open_.start, param.numel, kBufferSize) > *options_.bucket_limit;
     if ((alone || too_large) && !open_.params.empty()) {
       end_ = start;
       close();
       start = end_;
     }
-    end_ = checked_add(start, param.numel, kTooLarge);
+    end_ = checked_add(start, param.numel, kBufferSize);
     layout_.slots[static_cast<size_t>(index)] = {start, end_,
                                                  static_cast<int64_t>(layout_.buckets.size())};
     open_.params.push_back(index);
@@ -82,7 +83,7 @@ int64_t pad_param_start(int64_t offset) { return round_up(offset, kParamAlignmen
 int64_t pad_bucket_end(int64_t offset, int64_t data_parallel_size, bool high_bus_bandwidth) {
   int64_t divisor = checked_lcm(data_parallel_size, kBucketAlignment);
   if (high_bus_bandwidth) divisor = checked_lcm(divisor, kHighBandwidthAlignment);
-  return checked_round_up(offset, divisor, kTooLarge);
+  return checked_round_up(offset, divisor, kBufferSize);
 }
 
 ParamLayout compute_param_layout(const std::vector<LayoutParam>& params,

@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-constexpr const char* kTooLarge = "size of the buffer";
+constexpr const char* kWholeBufferSize = "size of the buffer";
 
 /// Elements of each shard of a bucket.
 class Shards {
@@ -18,7 +18,7 @@ class Shards {
   explicit Shards(int64_t count) : sizes_(static_cast<size_t>(count), 0) {}
 
   int64_t end_with(size_t shard, int64_t numel) const {
-    return checked_add(pad_param_start(sizes_[shard]), numel, kTooLarge);
+    return checked_add(pad_param_start(sizes_[shard]), numel, kWholeBufferSize);
   }
   /// Returns where the parameter starts in the shard.
   int64_t add(size_t shard, int64_t numel) {
@@ -63,7 +63,7 @@ class Builder {
       const LayoutParam& param = params_[i];
       if (param.shared_embedding || (is_full() && !fits(param))) close();
       open_.push_back(static_cast<int64_t>(i));
-      open_numel_ = checked_add(open_numel_, param.numel, kTooLarge);
+      open_numel_ = checked_add(open_numel_, param.numel, kWholeBufferSize);
       estimate_.add(estimate_.emptiest(), param.numel);
       if (param.shared_embedding) close();
     }
@@ -84,7 +84,7 @@ class Builder {
 
   bool fits(const LayoutParam& param) const {
     return estimate_.end_with(estimate_.emptiest(), param.numel) <=
-           checked_round_up(estimate_.longest(), divisor_, kTooLarge);
+           checked_round_up(estimate_.longest(), divisor_, kWholeBufferSize);
   }
 
   void close() {
@@ -121,7 +121,7 @@ class Builder {
       members[shard].push_back(index);
       work_[shard] += work_of(next);
     }
-    add_bucket(members, starts, checked_round_up(shards.longest(), divisor_, kTooLarge));
+    add_bucket(members, starts, checked_round_up(shards.longest(), divisor_, kWholeBufferSize));
   }
 
   void add_bucket(const std::vector<std::vector<int64_t>>& members,
@@ -137,8 +137,9 @@ class Builder {
                                                      static_cast<int64_t>(layout_.buckets.size())};
         bucket.params.push_back(index);
       }
-    end_ = checked_add(end_, checked_mul(options_.data_parallel_size, shard_numel, kTooLarge),
-                       kTooLarge);
+    end_ =
+        checked_add(end_, checked_mul(options_.data_parallel_size, shard_numel, kWholeBufferSize),
+                    kWholeBufferSize);
     bucket.end = end_;
     layout_.buckets.push_back(std::move(bucket));
   }

@@ -12,7 +12,7 @@ namespace lockstep::kernels {
 namespace {
 
 /// fp32 master weights on the CPU.
-struct Operands {
+struct AdamWOperands {
   float* p;
   FloatBlocks g, m, v, low;
 
@@ -75,8 +75,8 @@ void adamw(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& e
       adamw_loop(p + begin, g + begin, m + begin, v + begin, end - begin, numbers, decay);
     });
   }
-  const Operands operands{master.data_ptr<float>(), FloatBlocks(grad), FloatBlocks(exp_avg),
-                          FloatBlocks(exp_avg_sq), FloatBlocks(low_precision)};
+  const AdamWOperands operands{master.data_ptr<float>(), FloatBlocks(grad), FloatBlocks(exp_avg),
+                               FloatBlocks(exp_avg_sq), FloatBlocks(low_precision)};
   for_segments(segments, [&](int64_t begin, int64_t end, bool decay) {
     operands.run(begin, end, numbers, decay);
   });

@@ -11,13 +11,14 @@ struct Coefficients {
   T decay, beta1, beta2, one_minus_beta1, one_minus_beta2, eps, inverse_root2, step_size;
 };
 
-struct Operands {
+struct AdamWOperands {
   DeviceValues g, m, v, low;
 };
 
 template <class T>
-__global__ void adamw_kernel(T* p, Operands o, const DeviceSegment* segments, int64_t num_segments,
-                             Coefficients<T> c, double grad_scale, const double* control) {
+__global__ void adamw_kernel(T* p, AdamWOperands o, const DeviceSegment* segments,
+                             int64_t num_segments, Coefficients<T> c, double grad_scale,
+                             const double* control) {
   if (!read_control(control, grad_scale)) return;
   const T scale = static_cast<T>(grad_scale);
   for_elements(segments, num_segments, [&](int64_t i, bool weight_decay) {
@@ -34,7 +35,7 @@ __global__ void adamw_kernel(T* p, Operands o, const DeviceSegment* segments, in
 }
 
 template <class T>
-void launch(const at::Tensor& master, const Operands& operands, const DeviceSegments& segments,
+void launch(const at::Tensor& master, const AdamWOperands& operands, const DeviceSegments& segments,
             const AdamWScalars& s, const StepControl& control) {
   const Coefficients<T> c = {static_cast<T>(1 - s.learning_rate * s.weight_decay),
                              static_cast<T>(s.beta1),
@@ -58,8 +59,8 @@ void adamw_cuda(const at::Tensor& master, const at::Tensor& grad, const at::Tens
                 const StepControl& control) {
   if (segments.empty()) return;
   const DeviceSegments table(segments, master.device());
-  const Operands operands = {DeviceValues(grad), DeviceValues(exp_avg), DeviceValues(exp_avg_sq),
-                             DeviceValues(low_precision)};
+  const AdamWOperands operands = {DeviceValues(grad), DeviceValues(exp_avg),
+                                  DeviceValues(exp_avg_sq), DeviceValues(low_precision)};
   if (master.scalar_type() == at::kDouble)
     launch<double>(master, operands, table, scalars, control);
   else

@@ -13,7 +13,7 @@ namespace lockstep::kernels {
 namespace {
 
 /// fp32 master weights on the CPU.
-struct Operands {
+struct SgdOperands {
   float* p;
   FloatBlocks g, b, low;
 
@@ -60,8 +60,8 @@ void sgd(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& mom
       sgd_loop(p + begin, g + begin, b ? b + begin : nullptr, end - begin, numbers, decay);
     });
   }
-  const Operands operands{master.data_ptr<float>(), FloatBlocks(grad), FloatBlocks(momentum_buffer),
-                          FloatBlocks(low_precision)};
+  const SgdOperands operands{master.data_ptr<float>(), FloatBlocks(grad),
+                             FloatBlocks(momentum_buffer), FloatBlocks(low_precision)};
   for_segments(segments, [&](int64_t begin, int64_t end, bool decay) {
     operands.run(begin, end, numbers, decay);
   });

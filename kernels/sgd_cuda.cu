@@ -4,12 +4,12 @@
 namespace lockstep::kernels {
 namespace {
 
-struct Operands {
+struct SgdOperands {
   DeviceValues g, b, low;
 };
 
 template <class T>
-__global__ void sgd_kernel(T* p, Operands o, const DeviceSegment* segments, int64_t num_segments,
+__global__ void sgd_kernel(T* p, SgdOperands o, const DeviceSegment* segments, int64_t num_segments,
                            T rate, T momentum, T decay, double grad_scale, const double* control) {
   if (!read_control(control, grad_scale)) return;
   const T scale = static_cast<T>(grad_scale);
@@ -24,7 +24,7 @@ __global__ void sgd_kernel(T* p, Operands o, const DeviceSegment* segments, int6
 }
 
 template <class T>
-void launch(const at::Tensor& master, const Operands& operands, const DeviceSegments& segments,
+void launch(const at::Tensor& master, const SgdOperands& operands, const DeviceSegments& segments,
             const SgdScalars& s, const StepControl& control) {
   sgd_kernel<T><<<segments.blocks, kUpdateThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(
       master.data_ptr<T>(), operands, segments.data(), segments.size(),
@@ -40,8 +40,8 @@ void sgd_cuda(const at::Tensor& master, const at::Tensor& grad, const at::Tensor
               const SgdScalars& scalars, const StepControl& control) {
   if (segments.empty()) return;
   const DeviceSegments table(segments, master.device());
-  const Operands operands = {DeviceValues(grad), DeviceValues(momentum_buffer),
-                             DeviceValues(low_precision)};
+  const SgdOperands operands = {DeviceValues(grad), DeviceValues(momentum_buffer),
+                                DeviceValues(low_precision)};
   if (master.scalar_type() == at::kDouble)
     launch<double>(master, operands, table, scalars, control);
   else

@@ -12,7 +12,7 @@ using Tasks = std::vector<PipelineTask>;
 
 constexpr int64_t kMaxTasks = int64_t{1} << 22;
 
-void check_size(const char* name, int64_t size) {
+void check_positive(const char* name, int64_t size) {
   require<ConfigError>(size >= 1, "{}: found {}, allowed: >= 1", name, size);
 }
 
@@ -104,10 +104,10 @@ const char* to_string(ScheduleFamily family) {
 }
 
 void ScheduleOptions::validate() const {
-  check_size("pipeline", pipeline);
-  check_size("virtual", virtual_pipeline);
-  check_size("microbatches", microbatches);
-  check_size("microbatch-group-size", group_size());
+  check_positive("pipeline", pipeline);
+  check_positive("virtual", virtual_pipeline);
+  check_positive("microbatches", microbatches);
+  check_positive("microbatch-group-size", group_size());
   if (virtual_pipeline > 1 && !forward_only) check_interleaving(*this);
   const auto product = [](int64_t a, int64_t b) {
     return a > kMaxTasks / b ? kMaxTasks + 1 : a * b;

@@ -18,8 +18,8 @@ using torch::autograd::variable_list;
 at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
 /// What backward needs beside tensors of the graph.
-struct Call : torch::CustomClassHolder {
-  Call(const ParallelLinearOptions& o, at::Tensor w) : options(o), weight(std::move(w)) {}
+struct LinearCall : torch::CustomClassHolder {
+  LinearCall(const ParallelLinearOptions& o, at::Tensor w) : options(o), weight(std::move(w)) {}
   ParallelLinearOptions options;
   /// Set where the weight stays out of the graph, because its gradient may come after backward:
   /// autograd would call the parameter's hook in backward, also if it got no gradient.
@@ -76,7 +76,7 @@ void accumulate(const at::Tensor& weight, const at::Tensor& rows, const at::Tens
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
                             const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                            const c10::intrusive_ptr<Call>& call) {
+                            const c10::intrusive_ptr<LinearCall>& call) {
     const ParallelLinearOptions& options = call->options;
     const bool trained = call->weight.defined() || weight.requires_grad();
     context->save_for_backward({trained ? input : at::Tensor(), weight});
@@ -91,7 +91,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto capsule = context->saved_data["call"].toCapsule();
-    const auto& call = static_cast<const Call&>(*capsule);
+    const auto& call = static_cast<const LinearCall&>(*capsule);
     const ParallelLinearOptions& options = call.options;
     require<UsageError>(!at::GradMode::is_enabled(),
                         "{}: found backward with create_graph, allowed: without; there is no "
@@ -165,7 +165,7 @@ at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight,
   const bool may_defer = options.deferred && options.weight_used_once && weight.requires_grad();
   const bool apart = may_defer && input.requires_grad() && at::GradMode::is_enabled();
   if (may_defer && !at::GradMode::is_enabled()) leave_out_of_recompute(weight);
-  auto call = c10::make_intrusive<Call>(options, apart ? weight : at::Tensor());
+  auto call = c10::make_intrusive<LinearCall>(options, apart ? weight : at::Tensor());
   if (options.group.size() == 1) call->options.input = LinearInput::own;
   return LinearFunction::apply(input, apart ? weight.detach() : weight, row_bias, call);
 }

@@ -93,8 +93,8 @@ variable_list leaves_of(const at::Tensor& value) {
 }
 
 /// Keeps the inputs of a function for backward, whole or this rank's part.
-struct Call : torch::CustomClassHolder {
-  explicit Call(RecomputedFunction f) : function(std::move(f)) {}
+struct RecomputedCall : torch::CustomClassHolder {
+  explicit RecomputedCall(RecomputedFunction f) : function(std::move(f)) {}
 
   variable_list keep(at::TensorList inputs) {
     variable_list kept;
@@ -154,7 +154,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
   /// each, inside and outside, before it accumulates the sum and tells the parameter's hook.
   /// `anchor` requires a gradient, so that backward comes here even where nothing else does.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& anchor,
-                            const c10::intrusive_ptr<Call>& call, at::TensorList inputs,
+                            const c10::intrusive_ptr<RecomputedCall>& call, at::TensorList inputs,
                             at::TensorList parameters) {
     (void)anchor, (void)parameters;
     context->save_for_backward(call->keep(inputs));
@@ -167,7 +167,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
                         "recompute: found backward with create_graph, allowed: without; there is "
                         "no second derivative");
     const auto capsule = context->saved_data["call"].toCapsule();
-    const auto& call = static_cast<const Call&>(*capsule);
+    const auto& call = static_cast<const RecomputedCall&>(*capsule);
     const variable_list inputs = call.restore(context->get_saved_variables());
     at::Tensor output;
     {
@@ -195,7 +195,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
   }
 };
 
-at::Tensor run_and_keep(const c10::intrusive_ptr<Call>& call,
+at::Tensor run_and_keep(const c10::intrusive_ptr<RecomputedCall>& call,
                         const std::vector<at::Tensor>& inputs) {
   call->value = call->run_first(inputs);
   const at::Tensor anchor = at::empty({0}).requires_grad_(true);
@@ -210,14 +210,14 @@ void leave_out_of_recompute(const at::Tensor& parameter) {
 
 at::Tensor recompute(const RecomputedFunction& function, const std::vector<at::Tensor>& inputs) {
   if (!at::GradMode::is_enabled()) return function(inputs);
-  return run_and_keep(c10::make_intrusive<Call>(function), inputs);
+  return run_and_keep(c10::make_intrusive<RecomputedCall>(function), inputs);
 }
 
 at::Tensor recompute_from_parts(const RecomputedFunction& function,
                                 const std::vector<at::Tensor>& inputs, const ProcessGroup& group,
                                 const std::string& label) {
   if (!at::GradMode::is_enabled()) return function(inputs);
-  auto call = c10::make_intrusive<Call>(function);
+  auto call = c10::make_intrusive<RecomputedCall>(function);
   if (group.size() > 1) call->group = group;
   call->label = label;
   return run_and_keep(call, inputs);

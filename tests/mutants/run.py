@@ -44,13 +44,17 @@ class Build:
         return subprocess.run(["ninja", "-t", *tool], cwd=self.folder, check=True, text=True,
                               capture_output=True).stdout
 
-    def compile_command(self, source, room):
-        """The command and the object of `source`."""
+    def compilation(self, source, room):
+        """The file through which `source` is compiled, itself or one that includes it; the command
+        and the object."""
+        wanted = SOURCE / source
         for entry in self.compiled:
             in_room = f"/lockstep_{room}.dir/" in entry["output"] or \
                 f"/lockstep_{room}_pure.dir/" in entry["output"]
-            if in_room and pathlib.Path(entry["file"]) == SOURCE / source:
-                return entry["command"], entry["output"]
+            file = pathlib.Path(entry["file"])
+            if in_room and (file == wanted or
+                            file.parent.name == "Unity" and f'"{wanted}"' in file.read_text()):
+                return file, entry["command"], entry["output"]
         sys.exit(f"{source}: no command compiles it in {self.folder}")
 
     @functools.lru_cache(maxsize=None)
@@ -111,10 +115,15 @@ class Seeded:
         return text.replace(self.mutant.old, self.mutant.new)
 
     def compile(self):
-        command, old_object = self.build.compile_command(self.mutant.source, self.room)
-        source = self.folder / pathlib.Path(self.mutant.source).name
+        compiled, command, old_object = self.build.compilation(self.mutant.source, self.room)
+        original = SOURCE / self.mutant.source
+        source = self.folder / original.name
         source.write_text(self.changed_source())
-        command = command.replace(f" -c {SOURCE / self.mutant.source}", f" -c {source}")
+        if compiled != original:
+            unity = self.folder / compiled.name
+            unity.write_text(compiled.read_text().replace(f'"{original}"', f'"{source}"'))
+            source = unity
+        command = command.replace(f" -c {compiled}", f" -c {source}")
         command = re.sub(r" -MD -MT \S+ -MF \S+", "", command)
         run(command.replace(f" -o {old_object}", f" -o {self.object}"), self.build.folder)
         library = f"lib/liblockstep_{self.room}.so"
@@ -128,7 +137,7 @@ class Seeded:
         if archive not in link:
             return self.build.folder / "tests" / name
         path = self.folder / name
-        if "_pure.dir" in self.build.compile_command(self.mutant.source, self.room)[1]:
+        if "_pure.dir" in self.build.compilation(self.mutant.source, self.room)[2]:
             link = link.replace(archive, f" {self.object}{archive}", 1)
         run(link.replace(f" -o tests/{name}", f" -o {path}"), self.build.folder)
         return path

@@ -20,12 +20,12 @@ struct BucketsArguments {
 };
 
 /// Formats into standard output, in large pieces.
-class Output {
+class BufferedOutput {
  public:
-  Output() = default;
-  ~Output() { flush(); }
-  Output(const Output&) = delete;
-  Output& operator=(const Output&) = delete;
+  BufferedOutput() = default;
+  ~BufferedOutput() { flush(); }
+  BufferedOutput(const BufferedOutput&) = delete;
+  BufferedOutput& operator=(const BufferedOutput&) = delete;
 
   template <class... Args>
   void write(fmt::format_string<Args...> text, Args&&... args) {
@@ -80,7 +80,8 @@ class Separator {
   const char* text_ = "";
 };
 
-void write_json(Output& out, const ParamLayout& layout, const LayoutOptions& options) {
+void write_layout_json(BufferedOutput& out, const ParamLayout& layout,
+                       const LayoutOptions& options) {
   Separator params, buckets, shards;
   out.write(R"({{"numel":{},"numel_unpadded":{},"params":[)", layout.numel, layout.numel_unpadded);
   for (const ParamLayout::Bucket& bucket : layout.buckets)
@@ -104,7 +105,8 @@ void write_json(Output& out, const ParamLayout& layout, const LayoutOptions& opt
   out.write("]}}\n");
 }
 
-void write_text(Output& out, const ParamLayout& layout, const LayoutOptions& options) {
+void write_layout_text(BufferedOutput& out, const ParamLayout& layout,
+                       const LayoutOptions& options) {
   out.write("buffer of {} elements, {} without the padding of buckets; {} {}, {} {}\n",
             layout.numel, layout.numel_unpadded, layout.slots.size(),
             layout.slots.size() == 1 ? "parameter" : "parameters", layout.buckets.size(),
@@ -134,8 +136,8 @@ void write_text(Output& out, const ParamLayout& layout, const LayoutOptions& opt
 void plan_buckets(const CLI::App& command, const BucketsArguments& arguments) {
   try {
     const ParamLayout layout = layout_of(arguments);
-    Output out;
-    (arguments.json ? write_json : write_text)(out, layout, arguments.options);
+    BufferedOutput out;
+    (arguments.json ? write_layout_json : write_layout_text)(out, layout, arguments.options);
   } catch (const UsageError& error) {
     fail<ConfigError>("{}: {}", given(command), error.what());
   }
@@ -197,7 +199,7 @@ void add_layout_options(CLI::App& command, BucketsArguments& arguments) {
                    "With the distributed optimizer: pad buckets to multiples of 65536 too");
 }
 
-constexpr const char* kFooter =
+constexpr const char* kBucketsFooter =
     "All sizes, offsets and ranges count elements; ranges are half open: the end is the first "
     "element after.\n"
     "JSON: numel; numel_unpadded, without the padding at the ends of buckets; params (index, "
@@ -215,7 +217,7 @@ void add_plan_buckets_command(CLI::App& plan) {
   add_parameter_options(*command, *arguments);
   add_layout_options(*command, *arguments);
   command->add_flag("--json", arguments->json, "Print one JSON document");
-  command->footer(kFooter);
+  command->footer(kBucketsFooter);
   command->callback([command, arguments] { plan_buckets(*command, *arguments); });
 }
 

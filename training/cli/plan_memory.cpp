@@ -28,7 +28,7 @@ void plan_memory_of(const CLI::App& command, const MemoryArguments& arguments) {
   flush_output(command);
 }
 
-constexpr const char* kFooter =
+constexpr const char* kMemoryFooter =
     "Memory of one rank of each pipeline stage. JSON: world_size, and for each of stages: stage; "
     "parameters (a number of elements, without padding); parameter_bytes and gradient_bytes (the "
     "buffers, padding included); optimizer_bytes (moments and master weights); activation_bytes "
@@ -51,7 +51,7 @@ void add_plan_memory_command(CLI::App& plan) {
                    "pipeline ranks")
       ->check(check_integer);
   command->add_flag("--json", arguments->json, "Print one JSON document");
-  command->footer(kFooter);
+  command->footer(kMemoryFooter);
   command->callback([command, arguments] { plan_memory_of(*command, *arguments); });
 }
 

@@ -25,7 +25,7 @@ std::string names_of(const std::vector<PipelineTask>& tasks, const char* quote,
   return text;
 }
 
-void write_json(const PipelineSchedule& schedule, const Timeline& timeline) {
+void write_schedule_json(const PipelineSchedule& schedule, const Timeline& timeline) {
   std::cout << fmt::format(R"({{"warmup":[{}],"bubble_fraction":{},"ranks":[)",
                            fmt::join(schedule.warmup, ","), timeline.bubble_fraction());
   for (size_t rank = 0; rank < schedule.ranks.size(); ++rank)
@@ -47,8 +47,8 @@ std::string summary(const ScheduleOptions& options, const Timeline& timeline) {
                             100 * timeline.bubble_fraction());
 }
 
-void write_text(const ScheduleOptions& options, const PipelineSchedule& schedule,
-                const Timeline& timeline) {
+void write_schedule_text(const ScheduleOptions& options, const PipelineSchedule& schedule,
+                         const Timeline& timeline) {
   const std::vector<int64_t> alive = peak_live_microbatches(schedule);
   std::cout << summary(options, timeline) << "\n"
             << fmt::format("{:>4}  {:>7}  {:>5}  tasks\n", "rank", "warm-up", "alive");
@@ -75,9 +75,9 @@ void plan_schedule(const CLI::App& command, const ScheduleArguments& arguments) 
   const Timeline timeline = simulate(schedule, reference_cost(schedule));
   if (!arguments.svg.empty()) write_svg(arguments, schedule, timeline);
   if (arguments.json)
-    write_json(schedule, timeline);
+    write_schedule_json(schedule, timeline);
   else
-    write_text(arguments.options, schedule, timeline);
+    write_schedule_text(arguments.options, schedule, timeline);
   flush_output(command);
 }
 
@@ -100,7 +100,7 @@ void add_family_option(CLI::App& command, ScheduleOptions& options) {
       ->check(check);
 }
 
-constexpr const char* kFooter =
+constexpr const char* kScheduleFooter =
     "Tasks: Fm.c is the forward of micro-batch m through model chunk c of the rank, Bm.c its "
     "backward; of zb-h1 Bm.c is the gradient of the input and Wm.c that of the weights.\n"
     "With --virtual V > 1: pipeline > 1, group size from pipeline to microbatches, and the last "
@@ -132,7 +132,7 @@ void add_plan_schedule_command(CLI::App& plan) {
   command->add_option("--svg", arguments->svg, "Draw the timeline into this file")
       ->type_name("FILE");
   command->add_flag("--json", arguments->json, "Print one JSON document");
-  command->footer(kFooter);
+  command->footer(kScheduleFooter);
   command->callback([command, arguments] { plan_schedule(*command, *arguments); });
 }
 

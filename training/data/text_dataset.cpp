@@ -22,7 +22,7 @@ struct Source {
   std::string path;
 };
 
-Source open_dataset(const std::string& prefix) {
+Source tokens_of_dataset(const std::string& prefix) {
   const auto dataset = std::make_shared<const IndexedDataset>(prefix);
   require<FileError>(dataset->tokens().size > 0, "data.path: '{}.bin' is empty", prefix);
   return {dataset, dataset->tokens(), prefix + ".bin"};
@@ -75,7 +75,7 @@ TextSplit read_text(const DataConfig& config, int64_t vocabulary_size) {
     const bool dataset = is_dataset_prefix(path);
     if (!dataset && !tokenizer) tokenizer = make_tokenizer(config.tokenizer, "data.tokenizer");
     const auto [owner, tokens, file] =
-        dataset ? open_dataset(path) : tokenize_file(path, *tokenizer);
+        dataset ? tokens_of_dataset(path) : tokenize_file(path, *tokenizer);
     const auto cut = [size = tokens.size](double share) {
       return std::min<int64_t>(std::llround(share * static_cast<double>(size)), size);
     };
