@@ -81,8 +81,8 @@ class Checkpoints(EndToEnd):
         self.assertEqual(sorted(p.name for p in save.iterdir()),
                          ["latest", "step_10", "step_12", "step_8"])
 
-    def test_sigterm_saves_and_the_next_run_goes_on(self):
-        output = self.folder / "out"
+    def start_endless(self, output):
+        """A run that has begun, and the command that goes on after it."""
         command = [LOCKSTEP, "train", self.config, "--output", output,
                    "--set", f"checkpoint.load={output / 'checkpoint'}",
                    "--set", "checkpoint.load_if_present=true"]
@@ -91,6 +91,23 @@ class Checkpoints(EndToEnd):
                                    stderr=subprocess.PIPE)
         self.addCleanup(end, process)
         self.wait_for_iterations(output)
+        return process, command
+
+    def test_two_runs_do_not_share_a_folder(self):
+        output = self.folder / "out"
+        first, command = self.start_endless(output)
+        before = metrics(output)[0]
+        self.assert_failed(run(*command), 1, f"folder '{output / 'checkpoint'}' is taken",
+                           str(first.pid))
+        self.assertEqual(metrics(output)[0][:len(before)], before)
+        self.assertIsNone(first.poll())
+        first.kill()
+        first.wait()
+        self.assertEqual(run(*command).returncode, 0)
+
+    def test_sigterm_saves_and_the_next_run_goes_on(self):
+        output = self.folder / "out"
+        process, command = self.start_endless(output)
         process.send_signal(signal.SIGTERM)
         self.assertEqual(process.wait(timeout=60), 0)
         stopped = len(metrics(output)[0])

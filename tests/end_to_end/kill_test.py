@@ -32,7 +32,8 @@ class Kills(Ranks):
                 (output / "metrics.jsonl").stat().st_mtime_ns == before:
             self.assertLess(time.monotonic(), deadline)
             for process in processes:
-                self.assertIsNone(process.poll())
+                if process.poll() is not None:
+                    self.fail(f"ended with {process.returncode}: {process.communicate()[1].decode()}")
             time.sleep(0.005)
         time.sleep(moment)
 
