@@ -33,7 +33,7 @@ Counts steady(const ScheduleOptions& options) {
   return counts;
 }
 
-TEST(Schedule, TableOfMegatronCore) {
+TEST(Schedule, G83AndG84TableOfMegatronCore) {
   EXPECT_EQ(
       schedule_table(5, 2, 3),
       (Table{{0, 0}, {1, 0}, {2, 0}, {0, 1}, {1, 1}, {2, 1}, {3, 0}, {4, 0}, {3, 1}, {4, 1}}));
@@ -54,13 +54,13 @@ TEST(Schedule, TableOfMegatronCore) {
   EXPECT_THROW(schedule_table(4, 0, 2), UsageError);
 }
 
-TEST(Schedule, WarmupOfOneFOneB) {
+TEST(Schedule, G85WarmupOfOneFOneB) {
   EXPECT_EQ(make_schedule({.pipeline = 4, .microbatches = 8}).warmup, (Counts{3, 2, 1, 0}));
   EXPECT_EQ(make_schedule({.pipeline = 4, .microbatches = 2}).warmup, (Counts{2, 2, 1, 0}));
   EXPECT_EQ(make_schedule({.pipeline = 2, .microbatches = 1}).warmup, (Counts{1, 0}));
 }
 
-TEST(Schedule, WarmupOfInterleaved) {
+TEST(Schedule, G86WarmupOfInterleaved) {
   ScheduleOptions options{.pipeline = 2, .virtual_pipeline = 2, .microbatches = 4};
   EXPECT_EQ(make_schedule(options).warmup, (Counts{4, 2}));
   EXPECT_EQ(steady(options), (Counts{4, 6}));
@@ -74,13 +74,13 @@ TEST(Schedule, WarmupOfInterleaved) {
   EXPECT_THROW(num_warmup_microbatches(options, 4), UsageError);
 }
 
-TEST(Schedule, OrderOfOneFOneB) {
+TEST(Schedule, G87OrderOfOneFOneB) {
   const ScheduleOptions options{.pipeline = 2, .microbatches = 4};
   EXPECT_EQ(order(options, 0), "F0.0 F1.0 B0.0 F2.0 B1.0 F3.0 B2.0 B3.0");
   EXPECT_EQ(order(options, 1), "F0.0 B0.0 F1.0 B1.0 F2.0 B2.0 F3.0 B3.0");
 }
 
-TEST(Schedule, OrderOfInterleaved) {
+TEST(Schedule, G88OrderOfInterleaved) {
   EXPECT_EQ(order({.pipeline = 2, .virtual_pipeline = 2, .microbatches = 4}, 0),
             "F0.0 F1.0 F0.1 F1.1 F2.0 B0.1 F3.0 B1.1 F2.1 B0.0 F3.1 B1.0 B2.1 B3.1 B2.0 B3.0");
 }

@@ -15,7 +15,7 @@ using testing::throws_with;
   return throws_with<ConfigError>([&] { parse_stage_layout(text, 2); }, part);
 }
 
-TEST(StageLayout, LayersOfRanksAndChunks) {
+TEST(StageLayout, G89LayersOfRanksAndChunks) {
   const auto t = transformer;
   const StageLayout layout({{embedding}, {t}, {t, t}, {t}, {}, {t}, {t}, {t, t, loss}}, 4);
   layout.validate(8);
@@ -38,7 +38,7 @@ TEST(StageLayout, LayersOfRanksAndChunks) {
   EXPECT_THROW(layout.stage(0, 2), UsageError);
 }
 
-TEST(StageLayout, Texts) {
+TEST(StageLayout, G90Texts) {
   const auto text = [](const std::string& layout, int64_t pipeline) {
     return parse_stage_layout(layout, pipeline).to_string();
   };
@@ -86,7 +86,7 @@ TEST(StageLayout, WhatAModelNeeds) {
   EXPECT_TRUE(refused("Ett|m||L", 2, 1, "must stand together in the last chunk"));
 }
 
-TEST(StageLayout, EmbeddingAndLossCountedAsLayers) {
+TEST(StageLayout, G91EmbeddingAndLossCountedAsLayers) {
   StageLayout layout =
       split_layers({.num_layers = 63, .pipeline = 4, .account_for_loss_in_pipeline_split = true});
   EXPECT_EQ(layout.layers(2, 0).size(), 16);

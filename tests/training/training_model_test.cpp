@@ -1,0 +1,136 @@
+// How the losses of micro-batches enter the gradient. Losses of tokens are summed or averaged;
+// experts' routers add theirs at the same scale.
+
+#include "lockstep/training/training_model.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/config_io.h"
+#include "lockstep/models/layers/context_parallel.h"
+#include "lockstep/parallel_state/collectives.h"
+#include "lockstep/tests/support/rank_threads.h"
+
+namespace lockstep {
+namespace {
+
+using testing::run_ranks;
+
+constexpr int64_t kTokens = 8, kMicrobatches = 2;  // tokens of a micro-batch on all ranks of cp
+
+Config one_layer(int64_t context, bool per_token, std::vector<std::string> overrides) {
+  overrides.push_back("parallel.context_parallel_size=" + std::to_string(context));
+  overrides.emplace_back(per_token ? "ddp.calculate_per_token_loss=true"
+                                   : "ddp.calculate_per_token_loss=false");
+  return parse_config(
+      "model { num_layers: 1 hidden_size: 8 num_attention_heads: 2 ffn_hidden_size: 8 "
+      "seq_length: 8 vocab_size: 2 } "
+      "train { global_batch_size: 2 micro_batch_size: 1 precision: \"fp64\" }",
+      "test", overrides);
+}
+
+void run_context_ranks(int64_t context, const testing::RankBody& body) {
+  testing::RankThreadOptions options;
+  options.sizes.context = context;
+  run_ranks(context, body, options);
+}
+
+at::Tensor parameter(const torch::nn::Module& module, const std::string& name) {
+  for (const NamedParameter& param : collect_parameters(module))
+    if (param.name == name) return param.tensor;
+  throw std::out_of_range(name);
+}
+
+/// Gives every token the loss 2, which is also its derivative by the returned weight: the logits of
+/// the vocabulary are 0 and log(exp(2) - 1), and the label is the first.
+at::Tensor make_each_loss_two(const GPTModel& model) {
+  const at::NoGradGuard no_grad;
+  const double slope = 1 - std::exp(-2);  // of the loss by the second logit
+  at::Tensor scale = parameter(model, "decoder.final_layernorm.weight"),
+             shift = parameter(model, "decoder.final_layernorm.bias"),
+             table = parameter(model, "output_layer.weight");
+  scale.zero_();
+  shift.zero_();
+  shift[0].fill_(2 / slope);
+  table.zero_();
+  table[1][0].fill_(std::log(std::exp(2) - 1) * slope / 2);
+  return table;
+}
+
+// Of a micro-batch whose 8 tokens have losses that sum to 16, one of 2. With cp 2 a rank's tokens
+// sum to 8, and what it averages is Megatron Core's loss of two numbers: its share 8 / 8, times 2
+// ranks, by 2 micro-batches.
+TEST(TrainingModel, G93LossesAreDividedByTokensAndMicrobatchesOrSummed) {
+  for (const int64_t context : {1, 2})
+    for (const bool per_token : {false, true}) {
+      const Config config = one_layer(
+          context, per_token,
+          {"model.normalization=LayerNorm", "model.untie_embeddings_and_output_weights=true"});
+      run_context_ranks(context, [&](const ParallelState& state) {
+        TrainingModel model(config, state);
+        const at::Tensor table = make_each_loss_two(*model.chunks()[0]);
+        const at::Tensor ids = at::zeros({1, kTokens / context}, at::kLong);
+        model.zero_grad_buffer();
+        const LossSums sums = model.forward_backward(
+            kMicrobatches, 1, [&](int64_t) { return GPTInput{.tokens = ids, .labels = ids}; });
+        const auto ranks = static_cast<double>(context);
+        EXPECT_NEAR(sums.loss, kMicrobatches * 16 / ranks, 1e-13);
+        EXPECT_EQ(sums.tokens, kMicrobatches * 8 / ranks);
+        const auto of_all = [&] { return table.grad()[1][0].item<double>(); };
+        EXPECT_NEAR(of_all() / kMicrobatches, per_token ? 16 / ranks : 1.0, 1e-14);
+        model.finalize_gradients(sums.tokens);
+        EXPECT_NEAR(of_all(), 2, 1e-14);  // the mean over the batch
+      });
+    }
+}
+
+// Megatron Core multiplies the routers' mean loss by 3 * 4 / 2 = 6 where the loss scale is 3, on 4
+// ranks of cp, with 2 micro-batches; and by 3 where losses are summed, when it is a sum too. Ours
+// is a loss of each token. (There are no layers that predict further tokens.)
+TEST(TrainingModel, G72ScaleOfTheLossesOfRouters) {
+  for (const bool per_token : {false, true}) {
+    const auto config = [&](int64_t context) {
+      return one_layer(context, per_token,
+                       {"model.num_experts=4", "model.moe_aux_loss_coeff=0.5",
+                        "model.moe_z_loss_coeff=0.1", "model.init_method_std=0.5"});
+    };
+    // Where the final norm gives 0 the labels' losses have no gradient before it.
+    const auto silence_labels = [](const GPTModel& model) {
+      const at::NoGradGuard no_grad;
+      parameter(model, "decoder.final_layernorm.weight").zero_();
+    };
+    const auto ids = [](int64_t microbatch) {
+      return ((at::arange(kTokens) + microbatch) % 3 % 2).unsqueeze(0);
+    };
+    const char* const router = "decoder.layers.0.mlp.router.weight";
+
+    const Config whole = config(1);
+    GPTModel alone(whole.model, {.dtype = at::kDouble, .seed = 1234});
+    silence_labels(alone);
+    for (int64_t m = 0; m < kMicrobatches; ++m)
+      alone.forward({.tokens = ids(m), .labels = ids(m)}).sum().backward();
+    const at::Tensor of_sums = parameter(alone, router).grad();
+    EXPECT_GT(of_sums.abs().max().item<double>(), 0.01);
+
+    run_context_ranks(4, [&](const ParallelState& state) {
+      TrainingModel model(config(4), state);
+      silence_labels(*model.chunks()[0]);
+      const ProcessGroup cp = state.group(GroupKind::cp);
+      model.zero_grad_buffer();
+      model.forward_backward(kMicrobatches, 3, [&](int64_t m) {
+        const at::Tensor part = cut_for_context(ids(m), 1, cp);
+        return GPTInput{.tokens = part, .labels = part};
+      });
+      at::Tensor found = parameter(*model.chunks()[0], router).grad().clone();
+      all_reduce(cp, found, ReduceOp::sum, "gradient").wait();
+      const at::Tensor of_means = of_sums / kTokens;
+      EXPECT_TRUE(at::allclose(found, per_token ? 3.0 * of_sums : 6.0 * of_means, 1e-12, 1e-14));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
