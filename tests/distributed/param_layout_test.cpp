@@ -225,6 +225,19 @@ TEST(ParamLayout, G27BucketEnds) {
   EXPECT_EQ(pad_bucket_end(129, 3, false), 384);
 }
 
+TEST(ParamLayout, G52BucketSizes) {
+  DistributedDataParallelConfig config;
+  EXPECT_EQ(effective_bucket_size(config, 100, 100), 100'000'000);
+  EXPECT_EQ(effective_bucket_size(config, 100, 7), 40'000'000);
+  EXPECT_EQ(effective_bucket_size(config, 100, 1), 40'000'000);
+  config.overlap_grad_reduce = false;
+  EXPECT_EQ(effective_bucket_size(config, 100, 100), std::nullopt);
+  config.overlap_grad_reduce = true;
+  config.num_buckets = 4;
+  EXPECT_EQ(effective_bucket_size(config, 100, 100), 25);
+  EXPECT_EQ(effective_bucket_size(config, 3, 1), 1);
+}
+
 TEST(ParamLayout, SharedEmbeddingsMatterToTheDistributedOptimizerOnly) {
   const auto params = shared(sizes({10, 10, 10}), 1);
   EXPECT_EQ(compute_param_layout(params, plain()).buckets.size(), 1u);

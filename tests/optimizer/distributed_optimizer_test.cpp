@@ -2,10 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
-
-#include <torch/nn/utils/clip_grad.h>
-#include <torch/optim/adamw.h>
+#include <ATen/ATen.h>
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel_state/collectives.h"
@@ -17,10 +14,8 @@ namespace {
 
 using testing::adamw_config;
 using testing::CollectiveLog;
-using testing::kClip;
-using testing::kDecay;
+using testing::expect_close;
 using testing::kLayers;
-using testing::kRate;
 using testing::kSamples;
 using testing::kSteps;
 using testing::reduce_gradients;
@@ -29,124 +24,7 @@ using testing::run_ranks;
 using testing::Setting;
 using testing::SmallNet;
 using testing::throws_with;
-
-std::vector<at::Tensor> copies(const SmallNet& net) {
-  std::vector<at::Tensor> result;
-  for (const at::Tensor& param : net.parameters()) result.push_back(param.detach().clone());
-  return result;
-}
-
-/// The same with libtorch alone in one process: its AdamW, its clipping.
-std::vector<at::Tensor> oracle_adamw() {
-  SmallNet net(kLayers);
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  for (const bool matrices : {true, false}) {
-    std::vector<at::Tensor> params;
-    for (const at::Tensor& p : net.parameters())
-      if ((p.dim() > 1) == matrices) params.push_back(p);
-    groups.emplace_back(params, std::make_unique<torch::optim::AdamWOptions>(
-                                    torch::optim::AdamWOptions(kRate)
-                                        .betas({0.9, 0.95})
-                                        .weight_decay(matrices ? kDecay : 0)));
-  }
-  torch::optim::AdamW optimizer(groups);
-  for (int step = 0; step < kSteps; ++step) {
-    optimizer.zero_grad();
-    (net.loss(SmallNet::samples(step * kSamples, kSamples)) / kSamples).backward();
-    torch::nn::utils::clip_grad_norm_(net.parameters(), kClip);
-    optimizer.step();
-  }
-  return copies(net);
-}
-
-std::vector<at::Tensor> train(const ParallelState& state, const Setting& setting,
-                              at::ScalarType dtype, double clip = kClip) {
-  SmallNet net(kLayers, dtype);
-  DistributedDataParallel ddp(net, state, setting.ddp());
-  const auto optimizer = make_optimizer({&ddp}, adamw_config(clip));
-  for (int step = 0; step < kSteps; ++step) {
-    ddp.zero_grad_buffer();
-    run_backwards(net, ddp, step, setting.microbatches, dtype);
-    reduce_gradients(ddp);
-    EXPECT_FALSE(optimizer->step().skipped);
-  }
-  return copies(net);
-}
-
-void expect_close(const std::vector<at::Tensor>& found, const std::vector<at::Tensor>& expected,
-                  double tolerance, const std::string& what) {
-  for (size_t i = 0; i < expected.size(); ++i)
-    EXPECT_LE((found[i].to(at::kDouble) - expected[i]).abs().max().item<double>(),
-              tolerance * expected[i].abs().max().item<double>())
-        << what << ", parameter " << i;
-}
-
-/// By ranks and instances, because connecting ranks takes longer than twenty steps.
-std::map<std::pair<int64_t, int64_t>, std::vector<Setting>> all_settings() {
-  std::vector<Setting> settings;
-  for (const int64_t ranks : {1, 2, 3, 4, 6, 8})
-    for (const int64_t microbatches : {1, 5})
-      for (const bool distributed : {false, true})
-        for (const int64_t instances : {1, 2})
-          for (const bool overlap : {false, true}) {
-            if (ranks % instances != 0 || (instances > 1 && !distributed)) continue;
-            if (ranks > 4 && (microbatches == 1 || !distributed)) continue;
-            settings.push_back({ranks, instances, microbatches, distributed, overlap,
-                                distributed && overlap, overlap ? 40 : 1000000});
-          }
-  settings.push_back({4, 1, 2, true, true, true, 1});
-  settings.push_back({4, 2, 2, true, false, true, 1});
-  settings.push_back({3, 1, 2, true, true, false, 100});
-  std::map<std::pair<int64_t, int64_t>, std::vector<Setting>> by_ranks;
-  for (const Setting& setting : settings)
-    by_ranks[{setting.ranks, setting.instances}].push_back(setting);
-  return by_ranks;
-}
-
-TEST(DistributedOptimizer, TwentyStepsFollowPlainLibtorchInEverySetting) {
-  const auto expected = oracle_adamw();
-  for (const auto& [ranks_and_instances, settings] : all_settings())
-    run_ranks(
-        ranks_and_instances.first,
-        [&](const ParallelState& state) {
-          for (const Setting& setting : settings)
-            expect_close(train(state, setting, at::kDouble), expected, 1e-12, setting.text());
-        },
-        settings.front().threads());
-}
-
-TEST(DistributedOptimizer, SinglePrecisionAgreesToOneInAMillion) {
-  const auto expected = oracle_adamw();
-  for (const Setting& setting : {Setting{.ranks = 3, .microbatches = 2, .overlap_gather = true},
-                                 Setting{.ranks = 4, .instances = 2, .bucket_size = 40}})
-    run_ranks(
-        setting.ranks,
-        [&](const ParallelState& state) {
-          expect_close(train(state, setting, at::kFloat), expected, 1e-6, setting.text());
-        },
-        setting.threads());
-}
-
-TEST(DistributedOptimizer, TheBitsDoNotDependOnBucketsOverlapOrTheWayOfReducing) {
-  for (const int64_t ranks : {3, 4})
-    run_ranks(ranks, [&](const ParallelState& state) {
-      const auto expected =
-          train(state, {.ranks = ranks, .distributed = false, .overlap_reduce = false}, at::kFloat,
-                /*clip=*/0);
-      for (const bool distributed : {false, true})
-        for (const bool overlap : {false, true})
-          for (const int64_t bucket_size : {1, 40, 1000000}) {
-            const Setting setting = {.ranks = ranks,
-                                     .distributed = distributed,
-                                     .overlap_reduce = overlap,
-                                     .overlap_gather = distributed && overlap,
-                                     .bucket_size = bucket_size};
-            const auto found = train(state, setting, at::kFloat, /*clip=*/0);
-            for (size_t i = 0; i < expected.size(); ++i)
-              EXPECT_TRUE(at::equal(found[i], expected[i])) << setting.text();
-          }
-    });
-}
+using testing::weights_of;
 
 /// Adam hides a wrong scale of the gradients; this looks at them.
 TEST(DistributedOptimizer, TheOwnedGradientsAreThoseOfOneProcess) {
@@ -219,7 +97,7 @@ TEST(DistributedOptimizer, AStepOfOnesOwnOnTheShardIsGatheredByThePublicCalls) {
         ddp.note_params_changed();
         ddp.start_param_sync();
       }
-      expect_close(copies(net), copies(oracle), 1e-12, "sgd");
+      expect_close(weights_of(net), weights_of(oracle), 1e-12, "sgd");
     });
 }
 
@@ -278,20 +156,6 @@ TEST(DistributedOptimizer, BytesOfARankAreTheFormulas) {
                          optimizer.state_bytes();
       EXPECT_EQ(bytes, buffer.layout().numel * 6 + buffer.layout().numel * 12 / ranks);
     });
-}
-
-TEST(DistributedOptimizer, Bf16FollowsDoubleAndAllRanksHoldTheSame) {
-  const auto expected = oracle_adamw();
-  const Setting setting = {.ranks = 4, .overlap_gather = true, .bucket_size = 40};
-  run_ranks(4, [&](const ParallelState& state) {
-    const auto found = train(state, setting, at::kBFloat16);
-    expect_close(found, expected, 0.03, "bf16");
-    for (const at::Tensor& param : found) {
-      const at::Tensor first = param.clone();
-      broadcast(state.world(), first, 0, "test").wait();
-      EXPECT_TRUE(at::equal(first, param));
-    }
-  });
 }
 
 TEST(DistributedOptimizer, EachOptimizerRefusesTheOthersModels) {

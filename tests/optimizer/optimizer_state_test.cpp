@@ -140,6 +140,18 @@ TEST(OptimizerState, SlicesNameEveryElementOnceAndSayWhatTheyHold) {
   }
 }
 
+TEST(OptimizerState, G100HalfOfTenParametersHaveWeightDecay) {
+  SmallNet net(5);
+  DistributedDataParallel ddp(net, ParallelState::single_process());
+  const Optimizer optimizer({&ddp}, {});
+  std::vector<std::string> with, without;
+  for (const StateSlice& slice : optimizer.state_slices())
+    (slice.description.apply_weight_decay ? with : without).push_back(slice.parameter);
+  EXPECT_EQ(with,
+            (std::vector<std::string>{"weight4", "weight3", "weight2", "weight1", "weight0"}));
+  EXPECT_EQ(without, (std::vector<std::string>{"bias4", "bias3", "bias2", "bias1", "bias0"}));
+}
+
 TEST(OptimizerState, ProgressThatCannotBeIsRefused) {
   SmallNet net;
   DistributedDataParallel ddp(net, ParallelState::single_process());

@@ -2,8 +2,7 @@
 
 #include <cmath>
 
-#include <torch/nn/utils/clip_grad.h>
-#include <torch/optim/sgd.h>
+#include <ATen/ATen.h>
 
 #include "lockstep/core/error.h"
 #include "lockstep/optimizer/orthogonalize.h"
@@ -17,26 +16,17 @@ namespace {
 
 using testing::adamw_config;
 using testing::DescribedParams;
-using testing::kClip;
+using testing::expect_close;
 using testing::kDecay;
 using testing::kLayers;
 using testing::kRate;
-using testing::kSamples;
-using testing::kSteps;
-using testing::reduce_gradients;
-using testing::run_backwards;
 using testing::run_ranks;
 using testing::Setting;
 using testing::SmallNet;
 using testing::throws_with;
-
-using Weights = std::vector<at::Tensor>;
-
-Weights weights_of(const SmallNet& net) {
-  Weights result;
-  for (const at::Tensor& param : net.parameters()) result.push_back(param.detach().clone());
-  return result;
-}
+using testing::train;
+using testing::train_plainly;
+using testing::Weights;
 
 OptimizerConfig config_of(OptimizerKind kind) {
   OptimizerConfig config = adamw_config();
@@ -45,43 +35,6 @@ OptimizerConfig config_of(OptimizerKind kind) {
 }
 
 bool is_matrix(const NamedParameter& param) { return param.name != "weight0"; }
-
-Weights train(const ParallelState& state, const Setting& setting, const OptimizerConfig& config,
-              at::ScalarType dtype = at::kDouble) {
-  SmallNet net(kLayers, dtype);
-  DistributedDataParallel ddp(net, state, setting.ddp(), /*disable_bucketing=*/false,
-                              config.optimizer == OptimizerKind::muon ? is_matrix : nullptr);
-  const auto optimizer = make_optimizer({&ddp}, config);
-  for (int step = 0; step < kSteps; ++step) {
-    ddp.zero_grad_buffer();
-    run_backwards(net, ddp, step, setting.microbatches, dtype);
-    reduce_gradients(ddp);
-    EXPECT_FALSE(optimizer->step().skipped);
-  }
-  ddp.finish_param_sync();
-  return weights_of(net);
-}
-
-/// One process of plain libtorch: `update` steps all parameters.
-template <class Update>
-Weights oracle(const SmallNet& net, Update update) {
-  for (int step = 0; step < kSteps; ++step) {
-    for (const at::Tensor& param : net.parameters())
-      if (param.grad().defined()) param.mutable_grad().reset();
-    (net.loss(SmallNet::samples(step * kSamples, kSamples)) / kSamples).backward();
-    torch::nn::utils::clip_grad_norm_(net.parameters(), kClip);
-    update();
-  }
-  return weights_of(net);
-}
-
-void expect_close(const Weights& found, const Weights& expected, double tolerance,
-                  const std::string& what) {
-  for (size_t i = 0; i < expected.size(); ++i)
-    EXPECT_LE((found[i].to(at::kDouble) - expected[i]).abs().max().item<double>(),
-              tolerance * expected[i].abs().max().item<double>())
-        << what << ", parameter " << i;
-}
 
 const Setting kSettings[] = {
     {.ranks = 1, .distributed = false},
@@ -100,32 +53,10 @@ void expect_every_setting_follows(const std::vector<Case>& cases, double toleran
         setting.ranks,
         [&](const ParallelState& state) {
           for (const auto& [config, expected] : cases)
-            expect_close(train(state, setting, config), expected, tolerance, setting.text());
+            expect_close(train(state, setting, config, at::kDouble, is_matrix), expected, tolerance,
+                         setting.text());
         },
         setting.threads());
-}
-
-TEST(Sgd, TwentyStepsFollowPlainLibtorchInEverySetting) {
-  std::vector<Case> cases;
-  for (const double momentum : {0.0, 0.9}) {
-    SmallNet net(kLayers);
-    std::vector<torch::optim::OptimizerParamGroup> groups;
-    for (const bool matrices : {true, false}) {
-      Weights params;
-      for (const at::Tensor& p : net.parameters())
-        if ((p.dim() > 1) == matrices) params.push_back(p);
-      groups.emplace_back(params,
-                          std::make_unique<torch::optim::SGDOptions>(
-                              torch::optim::SGDOptions(kRate).momentum(momentum).weight_decay(
-                                  matrices ? kDecay : 0)));
-    }
-    torch::optim::SGD theirs(groups, torch::optim::SGDOptions(kRate));
-    const Weights expected = oracle(net, [&] { theirs.step(); });
-    OptimizerConfig config = config_of(OptimizerKind::sgd);
-    config.sgd_momentum = momentum;
-    cases.emplace_back(config, expected);
-  }
-  expect_every_setting_follows(cases, 1e-12);
 }
 
 /// The iteration as a polynomial of the singular values.
@@ -204,7 +135,7 @@ TEST(Muon, TwentyStepsFollowTheFormulasInEverySetting) {
   for (const bool nesterov : {false, true}) {
     const SmallNet net(kLayers);
     MuonOracle muon(net, nesterov);
-    const Weights expected = oracle(net, [&] { muon.step(); });
+    const Weights expected = train_plainly(net, [&] { muon.step(); });
     OptimizerConfig config = config_of(OptimizerKind::muon);
     config.muon_use_nesterov = nesterov;
     config.muon_extra_scale_factor = 0.5;

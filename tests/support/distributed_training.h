@@ -1,9 +1,16 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <ATen/ATen.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 
 #include "lockstep/distributed/finalize_model_grads.h"
 #include "lockstep/optimizer/distributed_optimizer.h"
@@ -14,7 +21,7 @@
 namespace lockstep::testing {
 
 inline constexpr int kLayers = 5, kSteps = 20;
-inline constexpr int64_t kSamples = 120;  // of a step: divisible by ranks * micro-batches
+inline constexpr int64_t kSamples = 120;  // of a step: divisible by the number of ranks
 inline constexpr double kClip = 0.3, kDecay = 0.1, kRate = 0.01;
 
 /// Everything that must not change what is learnt.
@@ -57,7 +64,7 @@ inline OptimizerConfig adamw_config(double clip = kClip) {
   return config;
 }
 
-/// All micro-batches of step `step` of this rank.
+/// All micro-batches of step `step` of this rank; the last one may be larger.
 inline void run_backwards(const SmallNet& net, DistributedDataParallel& ddp, int step,
                           int64_t microbatches, at::ScalarType dtype) {
   const ParallelState& state = ddp.parallel_state();
@@ -65,8 +72,9 @@ inline void run_backwards(const SmallNet& net, DistributedDataParallel& ddp, int
   for (int64_t i = 0; i < microbatches; ++i) {
     std::optional<DistributedDataParallel::NoSyncGuard> guard;
     if (i + 1 < microbatches) guard.emplace(ddp.no_sync());
-    net.loss(SmallNet::samples(step * kSamples + state.rank() * share + i * size, size, dtype))
-        .backward();
+    const int64_t first = step * kSamples + state.rank() * share + i * size;
+    const int64_t count = i + 1 < microbatches ? size : share - i * size;
+    net.loss(SmallNet::samples(first, count, dtype)).backward();
   }
 }
 
@@ -76,6 +84,79 @@ inline void reduce_gradients(DistributedDataParallel& ddp) {
     finalize_model_grads({&ddp}, at::full({}, kSamples / world, at::kLong));
   else
     finalize_model_grads({&ddp});
+}
+
+using Weights = std::vector<at::Tensor>;
+
+inline Weights weights_of(const SmallNet& net) {
+  Weights result;
+  for (const at::Tensor& param : net.parameters()) result.push_back(param.detach().clone());
+  return result;
+}
+
+/// What kSteps steps of a SmallNet make of its weights.
+inline Weights train(const ParallelState& state, const Setting& setting,
+                     const OptimizerConfig& config, at::ScalarType dtype,
+                     const std::function<bool(const NamedParameter&)>& whole_matrices = {}) {
+  SmallNet net(kLayers, dtype);
+  DistributedDataParallel ddp(net, state, setting.ddp(), /*disable_bucketing=*/false,
+                              whole_matrices);
+  const auto optimizer = make_optimizer({&ddp}, config);
+  for (int step = 0; step < kSteps; ++step) {
+    ddp.zero_grad_buffer();
+    run_backwards(net, ddp, step, setting.microbatches, dtype);
+    reduce_gradients(ddp);
+    EXPECT_FALSE(optimizer->step().skipped);
+  }
+  ddp.finish_param_sync();
+  return weights_of(net);
+}
+
+/// The same in one process of plain libtorch and in double: its clipping, then `update`.
+inline Weights train_plainly(const SmallNet& net, const std::function<void()>& update) {
+  for (int step = 0; step < kSteps; ++step) {
+    for (const at::Tensor& param : net.parameters())
+      if (param.grad().defined()) param.mutable_grad().reset();
+    (net.loss(SmallNet::samples(step * kSamples, kSamples)) / kSamples).backward();
+    torch::nn::utils::clip_grad_norm_(net.parameters(), kClip);
+    update();
+  }
+  return weights_of(net);
+}
+
+/// With libtorch's own optimizer, weight decay on matrices.
+inline Weights train_plainly(const OptimizerConfig& config) {
+  const SmallNet net(kLayers);
+  std::vector<torch::optim::OptimizerParamGroup> adamw, sgd;
+  for (const bool matrices : {true, false}) {
+    Weights params;
+    for (const at::Tensor& p : net.parameters())
+      if ((p.dim() > 1) == matrices) params.push_back(p);
+    const double decay = matrices ? config.weight_decay : 0;
+    adamw.emplace_back(params, std::make_unique<torch::optim::AdamWOptions>(
+                                   torch::optim::AdamWOptions(config.lr)
+                                       .betas({config.adam_beta1, config.adam_beta2})
+                                       .weight_decay(decay)));
+    sgd.emplace_back(
+        params,
+        std::make_unique<torch::optim::SGDOptions>(
+            torch::optim::SGDOptions(config.lr).momentum(config.sgd_momentum).weight_decay(decay)));
+  }
+  if (config.optimizer == OptimizerKind::adam) {
+    torch::optim::AdamW optimizer(adamw);
+    return train_plainly(net, [&] { optimizer.step(); });
+  }
+  torch::optim::SGD optimizer(sgd, torch::optim::SGDOptions(config.lr));
+  return train_plainly(net, [&] { optimizer.step(); });
+}
+
+/// Of the largest element of each tensor.
+inline void expect_close(const Weights& found, const Weights& expected, double tolerance,
+                         const std::string& what) {
+  for (size_t i = 0; i < expected.size(); ++i)
+    EXPECT_LE((found[i].to(at::kDouble) - expected[i]).abs().max().item<double>(),
+              tolerance * expected[i].abs().max().item<double>())
+        << what << ", parameter " << i;
 }
 
 }  // namespace lockstep::testing
