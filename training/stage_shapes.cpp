@@ -64,9 +64,11 @@ class ShapeList {
     const int64_t hidden = model_.hidden_size, channels = *model_.kv_channels;
     const bool bias = model_.add_bias_linear;
     norm(name + ".input_layernorm");
-    const int64_t heads = model_.num_attention_heads + 2 * *model_.num_query_groups;
-    linear(name + ".self_attention.linear_qkv", {heads * channels / ranks_}, hidden,
-           bias || model_.add_qkv_bias);
+    const std::string what = "model.num_attention_heads and model.num_query_groups";
+    const int64_t heads = checked_add(model_.num_attention_heads,
+                                      checked_mul(2, *model_.num_query_groups, what), what);
+    linear(name + ".self_attention.linear_qkv", {checked_mul(heads, channels, what) / ranks_},
+           hidden, bias || model_.add_qkv_bias);
     linear(name + ".self_attention.linear_proj", {hidden}, widths_.heads * channels, bias);
     norm(name + ".pre_mlp_layernorm");
     if (has_experts(model_, number))

@@ -72,7 +72,9 @@ class Kills(Ranks):
         common = ("--set", f"train.train_iters={last}",
                   "--set", f"optimizer.lr_decay_iters={ITERATIONS}")
         whole = self.folder / "whole"
-        for path, more in ((output, ("--set", f"checkpoint.load={folder}")),
+        # On a slow machine all kills may have come before the first checkpoint.
+        for path, more in ((output, ("--set", f"checkpoint.load={folder}", "--set",
+                                     "checkpoint.load_if_present=true")),
                            (whole, ("--set", "checkpoint.save_interval=100000"))):
             for process in self.start(2, "--output", path, *self.settings, *common, *more):
                 error = process.communicate(timeout=120)[1].decode()
