@@ -58,6 +58,21 @@ struct DistributedDataParallel::Impl {
     aligns_param_gather = config.align_param_gather && state.grids().size(GroupKind::pp) > 1;
   }
 
+  void align_gathers() const {
+    if (aligns_param_gather) barrier(state.group(GroupKind::pp), "start of the parameter gather");
+  }
+
+  void update_shards(const RangeUpdate& update) {
+    params->mark_stale();
+    const std::vector<Bucketing::Piece>& pieces = sync->bucketing().pieces;
+    for (size_t i = pieces.size(); i-- > 0;) {
+      update(pieces[i].buffer, pieces[i].bucket);
+      if (!pre_hook) continue;
+      if (i + 1 == pieces.size()) align_gathers();
+      params->start_next();
+    }
+  }
+
   void require_not_reducing(const char* call) const {
     require<UsageError>(sync->state().phase() != Phase::reducing,
                         "{}: the state is reducing; call finish_grad_sync() first", call);
@@ -168,8 +183,7 @@ void DistributedDataParallel::start_param_sync(bool force_sync, bool force_dispa
       impl_->params->finish();
       impl_->params->mark_stale();
     }
-    if (impl_->aligns_param_gather && impl_->params->is_stale())
-      barrier(impl_->state.group(GroupKind::pp), "start of the parameter gather");
+    if (impl_->params->none_started()) impl_->align_gathers();
     if (impl_->pre_hook && !force_sync)
       impl_->params->start(/*watch=*/true);
     else
@@ -195,6 +209,17 @@ void DistributedDataParallel::enable_forward_pre_hook() {
   require<UsageError>(impl_->overlaps_param_gather,
                       "enable_forward_pre_hook: allowed with ddp.overlap_param_gather");
   impl_->pre_hook = true;
+}
+
+void DistributedDataParallel::update_params(const RangeUpdate& update) {
+  if (!impl_->params) {
+    for (size_t i = buffers().size(); i-- > 0;)
+      for (size_t range = 0; range < buffers()[i]->owned().size(); ++range) update(i, range);
+    return;
+  }
+  finish_param_sync();
+  impl_->sync->guarded([&] { impl_->update_shards(update); });
+  start_param_sync();
 }
 
 void DistributedDataParallel::note_params_changed() {

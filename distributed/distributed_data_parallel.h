@@ -159,6 +159,16 @@ class DistributedDataParallel {
   /// For the optimizer: it changed this rank's shard of the parameters.
   void note_params_changed();
 
+  /// Changes the parameters in buffers()[buffer]->owned()[range].
+  using RangeUpdate = std::function<void(size_t buffer, size_t range)>;
+  /// For an optimizer that updates range by range: calls `update` for every range that this rank
+  /// owns, first for what forward needs first. With the distributed optimizer it waits for gathers
+  /// that are under way before, and is note_params_changed() and start_param_sync() as well: with
+  /// ddp.overlap_param_gather the gather of a bucket starts when `update` returns from it, and goes
+  /// on beside the updates of the buckets that follow. What is gathered, and in which order, is the
+  /// same. All data-parallel ranks must call it.
+  void update_params(const RangeUpdate& update);
+
   /// Whether this rank owns a shard only (ddp.use_distributed_optimizer).
   bool is_sharded() const;
 

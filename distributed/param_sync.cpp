@@ -90,15 +90,21 @@ void ParamSync::mark_stale() {
                       "finish_param_sync() first");
   for (Gather& gather : gathers_)
     if (gather.group.size() > 1) set_storage(gather, false);
+  started_ = 0;
   phase_ = Phase::stale;
+}
+
+void ParamSync::start_next() {
+  const at::NoGradGuard no_grad;
+  Gather& gather = gathers_[started_];
+  gather.work = all_gather(gather.group, gather.whole, gather.shard, gather.label);
+  ++started_;
 }
 
 void ParamSync::start(bool watch) {
   if (phase_ != Phase::stale) return;
   const Busy busy(busy_);
-  const at::NoGradGuard no_grad;
-  for (Gather& gather : gathers_)
-    gather.work = all_gather(gather.group, gather.whole, gather.shard, gather.label);
+  while (started_ < gathers_.size()) start_next();
   phase_ = Phase::gathering;
   settle();
   if (watch && pending()) watch_.start(*this);

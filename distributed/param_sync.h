@@ -30,15 +30,19 @@ class ParamSync final : public ReadObserver {
   ParamSync(const ParamSync&) = delete;
   ParamSync& operator=(const ParamSync&) = delete;
 
-  /// This rank's shards were changed.
+  /// This rank's shards were changed, or will be before their gathers start.
   void mark_stale();
-  /// Starts the gather of every bucket that is stale, in the order in which forward needs them. All
-  /// ranks must call it. `watch`: operators of this thread wait for what they use.
+  /// Starts the gather of the next stale bucket, in the order in which forward needs them.
+  void start_next();
+  /// Starts the gathers of all buckets that are still stale, in that order. All ranks must call it.
+  /// `watch`: operators of this thread wait for what they use.
   void start(bool watch);
   /// Starts what is stale and returns when every bucket is gathered.
   void finish();
 
   bool is_stale() const { return phase_ == Phase::stale; }
+  /// Whether all is stale.
+  bool none_started() const { return is_stale() && started_ == 0; }
   /// Whether some parameters cannot be read yet.
   bool pending() const { return phase_ != Phase::current; }
 
@@ -67,6 +71,7 @@ class ParamSync final : public ReadObserver {
   void settle();
 
   std::vector<Gather> gathers_;  ///< in the order of forward
+  size_t started_ = 0;           ///< of those since mark_stale()
   Phase phase_ = Phase::current;
   bool busy_ = false;  ///< inside this class, whose own reads need no guard
   ReadWatch watch_;

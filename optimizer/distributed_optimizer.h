@@ -8,7 +8,9 @@ namespace lockstep {
 
 /// An Optimizer whose state is cut over the data-parallel ranks (ZeRO-1), for models wrapped with
 /// ddp.use_distributed_optimizer. This rank holds master weights and moments of its shard alone,
-/// updates that shard of the parameters in their buffer, and gets the others by all-gathers.
+/// updates that shard of the parameters in their buffer, and gets the others by all-gathers; see
+/// DistributedDataParallel::update_params(). On the CPU a step that is skipped gathers nothing; on
+/// CUDA it gathers what has not changed.
 ///
 /// Bytes of a rank for a parameter element over d ranks, padding aside, parameters + gradients +
 /// state: bf16 with fp32 gradients 2 + 4 + 12/d; fp32 4 + 4 + 8/d; fp64 8 + 8 + 16/d.
@@ -20,12 +22,6 @@ class DistributedOptimizer final : public Optimizer {
   /// As Optimizer; UsageError for a model without ddp.use_distributed_optimizer.
   DistributedOptimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config)
       : Optimizer(std::move(models), config, /*sharded=*/true) {}
-
- private:
-  /// Gathers of the last step end, and those of this one start: start_param_sync() of every model.
-  /// On the CPU a step that is skipped gathers nothing; on CUDA it gathers what has not changed.
-  void before_update() override;
-  void after_update() override;
 };
 
 /// The optimizer for models that are all wrapped with ddp.use_distributed_optimizer, or all

@@ -89,16 +89,12 @@ Optimizer::~Optimizer() = default;
 
 Optimizer::StepResult Optimizer::step() {
   const at::NoGradGuard no_grad;
-  before_update();
   const at::Tensor norm = grad_norm(models_) / loss_scale();
   at::Tensor zeros;
   if (config_.log_num_zeros_in_grad) zeros = count_zeros(models_);
   const kernels::StepControl control = step_control(norm, config_, loss_scale());
   const bool known_to_skip = control.is_cpu() && control[1].item<double>() == 0;
-  if (!known_to_skip) {
-    for (OptimizerState& state : states_) state.step(config_, num_steps_ + 1, control);
-    after_update();
-  }
+  if (!known_to_skip) update(control);
   StepResult result;
   result.grad_norm = norm.item<double>();
   result.skipped = skips_step(result.grad_norm, config_);
@@ -106,6 +102,17 @@ Optimizer::StepResult Optimizer::step() {
   scaler_->update(!std::isfinite(result.grad_norm));
   if (!result.skipped) ++num_steps_;
   return result;
+}
+
+void Optimizer::update(const kernels::StepControl& control) {
+  auto first = states_.begin();  // of a model
+  for (DistributedDataParallel* model : models_) {
+    model->update_params([&](size_t buffer, size_t range) {
+      first[static_cast<int64_t>(buffer)].step(range, config_, num_steps_ + 1, control);
+    });
+    first += static_cast<int64_t>(model->buffers().size());
+  }
+  for (OptimizerState& state : states_) state.note_change();
 }
 
 std::vector<StateSlice> Optimizer::state_slices() const {

@@ -126,12 +126,9 @@ class Optimizer {
   Optimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config,
             bool sharded);
 
-  const std::vector<DistributedDataParallel*>& models() const { return models_; }
-
  private:
-  /// Before and after the parameters that this rank owns change.
-  virtual void before_update() {}
-  virtual void after_update() {}
+  /// All parameters that this rank owns. `control`: a kernels::StepControl.
+  void update(const at::Tensor& control);
 
   std::vector<DistributedDataParallel*> models_;
   OptimizerConfig config_;

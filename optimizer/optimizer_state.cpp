@@ -112,23 +112,21 @@ OptimizerState::Views OptimizerState::views_of(const ElementRange& in_buffer,
           slice(momentum_, in_state)};
 }
 
-void OptimizerState::step(const OptimizerConfig& config, int64_t step,
+void OptimizerState::step(size_t range, const OptimizerConfig& config, int64_t step,
                           const kernels::StepControl& control) {
-  const kernels::SgdScalars sgd = {.learning_rate = config.lr,
-                                   .momentum = config.sgd_momentum,
-                                   .weight_decay = config.weight_decay};
-  for (const Piece& piece : pieces_) {
-    const Views views = views_of(piece.in_buffer, piece.in_state.start);
-    if (rule_ == UpdateRule::adam)
-      kernels::adamw(views.weights(), views.grad, views.exp_avg, views.exp_avg_sq, views.copy(),
-                     piece.segments, adamw_scalars(config, step), control);
-    else if (rule_ == UpdateRule::sgd)
-      kernels::sgd(views.weights(), views.grad, views.momentum, views.copy(), piece.segments, sgd,
-                   control);
-    else
-      step_muon(config, piece, control);
-  }
-  note_change();
+  const Piece& piece = pieces_[range];
+  const Views views = views_of(piece.in_buffer, piece.in_state.start);
+  if (rule_ == UpdateRule::adam)
+    kernels::adamw(views.weights(), views.grad, views.exp_avg, views.exp_avg_sq, views.copy(),
+                   piece.segments, adamw_scalars(config, step), control);
+  else if (rule_ == UpdateRule::sgd)
+    kernels::sgd(views.weights(), views.grad, views.momentum, views.copy(), piece.segments,
+                 {.learning_rate = config.lr,
+                  .momentum = config.sgd_momentum,
+                  .weight_decay = config.weight_decay},
+                 control);
+  else
+    step_muon(config, piece, control);
 }
 
 void OptimizerState::step_muon(const OptimizerConfig& config, const Piece& piece,

@@ -24,9 +24,12 @@ class OptimizerState {
   OptimizerState(const ParamAndGradBuffer& buffer, const OptimizerConfig& config,
                  const ParallelState& parallel_state);
 
-  /// Updates the parameters that this rank owns: step number `step`, from 1. For matrices that
+  /// Updates buffer.owned()[range] of the parameters: step number `step`, from 1. For matrices that
   /// Muon updates and that are cut over tensor-parallel ranks it is collective over those.
-  void step(const OptimizerConfig& config, int64_t step, const kernels::StepControl& control);
+  void step(size_t range, const OptimizerConfig& config, int64_t step,
+            const kernels::StepControl& control);
+  /// Of all parameters of the buffer: autograd refuses to use what it saved of them before.
+  void note_change();
 
   /// Adds what it holds to `slices`.
   void list(std::vector<StateSlice>& slices) const;
@@ -63,7 +66,6 @@ class OptimizerState {
                  const kernels::StepControl& control);
   at::Tensor orthogonal_update(const NamedParameter& param, const at::Tensor& update,
                                const OptimizerConfig& config) const;
-  void note_change();
 
   const ParamAndGradBuffer* buffer_;
   ParallelState parallel_state_;

@@ -120,6 +120,52 @@ TEST_F(PendingGather, AGatherThatFailedLeavesNothingToRead) {
   EXPECT_EQ(errors[1], "rank 1 has had enough");
 }
 
+/// How many buckets of the first rank had been updated when each gather started.
+std::vector<int64_t> updated_at_gathers(bool overlap, at::ScalarType dtype, int64_t& buckets) {
+  const DistributedDataParallel* stepping = nullptr;
+  at::Tensor before;
+  std::vector<int64_t> updated;
+  testing::RankThreadOptions options;
+  options.observer = [&](const CollectiveRecord& call) {
+    if (call.rank != 0 || !stepping || call.operation != "all_gather") return;
+    const ParamAndGradBuffer& buffer = *stepping->buffers()[0];
+    updated.push_back(0);
+    for (const ElementRange& owned : buffer.owned())
+      updated.back() += !at::equal(buffer.param_data().slice(0, owned.start, owned.end),
+                                   before.slice(0, owned.start, owned.end));
+  };
+  run_ranks(
+      2,
+      [&](const ParallelState& state) {
+        SmallNet net(kLayers, dtype);
+        DistributedDataParallel ddp(net, state,
+                                    Setting{.overlap_gather = overlap, .bucket_size = 1}.ddp());
+        DistributedOptimizer optimizer({&ddp}, adamw_config());
+        run_backwards(net, ddp, 0, 1, dtype);
+        reduce_gradients(ddp);
+        if (state.rank() == 0) {
+          before = ddp.buffers()[0]->param_data().clone();
+          buckets = static_cast<int64_t>(ddp.buckets().size());
+          stepping = &ddp;
+        }
+        optimizer.step();
+        if (state.rank() == 0) stepping = nullptr;
+        ddp.finish_param_sync();
+      },
+      options);
+  return updated;
+}
+
+TEST_F(PendingGather, WithOverlapAGatherStartsWhenItsBucketIsUpdated) {
+  for (const at::ScalarType dtype : {at::kDouble, at::kBFloat16}) {
+    int64_t buckets = 0;
+    const std::vector<int64_t> overlapping = updated_at_gathers(true, dtype, buckets);
+    ASSERT_EQ(buckets, 10);
+    EXPECT_EQ(overlapping, (std::vector<int64_t>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}));
+    EXPECT_EQ(updated_at_gathers(false, dtype, buckets), std::vector<int64_t>(10, 10));
+  }
+}
+
 /// What a rank does to gather its parameters: groups that it waits for, what it gathers.
 std::vector<std::string> gather_calls(const std::vector<CollectiveRecord>& calls) {
   std::vector<std::string> result;
@@ -154,7 +200,7 @@ TEST_F(PendingGather, AlignedStagesStartTheGathersOfAChunkTogether) {
           DistributedDataParallel first(nets[0], state, config);
           DistributedDataParallel second(nets[1], state, config, /*disable_bucketing=*/true);
           barrier(state.world(), "ready");
-          const size_t before = log.of_rank(state.rank()).size();
+          size_t before = log.of_rank(state.rank()).size();
           if (!first_stage) {
             std::this_thread::sleep_for(std::chrono::milliseconds(50));
             ++late;
@@ -169,11 +215,18 @@ TEST_F(PendingGather, AlignedStagesStartTheGathersOfAChunkTogether) {
               expected.push_back("dp-cp parameters '" + bucket->parameters.back() + "' to '" +
                                  bucket->parameters.front() + "'");
           }
-          auto calls = log.of_rank(state.rank());
-          calls.erase(calls.begin(), calls.begin() + static_cast<int64_t>(before));
-          EXPECT_EQ(gather_calls(calls), expected);
-          first.finish_param_sync();
-          second.finish_param_sync();
+          const auto expect_calls = [&] {
+            auto calls = log.of_rank(state.rank());
+            calls.erase(calls.begin(), calls.begin() + static_cast<int64_t>(before));
+            EXPECT_EQ(gather_calls(calls), expected);
+            before += calls.size();
+            first.finish_param_sync();
+            second.finish_param_sync();
+          };
+          expect_calls();
+          for (DistributedDataParallel* chunk : {&first, &second})
+            chunk->update_params([](size_t, size_t) {});
+          expect_calls();
         },
         threads);
     EXPECT_EQ(early_gathers > 0, !align);
