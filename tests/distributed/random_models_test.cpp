@@ -38,7 +38,8 @@ struct RandomModel {
     config.use_distributed_optimizer = chance(2);
     config.overlap_grad_reduce = chance(2);
     config.pad_buckets_for_high_nccl_busbw = config.use_distributed_optimizer && chance(8);
-    config.calculate_per_token_loss = true;  // sums, which are exact
+    config.calculate_per_token_loss = true;  // sums, which are exact, also in 16 bits
+    config.grad_reduce_in_fp32 = !chance(4);
     config.allow_unused_parameters = chance(2);
     if (chance(3)) config.num_buckets = 1 + below(random, 5);
     if (!config.num_buckets && chance(2)) config.bucket_size = 1 + below(random, 500);
@@ -57,7 +58,8 @@ struct RandomModel {
   void add_param(std::mt19937& random, int64_t index, bool experts) {
     const auto chance = [&](int64_t in) { return below(random, in) == 0; };
     RandomParam param;
-    const auto dtype = std::array{at::kFloat, at::kDouble, at::kBFloat16}[below(random, 3)];
+    const auto dtype =
+        std::array{at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}[below(random, 4)];
     std::vector<int64_t> shape = {1 + below(random, 20)};
     if (chance(2)) shape.push_back(1 + below(random, 20));
     const bool trained = index == 0 || !chance(6);
