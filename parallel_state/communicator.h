@@ -23,14 +23,9 @@ class Communicator {
     if (backend->getBackendName() != kPlanningBackend) exchange_.emplace(backend, timeout);
   }
 
-  /// Returns when all members have connected: a member that ended before would look like a failure
-  /// to those that still connect.
-  void greet() {
-    if (!exchange_) return;
-    const int64_t size = group_->getSize();
-    const auto task = exchange_->all_gather(at::empty({size}, at::kByte), at::zeros({1}, at::kByte),
-                                            HostExchange::kUncounted);
-    while (!task->wait_for(kPatience)) continue;
+  /// See HostExchange::greet().
+  void greet(bool offers_memory) {
+    if (exchange_) exchange_->greet(offers_memory);
   }
 
   const c10::intrusive_ptr<c10d::ProcessGroup>& c10d() const { return group_; }

@@ -7,8 +7,13 @@
 
 #include "lockstep/core/integers.h"
 
-/// How a reduction on the host is cut into messages. All results count bytes.
+/// How transfers and reductions on the host are cut into messages and reads. All results count
+/// bytes.
 namespace lockstep {
+
+/// From how many bytes on a part is read from the memory of the rank that has it rather than sent.
+/// Below, the two small messages that a read takes cost more than the copies that it saves.
+constexpr int64_t kDirectBytes = 1 << 17;
 
 /// Threads of a communicator that run collectives.
 constexpr int64_t kHostWorkers = 2;
@@ -20,6 +25,13 @@ constexpr int64_t kHostChunksAhead = 3;
 constexpr int64_t host_chunk_bytes(int64_t size, int64_t item) {
   constexpr int64_t kScratch = 1 << 24, kSmallest = 1 << 16, kLargest = 1 << 20;
   return std::clamp(kScratch / (kHostChunksAhead * (size - 1)), kSmallest, kLargest) / item * item;
+}
+
+/// Size of a chunk that is read from the memory of the other ranks: it is added while it is in the
+/// cache next to the core.
+constexpr int64_t direct_chunk_bytes(int64_t item) {
+  constexpr int64_t kChunk = 1 << 16;
+  return kChunk / item * item;
 }
 
 /// Where the chunks of the other ranks arrive, of the slice of `numel` elements that a rank adds.

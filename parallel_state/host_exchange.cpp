@@ -11,8 +11,11 @@
 namespace lockstep {
 namespace {
 
+/// Name of c10d's own backend. What stands before it, as in tests, may want to see every byte.
+constexpr char kPlainGloo[] = "gloo";
+
 void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
-  if (to != from) std::memcpy(to, from, static_cast<size_t>(bytes));
+  if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
 }  // namespace
@@ -45,10 +48,38 @@ HostExchange::HostExchange(c10::intrusive_ptr<c10d::Backend> backend,
       rank_(backend_->getRank()),
       size_(backend_->getSize()) {}
 
+at::Tensor HostExchange::gather_now(const at::Tensor& mine) {
+  at::Tensor all = at::empty({size_, mine.numel()}, at::kByte);
+  const auto task = all_gather(all, mine, kUncounted);
+  while (!task->wait_for(timeout_)) continue;
+  return all;
+}
+
+bool HostExchange::agree_on_reading(bool offers_memory) {
+  memory_ = std::make_unique<DirectMemory>(offers_memory);
+  const at::Tensor mine = at::empty({int64_t{sizeof(DirectMemory::Card)}}, at::kByte);
+  const DirectMemory::Card card = memory_->card();
+  std::memcpy(mine.data_ptr(), &card, sizeof card);
+  const at::Tensor all = gather_now(mine);
+  std::vector<DirectMemory::Card> cards(static_cast<size_t>(size_));
+  std::memcpy(cards.data(), all.data_ptr(), all.nbytes());
+  if (!memory_->meet(std::move(cards))) return false;
+  const at::Tensor can = at::full({1}, memory_->can_read_all() ? 1 : 0, at::kByte);
+  return gather_now(can).all().item<bool>();
+}
+
+void HostExchange::greet(bool offers_memory) {
+  if (backend_->getBackendName() == kPlainGloo)
+    direct_ = agree_on_reading(offers_memory);
+  else
+    gather_now(at::zeros({1}, at::kByte));
+}
+
 HostExchange::~HostExchange() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     ended_ = true;
+    if (memory_) memory_->withdraw();
     for (HostMessages* messages : under_way_) messages->give_up();
   }
   wake_.notify_all();
@@ -56,7 +87,7 @@ HostExchange::~HostExchange() {
 }
 
 std::shared_ptr<HostTask> HostExchange::enqueue(uint64_t identity,
-                                                std::function<void(HostMessages&)> body) {
+                                                std::function<void(HostTransfers&)> body) {
   auto task = std::make_shared<HostTask>();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -84,14 +115,15 @@ void HostExchange::work() {
     if (ended_) break;
     Entry entry = std::move(queue_.front());
     queue_.pop_front();
-    HostMessages messages(*backend_, timeout_, scratch, entry.identity, entry.number);
-    under_way_.push_back(&messages);
+    HostTransfers transfers(*backend_, timeout_, scratch, direct_memory(), entry.identity,
+                            entry.number);
+    under_way_.push_back(&transfers.messages());
     std::exception_ptr error = broken_;
     lock.unlock();
-    if (!error) error = run(entry, messages);
+    if (!error) error = run(entry, transfers);
     lock.lock();
     if (error) broken_ = error;
-    std::erase(under_way_, &messages);
+    std::erase(under_way_, &transfers.messages());
     wake_.notify_one();  // the other worker may have waited for these tags
     lock.unlock();
     entry.body = nullptr;  // before anybody may go on and drop what it holds
@@ -100,13 +132,14 @@ void HostExchange::work() {
   }
 }
 
-std::exception_ptr HostExchange::run(const Entry& entry, HostMessages& messages) {
+std::exception_ptr HostExchange::run(const Entry& entry, HostTransfers& transfers) {
   try {
-    entry.body(messages);
-    messages.finish();
+    entry.body(transfers);
+    transfers.finish();
     return nullptr;
   } catch (const std::exception&) {
-    messages.give_up();
+    if (memory_) memory_->withdraw();
+    transfers.messages().give_up();
     return std::current_exception();
   }
 }
@@ -117,8 +150,8 @@ std::shared_ptr<HostTask> HostExchange::all_reduce(const at::Tensor& tensor,
   HostSlices slices(tensor.detach(), ceil_div(tensor.numel(), int64_t{size_}));
   slices.gather = true;
   slices.output = slices.input.narrow(0, slices.begin(rank_), slices.numel_of(rank_));
-  return enqueue(identity, [=, this](HostMessages& messages) {
-    reduce_slices(messages, slices, reduction, rank_, size_);
+  return enqueue(identity, [=, this](HostTransfers& transfers) {
+    reduce_slices(transfers, slices, reduction, rank_, size_);
   });
 }
 
@@ -128,25 +161,25 @@ std::shared_ptr<HostTask> HostExchange::reduce_scatter(const at::Tensor& output,
                                                        uint64_t identity) {
   HostSlices slices(input.detach(), output.numel());
   slices.output = output.detach();
-  return enqueue(identity, [=, this](HostMessages& messages) {
-    reduce_slices(messages, slices, reduction, rank_, size_);
+  return enqueue(identity, [=, this](HostTransfers& transfers) {
+    reduce_slices(transfers, slices, reduction, rank_, size_);
   });
 }
 
 std::shared_ptr<HostTask> HostExchange::all_gather(const at::Tensor& output,
                                                    const at::Tensor& input, uint64_t identity) {
-  return enqueue(identity,
-                 [this, output = output.detach(), input = input.detach()](HostMessages& messages) {
-                   const auto bytes = static_cast<int64_t>(input.nbytes());
-                   const auto part = [&](int rank) { return bytes_of(output) + rank * bytes; };
-                   for (int step = 1; step < size_; ++step) {
-                     const int from = (rank_ + size_ - step) % size_;
-                     messages.receive(part(from), bytes, from);
-                   }
-                   for (int step = 1; step < size_; ++step)
-                     messages.send(bytes_of(input), bytes, (rank_ + step) % size_);
-                   copy_bytes(part(rank_), bytes_of(input), bytes);
-                 });
+  return enqueue(
+      identity, [this, output = output.detach(), input = input.detach()](HostTransfers& transfers) {
+        const auto bytes = static_cast<int64_t>(input.nbytes());
+        const auto part = [&](int rank) { return bytes_of(output) + rank * bytes; };
+        for (int step = 1; step < size_; ++step) {
+          const int from = (rank_ + size_ - step) % size_;
+          transfers.receive(part(from), bytes, from);
+        }
+        for (int step = 1; step < size_; ++step)
+          transfers.send(bytes_of(input), bytes, (rank_ + step) % size_);
+        copy_bytes(part(rank_), bytes_of(input), bytes);
+      });
 }
 
 std::shared_ptr<HostTask> HostExchange::all_to_all(const at::Tensor& output,
@@ -156,7 +189,7 @@ std::shared_ptr<HostTask> HostExchange::all_to_all(const at::Tensor& output,
                                                    uint64_t identity) {
   return enqueue(identity, [this, output = output.detach(), input = input.detach(),
                             output_bytes = std::move(output_bytes),
-                            input_bytes = std::move(input_bytes)](HostMessages& messages) {
+                            input_bytes = std::move(input_bytes)](HostTransfers& transfers) {
     const auto starts = [](const std::vector<int64_t>& bytes) {
       std::vector<int64_t> result(bytes.size());
       std::exclusive_scan(bytes.begin(), bytes.end(), result.begin(), int64_t{0});
@@ -165,12 +198,12 @@ std::shared_ptr<HostTask> HostExchange::all_to_all(const at::Tensor& output,
     const std::vector<int64_t> to = starts(output_bytes), from = starts(input_bytes);
     for (int step = 1; step < size_; ++step) {
       const auto source = static_cast<size_t>((rank_ + size_ - step) % size_);
-      messages.receive(bytes_of(output) + to[source], output_bytes[source],
-                       static_cast<int>(source));
+      transfers.receive(bytes_of(output) + to[source], output_bytes[source],
+                        static_cast<int>(source));
     }
     for (int step = 1; step < size_; ++step) {
       const auto peer = static_cast<size_t>((rank_ + step) % size_);
-      messages.send(bytes_of(input) + from[peer], input_bytes[peer], static_cast<int>(peer));
+      transfers.send(bytes_of(input) + from[peer], input_bytes[peer], static_cast<int>(peer));
     }
     const auto own = static_cast<size_t>(rank_);
     copy_bytes(bytes_of(output) + to[own], bytes_of(input) + from[own], input_bytes[own]);
@@ -179,8 +212,15 @@ std::shared_ptr<HostTask> HostExchange::all_to_all(const at::Tensor& output,
 
 std::shared_ptr<HostTask> HostExchange::broadcast(const at::Tensor& tensor, int source,
                                                   uint64_t identity) {
-  return enqueue(identity, [this, source, tensor = tensor.detach()](HostMessages& messages) {
+  return enqueue(identity, [this, source, tensor = tensor.detach()](HostTransfers& transfers) {
     const auto bytes = static_cast<int64_t>(tensor.nbytes());
+    if (transfers.direct(bytes)) {
+      for (int step = 1; rank_ == source && step < size_; ++step)
+        transfers.send(bytes_of(tensor), bytes, (rank_ + step) % size_);
+      if (rank_ != source) transfers.receive(bytes_of(tensor), bytes, source);
+      return;
+    }
+    HostMessages& messages = transfers.messages();
     const int place = (rank_ - source + size_) % size_;  // in the tree; the source is its root
     int subtree = 1;
     while (subtree < size_ && place % (2 * subtree) == 0) subtree *= 2;

@@ -15,7 +15,8 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "lockstep/parallel_state/host_messages.h"
+#include "lockstep/parallel_state/direct_memory.h"
+#include "lockstep/parallel_state/host_transfers.h"
 #include "lockstep/parallel_state/ordered_reduction.h"
 
 namespace lockstep {
@@ -37,16 +38,20 @@ class HostTask {
   std::exception_ptr error_;
 };
 
-/// Collectives on the host, made of sends and receives between all pairs of ranks of a group. In a
-/// reduction each rank owns one slice, collects the terms of the others, adds them in rank order
-/// and, for an all-reduce, sends the sum to all. A rank sends (n - 1) / n of its input for a
-/// reduce-scatter, where Gloo's own sends it n times, and what arrives of an all-gather lies where
-/// it belongs at once. Sums have the same bits whatever the size of the message and whichever of
-/// all-reduce and reduce-scatter made them. A broadcast goes down a binomial tree.
+/// Collectives on the host, made of transfers between all pairs of ranks of a group. In a reduction
+/// each rank owns one slice, collects the terms of the others, adds them in rank order and, for an
+/// all-reduce, hands the sum to all. A rank sends (n - 1) / n of its input for a reduce-scatter,
+/// where Gloo's own sends it n times, and what arrives of an all-gather lies where it belongs at
+/// once. Sums have the same bits whatever the size of the message, whichever of all-reduce and
+/// reduce-scatter made them, and however they came.
 ///
-/// A message is cut into chunks; a chunk is added while it is in the cache and while the next one
-/// arrives. Tasks start in the order of the calls, which must be the same on all ranks; two are
-/// under way at a time.
+/// Where all ranks are on one host and may read each other's memory (DirectMemory; greet() finds it
+/// out), parts from kDirectBytes on are read from it, and a broadcast is read by all from its
+/// source. Otherwise they are messages, and a broadcast goes down a binomial tree.
+///
+/// A reduction is cut into chunks; a chunk is added while it is in the cache, and while the next
+/// message arrives. Tasks start in the order of the calls, which must be the same on all ranks; two
+/// are under way at a time.
 ///
 /// The tag of a message is made of its number of bytes, of the `identity` of the call and of its
 /// place among the calls, modulo 32: a task waits while one with the same tags is under way, so
@@ -64,6 +69,13 @@ class HostExchange {
   ~HostExchange();
   HostExchange(const HostExchange&) = delete;
   HostExchange& operator=(const HostExchange&) = delete;
+
+  /// Returns when all members have connected: a member that ended before would look like a failure
+  /// to those that still connect. All of them then read each other's memory where each of them can
+  /// and offers its own; only `backend`s of plain Gloo do. The first call of every rank.
+  void greet(bool offers_memory);
+  /// What is read; nullptr where everything is sent. After greet().
+  const DirectMemory* direct_memory() const { return direct_ ? memory_.get() : nullptr; }
 
   /// Tensors are contiguous; a task holds their memory, not their graphs. `tensor` [n elements], in
   /// place.
@@ -86,21 +98,25 @@ class HostExchange {
  private:
   struct Entry {
     std::shared_ptr<HostTask> task;
-    std::function<void(HostMessages&)> body;
+    std::function<void(HostTransfers&)> body;
     uint64_t identity;
     uint64_t number;
   };
 
-  std::shared_ptr<HostTask> enqueue(uint64_t identity, std::function<void(HostMessages&)> body);
+  std::shared_ptr<HostTask> enqueue(uint64_t identity, std::function<void(HostTransfers&)> body);
   void work();
   /// What went wrong, if anything.
-  static std::exception_ptr run(const Entry& entry, HostMessages& messages);
+  std::exception_ptr run(const Entry& entry, HostTransfers& transfers);
   bool may_start(const Entry& entry) const;
+  at::Tensor gather_now(const at::Tensor& mine);
+  bool agree_on_reading(bool offers_memory);
 
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::chrono::milliseconds timeout_;
   int rank_;
   int size_;
+  std::unique_ptr<DirectMemory> memory_;
+  bool direct_ = false;
 
   std::mutex mutex_;
   std::condition_variable wake_;

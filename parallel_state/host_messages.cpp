@@ -55,6 +55,11 @@ void HostMessages::give_up() {
     if (!message->isCompleted()) message->abort();
 }
 
+void HostMessages::check_not_given_up() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  require<CommunicationError>(!given_up_, "given up");
+}
+
 std::byte* HostMessages::reserve(int64_t bytes) {
   if (!scratch_.defined() || scratch_.numel() < bytes) scratch_ = at::empty({bytes}, at::kByte);
   return bytes_of(scratch_);

@@ -53,6 +53,8 @@ class HostMessages {
   void finish();
   /// Ends all waits, and those to come.
   void give_up();
+  /// Throws once give_up() was called.
+  void check_not_given_up();
 
   /// Scratch memory of at least `bytes` bytes; what was reserved before is gone.
   std::byte* reserve(int64_t bytes);

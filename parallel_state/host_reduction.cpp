@@ -37,92 +37,162 @@ HostType host_type(at::ScalarType dtype) {
   }
 }
 
-/// One reduction: this rank sends each of the others its slice, chunk by chunk, and adds up what
-/// arrives for its own.
-class SliceReducer {
- public:
-  SliceReducer(HostMessages& messages, const HostSlices& slices, const HostReduction& reduction,
-               int rank, int size)
-      : messages_(messages),
-        slices_(slices),
-        reduction_(reduction),
-        rank_(rank),
-        size_(size),
-        chunk_(host_chunk_bytes(size, slices.item) / slices.item),
-        chunks_(ceil_div(slices.numel_of(rank), chunk_)),
-        scratch_(messages.reserve(host_scratch_bytes(slices.numel_of(rank), size, slices.item))),
-        arriving_(static_cast<size_t>(chunks_ * size)),
-        terms_(static_cast<size_t>(size)) {}
+/// One reduction, as one rank sees it, in chunks of its own slice.
+struct SliceTask {
+  HostTransfers& transfers;
+  const HostSlices& slices;
+  const int rank, size;
+  const int64_t chunk;  ///< elements; the same on all ranks
 
-  void run() {
-    for (int64_t c = 0; c < kHostChunksAhead; ++c) expect(c);
-    for_peers([&](int peer) { exchange_slice_of(peer); });
-    for (int64_t c = 0; c < chunks_; ++c) {
-      add(c);
-      expect(c + kHostChunksAhead);
-    }
-  }
+  int64_t numel() const { return slices.numel_of(rank); }
+  int64_t chunks() const { return ceil_div(numel(), chunk); }
+  int64_t numel_of_chunk(int64_t c) const { return std::min(chunk, numel() - c * chunk); }
+  int64_t bytes_of_slice(int owner) const { return slices.numel_of(owner) * slices.item; }
+  std::byte* slice_of(int owner) const { return slices.at(slices.begin(owner)); }
+  std::byte* sums(int64_t c) const { return bytes_of(slices.output) + c * chunk * slices.item; }
 
- private:
   template <class Call>
   void for_peers(Call call) const {
-    for (int step = 1; step < size_; ++step) call((rank_ + step) % size_);
+    for (int step = 1; step < size; ++step) call((rank + step) % size);
+  }
+};
+
+/// How the terms of the peers come for this rank's slice, and how its sums go to them.
+class SliceTransport {
+ public:
+  virtual ~SliceTransport() = default;
+  /// Before the first chunk.
+  virtual void begin() = 0;
+  /// Chunk `c` of `peer`, until added(c).
+  virtual const std::byte* term(int64_t c, int peer) = 0;
+  /// The sums of chunk `c` are there.
+  virtual void added(int64_t c) = 0;
+  /// After the last chunk.
+  virtual void end() = 0;
+};
+
+/// This rank sends each of the others its slice, chunk by chunk, and each chunk of sums to all.
+class SentSlices : public SliceTransport {
+ public:
+  explicit SentSlices(const SliceTask& task)
+      : task_(task),
+        messages_(task.transfers.messages()),
+        scratch_(messages_.reserve(host_scratch_bytes(task.numel(), task.size, task.slices.item))),
+        arriving_(static_cast<size_t>(task.chunks() * task.size)) {}
+
+  void begin() override {
+    for (int64_t c = 0; c < kHostChunksAhead; ++c) expect(c);
+    task_.for_peers([&](int peer) { exchange_slice_of(peer); });
   }
 
-  int64_t numel_of_chunk(int64_t c) const {
-    return std::min(chunk_, slices_.numel_of(rank_) - c * chunk_);
+  const std::byte* term(int64_t c, int peer) override {
+    messages_.wait(message(c, peer));
+    return slot(c, peer);
   }
 
+  void added(int64_t c) override {
+    const int64_t bytes = task_.numel_of_chunk(c) * task_.slices.item;
+    if (task_.slices.gather)
+      task_.for_peers([&](int peer) { messages_.send(task_.sums(c), bytes, peer, 1); });
+    expect(c + kHostChunksAhead);
+  }
+
+  void end() override {}
+
+ private:
   /// Where chunk `c` of `peer` arrives. Used again kHostChunksAhead chunks later.
   std::byte* slot(int64_t c, int peer) const {
-    const int64_t row = c % kHostChunksAhead * (size_ - 1) + (peer < rank_ ? peer : peer - 1);
-    return scratch_ + row * chunk_ * slices_.item;
+    const int64_t row =
+        c % kHostChunksAhead * (task_.size - 1) + (peer < task_.rank ? peer : peer - 1);
+    return scratch_ + row * task_.chunk * task_.slices.item;
   }
 
   HostMessages::Message& message(int64_t c, int peer) {
-    return arriving_[static_cast<size_t>(c * size_ + peer)];
+    return arriving_[static_cast<size_t>(c * task_.size + peer)];
   }
 
   void expect(int64_t c) {
-    if (c >= chunks_) return;
-    const int64_t bytes = numel_of_chunk(c) * slices_.item;
-    for_peers([&](int peer) { message(c, peer) = messages_.receive(slot(c, peer), bytes, peer); });
+    if (c >= task_.chunks()) return;
+    const int64_t bytes = task_.numel_of_chunk(c) * task_.slices.item;
+    task_.for_peers(
+        [&](int peer) { message(c, peer) = messages_.receive(slot(c, peer), bytes, peer); });
   }
 
   /// The sums come back to where the terms are sent from: the peer has read a chunk before it
   /// answers.
-  void exchange_slice_of(int peer) const {
-    const int64_t end = slices_.end(peer);
-    for (int64_t at = slices_.begin(peer); at < end; at += chunk_) {
-      const int64_t bytes = std::min(chunk_, end - at) * slices_.item;
-      messages_.send(slices_.at(at), bytes, peer);
-      if (slices_.gather) messages_.receive(slices_.at(at), bytes, peer, 1);
+  void exchange_slice_of(int peer) {
+    const HostSlices& slices = task_.slices;
+    const int64_t end = slices.end(peer);
+    for (int64_t at = slices.begin(peer); at < end; at += task_.chunk) {
+      const int64_t bytes = std::min(task_.chunk, end - at) * slices.item;
+      messages_.send(slices.at(at), bytes, peer);
+      if (slices.gather) messages_.receive(slices.at(at), bytes, peer, 1);
     }
   }
 
-  void add(int64_t c) {
-    for_peers([&](int peer) {
-      messages_.wait(message(c, peer));
-      terms_[static_cast<size_t>(peer)] = slot(c, peer);
-    });
-    terms_[static_cast<size_t>(rank_)] = slices_.at(slices_.begin(rank_) + c * chunk_);
-    std::byte* const out = bytes_of(slices_.output) + c * chunk_ * slices_.item;
-    const int64_t numel = numel_of_chunk(c);
-    reduce_in_order(slices_.type, reduction_, out, terms_.data(), size_, numel);
-    if (slices_.gather)
-      for_peers([&](int peer) { messages_.send(out, numel * slices_.item, peer, 1); });
-  }
-
+  const SliceTask& task_;
   HostMessages& messages_;
-  const HostSlices& slices_;
-  const HostReduction& reduction_;
-  const int rank_, size_;
-  const int64_t chunk_;   ///< elements; the same on all ranks
-  const int64_t chunks_;  ///< of this rank's slice
   std::byte* const scratch_;
   std::vector<HostMessages::Message> arriving_;
-  std::vector<const void*> terms_;
 };
+
+/// This rank reads its slice of each of the others, chunk by chunk, then the slices of sums. A peer
+/// has read all of its slice here before it sends its sums, which come to the same place.
+class ReadSlices : public SliceTransport {
+ public:
+  explicit ReadSlices(const SliceTask& task)
+      : task_(task),
+        scratch_(task.transfers.messages().reserve(task.size * chunk_bytes())),
+        sources_(static_cast<size_t>(task.size)) {}
+
+  void begin() override {
+    task_.for_peers([&](int peer) {
+      source(peer) = &task_.transfers.expect(task_.bytes_of_slice(task_.rank), peer);
+      task_.transfers.offer(task_.slice_of(peer), task_.bytes_of_slice(peer), peer);
+    });
+  }
+
+  const std::byte* term(int64_t c, int peer) override {
+    std::byte* const slot = scratch_ + peer * chunk_bytes();
+    task_.transfers.read(*source(peer), c * chunk_bytes(),
+                         task_.numel_of_chunk(c) * task_.slices.item, slot);
+    return slot;
+  }
+
+  void added(int64_t /*c*/) override {}
+
+  void end() override {
+    task_.for_peers([&](int peer) { task_.transfers.release(*source(peer)); });
+    if (!task_.slices.gather) return;
+    task_.for_peers([&](int peer) {
+      task_.transfers.receive(task_.slice_of(peer), task_.bytes_of_slice(peer), peer, 1);
+      task_.transfers.send(task_.sums(0), task_.bytes_of_slice(task_.rank), peer, 1);
+    });
+  }
+
+ private:
+  int64_t chunk_bytes() const { return task_.chunk * task_.slices.item; }
+  HostTransfers::Source*& source(int peer) { return sources_[static_cast<size_t>(peer)]; }
+
+  const SliceTask& task_;
+  std::byte* const scratch_;
+  std::vector<HostTransfers::Source*> sources_;
+};
+
+void add_chunks(const SliceTask& task, const HostReduction& reduction, SliceTransport& transport) {
+  std::vector<const void*> terms(static_cast<size_t>(task.size));
+  transport.begin();
+  for (int64_t c = 0; c < task.chunks(); ++c) {
+    for (int rank = 0; rank < task.size; ++rank)
+      terms[static_cast<size_t>(rank)] =
+          rank == task.rank ? task.slices.at(task.slices.begin(rank) + c * task.chunk)
+                            : transport.term(c, rank);
+    reduce_in_order(task.slices.type, reduction, task.sums(c), terms.data(), task.size,
+                    task.numel_of_chunk(c));
+    transport.added(c);
+  }
+  transport.end();
+}
 
 }  // namespace
 
@@ -133,9 +203,19 @@ HostSlices::HostSlices(const at::Tensor& whole, int64_t slice_length)
       numel(whole.numel()),
       item(whole.element_size()) {}
 
-void reduce_slices(HostMessages& messages, const HostSlices& slices, const HostReduction& reduction,
-                   int rank, int size) {
-  SliceReducer(messages, slices, reduction, rank, size).run();
+void reduce_slices(HostTransfers& transfers, const HostSlices& slices,
+                   const HostReduction& reduction, int rank, int size) {
+  const bool direct = transfers.direct(slices.length * slices.item);
+  const int64_t bytes =
+      direct ? direct_chunk_bytes(slices.item) : host_chunk_bytes(size, slices.item);
+  const SliceTask task{transfers, slices, rank, size, bytes / slices.item};
+  if (direct) {
+    ReadSlices transport(task);
+    add_chunks(task, reduction, transport);
+  } else {
+    SentSlices transport(task);
+    add_chunks(task, reduction, transport);
+  }
 }
 
 }  // namespace lockstep

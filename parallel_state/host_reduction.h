@@ -2,7 +2,7 @@
 
 // Internal.
 
-#include "lockstep/parallel_state/host_messages.h"
+#include "lockstep/parallel_state/host_transfers.h"
 #include "lockstep/parallel_state/ordered_reduction.h"
 
 namespace lockstep {
@@ -25,10 +25,10 @@ struct HostSlices {
   std::byte* at(int64_t element) const { return bytes_of(input) + element * item; }
 };
 
-/// Sends each of the other ranks its slice, chunk by chunk, adds up what arrives for the slice of
-/// `rank` in rank order, and sends the sums to all where `slices` gathers. The messages must be
-/// finished after it.
-void reduce_slices(HostMessages& messages, const HostSlices& slices, const HostReduction& reduction,
-                   int rank, int size);
+/// Hands each of the other ranks its slice, by messages or, from kDirectBytes a slice on, for them
+/// to read; adds up the terms of the slice of `rank` in rank order, chunk by chunk; and hands the
+/// sums to all where `slices` gathers. The transfers must be finished after it.
+void reduce_slices(HostTransfers& transfers, const HostSlices& slices,
+                   const HostReduction& reduction, int rank, int size);
 
 }  // namespace lockstep

@@ -133,6 +133,7 @@ struct ParallelState::Impl {
     auto& entry = communicators[key];
     if (entry) return entry;
     ignore_broken_pipes();
+    const bool offers_memory = direct_memory_wanted();
     BackendSpec spec;
     spec.group_name = fmt::format("{}{}", state.name, key.ranks);
     const std::string identity = fmt::format("{} {} {}", key.ranks, to_string(key.options),
@@ -148,7 +149,7 @@ struct ParallelState::Impl {
     try {
       entry = std::make_shared<Communicator>(connect(spec, options), guard->ledger(identity),
                                              state.timeout);
-      entry->greet();
+      entry->greet(offers_memory);
     } catch (const std::exception& error) {
       entry = nullptr;
       const auto posted = failures->find();

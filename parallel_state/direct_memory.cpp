@@ -1,0 +1,100 @@
+#include "lockstep/parallel_state/direct_memory.h"
+
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <random>
+
+#include "lockstep/core/check.h"
+#include "lockstep/parallel_state/text_digest.h"
+
+namespace lockstep {
+namespace {
+
+constexpr char kVariable[] = "LOCKSTEP_DIRECT_MEMORY";
+
+/// Tells hosts, their boots and namespaces of process ids apart; 0 if the system does not.
+uint64_t process_namespace() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  struct stat ids = {};
+  if (boot.empty() || ::stat("/proc/self/ns/pid", &ids) != 0) return 0;
+  return text_digest(fmt::format("{} {} {}", boot, ids.st_dev, ids.st_ino));
+}
+
+DirectMemory::Secret draw_secret() {
+  std::random_device random;
+  const auto word = [&] { return uint64_t{random()} << 32 | random(); };
+  return {word(), word()};
+}
+
+uint64_t address_of(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
+
+}  // namespace
+
+bool direct_memory_wanted() {
+  const char* const value = std::getenv(kVariable);
+  const std::string text = value ? value : "1";
+  require<ConfigError>(text == "0" || text == "1",
+                       "environment variable {}: found '{}', allowed: 0 or 1", kVariable, text);
+  return text == "1";
+}
+
+DirectMemory::DirectMemory(bool offers) {
+  card_.host = offers ? process_namespace() : 0;
+  if (card_.host == 0) return;
+  card_.process = ::getpid();
+  card_.secret = draw_secret();
+  card_.address = address_of(secret_.data());
+  for (size_t i = 0; i < secret_.size(); ++i) secret_[i] = card_.secret[i];
+}
+
+bool DirectMemory::meet(std::vector<Card> cards) {
+  cards_ = std::move(cards);
+  return std::all_of(cards_.begin(), cards_.end(), [this](const Card& card) {
+    return card.host != 0 && card.host == cards_[0].host;
+  });
+}
+
+bool DirectMemory::can_read_all() const noexcept {
+  return std::all_of(cards_.begin(), cards_.end(), [this](const Card& card) {
+    return try_to_read(card, nullptr, card.address, 0) == 0;
+  });
+}
+
+int DirectMemory::try_to_read(const Card& card, std::byte* to, uint64_t address,
+                              int64_t bytes) const noexcept {
+  Secret secret = {};
+  const auto length = static_cast<size_t>(bytes);
+  const iovec here[] = {{to, length}, {secret.data(), sizeof secret}};
+  const iovec there[] = {{reinterpret_cast<void*>(address), length},
+                         {reinterpret_cast<void*>(card.address), sizeof secret}};
+  const ssize_t got =
+      ::process_vm_readv(static_cast<pid_t>(card.process), here, 2, there, 2, /*flags=*/0);
+  if (got < 0) return errno;
+  if (got != static_cast<ssize_t>(length + sizeof secret)) return EFAULT;
+  return secret == card.secret ? 0 : EKEYREVOKED;
+}
+
+void DirectMemory::read(int peer, std::byte* to, uint64_t address, int64_t bytes) const {
+  if (bytes == 0) return;
+  const Card& card = cards_.at(static_cast<size_t>(peer));
+  const int error = try_to_read(card, to, address, bytes);
+  require<CommunicationError>(
+      error == 0, "{} bytes of the memory of rank {} of the group (process {}) cannot be read: {}",
+      bytes, peer, card.process,
+      error == EKEYREVOKED ? "the rank has given up" : std::strerror(error));
+  bytes_read_ += bytes;
+}
+
+void DirectMemory::withdraw() noexcept {
+  for (auto& word : secret_) word = 0;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,76 @@
+#pragma once
+
+// Internal. No libtorch here.
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+/// Whether the ranks of one host may read each other's memory: yes, unless the environment variable
+/// LOCKSTEP_DIRECT_MEMORY is 0. ConfigError if it is neither 0 nor 1. One rank that says no decides
+/// for its groups.
+bool direct_memory_wanted();
+
+/// Memory of the ranks of a group, on one host, that reads it with Linux's process_vm_readv. That
+/// takes the system's leave: the ranks belong to one user and one namespace of process ids, and
+/// neither Yama (kernel.yama.ptrace_scope 1 or more) nor a container's list of system calls stands
+/// in the way. Nothing is done to widen what the system allows.
+///
+/// A rank keeps a secret of 128 random bits in its memory while others may read it. Every read
+/// takes the secret along, after the data: if it is still there, the data came from this very rank,
+/// and at a time when it had not withdrawn its memory. Ranks in one process are read in the same
+/// way, because the read of memory that is gone fails where a copy would end the process.
+class DirectMemory {
+ public:
+  using Secret = std::array<uint64_t, 2>;
+
+  /// What a rank tells the others of itself.
+  struct Card {
+    uint64_t host = 0;     ///< digest of the host's boot and of the namespace; 0: offers nothing
+    int64_t process = 0;   ///< its id
+    uint64_t address = 0;  ///< of its secret
+    Secret secret = {};
+  };
+
+  /// With a secret of its own, unless `offers` is false or the system does not tell where it is.
+  explicit DirectMemory(bool offers);
+  /// Withdraws.
+  ~DirectMemory() { withdraw(); }
+  DirectMemory(const DirectMemory&) = delete;
+  DirectMemory& operator=(const DirectMemory&) = delete;
+
+  Card card() const { return card_; }
+
+  /// Takes the cards of all ranks, this one included. Returns whether all of them offer their
+  /// memory from the same host; they see the same cards, so they agree.
+  bool meet(std::vector<Card> cards);
+  /// Whether the secrets of all can be read from here. After meet().
+  bool can_read_all() const noexcept;
+
+  /// Reads `bytes` bytes (up to 1 GiB) at `address` of the memory of rank `peer` of the group.
+  /// CommunicationError names the rank and why that fails.
+  void read(int peer, std::byte* to, uint64_t address, int64_t bytes) const;
+
+  /// From now on all reads of this rank's memory fail. To be called before memory that somebody may
+  /// still be reading changes or goes.
+  void withdraw() noexcept;
+
+  /// Bytes that this rank has read of the others so far.
+  int64_t bytes_read() const { return bytes_read_; }
+
+ private:
+  /// An errno; 0 if all is well.
+  int try_to_read(const Card& card, std::byte* to, uint64_t address, int64_t bytes) const noexcept;
+
+  Card card_;
+  std::array<std::atomic<uint64_t>, 2> secret_;
+  std::vector<Card> cards_;
+  mutable std::atomic<int64_t> bytes_read_ = 0;
+};
+
+}  // namespace lockstep
