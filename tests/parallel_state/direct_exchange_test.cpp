@@ -212,6 +212,14 @@ TEST(DirectExchange, WhatIsReadMayChangeAtOnceAfterwards) {
       broadcast(state.world(), mine, i % 3, "test").wait();
       EXPECT_TRUE(mine.eq(i + i % 3).all().item<bool>()) << i;
     }
+    const at::Tensor source = at::empty({128 * kDirectBytes}, at::kByte);
+    Tensors places;  // which the system is yet to provide, so that the reads take longer
+    for (int i = 0; i < 4; ++i) {
+      places.push_back(state.rank() == 0 ? source.fill_(i) : at::empty_like(source));
+      broadcast(state.world(), places.back(), 0, "large").wait();
+      if (state.rank() == 0) source.fill_(255);
+      EXPECT_TRUE(places.back().eq(state.rank() == 0 ? 255 : i).all().item<bool>()) << i;
+    }
   });
 }
 
