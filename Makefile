@@ -46,7 +46,7 @@ train: build ## Train the reference GPT on English text with two data-parallel r
 
 test: build ## Run every test (LABEL=... for some, SANITIZE=... for a sanitizer build)
 	@scripts/setup text
-	@cd $(BUILD) && ctest -j2 --output-on-failure --no-tests=error $(if $(LABEL),-L '^$(LABEL)$$')
+	@cd $(BUILD) && ctest -j$$(($$(nproc) + 1)) --output-on-failure --no-tests=error $(if $(LABEL),-L '^$(LABEL)$$')
 
 mutants: build ## Seed bugs, one at a time: the fast tests must see 95 % of them
 	@.venv/bin/python tests/mutants/run.py --build $(BUILD)
