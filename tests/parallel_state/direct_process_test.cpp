@@ -1,7 +1,5 @@
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,9 +15,9 @@
 #include "lockstep/core/error.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/host_chunks.h"
-#include "lockstep/parallel_state/network.h"
 #include "lockstep/parallel_state/parallel_state.h"
 #include "lockstep/parallel_state/process_group_state.h"
+#include "lockstep/tests/support/launch.h"
 
 // Processes that read each other's memory. They are forks of this one, which has loaded libtorch
 // and started no thread.
@@ -34,15 +32,6 @@ constexpr int kRanks = 3;
 constexpr int64_t kPart = 5 * kDirectBytes / 4 + 3;  ///< elements
 constexpr int kWrong = 3, kFailed = 4;               ///< statuses of a rank
 
-int port_that_is_free() {
-  const int descriptor = bound_socket("127.0.0.1", 0, false);
-  sockaddr_in address = {};
-  socklen_t size = sizeof address;
-  ::getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &size);
-  ::close(descriptor);
-  return ntohs(address.sin_port);
-}
-
 using Body = std::function<bool(const ParallelState&)>;
 
 /// A rank, in a process of its own. Ends without destructors.
@@ -50,14 +39,9 @@ using Body = std::function<bool(const ParallelState&)>;
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   at::set_num_threads(1);
   try {
-    LaunchEnvironment environment;
-    environment.launcher = Launcher::torchrun;
-    environment.rank = environment.local_rank = rank;
-    environment.world_size = environment.local_world_size = kRanks;
-    environment.master_port = port;
     ParallelStateOptions options;
     options.timeout = std::chrono::seconds(20);
-    static const ParallelState state(environment, options);
+    static const ParallelState state(testing::environment_of(rank, kRanks, port), options);
     if (!body(state)) ::_exit(kWrong);
     barrier(state.world(), "end");
     ::_exit(0);
@@ -71,7 +55,7 @@ using Body = std::function<bool(const ParallelState&)>;
 }
 
 std::vector<pid_t> start_ranks(const Body& body) {
-  const int port = port_that_is_free();
+  const int port = testing::free_port();
   std::vector<pid_t> ranks;
   for (int rank = 0; rank < kRanks; ++rank) {
     ranks.push_back(::fork());

@@ -20,12 +20,15 @@
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/network.h"
 #include "lockstep/parallel_state/parallel_state.h"
+#include "lockstep/tests/support/launch.h"
 #include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep {
 namespace {
 
 using std::chrono::milliseconds;
+using testing::environment_of;
+using testing::free_port;
 using testing::throws_with;
 
 ParallelStateOptions options_of(int64_t world, milliseconds timeout = std::chrono::seconds(20)) {
@@ -49,26 +52,6 @@ std::vector<std::string> errors_of(size_t threads, const std::function<void(size
     });
   for (std::thread& thread : running) thread.join();
   return errors;
-}
-
-int free_port() {
-  const int descriptor = bound_socket("127.0.0.1", 0, false);
-  sockaddr_in address = {};
-  socklen_t size = sizeof address;
-  ::getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &size);
-  ::close(descriptor);
-  return ntohs(address.sin_port);
-}
-
-LaunchEnvironment environment_of(int rank, int world, int port) {
-  LaunchEnvironment environment;
-  environment.launcher = Launcher::torchrun;
-  environment.rank = rank;
-  environment.world_size = world;
-  environment.local_rank = rank;
-  environment.local_world_size = world;
-  environment.master_port = port;
-  return environment;
 }
 
 int64_t sum_of_ranks(const ParallelState& state) {

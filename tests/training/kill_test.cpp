@@ -1,8 +1,6 @@
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +17,7 @@
 #include <ATen/Parallel.h>
 
 #include "lockstep/core/config_io.h"
+#include "lockstep/tests/support/launch.h"
 #include "lockstep/tests/support/synthetic_text.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/training/checkpoint/checkpoint_folder.h"
@@ -61,26 +60,13 @@ struct Blackboard {
   }
 };
 
-int free_port() {
-  const int probe = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  const bool good = ::bind(probe, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
-                    ::getsockname(probe, reinterpret_cast<sockaddr*>(&address), &size) == 0;
-  ::close(probe);
-  if (!good) throw std::runtime_error("no free port");
-  return ntohs(address.sin_port);
-}
-
 /// One start of the run.
 struct Life {
   Config config;
   std::string folder;
   int64_t number = 0;
   int64_t last = 0;  ///< iteration at which it ends by itself
-  int port = free_port();
+  int port = testing::free_port();
 };
 
 void train(const Life& life, const ParallelState& state, Blackboard& board) {
@@ -109,11 +95,7 @@ void train(const Life& life, const ParallelState& state, Blackboard& board) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   at::set_num_threads(1);
   try {
-    LaunchEnvironment environment;
-    environment.launcher = Launcher::torchrun;
-    environment.rank = environment.local_rank = rank;
-    environment.world_size = environment.local_world_size = kRanks;
-    environment.master_port = life.port;
+    LaunchEnvironment environment = testing::environment_of(rank, kRanks, life.port);
     environment.run_id = "life " + std::to_string(life.number);
     static const ParallelState state(environment, parallel_options(life.config, c10::kCPU));
     train(life, state, board);
