@@ -25,8 +25,16 @@ struct Coefficients {
       step_size;
 };
 
-constexpr int64_t kAhead = 128;  // elements; the hardware does not fetch across pages by itself
-constexpr int64_t kStep = 16;    // elements: at least one cache line of each operand
+// Elements. The hardware keeps too few reads under way, and none across pages, so memory is asked
+// for early, and taken into the nearest cache shortly before its use.
+constexpr int64_t kFar = 1024, kNear = 128;
+constexpr int64_t kStep = 16;  // at least one cache line of each operand
+
+template <class T>
+inline __attribute__((always_inline)) void fetch(const T* operand) {
+  __builtin_prefetch(operand + kFar, /*rw=*/0, /*locality=*/2);
+  __builtin_prefetch(operand + kNear);
+}
 
 /// `low`: null, or gets the weights in bf16.
 template <bool kCopies, class T>
@@ -45,10 +53,11 @@ inline __attribute__((always_inline)) void run(T* __restrict p, const T* __restr
   };
   const int64_t whole = n - n % kStep;
   for (int64_t block = 0; block < whole; block += kStep) {
-    __builtin_prefetch(p + block + kAhead);
-    __builtin_prefetch(g + block + kAhead);
-    __builtin_prefetch(m + block + kAhead);
-    __builtin_prefetch(v + block + kAhead);
+    fetch(p + block);
+    fetch(g + block);
+    fetch(m + block);
+    fetch(v + block);
+    if constexpr (kCopies) __builtin_prefetch(low + block + kNear, /*rw=*/1);
     for (int64_t i = block; i < block + kStep; ++i) update(i);
   }
   for (int64_t i = whole; i < n; ++i) update(i);
