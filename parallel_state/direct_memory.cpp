@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -44,6 +45,23 @@ bool direct_memory_wanted() {
   require<ConfigError>(text == "0" || text == "1",
                        "environment variable {}: found '{}', allowed: 0 or 1", kVariable, text);
   return text == "1";
+}
+
+std::string direct_memory_obstacle() {
+  if (!direct_memory_wanted()) return fmt::format("{} is 0", kVariable);
+  if (process_namespace() == 0) return "the system does not tell which host this is";
+  const uint64_t there = 1;
+  const pid_t parent = ::getpid(), child = ::fork();
+  if (child == 0) {
+    uint64_t here = 0;
+    const iovec to = {&here, sizeof here}, from = {const_cast<uint64_t*>(&there), sizeof there};
+    const bool read = ::process_vm_readv(parent, &to, 1, &from, 1, /*flags=*/0) == sizeof here;
+    ::_exit(read && here == there ? 0 : errno);
+  }
+  int status = 0;
+  if (child < 0 || ::waitpid(child, &status, 0) != child) return std::strerror(errno);
+  if (WIFSIGNALED(status)) return "the system ends a process that tries";
+  return WEXITSTATUS(status) == 0 ? "" : std::strerror(WEXITSTATUS(status));
 }
 
 DirectMemory::DirectMemory(bool offers) {

@@ -88,8 +88,17 @@ class CommandLine(EndToEnd):
         self.assertEqual(set(report["versions"]), {"lockstep", "libtorch", "cuda", "nccl", "gloo",
                                                    "protobuf", "fmt"})
         self.assertTrue(report["network"]["gloo_address"])
+        self.assertRegex(report["network"]["direct_memory"],
+                         "^(ranks of this host read each other's memory$|no [(])")
         self.assertGreaterEqual(report["devices"]["cpu_cores"], 1)
         self.assertIn(b"self_test: two ranks reduced", run(LOCKSTEP, "doctor").stdout)
+        off = run(LOCKSTEP, "doctor", "--json", LOCKSTEP_DIRECT_MEMORY=0)
+        self.assertEqual(off.returncode, 0)
+        self.assertEqual(json.loads(off.stdout)["network"]["direct_memory"],
+                         "no (LOCKSTEP_DIRECT_MEMORY is 0); ranks of this host send messages")
+        wrong = run(LOCKSTEP, "doctor", "--json", LOCKSTEP_DIRECT_MEMORY=2)
+        self.assertEqual(wrong.returncode, 1)
+        self.assertIn("found '2', allowed: 0 or 1", json.loads(wrong.stdout)["self_test"])
         broken = run(LOCKSTEP, "doctor", "--json", RANK="x", WORLD_SIZE=2)
         self.assertEqual(broken.returncode, 1)
         self.assertIn("RANK", json.loads(broken.stdout)["launch"]["error"])

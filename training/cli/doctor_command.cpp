@@ -6,8 +6,10 @@
 #include <ATen/Context.h>
 #include <torch/version.h>
 
+#include "lockstep/core/error.h"
 #include "lockstep/core/versions.h"
 #include "lockstep/parallel_state/devices.h"
+#include "lockstep/parallel_state/direct_memory.h"
 #include "lockstep/parallel_state/launch_environment.h"
 #include "lockstep/parallel_state/network.h"
 #include "lockstep/parallel_state/self_test.h"
@@ -43,6 +45,16 @@ Json launch_report() {
   }
 }
 
+std::string direct_memory_report() {
+  try {
+    const std::string obstacle = direct_memory_obstacle();
+    return obstacle.empty() ? "ranks of this host read each other's memory"
+                            : "no (" + obstacle + "); ranks of this host send messages";
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+}
+
 Json network_report() {
   const GlooAddress gloo = gloo_address();
   Json addresses = Json::array();
@@ -51,6 +63,7 @@ Json network_report() {
   return {{"gloo_interface", gloo.interface},
           {"gloo_address", gloo.address},
           {"chosen_by", gloo.reason},
+          {"direct_memory", direct_memory_report()},
           {"addresses", addresses}};
 }
 
