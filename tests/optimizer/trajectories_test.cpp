@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdlib>
 #include <map>
 
 #include <ATen/ATen.h>
@@ -56,25 +57,32 @@ struct World {
 
 /// Every number of ranks and instances with every optimizer and every number of micro-batches; of
 /// more than 4 ranks, where that takes longest, half of it with one instance and half with two. The
-/// modes turn from world to world, so that each meets every number of ranks up to 4.
-std::vector<World> all_worlds() {
+/// modes turn from world to world, so that each meets every number of ranks up to 4. `everything`:
+/// every mode and every dtype in each of these.
+std::vector<World> all_worlds(bool everything) {
   std::vector<World> worlds;
   for (const int64_t instances : {1, 2}) {
     size_t turn = 0;
     for (const int64_t ranks : {1, 2, 3, 4, 6, 8}) {
       if (ranks % instances != 0) continue;
       World& world = worlds.emplace_back(World{ranks, instances, {}});
+      const size_t first = instances == 1 ? 0 : 2, modes = 6 - first;
       size_t cell = 0;
+      const auto add = [&](size_t mode, int64_t microbatches, OptimizerKind kind, bool narrow) {
+        Setting setting = with_mode(first + mode % modes);
+        setting.ranks = ranks;
+        setting.instances = instances;
+        setting.microbatches = microbatches;
+        world.runs.push_back({setting, kind, narrow});
+      };
       for (const int64_t microbatches : {1, 2, 5})
         for (const OptimizerKind kind : kKinds) {
-          const size_t mode = instances == 1 ? (cell + turn) % 6 : 2 + (cell + turn) % 4;
-          Setting setting = with_mode(mode);
-          setting.ranks = ranks;
-          setting.instances = instances;
-          setting.microbatches = microbatches;
-          if (ranks <= 4 ||
-              (microbatches + (kind == OptimizerKind::sgd) + instances + ranks / 2) % 2 == 0)
-            world.runs.push_back({setting, kind, ranks <= 4 && cell == turn});
+          const bool half =
+              (microbatches + (kind == OptimizerKind::sgd) + instances + ranks / 2) % 2 == 0;
+          for (size_t mode = 0; everything && mode < modes; ++mode)
+            add(mode, microbatches, kind, true);
+          if (!everything && (ranks <= 4 || half))
+            add(cell + turn, microbatches, kind, ranks <= 4 ? cell == turn : world.runs.empty());
           ++cell;
         }
       ++turn;
@@ -86,7 +94,7 @@ std::vector<World> all_worlds() {
 TEST(Trajectories, TwentyStepsFollowPlainLibtorch) {
   std::map<OptimizerKind, Weights> expected;
   for (const OptimizerKind kind : kKinds) expected.emplace(kind, train_plainly(config_with(kind)));
-  for (const World& world : all_worlds())
+  for (const World& world : all_worlds(std::getenv("LOCKSTEP_ALL_LAYOUTS") != nullptr))
     run_ranks(
         world.ranks,
         [&](const ParallelState& state) {
