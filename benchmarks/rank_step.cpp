@@ -6,8 +6,9 @@
 // layer has a [WIDTH, WIDTH] matrix. With BATCH > 0 it multiplies BATCH rows by it and takes a
 // tanh; with 0 it adds the sum of its elements, so that a step is communication and update and
 // hardly anything else. BUCKET is ddp.bucket_size. Rank 0 prints one JSON line: medians in
-// milliseconds of a step, of its forward and backward alone, and of its communication alone
-// (sharded: reduce-scatters, then all-gathers; else all-reduces); and minor page faults of a step.
+// milliseconds of a step, of its forward and backward alone, of its communication alone (sharded:
+// reduce-scatters, then all-gathers; else all-reduces) and of the processor's time that the latter
+// takes; and minor page faults of a step.
 // Steps follow each other without a pause, so that the all-gathers of one overlap the forward of
 // the next.
 
@@ -51,14 +52,23 @@ class Net : public torch::nn::Module {
   std::vector<at::Tensor> weights_;
 };
 
-int64_t page_faults() {
-  rusage usage = {};
-  ::getrusage(RUSAGE_SELF, &usage);
-  return usage.ru_minflt;
+rusage usage() {
+  rusage result = {};
+  ::getrusage(RUSAGE_SELF, &result);
+  return result;
+}
+
+/// Seconds of a processor that this process has had, with the system's work for it.
+double processor_seconds() {
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return seconds(usage().ru_utime) + seconds(usage().ru_stime);
 }
 
 struct Steps {
   Samples step, compute, communication;
+  Samples processor;  ///< during the communication
   int64_t faults = 0;
 };
 
@@ -88,16 +98,18 @@ class Rank {
     for (int64_t i = 0; i < count; ++i) {
       ddp_->finish_param_sync();
       steps.compute.push_back(timed([&] { backward(/*reduce=*/false); }));
+      const double before = processor_seconds();
       steps.communication.push_back(timed([&] {
         ddp_->start_grad_sync();
         ddp_->finish_grad_sync();
         ddp_->start_param_sync(/*force_sync=*/true, /*force_dispatch=*/true);
       }));
+      steps.processor.push_back(processor_seconds() - before);
     }
     for (int64_t i = 0; i < kWarmups; ++i) step();
-    const int64_t before = page_faults();
+    const int64_t before = usage().ru_minflt;
     for (int64_t i = 0; i < count; ++i) steps.step.push_back(seconds_of([&] { step(); }));
-    steps.faults = (page_faults() - before) / count;
+    steps.faults = (usage().ru_minflt - before) / count;
     ddp_->finish_param_sync();
     return steps;
   }
@@ -142,8 +154,10 @@ int main(int argc, char** argv) {
   Rank rank(std::string(argv[1]) == "sharded", number(2), number(3), number(4), number(5));
   const Steps steps = rank.measure(number(6));
   if (rank.first())
-    std::printf(R"({"step":%.3f,"compute":%.3f,"communication":%.3f,"faults":%lld})"
+    std::printf(R"({"step":%.3f,"compute":%.3f,"communication":%.3f,"processor":%.3f,)"
+                R"("faults":%lld})"
                 "\n",
                 median(steps.step) * 1e3, median(steps.compute) * 1e3,
-                median(steps.communication) * 1e3, static_cast<long long>(steps.faults));
+                median(steps.communication) * 1e3, median(steps.processor) * 1e3,
+                static_cast<long long>(steps.faults));
 }
