@@ -16,6 +16,27 @@ void check_moment(const Config& config, const char* field, StateDtype dtype) {
                        field, to_string(dtype));
 }
 
+void check_decoupled_rates(const OptimizerConfig& optimizer) {
+  const auto &highest = optimizer.decoupled_lr, &lowest = optimizer.decoupled_min_lr;
+  require<ConfigError>(highest || !lowest,
+                       "optimizer.decoupled_min_lr: found {}, allowed with: "
+                       "optimizer.decoupled_lr",
+                       lowest.value_or(0));
+  if (!highest) return;
+  require<ConfigError>(!lowest || *lowest <= *highest,
+                       "optimizer.decoupled_min_lr: found {}, allowed: <= optimizer.decoupled_lr "
+                       "({})",
+                       lowest.value_or(0), *highest);
+  require<ConfigError>(lowest || optimizer.min_lr <= *highest,
+                       "optimizer.decoupled_lr: found {}, allowed without "
+                       "optimizer.decoupled_min_lr: >= optimizer.min_lr ({})",
+                       *highest, optimizer.min_lr);
+  require<ConfigError>(optimizer.lr_warmup_init <= *highest,
+                       "optimizer.decoupled_lr: found {}, allowed: >= optimizer.lr_warmup_init "
+                       "({})",
+                       *highest, optimizer.lr_warmup_init);
+}
+
 void check_gradient_path(const Config& config) {
   const DistributedDataParallelConfig& ddp = config.ddp;
   require<ConfigError>(!ddp.align_param_gather || ddp.overlap_param_gather,
@@ -42,6 +63,7 @@ void check_optimizer(const Config& config) {
                        "optimizer.min_loss_scale: found {}, allowed: <= "
                        "optimizer.initial_loss_scale ({})",
                        optimizer.min_loss_scale, optimizer.initial_loss_scale);
+  check_decoupled_rates(optimizer);
   check_gradient_path(config);
 }
 

@@ -143,6 +143,7 @@ std::string ParamDescription::to_string() const {
   }
   if (tie) text += fmt::format(", tied '{}' on {}", tie->name, lockstep::to_string(tie->stages));
   if (unpadded_rows) text += fmt::format(", {} rows before padding", *unpadded_rows);
+  if (is_embedding_or_output) text += ", embedding or output layer";
   return text + (apply_weight_decay ? "" : ", no weight decay");
 }
 

@@ -97,6 +97,10 @@ struct ParamDescription {
   /// Decoupled weight decay applies. False for biases and normalization weights.
   bool apply_weight_decay = true;
 
+  /// The table of the words' embeddings or the weight of the output layer, which may have a
+  /// learning rate of their own (optimizer.decoupled_lr).
+  bool is_embedding_or_output = false;
+
   /// Set where dimension 0 of the whole parameter ends with rows of padding, of which each layout
   /// has its own number (the vocabulary): how many rows come before them. Padding has no gradient,
   /// and a checkpoint leaves it out.

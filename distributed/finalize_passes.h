@@ -41,9 +41,12 @@ void sum_tied_gradients(FinalizeContext& context);
 void check_ties(const FinalizeContext& context);
 
 /// Compares the tied parameters of all pipeline stages: each stage that a tie names must hold a
-/// trained copy in one of its models. Collective over pp, nothing where it has one rank. Every rank
-/// throws the same CommunicationError otherwise.
-void check_ties_over_stages(const std::vector<DistributedDataParallel*>& models);
+/// trained copy in one of its models, and all copies have the same text in `settings`, which says
+/// for each parameter of the buffers, in their order, how it is updated. Collective over pp,
+/// nothing is sent where it has one rank. Every rank throws the same CommunicationError or
+/// ConfigError otherwise.
+void check_ties_over_stages(const std::vector<DistributedDataParallel*>& models,
+                            const std::vector<std::string>& settings);
 
 /// UsageError: a router bias that does not fit its counters, or a rate that is no number >= 0.
 void check_router_biases(const std::vector<RouterBias>& biases);

@@ -49,24 +49,39 @@ std::vector<size_t> stages_of(TiedStages stages, size_t count) {
 
 }  // namespace
 
-void check_ties_over_stages(const std::vector<DistributedDataParallel*>& models) {
-  const ParallelState& state = models.front()->parallel_state();
-  if (state.grids().size(GroupKind::pp) == 1) return;
-  const ProcessGroup group = state.group(GroupKind::pp);
+void check_ties_over_stages(const std::vector<DistributedDataParallel*>& models,
+                            const std::vector<std::string>& settings) {
+  const ProcessGroup group = models.front()->parallel_state().group(GroupKind::pp);
   std::string own;
-  for (const auto& [key, copies] : collect(models))
-    own += fmt::format("{}\t{}\n", static_cast<int>(key.first), key.second);
-  const std::vector<std::string> held = all_gather_texts(group, own, "tied parameters");
-  for (const std::string& ties : held) {
-    std::istringstream lines(ties);
+  auto setting = settings.begin();
+  for (const DistributedDataParallel* model : models)
+    for (const auto& buffer : model->buffers())
+      for (const NamedParameter& param : buffer->params()) {
+        if (const auto& tie = param.description.tie)
+          own += fmt::format("{}\t{}\t{}\n", static_cast<int>(tie->stages), tie->name, *setting);
+        ++setting;
+      }
+  const std::vector<std::string> held =
+      group.size() == 1 ? std::vector{own} : all_gather_texts(group, own, "tied parameters");
+  std::map<std::string, std::pair<std::string, size_t>> first;  // setting and stage, by tie
+  for (size_t holder = 0; holder < held.size(); ++holder) {
+    std::istringstream lines(held[holder]);
     for (std::string line; std::getline(lines, line);) {
+      const std::string tie = line.substr(0, line.rfind('\t') + 1);
+      const std::string name = tie.substr(2, tie.size() - 3), found = line.substr(tie.size());
       const auto stages = static_cast<TiedStages>(line.front() - '0');
       for (const size_t stage : stages_of(stages, held.size()))
         require<CommunicationError>(
-            ("\n" + held[stage]).find("\n" + line + "\n") != std::string::npos,
+            ("\n" + held[stage]).find("\n" + tie) != std::string::npos,
             "the parameter tied as '{}' on {}: rank {} (stage {} of {}) holds no copy that is "
             "trained",
-            line.substr(2), to_string(stages), group.ranks()[stage], stage, held.size());
+            name, to_string(stages), group.ranks()[stage], stage, held.size());
+      const auto& [expected, where] = first.try_emplace(tie, found, holder).first->second;
+      require<ConfigError>(found == expected,
+                           "the parameter tied as '{}' on {}: found copies with {} on rank {} and "
+                           "with {} on rank {}, allowed: equal settings",
+                           name, to_string(stages), expected, group.ranks()[where], found,
+                           group.ranks()[holder]);
     }
   }
 }

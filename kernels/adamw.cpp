@@ -24,23 +24,23 @@ struct AdamWOperands {
     return !(g.is_float() && m.is_float() && v.is_float() && low.is_float());
   }
 
-  void run(int64_t start, int64_t end, const AdamWScalars& scalars, bool weight_decay) const {
+  void run(int64_t start, int64_t end, const AdamWScalars& scalars) const {
     if (copies_alone())
       return adamw_loop(p + start, g.floats() + start, m.floats() + start, v.floats() + start,
-                        low.bf16() + start, end - start, scalars, weight_decay);
-    run_blocks(start, end, scalars, weight_decay);
+                        low.bf16() + start, end - start, scalars, /*weight_decay=*/true);
+    run_blocks(start, end, scalars);
   }
 
   /// Block by block, so that what is converted is in the cache.
-  void run_blocks(int64_t start, int64_t end, const AdamWScalars& scalars,
-                  bool weight_decay) const {
+  void run_blocks(int64_t start, int64_t end, const AdamWScalars& scalars) const {
     FloatBlocks::Scratch wide_g, wide_m, wide_v;
     const int64_t block = converts() ? FloatBlocks::kBlock : end - start;
     for (; start < end; start += block) {
       const int64_t n = std::min(block, end - start);
       float* const mean = m.read(start, n, wide_m);
       float* const square = v.read(start, n, wide_v);
-      adamw_loop(p + start, g.read(start, n, wide_g), mean, square, n, scalars, weight_decay);
+      adamw_loop(p + start, g.read(start, n, wide_g), mean, square, n, scalars,
+                 /*weight_decay=*/true);
       m.write(start, n, mean);
       v.write(start, n, square);
       low.write(start, n, p + start);
@@ -71,15 +71,14 @@ void adamw(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& e
     auto *const p = master.data_ptr<double>(), *const m = exp_avg.data_ptr<double>(),
                 *const v = exp_avg_sq.data_ptr<double>();
     const auto* const g = grad.const_data_ptr<double>();
-    return for_segments(segments, [&](int64_t begin, int64_t end, bool decay) {
-      adamw_loop(p + begin, g + begin, m + begin, v + begin, end - begin, numbers, decay);
+    return for_segments(segments, [&](int64_t begin, int64_t end) {
+      adamw_loop(p + begin, g + begin, m + begin, v + begin, end - begin, numbers,
+                 /*weight_decay=*/true);
     });
   }
   const AdamWOperands operands{master.data_ptr<float>(), FloatBlocks(grad), FloatBlocks(exp_avg),
                                FloatBlocks(exp_avg_sq), FloatBlocks(low_precision)};
-  for_segments(segments, [&](int64_t begin, int64_t end, bool decay) {
-    operands.run(begin, end, numbers, decay);
-  });
+  for_segments(segments, [&](int64_t begin, int64_t end) { operands.run(begin, end, numbers); });
 }
 
 }  // namespace lockstep::kernels

@@ -21,14 +21,14 @@ __global__ void adamw_kernel(T* p, AdamWOperands o, const DeviceSegment* segment
                              const double* control) {
   if (!read_control(control, grad_scale)) return;
   const T scale = static_cast<T>(grad_scale);
-  for_elements(segments, num_segments, [&](int64_t i, bool weight_decay) {
+  for_elements(segments, num_segments, [&](int64_t i) {
     const T grad = o.g.load<T>(i) * scale;
     const T mean = o.m.load<T>(i) * c.beta1 + grad * c.one_minus_beta1;
     const T square = o.v.load<T>(i) * c.beta2 + grad * grad * c.one_minus_beta2;
     o.m.store(i, mean);
     o.v.store(i, square);
-    const T decayed = weight_decay ? p[i] * c.decay : p[i];
-    const T updated = decayed - c.step_size * mean / (sqrt(square) * c.inverse_root2 + c.eps);
+    const T updated =
+        p[i] * c.decay - c.step_size * mean / (sqrt(square) * c.inverse_root2 + c.eps);
     p[i] = updated;
     o.low.store(i, updated);
   });

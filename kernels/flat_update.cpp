@@ -74,7 +74,7 @@ std::optional<double> read_control(const StepControl& control, double grad_scale
 }
 
 void for_segments(const std::vector<UpdateSegment>& segments,
-                  const std::function<void(int64_t, int64_t, bool)>& run) {
+                  const std::function<void(int64_t, int64_t)>& run) {
   if (segments.empty()) return;
   constexpr int64_t kGrain = 1 << 16;  // elements that are worth a thread
   at::parallel_for(
@@ -82,7 +82,7 @@ void for_segments(const std::vector<UpdateSegment>& segments,
         auto segment = std::partition_point(segments.begin(), segments.end(),
                                             [&](const auto& s) { return s.end <= begin; });
         for (; segment != segments.end() && segment->start < end; ++segment)
-          run(std::max(begin, segment->start), std::min(end, segment->end), segment->weight_decay);
+          run(std::max(begin, segment->start), std::min(end, segment->end));
       });
 }
 

@@ -67,24 +67,26 @@ struct DeviceValues {
   }
 };
 
-/// A segment as the device reads it; `weight_decay` is 0 or 1.
+/// A segment as the device reads it. Blocks from `first_block` on update it, up to the first one of
+/// the next segment.
 struct DeviceSegment {
-  int64_t start, end, weight_decay;
+  int64_t start, end, first_block;
 };
 
-/// The segments on the device; `blocks` of kElementsPerBlock elements cover them.
+/// The segments on the device, with blocks of kElementsPerBlock elements.
 struct DeviceSegments {
   DeviceSegments(const std::vector<UpdateSegment>& segments, at::Device device) {
     at::Tensor host = at::empty({static_cast<int64_t>(segments.size()), 3}, at::kLong);
     auto* row = host.mutable_data_ptr<int64_t>();
+    int64_t first_block = 0;
     for (const UpdateSegment& segment : segments) {
       *row++ = segment.start;
       *row++ = segment.end;
-      *row++ = segment.weight_decay;
+      *row++ = first_block;
+      first_block += (segment.end - segment.start + kElementsPerBlock - 1) / kElementsPerBlock;
     }
     table = host.to(device);
-    const int64_t span = segments.back().end - segments.front().start;
-    blocks = static_cast<unsigned>((span + kElementsPerBlock - 1) / kElementsPerBlock);
+    blocks = static_cast<unsigned>(first_block);
   }
   const DeviceSegment* data() const {
     return reinterpret_cast<const DeviceSegment*>(table.const_data_ptr<int64_t>());
@@ -95,25 +97,24 @@ struct DeviceSegments {
   unsigned blocks;
 };
 
-/// Calls `update(i, weight_decay)` for the elements of this thread that lie in a segment.
+/// Calls `update(i)` for the elements of this thread that lie in a segment.
 template <class Update>
 __device__ void for_elements(const DeviceSegment* segments, int64_t num_segments, Update update) {
-  const int64_t block_start = segments[0].start + blockIdx.x * kElementsPerBlock;
-  // First segment that ends behind the block's start.
-  int64_t low = 0, high = num_segments;
-  while (low < high) {
+  const int64_t block = blockIdx.x;
+  int64_t low = 0, high = num_segments;  // the segment of this block is in [low, high)
+  while (high - low > 1) {
     const int64_t middle = (low + high) / 2;
-    if (segments[middle].end <= block_start)
-      low = middle + 1;
+    if (segments[middle].first_block <= block)
+      low = middle;
     else
       high = middle;
   }
-  int64_t segment = low;
+  const DeviceSegment segment = segments[low];
+  const int64_t start =
+      segment.start + (block - segment.first_block) * kElementsPerBlock + threadIdx.x;
   for (int k = 0; k < kElementsPerThread; ++k) {
-    const int64_t i = block_start + int64_t{k} * kUpdateThreads + threadIdx.x;
-    while (segment < num_segments && segments[segment].end <= i) ++segment;
-    if (segment == num_segments) return;
-    if (i >= segments[segment].start) update(i, segments[segment].weight_decay != 0);
+    const int64_t i = start + int64_t{k} * kUpdateThreads;
+    if (i < segment.end) update(i);
   }
 }
 

@@ -42,9 +42,9 @@ class FlatUpdate {
 /// On the CPU: the grad_scale to use, or nothing if the step is to be left out.
 std::optional<double> read_control(const StepControl& control, double grad_scale);
 
-/// Calls `run(begin, end, weight_decay)` for parts of the segments, in parallel.
+/// Calls `run(begin, end)` for parts of the segments, in parallel.
 void for_segments(const std::vector<UpdateSegment>& segments,
-                  const std::function<void(int64_t, int64_t, bool)>& run);
+                  const std::function<void(int64_t, int64_t)>& run);
 
 /// A flat CPU tensor whose values are fp32, or are converted block by block.
 class FloatBlocks {

@@ -17,14 +17,15 @@ struct SgdOperands {
   float* p;
   FloatBlocks g, b, low;
 
-  void run(int64_t start, int64_t end, const SgdScalars& scalars, bool weight_decay) const {
+  void run(int64_t start, int64_t end, const SgdScalars& scalars) const {
     FloatBlocks::Scratch wide_g, wide_b;
     const bool converts = !(g.is_float() && b.is_float() && low.is_float());
     const int64_t block = converts ? FloatBlocks::kBlock : end - start;
     for (; start < end; start += block) {
       const int64_t n = std::min(block, end - start);
       float* const momentum = b.read(start, n, wide_b);
-      sgd_loop(p + start, g.read(start, n, wide_g), momentum, n, scalars, weight_decay);
+      sgd_loop(p + start, g.read(start, n, wide_g), momentum, n, scalars,
+               /*weight_decay=*/true);
       b.write(start, n, momentum);
       low.write(start, n, p + start);
     }
@@ -56,15 +57,14 @@ void sgd(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& mom
     auto* const p = master.data_ptr<double>();
     auto* const b = momentum_buffer.defined() ? momentum_buffer.data_ptr<double>() : nullptr;
     const auto* const g = grad.const_data_ptr<double>();
-    return for_segments(segments, [&](int64_t begin, int64_t end, bool decay) {
-      sgd_loop(p + begin, g + begin, b ? b + begin : nullptr, end - begin, numbers, decay);
+    return for_segments(segments, [&](int64_t begin, int64_t end) {
+      sgd_loop(p + begin, g + begin, b ? b + begin : nullptr, end - begin, numbers,
+               /*weight_decay=*/true);
     });
   }
   const SgdOperands operands{master.data_ptr<float>(), FloatBlocks(grad),
                              FloatBlocks(momentum_buffer), FloatBlocks(low_precision)};
-  for_segments(segments, [&](int64_t begin, int64_t end, bool decay) {
-    operands.run(begin, end, numbers, decay);
-  });
+  for_segments(segments, [&](int64_t begin, int64_t end) { operands.run(begin, end, numbers); });
 }
 
 }  // namespace lockstep::kernels

@@ -13,8 +13,8 @@ __global__ void sgd_kernel(T* p, SgdOperands o, const DeviceSegment* segments, i
                            T rate, T momentum, T decay, double grad_scale, const double* control) {
   if (!read_control(control, grad_scale)) return;
   const T scale = static_cast<T>(grad_scale);
-  for_elements(segments, num_segments, [&](int64_t i, bool weight_decay) {
-    T step = o.g.load<T>(i) * scale + (weight_decay ? p[i] * decay : T(0));
+  for_elements(segments, num_segments, [&](int64_t i) {
+    T step = o.g.load<T>(i) * scale + p[i] * decay;
     if (o.b.data) step += o.b.load<T>(i) * momentum;
     o.b.store(i, step);
     const T updated = p[i] - rate * step;

@@ -20,13 +20,15 @@ namespace lockstep {
 class DistributedOptimizer final : public Optimizer {
  public:
   /// As Optimizer; UsageError for a model without ddp.use_distributed_optimizer.
-  DistributedOptimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config)
-      : Optimizer(std::move(models), config, /*sharded=*/true) {}
+  DistributedOptimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config,
+                       const std::vector<ParamOverride>& overrides = {})
+      : Optimizer(std::move(models), config, overrides, /*sharded=*/true) {}
 };
 
 /// The optimizer for models that are all wrapped with ddp.use_distributed_optimizer, or all
 /// without.
 std::unique_ptr<Optimizer> make_optimizer(std::vector<DistributedDataParallel*> models,
-                                          const OptimizerConfig& config);
+                                          const OptimizerConfig& config,
+                                          const std::vector<ParamOverride>& overrides = {});
 
 }  // namespace lockstep

@@ -9,6 +9,7 @@
 #include "lockstep/distributed/finalize_passes.h"
 #include "lockstep/optimizer/clip_grads.h"
 #include "lockstep/optimizer/optimizer_state.h"
+#include "lockstep/optimizer/param_scheduler.h"
 
 namespace lockstep {
 namespace {
@@ -23,6 +24,7 @@ void check_config(const OptimizerConfig& config) {
                          field, value);
   };
   at_least_zero("lr", config.lr);
+  at_least_zero("min_lr", config.min_lr);
   at_least_zero("weight_decay", config.weight_decay);
   at_least_zero("clip_grad", config.clip_grad);
   at_least_zero("adam_eps", config.adam_eps);
@@ -63,11 +65,12 @@ std::unique_ptr<GradScaler> make_scaler(const OptimizerConfig& config, bool adap
 
 }  // namespace
 
-Optimizer::Optimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config)
-    : Optimizer(std::move(models), config, /*sharded=*/false) {}
+Optimizer::Optimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config,
+                     const std::vector<ParamOverride>& overrides)
+    : Optimizer(std::move(models), config, overrides, /*sharded=*/false) {}
 
 Optimizer::Optimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config,
-                     bool sharded)
+                     const std::vector<ParamOverride>& overrides, bool sharded)
     : models_(std::move(models)), config_(config) {
   const char* const name = sharded ? "DistributedOptimizer" : "Optimizer";
   require<UsageError>(!models_.empty(), "{}: no model was given", name);
@@ -78,14 +81,52 @@ Optimizer::Optimizer(std::vector<DistributedDataParallel*> models, const Optimiz
                         "{}: found a model {} ddp.use_distributed_optimizer, allowed: {}", name,
                         sharded ? "without" : "with", sharded ? "with it" : "without it");
     model->finish_param_sync();
-    for (const auto& buffer : model->buffers())
-      states_.emplace_back(*buffer, config_, model->parallel_state());
   }
+  make_states(overrides);
   scaler_ = make_scaler(config, has_fp16(models_));
-  check_ties_over_stages(models_);
+}
+
+void Optimizer::make_states(const std::vector<ParamOverride>& overrides) {
+  const RankGrids& grids = models_.front()->parallel_state().grids();
+  const bool whole = grids.size(GroupKind::pp) == 1 && grids.size(GroupKind::ep) == 1;
+  std::vector<NamedParameter> params;
+  for (const DistributedDataParallel* model : models_)
+    for (const auto& buffer : model->buffers())
+      params.insert(params.end(), buffer->params().begin(), buffer->params().end());
+  const GroupedParams grouped =
+      group_params(params, config_, overrides, whole ? ListedParams::all : ListedParams::some);
+  groups_ = grouped.groups;
+  std::vector<std::string> settings;
+  for (const size_t group : grouped.group_of) settings.push_back(to_string(groups_[group]));
+  check_ties_over_stages(models_, settings);
+  auto next = grouped.group_of.begin();
+  for (const DistributedDataParallel* model : models_)
+    for (const auto& buffer : model->buffers()) {
+      const auto end = next + static_cast<int64_t>(buffer->params().size());
+      states_.emplace_back(*buffer, config_, model->parallel_state(), std::vector(next, end));
+      next = end;
+    }
 }
 
 Optimizer::~Optimizer() = default;
+
+void Optimizer::apply_schedule(const OptimizerParamScheduler& scheduler, int64_t samples) {
+  for (ParamGroup& group : groups_)
+    group.lr = scheduler.learning_rate(samples, group.max_lr, group.min_lr);
+  set_weight_decay(scheduler.weight_decay(samples));
+}
+
+void Optimizer::set_learning_rate(double value) {
+  for (ParamGroup& group : groups_)
+    if (group.max_lr == config_.lr && group.min_lr == config_.min_lr) group.lr = value;
+}
+
+void Optimizer::set_learning_rate(size_t group, double value) {
+  require<UsageError>(group < groups_.size(),
+                      "Optimizer::set_learning_rate: found group {}, allowed: < {}", group,
+                      groups_.size());
+  groups_[group].lr = value;
+}
 
 Optimizer::StepResult Optimizer::step() {
   const at::NoGradGuard no_grad;
@@ -108,7 +149,7 @@ void Optimizer::update(const kernels::StepControl& control) {
   auto first = states_.begin();  // of a model
   for (DistributedDataParallel* model : models_) {
     model->update_params([&](size_t buffer, size_t range) {
-      first[static_cast<int64_t>(buffer)].step(range, config_, num_steps_ + 1, control);
+      first[static_cast<int64_t>(buffer)].step(range, config_, groups_, num_steps_ + 1, control);
     });
     first += static_cast<int64_t>(model->buffers().size());
   }

@@ -11,9 +11,11 @@
 #include "lockstep/core/config.h"
 #include "lockstep/distributed/distributed_data_parallel.h"
 #include "lockstep/optimizer/loss_scaler.h"
+#include "lockstep/optimizer/param_groups.h"
 
 namespace lockstep {
 
+class OptimizerParamScheduler;
 class OptimizerState;
 
 /// One range of one parameter, and what the optimizer knows of it.
@@ -55,8 +57,10 @@ struct OptimizerProgress {
 /// values of an attention layer do, count as one.
 ///
 /// fp32 and fp64 parameters are updated in place. bf16 and fp16 parameters have fp32 master
-/// weights, from which they are rounded. Weight decay applies where the parameter's description
-/// says so.
+/// weights, from which they are rounded.
+///
+/// Learning rate and weight decay are those of the parameter's group (see group_params()): by the
+/// configuration, or by overrides. Groups change nothing in what is sent or saved.
 ///
 /// The state can be saved and loaded through state_slices() and progress(), by anybody who can copy
 /// flat tensors:
@@ -78,8 +82,12 @@ class Optimizer {
   /// The models must outlive the optimizer. With pipeline stages it is collective over pp: the
   /// ranks compare their tied parameters. UsageError: no model, a model for the distributed
   /// optimizer. ConfigError: a number out of its bounds, parameters of a dtype other than fp32,
-  /// fp64, bf16 and fp16. CommunicationError: a tied parameter of which a stage lacks its copy.
-  Optimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config);
+  /// fp64, bf16 and fp16, copies of a tied parameter in groups with other settings, and those of
+  /// group_params(); there is no look at other ranks for parameters that an override applies to, so
+  /// one that applies to none is an error only without pipeline and expert parallelism.
+  /// CommunicationError: a tied parameter of which a stage lacks its copy.
+  Optimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config,
+            const std::vector<ParamOverride>& overrides = {});
 
   virtual ~Optimizer();
   Optimizer(const Optimizer&) = delete;
@@ -95,9 +103,22 @@ class Optimizer {
   /// again. It is 1 unless optimizer.loss_scale is set or a parameter is fp16; see GradScaler.
   double loss_scale() const { return scaler_->scale(); }
 
-  void set_learning_rate(double value) { config_.lr = value; }
+  /// Those of this rank's parameters; the first one has the configuration's numbers.
+  const std::vector<ParamGroup>& param_groups() const { return groups_; }
+
+  /// Sets learning rates and weight decay for an iteration that starts when `samples` are consumed:
+  /// each group's by its own max_lr and min_lr.
+  void apply_schedule(const OptimizerParamScheduler& scheduler, int64_t samples);
+
+  /// Sets the learning rate of all groups with the configuration's max_lr and min_lr.
+  void set_learning_rate(double value);
+  /// Sets that of param_groups()[group]. UsageError: there is no such group.
+  void set_learning_rate(size_t group, double value);
+  /// Each group takes its wd_mult times as much.
   void set_weight_decay(double value) { config_.weight_decay = value; }
-  double learning_rate() const { return config_.lr; }
+  /// Of the first group.
+  double learning_rate() const { return groups_.front().lr; }
+  /// Of groups with a wd_mult of 1.
   double weight_decay() const { return config_.weight_decay; }
 
   /// Steps made; skipped ones do not count.
@@ -124,14 +145,18 @@ class Optimizer {
 
  protected:
   Optimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config,
-            bool sharded);
+            const std::vector<ParamOverride>& overrides, bool sharded);
 
  private:
   /// All parameters that this rank owns. `control`: a kernels::StepControl.
   void update(const at::Tensor& control);
 
+  /// Groups the parameters and allocates the state.
+  void make_states(const std::vector<ParamOverride>& overrides);
+
   std::vector<DistributedDataParallel*> models_;
   OptimizerConfig config_;
+  std::vector<ParamGroup> groups_;
   std::vector<OptimizerState> states_;  ///< of each buffer
   std::unique_ptr<GradScaler> scaler_;
   int64_t num_steps_ = 0;

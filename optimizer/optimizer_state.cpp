@@ -33,22 +33,6 @@ void visit_owned(const ParamAndGradBuffer& buffer, const ElementRange& owned, Vi
   }
 }
 
-/// Ranges of `owned` that hold parameters, counted from its start, neighbours with equal weight
-/// decay merged. A gap that lies inside a range is zero in gradient and parameter, and stays so.
-std::vector<kernels::UpdateSegment> segments_of(const ParamAndGradBuffer& buffer,
-                                                const ElementRange& owned) {
-  std::vector<kernels::UpdateSegment> segments;
-  visit_owned(buffer, owned, [&](size_t index, const ElementRange& part) {
-    const bool decay = buffer.params()[index].description.apply_weight_decay;
-    const int64_t start = part.start - owned.start, end = part.end - owned.start;
-    if (!segments.empty() && segments.back().weight_decay == decay)
-      segments.back().end = end;
-    else
-      segments.push_back({start, end, decay});
-  });
-  return segments;
-}
-
 /// The dtype of a moment beside weights of dtype `weights`.
 at::ScalarType moment_dtype(StateDtype choice, at::ScalarType weights, const char* field) {
   if (choice == StateDtype::fp32) return weights;
@@ -59,13 +43,14 @@ at::ScalarType moment_dtype(StateDtype choice, at::ScalarType weights, const cha
   return at::kBFloat16;
 }
 
-kernels::AdamWScalars adamw_scalars(const OptimizerConfig& config, int64_t step) {
+kernels::AdamWScalars adamw_scalars(const OptimizerConfig& config, const ParamGroup& group,
+                                    int64_t step) {
   const auto steps = static_cast<double>(step);
-  return {.learning_rate = config.lr,
+  return {.learning_rate = group.lr,
           .beta1 = config.adam_beta1,
           .beta2 = config.adam_beta2,
           .eps = config.adam_eps,
-          .weight_decay = config.weight_decay,
+          .weight_decay = config.weight_decay * group.wd_mult,
           .bias_correction1 = 1 - std::pow(config.adam_beta1, steps),
           .bias_correction2 = 1 - std::pow(config.adam_beta2, steps)};
 }
@@ -73,13 +58,14 @@ kernels::AdamWScalars adamw_scalars(const OptimizerConfig& config, int64_t step)
 }  // namespace
 
 OptimizerState::OptimizerState(const ParamAndGradBuffer& buffer, const OptimizerConfig& config,
-                               const ParallelState& parallel_state)
+                               const ParallelState& parallel_state, std::vector<size_t> group_of)
     : buffer_(&buffer),
       parallel_state_(parallel_state),
+      group_of_(std::move(group_of)),
       rule_(rule_of(config.optimizer, buffer.holds_whole_matrices())) {
   int64_t numel = 0;
   for (const ElementRange& owned : buffer.owned()) {
-    pieces_.push_back({owned, {numel, numel + owned.numel()}, segments_of(buffer, owned)});
+    pieces_.push_back({owned, {numel, numel + owned.numel()}, segments_of(owned)});
     numel += owned.numel();
   }
   const at::ScalarType dtype = buffer.param_data().scalar_type();
@@ -112,25 +98,45 @@ OptimizerState::Views OptimizerState::views_of(const ElementRange& in_buffer,
           slice(momentum_, in_state)};
 }
 
-void OptimizerState::step(size_t range, const OptimizerConfig& config, int64_t step,
+/// Ranges of `owned` that hold parameters, counted from its start, neighbours of one group merged.
+/// A gap that lies inside a range is zero in gradient and parameter, and stays so.
+OptimizerState::Segments OptimizerState::segments_of(const ElementRange& owned) const {
+  Segments segments;
+  std::optional<size_t> last;
+  visit_owned(*buffer_, owned, [&](size_t index, const ElementRange& part) {
+    const size_t group = group_of_[index];
+    const int64_t start = part.start - owned.start, end = part.end - owned.start;
+    if (last == group)
+      segments[group].back().end = end;
+    else
+      segments[group].push_back({start, end});
+    last = group;
+  });
+  return segments;
+}
+
+void OptimizerState::step(size_t range, const OptimizerConfig& config,
+                          const std::vector<ParamGroup>& groups, int64_t step,
                           const kernels::StepControl& control) {
   const Piece& piece = pieces_[range];
   const Views views = views_of(piece.in_buffer, piece.in_state.start);
   if (rule_ == UpdateRule::adam)
-    kernels::adamw(views.weights(), views.grad, views.exp_avg, views.exp_avg_sq, views.copy(),
-                   piece.segments, adamw_scalars(config, step), control);
+    for (const auto& [group, segments] : piece.segments)
+      kernels::adamw(views.weights(), views.grad, views.exp_avg, views.exp_avg_sq, views.copy(),
+                     segments, adamw_scalars(config, groups[group], step), control);
   else if (rule_ == UpdateRule::sgd)
-    kernels::sgd(views.weights(), views.grad, views.momentum, views.copy(), piece.segments,
-                 {.learning_rate = config.lr,
-                  .momentum = config.sgd_momentum,
-                  .weight_decay = config.weight_decay},
-                 control);
+    for (const auto& [group, segments] : piece.segments)
+      kernels::sgd(views.weights(), views.grad, views.momentum, views.copy(), segments,
+                   {.learning_rate = groups[group].lr,
+                    .momentum = config.sgd_momentum,
+                    .weight_decay = config.weight_decay * groups[group].wd_mult},
+                   control);
   else
-    step_muon(config, piece, control);
+    step_muon(config, groups, piece, control);
 }
 
-void OptimizerState::step_muon(const OptimizerConfig& config, const Piece& piece,
-                               const kernels::StepControl& control) {
+void OptimizerState::step_muon(const OptimizerConfig& config, const std::vector<ParamGroup>& groups,
+                               const Piece& piece, const kernels::StepControl& control) {
   const at::Tensor apply = control[1].ne(0);
   visit_owned(*buffer_, piece.in_buffer, [&](size_t index, const ElementRange& part) {
     const NamedParameter& param = buffer_->params()[index];
@@ -143,10 +149,10 @@ void OptimizerState::step_muon(const OptimizerConfig& config, const Piece& piece
     const at::Tensor mean = momentum.lerp(grad, 1 - config.muon_momentum);
     const at::Tensor update =
         config.muon_use_nesterov ? grad.lerp(mean, config.muon_momentum) : mean;
-    const double decay =
-        param.description.apply_weight_decay ? config.lr * config.weight_decay : 0.0;
+    const ParamGroup& group = groups[group_of_[index]];
+    const double decay = group.lr * config.weight_decay * group.wd_mult;
     const at::Tensor stepped =
-        at::add(weights * (1 - decay), orthogonal_update(param, update, config), -config.lr);
+        at::add(weights * (1 - decay), orthogonal_update(param, update, config), -group.lr);
     momentum.copy_(at::where(apply, mean, momentum));
     weights.copy_(at::where(apply, stepped, weights));
     if (views.master.defined()) at::Tensor(views.param).copy_(views.master);

@@ -65,15 +65,15 @@ double OptimizerParamScheduler::decay_coefficient(double n) const {
   }
 }
 
-double OptimizerParamScheduler::learning_rate(int64_t samples) const {
+double OptimizerParamScheduler::learning_rate(int64_t samples, double max_lr, double min_lr) const {
   const auto n = static_cast<double>(samples);
-  const double highest = config_.lr, lowest = config_.min_lr, first = config_.lr_warmup_init;
-  if (warmup_ > 0 && n <= warmup_) return first + (highest - first) * n / warmup_;
-  if (config_.lr_decay_style == LrDecayStyle::constant) return highest;
-  if (n > decay_) return lowest;
+  const double first = config_.lr_warmup_init;
+  if (warmup_ > 0 && n <= warmup_) return first + (max_lr - first) * n / warmup_;
+  if (config_.lr_decay_style == LrDecayStyle::constant) return max_lr;
+  if (n > decay_) return min_lr;
   if (config_.lr_decay_style == LrDecayStyle::inverse_square_root)
-    return std::max(lowest, highest * std::sqrt(std::max(warmup_, 1.0) / std::max(n, 1.0)));
-  return lowest + decay_coefficient(n) * (highest - lowest);
+    return std::max(min_lr, max_lr * std::sqrt(std::max(warmup_, 1.0) / std::max(n, 1.0)));
+  return min_lr + decay_coefficient(n) * (max_lr - min_lr);
 }
 
 double OptimizerParamScheduler::weight_decay(int64_t samples) const {

@@ -35,7 +35,13 @@ class OptimizerParamScheduler {
                           int64_t global_batch_size);
 
   /// Learning rate of an iteration that starts when `samples` are consumed.
-  double learning_rate(int64_t samples) const;
+  double learning_rate(int64_t samples) const {
+    return learning_rate(samples, config_.lr, config_.min_lr);
+  }
+
+  /// The same where lr and min_lr are others, as those of a ParamGroup; lr_warmup_init is not. See
+  /// Optimizer::apply_schedule().
+  double learning_rate(int64_t samples, double max_lr, double min_lr) const;
 
   /// Weight decay of that iteration.
   double weight_decay(int64_t samples) const;

@@ -105,8 +105,7 @@ Trainer::GlobalSums Trainer::sum_over_ranks(const LossSums& local, bool stop,
 IterationMetrics Trainer::train_step(bool stop_requested) {
   const auto begin = std::chrono::steady_clock::now();
   parallel_state_.begin_step(iteration_ + 1);
-  optimizer_->set_learning_rate(scheduler_.learning_rate(consumed_samples_));
-  optimizer_->set_weight_decay(scheduler_.weight_decay(consumed_samples_));
+  optimizer_->apply_schedule(scheduler_, consumed_samples_);
   const BatchSizes batch = batches_.at(consumed_samples_);
   loader_->seek(consumed_samples_);
   model_->zero_grad_buffer();

@@ -18,6 +18,7 @@ VocabPartition partition_of(const LayerContext& context) {
 
 ParamDescription table_description(const LayerContext& context, TableUse use) {
   ParamDescription description{.placements = {{MeshAxis::tp, Shard{0}}},
+                               .is_embedding_or_output = true,
                                .unpadded_rows = context.config.vocab_size};
   if (use == TableUse::other_stage)
     description.tie = Tie{"word_embeddings", TiedStages::first_and_last};

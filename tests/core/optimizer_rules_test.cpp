@@ -27,6 +27,15 @@ TEST(OptimizerRules, NameTheFieldsThatDoNotGoTogether) {
       {{"ddp.reduce_scatter_with_fp32_accumulation=true", "ddp.use_distributed_optimizer=true",
         "parallel.num_distributed_optimizer_instances=2"},
        "parallel.num_distributed_optimizer_instances = 1 (found 2)"},
+      {{"optimizer.decoupled_min_lr=1e-5"},
+       "optimizer.decoupled_min_lr: found 1e-05, allowed with: optimizer.decoupled_lr"},
+      {{"optimizer.decoupled_lr=1e-5", "optimizer.decoupled_min_lr=2e-5"},
+       "optimizer.decoupled_min_lr: found 2e-05, allowed: <= optimizer.decoupled_lr (1e-05)"},
+      {{"optimizer.decoupled_lr=1e-5", "optimizer.min_lr=2e-5"},
+       "optimizer.decoupled_lr: found 1e-05, allowed without optimizer.decoupled_min_lr: >= "
+       "optimizer.min_lr (2e-05)"},
+      {{"optimizer.decoupled_lr=1e-5", "optimizer.lr_warmup_init=2e-5"},
+       "optimizer.decoupled_lr: found 1e-05, allowed: >= optimizer.lr_warmup_init (2e-05)"},
   };
   for (const auto& [overrides, message] : cases)
     EXPECT_TRUE(throws_with<ConfigError>([&, o = overrides] { parse(o); }, message));
@@ -37,6 +46,8 @@ TEST(OptimizerRules, AcceptWhatGoesTogether) {
   parse({"ddp.use_distributed_optimizer=true", "ddp.overlap_param_gather=true",
          "ddp.align_param_gather=true", "ddp.reduce_scatter_with_fp32_accumulation=true"});
   parse({"train.precision=fp16", "optimizer.loss_scale=1024", "optimizer.hysteresis=1"});
+  parse({"optimizer.decoupled_lr=1e-5"});
+  parse({"optimizer.min_lr=2e-5", "optimizer.decoupled_lr=1e-5", "optimizer.decoupled_min_lr=0"});
 }
 
 }  // namespace

@@ -43,10 +43,11 @@ TEST(ParamDescription, WhatIsDeclaredOverridesTheDefault) {
   ParamDescription norm;
   norm.gradient_states[MeshAxis::tp] = GradientState::partial_sum;  // sequence parallel
   norm.apply_weight_decay = false;
+  norm.is_embedding_or_output = true;
   EXPECT_EQ(norm.placement(MeshAxis::tp), Placement(Replicate{}));
   EXPECT_EQ(norm.to_string(),
-            "dense, partial-sum over tp, partial-sum over cp, partial-sum over dp, no weight "
-            "decay");
+            "dense, partial-sum over tp, partial-sum over cp, partial-sum over dp, embedding or "
+            "output layer, no weight decay");
 }
 
 TEST(ParamDescription, ATieIsPartOfIt) {

@@ -43,7 +43,7 @@ TEST(AdamW, EqualsPyTorchInDouble) {
   for (const int64_t n : {1, 7, 64, 1000}) {
     Tensors ours = Tensors::make(n, at::kDouble), theirs = Tensors::make(n, at::kDouble);
     for (int step = 1; step <= 5; ++step) {
-      ours.step({{0, n, true}}, scalars_of_step(step));
+      ours.step({{0, n}}, scalars_of_step(step));
       torch_step(theirs, step, 0.1);
     }
     EXPECT_TRUE(at::allclose(ours.p, theirs.p, 1e-12, 1e-14));
@@ -59,7 +59,7 @@ TEST(AdamW, Bf16GradientsCountAsTheirValues) {
   wide.g = narrow.g.to(at::kFloat);
   for (int step = 1; step <= 2; ++step)
     for (const Tensors& tensors : {narrow, wide})
-      tensors.step({{0, 1000, true}, {1003, kNumel, false}}, scalars_of_step(step));
+      tensors.step({{0, 1000}, {1003, kNumel}}, scalars_of_step(step));
   EXPECT_TRUE(at::equal(narrow.p, wide.p));
   EXPECT_TRUE(at::equal(narrow.v, wide.v));
 }
@@ -67,17 +67,20 @@ TEST(AdamW, Bf16GradientsCountAsTheirValues) {
 TEST(AdamW, EqualsPyTorchInSingle) {
   Tensors ours = Tensors::make(1003, at::kFloat), theirs = Tensors::make(1003, at::kFloat);
   for (int step = 1; step <= 5; ++step) {
-    ours.step({{0, 1003, true}}, scalars_of_step(step));
+    ours.step({{0, 1003}}, scalars_of_step(step));
     torch_step(theirs, step, 0.1);
   }
   EXPECT_TRUE(at::allclose(ours.p, theirs.p, 1e-6, 1e-7));
 }
 
-TEST(AdamW, SegmentsChooseWeightDecayAndLeaveTheRestAlone) {
+TEST(AdamW, LeavesWhatIsInNoSegmentToAStepWithOtherNumbers) {
   Tensors ours = Tensors::make(100, at::kDouble), decayed = Tensors::make(100, at::kDouble),
           plain = Tensors::make(100, at::kDouble);
   const at::Tensor before = ours.p.clone();
-  ours.step({{3, 20, true}, {20, 40, false}, {50, 100, true}}, scalars_of_step(1));
+  AdamWScalars without_decay = scalars_of_step(1);
+  without_decay.weight_decay = 0;
+  ours.step({{3, 20}, {50, 100}}, scalars_of_step(1));
+  ours.step({{20, 40}}, without_decay);
   torch_step(decayed, 1, 0.1);
   torch_step(plain, 1, 0);
   const auto same = [&](const at::Tensor& expected, int64_t start, int64_t end) {
@@ -93,9 +96,8 @@ TEST(AdamW, SegmentsChooseWeightDecayAndLeaveTheRestAlone) {
 TEST(AdamW, EveryCutGivesTheSameBits) {
   for (const auto dtype : {at::kFloat, at::kDouble}) {
     Tensors whole = Tensors::make(200003, dtype), cut = Tensors::make(200003, dtype);
-    whole.step({{0, 200003, true}}, scalars_of_step(3));
-    cut.step({{0, 1, true}, {1, 18, true}, {18, 100001, true}, {100001, 200003, true}},
-             scalars_of_step(3));
+    whole.step({{0, 200003}}, scalars_of_step(3));
+    cut.step({{0, 1}, {1, 18}, {18, 100001}, {100001, 200003}}, scalars_of_step(3));
     EXPECT_TRUE(at::equal(whole.p, cut.p));
     EXPECT_TRUE(at::equal(whole.v, cut.v));
   }
@@ -105,7 +107,7 @@ TEST(AdamW, GradientScaleComesFirst) {
   Tensors ours = Tensors::make(50, at::kDouble), theirs = Tensors::make(50, at::kDouble);
   AdamWScalars scalars = scalars_of_step(1);
   scalars.grad_scale = 0.25;
-  ours.step({{0, 50, true}}, scalars);
+  ours.step({{0, 50}}, scalars);
   theirs.g.mul_(0.25);
   torch_step(theirs, 1, 0.1);
   EXPECT_TRUE(at::allclose(ours.p, theirs.p, 1e-13, 1e-15));
@@ -115,7 +117,7 @@ TEST(AdamW, GradientScaleComesFirst) {
 TEST(AdamW, LowPrecisionCopyIsRoundedToNearestEven) {
   Tensors ours = Tensors::make(1003, at::kFloat);
   const at::Tensor low = at::zeros({1003}, at::kBFloat16);
-  ours.step({{0, 1003, true}}, scalars_of_step(1), low);
+  ours.step({{0, 1003}}, scalars_of_step(1), low);
   EXPECT_TRUE(at::equal(low, ours.p.to(at::kBFloat16)));
 
   const float inf = std::numeric_limits<float>::infinity();
@@ -131,20 +133,16 @@ TEST(AdamW, LowPrecisionCopyIsRoundedToNearestEven) {
 TEST(AdamW, RefusesWhatItCannotServe) {
   Tensors t = Tensors::make(10, at::kFloat);
   const AdamWScalars scalars = scalars_of_step(1);
+  EXPECT_TRUE(throws_with<UsageError>([&] { t.step({{0, 11}}, scalars); }, "segment [0, 11)"));
   EXPECT_TRUE(throws_with<UsageError>(
       [&] {
-        t.step({{0, 11, true}}, scalars);
-      },
-      "segment [0, 11)"));
-  EXPECT_TRUE(throws_with<UsageError>(
-      [&] {
-        t.step({{5, 7, true}, {6, 8, true}}, scalars);
+        t.step({{5, 7}, {6, 8}}, scalars);
       },
       "segment [6, 8) after 7"));
   t.g = t.g.to(at::kDouble);
   EXPECT_TRUE(throws_with<UsageError>(
       [&] {
-        t.step({{0, 10, true}}, scalars);
+        t.step({{0, 10}}, scalars);
       },
       "grad is 10 elements of Double"));
 }

@@ -66,7 +66,7 @@ TEST(AdamWUpdate, NarrowMomentsAreThoseOfTheStepRounded) {
           v = wave(kNumel, 0.4).square().to(narrow_square ? at::kBFloat16 : at::kFloat),
           copy = at::zeros({kNumel}, low);
       const at::Tensor p2 = p.clone(), m2 = m.to(at::kFloat), v2 = v.clone().to(at::kFloat);
-      const std::vector<UpdateSegment> segments = {{0, 1000, true}, {1000, kNumel, false}};
+      const std::vector<UpdateSegment> segments = {{0, 1000}, {1000, kNumel}};
       adamw(p, g, m, v, copy, segments, scalars_of_step(1));
       adamw(p2, g.to(at::kFloat), m2, v2, {}, segments, scalars_of_step(1));
       EXPECT_TRUE(at::equal(p, p2));
@@ -91,10 +91,10 @@ TEST(SgdUpdate, EqualsPyTorchsOptimizer) {
           const at::Tensor grad = wave(kNumel, 0.3 + step, dtype);
           theirs.mutable_grad() = grad * 0.5;
           oracle.step();
-          sgd(p, grad, buffer, {}, {{0, kNumel, decay}},
+          sgd(p, grad, buffer, {}, {{0, kNumel}},
               {.learning_rate = 0.1,
                .momentum = momentum,
-               .weight_decay = 0.05,
+               .weight_decay = decay ? 0.05 : 0,
                .grad_scale = 0.5});
         }
         const double tolerance = dtype == at::kDouble ? 1e-13 : 1e-6;
@@ -107,8 +107,8 @@ TEST(SgdUpdate, NarrowTensorsAreConvertedBlockByBlock) {
   const SgdScalars scalars = {.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.1};
   const at::Tensor p = wave(kNumel, 1.3), g = wave(kNumel, 0.7, at::kHalf), b = wave(kNumel, 0.2),
                    copy = at::zeros({kNumel}, at::kHalf), p2 = p.clone(), b2 = b.clone();
-  sgd(p, g, b, copy, {{3, 1000, true}, {2000, kNumel, false}}, scalars);
-  sgd(p2, g.to(at::kFloat), b2, {}, {{3, 1000, true}, {2000, kNumel, false}}, scalars);
+  sgd(p, g, b, copy, {{3, 1000}, {2000, kNumel}}, scalars);
+  sgd(p2, g.to(at::kFloat), b2, {}, {{3, 1000}, {2000, kNumel}}, scalars);
   EXPECT_TRUE(at::equal(p, p2));
   EXPECT_TRUE(at::equal(b, b2));
   EXPECT_TRUE(at::equal(copy.slice(0, 2000), p2.slice(0, 2000).to(at::kHalf)));
@@ -124,8 +124,8 @@ TEST(StepControl, ScalesTheGradientsOrLeavesTheStepOut) {
       const at::Tensor p = start.clone(), m = at::zeros_like(p), v = at::zeros_like(p);
       AdamWScalars scalars = scalars_of_step(1);
       scalars.grad_scale = grad_scale;
-      adamw(p, g, m, v, {}, {{0, 100, true}}, scalars, how);
-      sgd(p, g, v, {}, {{0, 100, true}},
+      adamw(p, g, m, v, {}, {{0, 100}}, scalars, how);
+      sgd(p, g, v, {}, {{0, 100}},
           {.learning_rate = 0.1, .momentum = 0.9, .grad_scale = grad_scale}, how);
       return at::cat({p, m, v});
     };
@@ -137,7 +137,7 @@ TEST(StepControl, ScalesTheGradientsOrLeavesTheStepOut) {
 
 TEST(FlatUpdates, NameTheOperandThatDoesNotFit) {
   const at::Tensor p = at::zeros({4}), fp16 = at::zeros({4}, at::kHalf);
-  const std::vector<UpdateSegment> all = {{0, 4, true}};
+  const std::vector<UpdateSegment> all = {{0, 4}};
   EXPECT_TRUE(throws_with<UsageError>([&] { adamw(p, p, fp16, p, {}, all, {}); },
                                       "exp_avg is 4 elements of Half"));
   EXPECT_TRUE(throws_with<UsageError>([&] { sgd(p, p, {}, p, all, {}); }, "low_precision is"));

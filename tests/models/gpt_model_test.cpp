@@ -154,6 +154,20 @@ TEST(GPTModel, OnlyMatricesDecay) {
     EXPECT_EQ(param.description.apply_weight_decay, param.tensor.dim() >= 2) << param.name;
 }
 
+TEST(GPTModel, WordEmbeddingsAndOutputLayerAreMarked) {
+  TransformerConfig untied = gpt2_config();
+  untied.untie_embeddings_and_output_weights = true;
+  const auto marked = [](const TransformerConfig& config) {
+    std::vector<std::string> names;
+    for (const NamedParameter& param : collect_parameters(GPTModel(config)))
+      if (param.description.is_embedding_or_output) names.push_back(param.name);
+    return names;
+  };
+  const std::string words = "embedding.word_embeddings.weight";
+  EXPECT_EQ(marked(gpt2_config()), (std::vector{words}));
+  EXPECT_EQ(marked(untied), (std::vector<std::string>{words, "output_layer.weight"}));
+}
+
 TEST(GPTModel, Bf16LossesAreInFp32AndClose) {
   const auto [tokens, labels] = tokens_and_labels();
   const at::Tensor wide = GPTModel(small_config()).forward(tokens, labels);

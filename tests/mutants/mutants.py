@@ -236,8 +236,8 @@ MUTANTS = [Mutant(*fields) for fields in [
     # Optimizer and resuming
     ("master-in-bf16", "the master weights are rounded to the parameters' dtype",
      "optimizer/optimizer_state.cpp",
-     "    step_muon(config, piece, control);\n}",
-     "    step_muon(config, piece, control);\n  read_params();\n}",
+     "    step_muon(config, groups, piece, control);\n}",
+     "    step_muon(config, groups, piece, control);\n  read_params();\n}",
      ["optimizer_test", "distributed_optimizer_test"]),
     ("powers-in-single-precision", "the powers of beta in fp32",
      "optimizer/optimizer_state.cpp",
@@ -267,8 +267,9 @@ MUTANTS = [Mutant(*fields) for fields in [
      ["checkpoint_test"]),
     ("learning-rate-one-late", "the scheduler is one step behind",
      "training/trainer.cpp",
-     "scheduler_.learning_rate(consumed_samples_)",
-     "scheduler_.learning_rate(std::max<int64_t>(0, consumed_samples_ - batches_.full().global))",
+     "apply_schedule(scheduler_, consumed_samples_);",
+     "apply_schedule(scheduler_,\n"
+     "                             std::max<int64_t>(0, consumed_samples_ - batches_.full().global));",
      ["trainer_test"]),
     ("tokens-of-all-tp-ranks", "the tokens of a batch are counted on each rank of tp",
      "training/trainer.cpp",

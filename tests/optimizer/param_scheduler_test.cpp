@@ -110,6 +110,31 @@ TEST(ParamScheduler, G98WarmupStartsAtItsInitialRate) {
   expect_rates(config, {{500, .0590955848}});
 }
 
+TEST(ParamScheduler, OtherRatesFollowTheSameCurveFromTheSameStart) {
+  OptimizerConfig config = golden(LrDecayStyle::linear);
+  config.lr_warmup_init = 1e-6;
+  config.lr_wsd_decay_iters = 200;
+  const auto expect = [&](LrDecayStyle style, const std::vector<Point>& fast,
+                          const std::vector<Point>& slow) {
+    config.lr_decay_style = style;
+    const OptimizerParamScheduler scheduler(config, 1000, 1);
+    for (const auto& [n, value] : fast)
+      EXPECT_NEAR(scheduler.learning_rate(n, 2e-2, 4e-4), value, 1e-10 * value) << n;
+    for (const auto& [n, value] : slow)
+      EXPECT_NEAR(scheduler.learning_rate(n, 5e-4, 1e-5), value, 1e-10 * value) << n;
+  };
+  expect(LrDecayStyle::linear,
+         {{50, .0100005}, {400, .0134666666667}, {900, .00257777777778}, {1001, 4e-4}},
+         {{50, 2.505e-4}, {400, 3.36666666667e-4}, {900, 6.44444444444e-5}, {1001, 1e-5}});
+  expect(LrDecayStyle::cosine, {{50, .0100005}, {400, .0151}, {900, 9.91012316298e-4}},
+         {{400, 3.775e-4}, {900, 2.47753079075e-5}});
+  expect(LrDecayStyle::inverse_square_root, {{400, .01}, {900, .00666666666667}, {1001, 4e-4}},
+         {{400, 2.5e-4}, {900, 1.66666666667e-4}});
+  expect(LrDecayStyle::WSD, {{400, .02}, {900, .00851858582251}, {1001, 4e-4}},
+         {{900, 2.12964645563e-4}});
+  expect(LrDecayStyle::constant, {{50, .0100005}, {1001, .02}}, {{1001, 5e-4}});
+}
+
 TEST(ParamScheduler, IterationsCountTheGlobalBatch) {
   const OptimizerParamScheduler scheduler(golden(LrDecayStyle::linear), 1000, 32);
   EXPECT_DOUBLE_EQ(scheduler.learning_rate(50 * 32), 5e-4);

@@ -20,6 +20,7 @@ using testing::expect_close;
 using testing::kDecay;
 using testing::kLayers;
 using testing::kRate;
+using testing::Rates;
 using testing::run_ranks;
 using testing::Setting;
 using testing::SmallNet;
@@ -44,17 +45,35 @@ const Setting kSettings[] = {
     {.ranks = 4, .instances = 2, .microbatches = 2, .overlap_gather = true, .bucket_size = 60},
     {.ranks = 6, .microbatches = 2, .bucket_size = 1}};
 
-/// A configuration and the weights that it leads to.
-using Case = std::pair<OptimizerConfig, Weights>;
+/// Learning rates and weight decay that differ between parameters that are neighbours in memory.
+const std::vector<ParamOverride> kGroups = {
+    {.applies_to = matches_name("weight1", "bias?"), .max_lr = 0.03},
+    {.applies_to = matches_name("weight2", "bias2"), .wd_mult = 2},
+    {.applies_to = matches_name("weight0", "weight3"), .max_lr = 0.002, .wd_mult = 0.5}};
+
+Rates rates_of_group(const std::string& name) {
+  if (name == "weight1") return {0.03, kDecay};
+  if (name == "weight2") return {kRate, 2 * kDecay};
+  if (name == "weight0" || name == "weight3") return {0.002, kDecay / 2};
+  if (name == "weight4") return {kRate, kDecay};
+  return {0.03, name == "bias2" ? 2 * kDecay : 0};
+}
+
+/// A configuration, overrides, and the weights that these lead to.
+struct Case {
+  OptimizerConfig config;
+  std::vector<ParamOverride> overrides;
+  Weights expected;
+};
 
 void expect_every_setting_follows(const std::vector<Case>& cases, double tolerance) {
   for (const Setting& setting : kSettings)
     run_ranks(
         setting.ranks,
         [&](const ParallelState& state) {
-          for (const auto& [config, expected] : cases)
-            expect_close(train(state, setting, config, at::kDouble, is_matrix), expected, tolerance,
-                         setting.text());
+          for (const auto& [config, overrides, expected] : cases)
+            expect_close(train(state, setting, config, at::kDouble, is_matrix, overrides), expected,
+                         tolerance, setting.text());
         },
         setting.threads());
 }
@@ -95,9 +114,13 @@ TEST(Muon, OrthogonalizesBySingularValues) {
 /// Muon on what is_matrix() chooses, AdamW on the rest, written out.
 class MuonOracle {
  public:
-  MuonOracle(const SmallNet& net, bool nesterov) : net_(net), nesterov_(nesterov) {
-    for (const at::Tensor& param : net.parameters())
+  MuonOracle(const SmallNet& net, bool nesterov, bool groups) : net_(net), nesterov_(nesterov) {
+    for (const auto& item : net.named_parameters()) {
+      const at::Tensor& param = item.value();
       for (auto* list : {&means_, &squares_}) list->push_back(at::zeros_like(param));
+      rates_.push_back(groups ? rates_of_group(item.key())
+                              : Rates{kRate, param.dim() > 1 ? kDecay : 0});
+    }
   }
 
   void step() {
@@ -107,18 +130,18 @@ class MuonOracle {
     for (size_t i = 0; i < params.size(); ++i) {
       at::Tensor p = params[i];
       const at::Tensor g = p.grad();
-      const double decay = p.dim() > 1 ? kRate * kDecay : 0;
-      p.mul_(1 - decay);
+      const auto [rate, decay] = rates_[i];
+      p.mul_(1 - rate * decay);
       if (p.dim() > 1 && i > 0) {
         means_[i] = 0.95 * means_[i] + 0.05 * g;
         const at::Tensor u = nesterov_ ? 0.05 * g + 0.95 * means_[i] : means_[i];
         const double scale = std::sqrt(static_cast<double>(std::max(p.size(0), p.size(1))));
-        p.sub_(kRate * scale * 0.5 * by_singular_values(u, 5));
+        p.sub_(rate * scale * 0.5 * by_singular_values(u, 5));
         continue;
       }
       means_[i] = 0.9 * means_[i] + 0.1 * g;
       squares_[i] = 0.95 * squares_[i] + 0.05 * g * g;
-      p.sub_(kRate * (means_[i] / (1 - std::pow(0.9, steps_))) /
+      p.sub_(rate * (means_[i] / (1 - std::pow(0.9, steps_))) /
              ((squares_[i] / (1 - std::pow(0.95, steps_))).sqrt() + 1e-8));
     }
   }
@@ -126,20 +149,21 @@ class MuonOracle {
  private:
   const SmallNet& net_;
   bool nesterov_;
+  std::vector<Rates> rates_;
   Weights means_, squares_;
   int steps_ = 0;
 };
 
 TEST(Muon, TwentyStepsFollowTheFormulasInEverySetting) {
   std::vector<Case> cases;
-  for (const bool nesterov : {false, true}) {
+  for (const auto& [nesterov, groups] : {std::pair{false, false}, {true, false}, {true, true}}) {
     const SmallNet net(kLayers);
-    MuonOracle muon(net, nesterov);
+    MuonOracle muon(net, nesterov, groups);
     const Weights expected = train_plainly(net, [&] { muon.step(); });
     OptimizerConfig config = config_of(OptimizerKind::muon);
     config.muon_use_nesterov = nesterov;
     config.muon_extra_scale_factor = 0.5;
-    cases.emplace_back(config, expected);
+    cases.push_back({config, groups ? kGroups : std::vector<ParamOverride>(), expected});
   }
   expect_every_setting_follows(cases, 1e-9);
 }

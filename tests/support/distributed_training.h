@@ -97,11 +97,12 @@ inline Weights weights_of(const SmallNet& net) {
 /// What kSteps steps of a SmallNet make of its weights.
 inline Weights train(const ParallelState& state, const Setting& setting,
                      const OptimizerConfig& config, at::ScalarType dtype,
-                     const std::function<bool(const NamedParameter&)>& whole_matrices = {}) {
+                     const std::function<bool(const NamedParameter&)>& whole_matrices = {},
+                     const std::vector<ParamOverride>& overrides = {}) {
   SmallNet net(kLayers, dtype);
   DistributedDataParallel ddp(net, state, setting.ddp(), /*disable_bucketing=*/false,
                               whole_matrices);
-  const auto optimizer = make_optimizer({&ddp}, config);
+  const auto optimizer = make_optimizer({&ddp}, config, overrides);
   for (int step = 0; step < kSteps; ++step) {
     ddp.zero_grad_buffer();
     run_backwards(net, ddp, step, setting.microbatches, dtype);
@@ -124,23 +125,30 @@ inline Weights train_plainly(const SmallNet& net, const std::function<void()>& u
   return weights_of(net);
 }
 
-/// With libtorch's own optimizer, weight decay on matrices.
-inline Weights train_plainly(const OptimizerConfig& config) {
+/// Of one parameter.
+struct Rates {
+  double learning_rate, weight_decay;
+};
+
+/// With libtorch's own optimizer. Unless `rates_of` a name says otherwise, weight decay on
+/// matrices.
+inline Weights train_plainly(const OptimizerConfig& config,
+                             const std::function<Rates(const std::string& name)>& rates_of = {}) {
   const SmallNet net(kLayers);
   std::vector<torch::optim::OptimizerParamGroup> adamw, sgd;
-  for (const bool matrices : {true, false}) {
-    Weights params;
-    for (const at::Tensor& p : net.parameters())
-      if ((p.dim() > 1) == matrices) params.push_back(p);
-    const double decay = matrices ? config.weight_decay : 0;
+  for (const auto& item : net.named_parameters()) {
+    const Weights params = {item.value()};
+    const auto [rate, decay] =
+        rates_of ? rates_of(item.key())
+                 : Rates{config.lr, item.value().dim() > 1 ? config.weight_decay : 0};
     adamw.emplace_back(params, std::make_unique<torch::optim::AdamWOptions>(
-                                   torch::optim::AdamWOptions(config.lr)
+                                   torch::optim::AdamWOptions(rate)
                                        .betas({config.adam_beta1, config.adam_beta2})
                                        .weight_decay(decay)));
     sgd.emplace_back(
         params,
         std::make_unique<torch::optim::SGDOptions>(
-            torch::optim::SGDOptions(config.lr).momentum(config.sgd_momentum).weight_decay(decay)));
+            torch::optim::SGDOptions(rate).momentum(config.sgd_momentum).weight_decay(decay)));
   }
   if (config.optimizer == OptimizerKind::adam) {
     torch::optim::AdamW optimizer(adamw);

@@ -51,6 +51,25 @@ TEST_F(TrainerLayoutsTest, PipelinesTrainAsOneProcessBitForBit) {
   }
 }
 
+TEST_F(TrainerLayoutsTest, ADecoupledRateMovesTheTiedEmbeddingAloneOnEveryStage) {
+  const auto run = [](const char* iterations, const char* rate) {
+    return Overrides{std::string("train.train_iters=") + iterations,
+                     std::string("optimizer.decoupled_lr=") + rate, "ddp.bucket_size=500"};
+  };
+  const auto one =
+      train_all({}, {run("0", "0.01"), run("1", "0.01"), run("1", "0.04"), run("4", "0.04")});
+  for (const auto& [key, start] : one[0].weights) {
+    const at::Tensor same = one[1].weights.at(key).tensor, other = one[2].weights.at(key).tensor;
+    if (key.first == "embedding.word_embeddings.weight")
+      EXPECT_TRUE(at::allclose(other - start.tensor, 4 * (same - start.tensor), 1e-9, 1e-15));
+    else
+      EXPECT_TRUE(at::equal(other, same)) << key.first;
+  }
+  const auto two = train_all(
+      {.pp = 2}, {run("4", "0.04"), joined(run("4", "0.04"), {"optimizer.decoupled_min_lr=0.01"})});
+  for (const Outcome& found : two) expect_close(found, one[3], 1e-12, 1);
+}
+
 TEST_F(TrainerLayoutsTest, UnevenStagesAndOtherSchedules) {
   const Overrides deep = {"model.num_layers=8", "train.train_iters=3"};
   const Outcome expected = train({}, deep);

@@ -90,11 +90,13 @@ class Tree(unittest.TestCase):
             self.assertRegex(code, rf"[.>]{field}\b", f"nothing reads {field}")
 
     def test_the_readme_shows_code_that_is_compiled(self):
-        example = text_of(pathlib.Path("examples/custom_loop/main.cpp"))
-        snippet = example.split("  // [snippet]\n")[1]
-        snippet = "\n".join(line.removeprefix("  ") for line in snippet.splitlines())
+        snippets = []
+        for path, mark in (("examples/custom_loop/main.cpp", "snippet"),
+                           ("tests/optimizer/param_groups_test.cpp", "groups")):
+            snippet = text_of(pathlib.Path(path)).split(f"  // [{mark}]\n")[1]
+            snippets.append("\n".join(line.removeprefix("  ") for line in snippet.splitlines()))
         blocks = re.findall(r"```cpp\n(.*?)\n```", text_of(pathlib.Path("README.md")), re.S)
-        self.assertEqual(blocks, [snippet])
+        self.assertEqual(blocks, snippets)
 
     def test_the_page_of_fronts_shows_the_loops_that_are_tested(self):
         loops = text_of(pathlib.Path("tests/distributed/front_loops_test.cpp"))
