@@ -58,6 +58,7 @@ bench: build ## Run the benchmarks: ours and its peer side by side
 	@LOCKSTEP_BUILD=$(BUILD) scripts/bench_steps sharded --ranks 2
 	@LOCKSTEP_BUILD=$(BUILD) scripts/bench_steps sharded --ranks 4
 	@LOCKSTEP_BUILD=$(BUILD) scripts/bench_steps link
+	@LOCKSTEP_BUILD=$(BUILD) scripts/bench_steps link --batch 256
 	@$(BUILD)/benchmarks/collectives
 	@$(BUILD)/benchmarks/group_setup
 	@$(BUILD)/benchmarks/rank_groups

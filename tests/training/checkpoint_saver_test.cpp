@@ -9,6 +9,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/error.h"
+#include "lockstep/parallel_state/collectives.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -122,6 +123,7 @@ TEST_F(CheckpointSaverTest, OneRunAtATimeHasAFolder) {
                                        "folder '" + into + "' is taken by another run (host "));
     EXPECT_TRUE(throws_with<FileError>([&] { FolderLock{into}; },
                                        ", process " + std::to_string(::getpid()) + ")"));
+    barrier(state.world(), "end");  // until then the first rank holds the lock
   });
   EXPECT_TRUE(std::filesystem::is_empty(into));
   // A run that was killed leaves the file, but not its lock.
