@@ -21,7 +21,9 @@ using testing::run_ranks;
 
 constexpr int64_t kTokens = 8, kMicrobatches = 2;  // tokens of a micro-batch on all ranks of cp
 
+/// Gradients are reduced when they are finalized, so that a test may look at a rank's own before.
 Config one_layer(int64_t context, bool per_token, std::vector<std::string> overrides) {
+  overrides.emplace_back("ddp.overlap_grad_reduce=false");
   overrides.push_back("parallel.context_parallel_size=" + std::to_string(context));
   overrides.emplace_back(per_token ? "ddp.calculate_per_token_loss=true"
                                    : "ddp.calculate_per_token_loss=false");
