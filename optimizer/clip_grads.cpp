@@ -15,15 +15,19 @@ using Models = std::vector<DistributedDataParallel*>;
 
 }  // namespace
 
+at::Tensor grad_norm(const CountedRanges& counted, double norm_type) {
+  const at::NoGradGuard no_grad;
+  const Models& models = counted.models();
+  return norm_of_pieces(
+      counted.grads("grad_norm"), norm_type, models.front()->parallel_state().device(),
+      [&](const std::vector<at::Tensor>& of_class, ReduceOp op, const char* label) {
+        return combine_over_model(models, of_class, op, label);
+      });
+}
+
 at::Tensor grad_norm(const Models& models, double norm_type) {
   require<UsageError>(norm_type >= 1, "grad_norm: norm_type: found {}, allowed: >= 1", norm_type);
-  const at::NoGradGuard no_grad;
-  const GradPieces pieces = counted_grads(models, Gaps::included, "grad_norm");
-  return norm_of_pieces(
-      {pieces.dense, pieces.expert}, norm_type, models.front()->parallel_state().device(),
-      [&](const std::vector<at::Tensor>& of_class, ReduceOp op, const char* label) {
-        return combine_over_model(models, of_class[0], of_class[1], op, label);
-      });
+  return grad_norm(CountedRanges(models, Gaps::included, "grad_norm"), norm_type);
 }
 
 double clip_coefficient(double norm, double max_norm) {
@@ -48,15 +52,15 @@ bool skips_step(double norm, const OptimizerConfig& config) {
 
 at::Tensor count_zeros(const Models& models) {
   const at::NoGradGuard no_grad;
-  const GradPieces pieces = counted_grads(models, Gaps::excluded, "count_zeros");
+  const CountedRanges counted(models, Gaps::excluded, "count_zeros");
   const c10::Device device = models.front()->parallel_state().device();
-  const auto zeros_of = [&](const std::vector<at::Tensor>& list) {
-    at::Tensor zeros = at::zeros({}, at::TensorOptions(device).dtype(at::kLong));
-    for (const at::Tensor& piece : list) zeros += piece.numel() - at::count_nonzero(piece);
-    return zeros;
-  };
-  return combine_over_model(models, zeros_of(pieces.dense), zeros_of(pieces.expert), ReduceOp::sum,
-                            "zeros in gradients");
+  std::vector<at::Tensor> of_class;
+  for (const std::vector<at::Tensor>& pieces : counted.grads("count_zeros")) {
+    of_class.push_back(at::zeros({}, at::TensorOptions(device).dtype(at::kLong)));
+    for (const at::Tensor& piece : pieces)
+      of_class.back() += piece.numel() - at::count_nonzero(piece);
+  }
+  return combine_over_model(models, of_class, ReduceOp::sum, "zeros in gradients");
 }
 
 }  // namespace lockstep

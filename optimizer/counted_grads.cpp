@@ -49,15 +49,13 @@ class Counter {
   std::set<std::pair<TiedStages, std::string>> seen_;
 };
 
-void add_counted(const ParamAndGradBuffer& buffer, Gaps gaps, Counter& counter,
-                 std::vector<at::Tensor>& out) {
+/// Gives `visit` the ranges of `buffer` that count.
+template <class Visit>
+void visit_counted(const ParamAndGradBuffer& buffer, Gaps gaps, Counter& counter, Visit visit) {
   std::vector<bool> counts;  // in the order of registration, in which copies are told apart
   for (const NamedParameter& param : buffer.params())
     counts.push_back(counter.counts(param.description));
   ElementRange range;
-  const auto add_range = [&] {
-    for (at::Tensor& piece : owned_grads(buffer, range)) out.push_back(std::move(piece));
-  };
   bool open = false;
   for (const ParamLayout::Bucket& bucket : buffer.layout().buckets)
     for (const int64_t index : bucket.params) {
@@ -65,7 +63,7 @@ void add_counted(const ParamAndGradBuffer& buffer, Gaps gaps, Counter& counter,
       const bool counted = counts[static_cast<size_t>(index)];
       const bool extends = gaps == Gaps::included || slot.start == range.end;
       if (open && !(counted && extends)) {
-        add_range();
+        visit(range);
         open = false;
       }
       if (!counted) continue;
@@ -73,65 +71,91 @@ void add_counted(const ParamAndGradBuffer& buffer, Gaps gaps, Counter& counter,
       range.end = slot.end;
       open = true;
     }
-  if (open) add_range();
+  if (open) visit(range);
 }
 
 void check_models(const std::vector<DistributedDataParallel*>& models, const char* caller) {
   require<UsageError>(!models.empty(), "{}: no model was given", caller);
-  for (const DistributedDataParallel* model : models) {
-    model->require_final_gradients(caller);
+  for (const DistributedDataParallel* model : models)
     require<UsageError>(model->is_sharded() == models.front()->is_sharded(),
                         "{}: found models with and without ddp.use_distributed_optimizer, allowed: "
                         "one of the two",
                         caller);
-  }
 }
 
-template <class AddBuffer>
-GradPieces collect(const std::vector<DistributedDataParallel*>& models, AddBuffer add_buffer) {
-  GradPieces pieces;
+void check_gradients(const std::vector<DistributedDataParallel*>& models, const char* caller) {
+  for (const DistributedDataParallel* model : models) model->require_final_gradients(caller);
+}
+
+/// 2 where what ranks have of experts is put together over other ranks than the rest.
+size_t num_classes(const DistributedDataParallel& model) {
+  const ParallelState& state = model.parallel_state();
+  const auto ranks = [&](GroupKind kind) { return state.grids().group_of(kind, state.rank()); };
+  return model.is_sharded() || ranks(GroupKind::tp_pp) == ranks(GroupKind::tp_ep_pp) ? 1 : 2;
+}
+
+/// Gives `visit` each buffer and the list that it belongs to.
+template <class List, class Visit>
+void visit_buffers(const std::vector<DistributedDataParallel*>& models, std::vector<List>& classes,
+                   Visit visit) {
+  classes.resize(num_classes(*models.front()));
   for (const DistributedDataParallel* model : models)
     for (const auto& buffer : model->buffers())
-      add_buffer(*buffer,
-                 buffer->params().front().description.is_expert ? pieces.expert : pieces.dense);
-  return pieces;
+      visit(*buffer,
+            buffer->params().front().description.is_expert ? classes.back() : classes.front());
+}
+
+void add(std::vector<at::Tensor>& list, std::vector<at::Tensor> pieces) {
+  for (at::Tensor& piece : pieces) list.push_back(std::move(piece));
 }
 
 }  // namespace
 
-GradPieces counted_grads(const std::vector<DistributedDataParallel*>& models, Gaps gaps,
-                         const char* caller) {
+CountedRanges::CountedRanges(const std::vector<DistributedDataParallel*>& models, Gaps gaps,
+                             const char* caller)
+    : models_(models) {
   check_models(models, caller);
   Counter counter(models.front()->parallel_state());
-  return collect(models, [&](const ParamAndGradBuffer& buffer, std::vector<at::Tensor>& out) {
-    add_counted(buffer, gaps, counter, out);
+  visit_buffers(models, classes_, [&](const ParamAndGradBuffer& buffer, std::vector<Place>& list) {
+    visit_counted(buffer, gaps, counter, [&](const ElementRange& range) {
+      list.push_back({&buffer, range});
+    });
   });
 }
 
-GradPieces held_grads(const std::vector<DistributedDataParallel*>& models, const char* caller) {
+PieceClasses CountedRanges::grads(const char* caller) const {
+  check_gradients(models_, caller);
+  PieceClasses classes;
+  for (const auto& places : classes_) {
+    classes.emplace_back();
+    for (const auto& [buffer, range] : places) add(classes.back(), owned_grads(*buffer, range));
+  }
+  return classes;
+}
+
+PieceClasses held_grads(const std::vector<DistributedDataParallel*>& models, const char* caller) {
   check_models(models, caller);
-  return collect(models, [](const ParamAndGradBuffer& buffer, std::vector<at::Tensor>& out) {
-    for (at::Tensor& piece : reduced_grads(buffer)) out.push_back(std::move(piece));
+  check_gradients(models, caller);
+  PieceClasses classes;
+  visit_buffers(models, classes, [](const ParamAndGradBuffer& buffer, auto& list) {
+    add(list, reduced_grads(buffer));
   });
+  return classes;
 }
 
 at::Tensor combine_over_model(const std::vector<DistributedDataParallel*>& models,
-                              const at::Tensor& dense, const at::Tensor& expert, ReduceOp op,
+                              const std::vector<at::Tensor>& of_class, ReduceOp op,
                               const char* label) {
   const ParallelState& state = models.front()->parallel_state();
-  const auto both = [&](const at::Tensor& a, const at::Tensor& b) {
-    return op == ReduceOp::max ? at::maximum(a, b) : a + b;
-  };
   const auto reduced = [&](GroupKind kind, const at::Tensor& value) {
     if (state.grids().size(kind) > 1) all_reduce(state.group(kind), value, op, label).wait();
     return value;
   };
-  if (models.front()->is_sharded()) return reduced(GroupKind::intra_optimizer, both(dense, expert));
-  const auto ranks = [&](GroupKind kind) { return state.grids().group_of(kind, state.rank()); };
-  if (ranks(GroupKind::tp_pp) == ranks(GroupKind::tp_ep_pp))
-    return reduced(GroupKind::tp_pp, both(dense, expert));
-  const at::Tensor all_dense = reduced(GroupKind::tp_pp, dense);  // first, on all ranks
-  return both(all_dense, reduced(GroupKind::tp_ep_pp, expert));
+  if (models.front()->is_sharded()) return reduced(GroupKind::intra_optimizer, of_class[0]);
+  const at::Tensor dense = reduced(GroupKind::tp_pp, of_class[0]);  // first, on all ranks
+  if (of_class.size() == 1) return dense;
+  const at::Tensor expert = reduced(GroupKind::tp_ep_pp, of_class[1]);
+  return op == ReduceOp::max ? at::maximum(dense, expert) : dense + expert;
 }
 
 at::Tensor sum_of_squares(const at::Tensor& flat) {

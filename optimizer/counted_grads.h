@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/distributed/distributed_data_parallel.h"
+#include "lockstep/optimizer/norms.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
@@ -18,32 +19,47 @@ enum class Gaps {
   excluded,
 };
 
-/// Flat pieces of gradients, of dense parameters and of experts.
-struct GradPieces {
-  std::vector<at::Tensor> dense;
-  std::vector<at::Tensor> expert;
+/// Where the gradients lie that a rank holds and counts, so that over the ranks each element of the
+/// model is counted once. With the distributed optimizer a rank holds its shard. Of ranks that hold
+/// the same the first one counts: tp for dense parameters that are replicated there, etp and ep for
+/// experts, the first stage (and there the first model chunk) for tied parameters and for those
+/// whose gradient is reduced over pp.
+class CountedRanges {
+ public:
+  /// UsageError naming `caller`: no model, models with and without the distributed optimizer
+  /// together. The models must outlive this object.
+  CountedRanges(const std::vector<DistributedDataParallel*>& models, Gaps gaps, const char* caller);
+
+  /// Flat views, none of them empty, in the classes that combine_over_model() puts together.
+  /// UsageError naming `caller`: gradients that are not final.
+  PieceClasses grads(const char* caller) const;
+
+  const std::vector<DistributedDataParallel*>& models() const { return models_; }
+
+ private:
+  struct Place {
+    const ParamAndGradBuffer* buffer;
+    ElementRange range;
+  };
+  std::vector<DistributedDataParallel*> models_;
+  std::vector<std::vector<Place>> classes_;
 };
 
-/// The gradients that this rank holds and counts, so that over the ranks each element of the model
-/// is counted once. With the distributed optimizer a rank holds its shard. Of ranks that hold the
-/// same the first one counts: tp for dense parameters that are replicated there, etp and ep for
-/// experts, the first stage (and there the first model chunk) for tied parameters and for those
-/// whose gradient is reduced over pp. UsageError naming `caller`: no model, gradients that are not
-/// final, models with and without the distributed optimizer together.
-GradPieces counted_grads(const std::vector<DistributedDataParallel*>& models, Gaps gaps,
-                         const char* caller);
+/// All gradients that this rank holds, counted elsewhere or not, in the same classes. Errors as
+/// above.
+PieceClasses held_grads(const std::vector<DistributedDataParallel*>& models, const char* caller);
 
-/// All gradients that this rank holds, counted elsewhere or not. Errors as above.
-GradPieces held_grads(const std::vector<DistributedDataParallel*>& models, const char* caller);
+/// grad_norm() of models whose gradients have been looked up before.
+at::Tensor grad_norm(const CountedRanges& counted, double norm_type = 2);
 
-/// Combines a number that each rank has of its dense gradients with one of its experts' (0-dim, on
-/// the models' device) into one of the whole model, which has the same bits on all ranks. `op`: sum
-/// or max. Every rank calls it, whichever parameters it has. Collective over the ranks that share
-/// the model: tp-pp for the dense number and tp-ep-pp for the experts', one all-reduce if these
-/// groups have the same ranks, none where they have one; with the distributed optimizer one
-/// all-reduce over intra-optimizer.
+/// Combines the number that each rank has of each class of its gradients (0-dim, on the models'
+/// device) into one of the whole model, which has the same bits on all ranks. `op`: sum or max.
+/// Every rank calls it, whichever parameters it has. There is one class, and one all-reduce over
+/// the ranks that share the model, intra-optimizer with the distributed optimizer, otherwise tp-pp;
+/// none where they are one rank. Without the distributed optimizer, and where tp-ep-pp has other
+/// ranks than tp-pp, the experts are a second class, with an all-reduce over tp-ep-pp.
 at::Tensor combine_over_model(const std::vector<DistributedDataParallel*>& models,
-                              const at::Tensor& dense, const at::Tensor& expert, ReduceOp op,
+                              const std::vector<at::Tensor>& of_class, ReduceOp op,
                               const char* label);
 
 /// The sum of the squares of a flat tensor (0-dim, fp64, on its device).

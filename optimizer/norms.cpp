@@ -20,9 +20,10 @@ template <class OfPiece>
 std::vector<at::Tensor> sums(const PieceClasses& classes, c10::Device device, OfPiece of_piece) {
   std::vector<at::Tensor> result;
   for (const auto& pieces : classes) {
-    at::Tensor total = zero(device);
-    for (const at::Tensor& piece : pieces) total += of_piece(piece);
-    result.push_back(std::move(total));
+    at::Tensor total;
+    for (const at::Tensor& piece : pieces)
+      total = total.defined() ? total.add_(of_piece(piece)) : of_piece(piece);
+    result.push_back(total.defined() ? total : zero(device));
   }
   return result;
 }

@@ -8,6 +8,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/finalize_passes.h"
 #include "lockstep/optimizer/clip_grads.h"
+#include "lockstep/optimizer/counted_grads.h"
 #include "lockstep/optimizer/optimizer_state.h"
 #include "lockstep/optimizer/param_scheduler.h"
 
@@ -34,8 +35,14 @@ void check_config(const OptimizerConfig& config) {
   below_one("muon_momentum", config.muon_momentum);
 }
 
-/// For the kernels: the factor of the gradients and whether to make the step at all; decided where
-/// `norm` lies, as clip_coefficient() and skips_step() decide.
+/// For the kernels: the factor of the gradients and whether to make the step at all.
+kernels::StepControl step_control(double norm, const OptimizerConfig& config, double loss_scale) {
+  return at::tensor(
+      {clip_coefficient(norm, config.clip_grad) / loss_scale, skips_step(norm, config) ? 0.0 : 1.0},
+      at::kDouble);
+}
+
+/// The same, decided where `norm` lies.
 kernels::StepControl step_control(const at::Tensor& norm, const OptimizerConfig& config,
                                   double loss_scale) {
   at::Tensor factor = at::ones_like(norm);
@@ -82,6 +89,7 @@ Optimizer::Optimizer(std::vector<DistributedDataParallel*> models, const Optimiz
                         sharded ? "without" : "with", sharded ? "with it" : "without it");
     model->finish_param_sync();
   }
+  counted_ = std::make_unique<CountedRanges>(models_, Gaps::included, name);
   make_states(overrides);
   scaler_ = make_scaler(config, has_fp16(models_));
 }
@@ -130,15 +138,22 @@ void Optimizer::set_learning_rate(size_t group, double value) {
 
 Optimizer::StepResult Optimizer::step() {
   const at::NoGradGuard no_grad;
-  const at::Tensor norm = grad_norm(models_) / loss_scale();
+  const double scale = loss_scale();
+  const at::Tensor norm = grad_norm(*counted_) / scale;
   at::Tensor zeros;
   if (config_.log_num_zeros_in_grad) zeros = count_zeros(models_);
-  const kernels::StepControl control = step_control(norm, config_, loss_scale());
-  const bool known_to_skip = control.is_cpu() && control[1].item<double>() == 0;
-  if (!known_to_skip) update(control);
   StepResult result;
-  result.grad_norm = norm.item<double>();
-  result.skipped = skips_step(result.grad_norm, config_);
+  const auto read_norm = [&] {
+    result.grad_norm = norm.item<double>();
+    result.skipped = skips_step(result.grad_norm, config_);
+  };
+  if (norm.is_cpu()) {
+    read_norm();
+    if (!result.skipped) update(step_control(result.grad_norm, config_, scale));
+  } else {
+    update(step_control(norm, config_, scale));
+    read_norm();
+  }
   if (zeros.defined()) result.num_zeros = zeros.item<int64_t>();
   scaler_->update(!std::isfinite(result.grad_norm));
   if (!result.skipped) ++num_steps_;

@@ -16,6 +16,7 @@
 namespace lockstep {
 
 class OptimizerParamScheduler;
+class CountedRanges;
 class OptimizerState;
 
 /// One range of one parameter, and what the optimizer knows of it.
@@ -157,7 +158,8 @@ class Optimizer {
   std::vector<DistributedDataParallel*> models_;
   OptimizerConfig config_;
   std::vector<ParamGroup> groups_;
-  std::vector<OptimizerState> states_;  ///< of each buffer
+  std::vector<OptimizerState> states_;      ///< of each buffer
+  std::unique_ptr<CountedRanges> counted_;  ///< by the norm
   std::unique_ptr<GradScaler> scaler_;
   int64_t num_steps_ = 0;
 };

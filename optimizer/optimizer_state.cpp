@@ -221,6 +221,8 @@ void OptimizerState::read_params() {
 }
 
 void OptimizerState::note_change() {
+  // Reads go on side by side, locked increments wait for each other's memory.
+  for (const NamedParameter& param : buffer_->params()) param.tensor._version();
   for (const NamedParameter& param : buffer_->params())
     param.tensor.unsafeGetTensorImpl()->bump_version();
 }

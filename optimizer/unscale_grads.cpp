@@ -28,11 +28,12 @@ bool found_inf(const std::vector<DistributedDataParallel*>& models, double inver
   require<UsageError>(std::isfinite(inverse_scale) && inverse_scale > 0,
                       "found_inf: inverse_scale: found {}, allowed: > 0", inverse_scale);
   const at::NoGradGuard no_grad;
-  const GradPieces pieces = held_grads(models, "found_inf");
+  const PieceClasses classes = held_grads(models, "found_inf");
   const c10::Device device = models.front()->parallel_state().device();
-  return combine_over_model(models, scale_and_look(pieces.dense, inverse_scale, device),
-                            scale_and_look(pieces.expert, inverse_scale, device), ReduceOp::max,
-                            "gradients that are not finite")
+  std::vector<at::Tensor> of_class;
+  for (const std::vector<at::Tensor>& pieces : classes)
+    of_class.push_back(scale_and_look(pieces, inverse_scale, device));
+  return combine_over_model(models, of_class, ReduceOp::max, "gradients that are not finite")
              .item<double>() != 0;
 }
 
