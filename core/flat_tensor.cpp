@@ -2,8 +2,8 @@
 
 #include <sys/mman.h>
 
+#include <cerrno>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 
 #include <ATen/ATen.h>
@@ -18,27 +18,43 @@ constexpr size_t kShare = 16;  ///< at most this part of the bytes is allocated 
 
 size_t rounded_up(size_t bytes) { return (bytes + kHugePage - 1) / kHugePage * kHugePage; }
 
-/// Memory that begins, and if that costs little also ends, with a huge page.
-class HugePageAllocator final : public c10::Allocator {
+/// Pages of their own: what malloc gives may have been used before, in ordinary pages.
+class Mapping {
  public:
-  c10::DataPtr allocate(size_t bytes) override {
-    const size_t whole = rounded_up(bytes), size = whole - bytes <= bytes / kShare ? whole : bytes;
-    void* data = nullptr;
-    const int error = ::posix_memalign(&data, kHugePage, size);
-    TORCH_CHECK(error == 0, "cannot allocate ", size, " bytes: ", std::strerror(error));
-    ::madvise(data, size / kHugePage * kHugePage, MADV_HUGEPAGE);
-    c10::profiledCPUMemoryReporter().New(data, size);
-    return {data, data, &release, c10::Device(c10::kCPU)};
+  explicit Mapping(size_t bytes) : bytes_(rounded_up(bytes) + kHugePage) {
+    begin_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    TORCH_CHECK(begin_ != MAP_FAILED, "cannot allocate ", bytes, " bytes: ", std::strerror(errno));
+    const size_t whole = bytes / kHugePage * kHugePage;
+    ::madvise(data(), rounded_up(bytes) - bytes <= bytes / kShare ? rounded_up(bytes) : whole,
+              MADV_HUGEPAGE);
+    c10::profiledCPUMemoryReporter().New(data(), bytes);
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &release; }
-  void copy_data(void* to, const void* from, size_t bytes) const override {
-    default_copy_data(to, from, bytes);
+  ~Mapping() {
+    c10::profiledCPUMemoryReporter().Delete(data());
+    ::munmap(begin_, bytes_);
+  }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  /// At the begin of a huge page; up to the end of the last one there is memory.
+  void* data() const {
+    return reinterpret_cast<void*>(rounded_up(reinterpret_cast<uintptr_t>(begin_)));
   }
 
  private:
-  static void release(void* data) {
-    c10::profiledCPUMemoryReporter().Delete(data);
-    std::free(data);
+  size_t bytes_;
+  void* begin_;
+};
+
+class HugePageAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    auto* const mapping = new Mapping(bytes);
+    const auto unmap = [](void* context) { delete static_cast<Mapping*>(context); };
+    return {mapping->data(), mapping, unmap, c10::Device(c10::kCPU)};
+  }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
   }
 };
 
