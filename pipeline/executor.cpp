@@ -28,15 +28,6 @@ struct PipelineExecutor::Plan {
 
 namespace {
 
-/// A micro-batch of a chunk between its forward and the end of its backward.
-struct InFlight {
-  at::Tensor input;
-  TensorShape output_shape;
-  Edge output = {};  ///< where backward begins; not valid if nothing requires a gradient
-  std::unique_ptr<SplitBackward> split = {};
-  std::vector<DeferredGradients::Task> deferred = {};
-};
-
 /// Tasks of a rank, as keys.
 using Key = std::tuple<TaskKind, int64_t, int64_t>;
 Key key_of(const PipelineTask& task) { return {task.kind, task.chunk, task.microbatch}; }
@@ -80,6 +71,15 @@ class PipelineExecutor::Run {
   }
 
  private:
+  /// A micro-batch of a chunk between its forward and the end of its backward.
+  struct InFlight {
+    at::Tensor input;
+    TensorShape output_shape;
+    Edge output = {};  ///< where backward begins; not valid if nothing requires a gradient
+    std::unique_ptr<SplitBackward> split = {};
+    std::vector<DeferredGradients::Task> deferred = {};
+  };
+
   void note(TraceEvent::Kind kind, const PipelineTask& task, int64_t begin) const {
     if (plan_.options.trace) plan_.options.trace->add({kind, rank_, to_string(task), begin, now()});
   }

@@ -26,31 +26,6 @@ variable_list run_engine(const edge_list& roots, const variable_list& grads, boo
       roots, grads, /*keep_graph=*/true, /*create_graph=*/false, accumulate, outputs);
 }
 
-/// Gradients that reach one operation in the first part.
-struct Arrived {
-  variable_list grads;
-  bool listening = true;
-};
-
-class Listener : public torch::autograd::FunctionPreHook {
- public:
-  explicit Listener(std::shared_ptr<Arrived> arrived) : arrived_(std::move(arrived)) {}
-  variable_list operator()(const variable_list& grads) override {
-    if (arrived_->listening) arrived_->grads = grads;
-    return grads;
-  }
-
- private:
-  std::shared_ptr<Arrived> arrived_;
-};
-
-/// An operation on the way to the input that also leads to parameters elsewhere.
-struct Fork {
-  std::shared_ptr<Node> node;
-  edge_list sides;
-  std::shared_ptr<Arrived> arrived = std::make_shared<Arrived>();
-};
-
 /// Nodes below `root`, each before those that its gradients go to.
 std::vector<Node*> nodes_in_order(Node* root) {
   std::vector<Node*> finished;
@@ -90,6 +65,31 @@ Node* deepest_leaf(const std::vector<Node*>& nodes) {
 }  // namespace
 
 struct SplitBackward::Graph {
+  /// Gradients that reach one operation in the first part.
+  struct Arrived {
+    variable_list grads;
+    bool listening = true;
+  };
+
+  class Listener : public torch::autograd::FunctionPreHook {
+   public:
+    explicit Listener(std::shared_ptr<Arrived> arrived) : arrived_(std::move(arrived)) {}
+    variable_list operator()(const variable_list& grads) override {
+      if (arrived_->listening) arrived_->grads = grads;
+      return grads;
+    }
+
+   private:
+    std::shared_ptr<Arrived> arrived_;
+  };
+
+  /// An operation on the way to the input that also leads to parameters elsewhere.
+  struct Fork {
+    std::shared_ptr<Node> node;
+    edge_list sides;
+    std::shared_ptr<Arrived> arrived = std::make_shared<Arrived>();
+  };
+
   Graph(const at::Tensor& output, const at::Tensor& input)
       : root(torch::autograd::impl::gradient_edge(output)), has_input(input.defined()) {
     const std::vector<Node*> nodes = nodes_in_order(root.function.get());
@@ -156,10 +156,11 @@ at::Tensor SplitBackward::input_part(const at::Tensor& grad) {
     graph_ = nullptr;
     return input.defined() ? input.grad() : input;
   }
-  for (Fork& fork : graph.forks) fork.node->add_pre_hook(std::make_unique<Listener>(fork.arrived));
+  for (auto& fork : graph.forks)
+    fork.node->add_pre_hook(std::make_unique<Graph::Listener>(fork.arrived));
   at::Tensor reached =
       run_engine({graph.root}, {grad}, /*accumulate=*/false, {graph.target}).front();
-  for (Fork& fork : graph.forks) fork.arrived->listening = false;
+  for (auto& fork : graph.forks) fork.arrived->listening = false;
   if (graph.has_input) return reached;
   graph.target_grad = std::move(reached);
   return {};
@@ -177,7 +178,7 @@ void SplitBackward::weight_part() {
       in_place.push_back(edge);
     }
   };
-  for (Fork& fork : graph_->forks) {
+  for (auto& fork : graph_->forks) {
     edge_list roots;
     variable_list arrived;
     for (size_t i = 0; i < fork.arrived->grads.size(); ++i) {
