@@ -27,7 +27,7 @@ struct AdamWOperands {
   void run(int64_t start, int64_t end, const AdamWScalars& scalars) const {
     if (copies_alone())
       return adamw_loop(p + start, g.floats() + start, m.floats() + start, v.floats() + start,
-                        low.bf16() + start, end - start, scalars, /*weight_decay=*/true);
+                        low.bf16() + start, end - start, scalars);
     run_blocks(start, end, scalars);
   }
 
@@ -39,8 +39,7 @@ struct AdamWOperands {
       const int64_t n = std::min(block, end - start);
       float* const mean = m.read(start, n, wide_m);
       float* const square = v.read(start, n, wide_v);
-      adamw_loop(p + start, g.read(start, n, wide_g), mean, square, n, scalars,
-                 /*weight_decay=*/true);
+      adamw_loop(p + start, g.read(start, n, wide_g), mean, square, n, scalars);
       m.write(start, n, mean);
       v.write(start, n, square);
       low.write(start, n, p + start);
@@ -72,8 +71,7 @@ void adamw(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& e
                 *const v = exp_avg_sq.data_ptr<double>();
     const auto* const g = grad.const_data_ptr<double>();
     return for_segments(segments, [&](int64_t begin, int64_t end) {
-      adamw_loop(p + begin, g + begin, m + begin, v + begin, end - begin, numbers,
-                 /*weight_decay=*/true);
+      adamw_loop(p + begin, g + begin, m + begin, v + begin, end - begin, numbers);
     });
   }
   const AdamWOperands operands{master.data_ptr<float>(), FloatBlocks(grad), FloatBlocks(exp_avg),

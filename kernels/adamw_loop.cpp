@@ -10,8 +10,8 @@ namespace {
 
 template <class T>
 struct Coefficients {
-  Coefficients(const AdamWScalars& s, bool weight_decay)
-      : decay(static_cast<T>(weight_decay ? 1 - s.learning_rate * s.weight_decay : 1)),
+  explicit Coefficients(const AdamWScalars& s)
+      : decay(static_cast<T>(1 - s.learning_rate * s.weight_decay)),
         grad_scale(static_cast<T>(s.grad_scale)),
         beta1(static_cast<T>(s.beta1)),
         beta2(static_cast<T>(s.beta2)),
@@ -67,22 +67,22 @@ inline __attribute__((always_inline)) void run(T* __restrict p, const T* __restr
 
 LOCKSTEP_VECTOR_CLONES
 void adamw_loop(float* p, const float* g, float* m, float* v, int64_t n,
-                const AdamWScalars& scalars, bool weight_decay) {
-  const Coefficients<float> c(scalars, weight_decay);
+                const AdamWScalars& scalars) {
+  const Coefficients<float> c(scalars);
   run<false>(p, g, m, v, nullptr, n, c);
 }
 
 LOCKSTEP_VECTOR_CLONES
 void adamw_loop(float* p, const float* g, float* m, float* v, uint16_t* low, int64_t n,
-                const AdamWScalars& scalars, bool weight_decay) {
-  const Coefficients<float> c(scalars, weight_decay);
+                const AdamWScalars& scalars) {
+  const Coefficients<float> c(scalars);
   run<true>(p, g, m, v, low, n, c);
 }
 
 LOCKSTEP_VECTOR_CLONES
 void adamw_loop(double* p, const double* g, double* m, double* v, int64_t n,
-                const AdamWScalars& scalars, bool weight_decay) {
-  const Coefficients<double> c(scalars, weight_decay);
+                const AdamWScalars& scalars) {
+  const Coefficients<double> c(scalars);
   run<false>(p, g, m, v, nullptr, n, c);
 }
 

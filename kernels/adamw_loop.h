@@ -10,11 +10,11 @@
 namespace lockstep::kernels {
 
 void adamw_loop(float* p, const float* g, float* m, float* v, int64_t n,
-                const AdamWScalars& scalars, bool weight_decay);
+                const AdamWScalars& scalars);
 /// `low` gets the weights in bf16, rounded to nearest even.
 void adamw_loop(float* p, const float* g, float* m, float* v, uint16_t* low, int64_t n,
-                const AdamWScalars& scalars, bool weight_decay);
+                const AdamWScalars& scalars);
 void adamw_loop(double* p, const double* g, double* m, double* v, int64_t n,
-                const AdamWScalars& scalars, bool weight_decay);
+                const AdamWScalars& scalars);
 
 }  // namespace lockstep::kernels

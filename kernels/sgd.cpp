@@ -24,8 +24,7 @@ struct SgdOperands {
     for (; start < end; start += block) {
       const int64_t n = std::min(block, end - start);
       float* const momentum = b.read(start, n, wide_b);
-      sgd_loop(p + start, g.read(start, n, wide_g), momentum, n, scalars,
-               /*weight_decay=*/true);
+      sgd_loop(p + start, g.read(start, n, wide_g), momentum, n, scalars);
       b.write(start, n, momentum);
       low.write(start, n, p + start);
     }
@@ -58,8 +57,7 @@ void sgd(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& mom
     auto* const b = momentum_buffer.defined() ? momentum_buffer.data_ptr<double>() : nullptr;
     const auto* const g = grad.const_data_ptr<double>();
     return for_segments(segments, [&](int64_t begin, int64_t end) {
-      sgd_loop(p + begin, g + begin, b ? b + begin : nullptr, end - begin, numbers,
-               /*weight_decay=*/true);
+      sgd_loop(p + begin, g + begin, b ? b + begin : nullptr, end - begin, numbers);
     });
   }
   const SgdOperands operands{master.data_ptr<float>(), FloatBlocks(grad),

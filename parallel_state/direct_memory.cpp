@@ -56,7 +56,7 @@ std::string direct_memory_obstacle() {
     uint64_t here = 0;
     const iovec to = {&here, sizeof here}, from = {const_cast<uint64_t*>(&there), sizeof there};
     const bool read = ::process_vm_readv(parent, &to, 1, &from, 1, /*flags=*/0) == sizeof here;
-    ::_exit(read && here == there ? 0 : errno);
+    ::_exit(read ? 0 : errno);
   }
   int status = 0;
   if (child < 0 || ::waitpid(child, &status, 0) != child) return std::strerror(errno);
