@@ -202,7 +202,10 @@ TEST_F(PendingGather, AlignedStagesStartTheGathersOfAChunkTogether) {
           barrier(state.world(), "ready");
           size_t before = log.of_rank(state.rank()).size();
           if (!first_stage) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(50));
+            const auto patience = std::chrono::milliseconds(align ? 50 : 20'000);
+            const auto until = std::chrono::steady_clock::now() + patience;
+            while (early_gathers == 0 && std::chrono::steady_clock::now() < until)
+              std::this_thread::sleep_for(std::chrono::milliseconds(1));
             ++late;
           }
           std::vector<std::string> expected;
