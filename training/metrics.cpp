@@ -19,6 +19,8 @@ std::string to_json(const IterationMetrics& metrics) {
                                  {"skipped", metrics.skipped}};
   if (metrics.num_zeros_in_grad) line["num_zeros_in_grad"] = *metrics.num_zeros_in_grad;
   if (metrics.loss_scale != 1) line["loss_scale"] = metrics.loss_scale;
+  if (metrics.decoupled_learning_rate)
+    line["decoupled_learning_rate"] = *metrics.decoupled_learning_rate;
   return line.dump();
 }
 

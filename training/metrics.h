@@ -21,6 +21,8 @@ struct IterationMetrics {
   /// Of the gradient, with optimizer.log_num_zeros_in_grad.
   std::optional<int64_t> num_zeros_in_grad = {};
   double loss_scale = 1;  ///< of this iteration; written where it is not 1
+  /// Of word embeddings and output layer, with optimizer.decoupled_lr.
+  std::optional<double> decoupled_learning_rate = {};
 };
 
 /// What one validation gave.

@@ -13,6 +13,11 @@ std::string with_unit(double value) {
   return fmt::format("{:.0f}", value);
 }
 
+std::string decoupled_rate(const IterationMetrics& metrics) {
+  const auto& rate = metrics.decoupled_learning_rate;
+  return rate ? fmt::format(" (embeddings {:.3e})", *rate) : "";
+}
+
 }  // namespace
 
 std::string format_duration(double seconds) {
@@ -25,11 +30,11 @@ std::string format_duration(double seconds) {
 std::string progress_line(const IterationMetrics& metrics, const ProgressStatus& status) {
   const std::string total = std::to_string(status.train_iters);
   return fmt::format(
-      "iteration {:>{}}/{} | loss {:.4f} | grad norm {:.3f} | lr {:.3e} | {} tokens/s | {} MiB | "
+      "iteration {:>{}}/{} | loss {:.4f} | grad norm {:.3f} | lr {:.3e}{} | {} tokens/s | {} MiB | "
       "{} left{}",
       metrics.iteration, total.size(), total, metrics.lm_loss, metrics.grad_norm,
-      metrics.learning_rate, with_unit(metrics.tokens_per_second), status.memory_bytes >> 20,
-      format_duration(status.seconds_left),
+      metrics.learning_rate, decoupled_rate(metrics), with_unit(metrics.tokens_per_second),
+      status.memory_bytes >> 20, format_duration(status.seconds_left),
       metrics.skipped ? " | SKIPPED: the gradient is not finite" : "");
 }
 

@@ -16,7 +16,7 @@ struct ProgressStatus {
 };
 
 /// "iteration  120/600 | loss 2.4310 | grad norm 0.812 | lr 1.200e-03 | 35.1k tokens/s | 412 MiB |
-/// 0:42 left"
+/// 0:42 left", and after the learning rate that of embeddings where they have one of their own.
 std::string progress_line(const IterationMetrics& metrics, const ProgressStatus& status);
 
 /// "1:02:03", "2:03"

@@ -35,6 +35,14 @@ SampleSources open_checked_samples(const Config& config) {
   return sources;
 }
 
+std::optional<double> decoupled_learning_rate(const OptimizerConfig& config,
+                                              const OptimizerParamScheduler& scheduler,
+                                              int64_t samples) {
+  if (!config.decoupled_lr) return {};
+  return scheduler.learning_rate(samples, *config.decoupled_lr,
+                                 config.decoupled_min_lr.value_or(config.min_lr));
+}
+
 const Config& checked(const Config& config, const ParallelState& parallel_state) {
   check_supported(config);
   check_layout(config, parallel_state.world_size());
@@ -106,6 +114,8 @@ IterationMetrics Trainer::train_step(bool stop_requested) {
   const auto begin = std::chrono::steady_clock::now();
   parallel_state_.begin_step(iteration_ + 1);
   optimizer_->apply_schedule(scheduler_, consumed_samples_);
+  const std::optional<double> decoupled_rate =
+      decoupled_learning_rate(config_.optimizer, scheduler_, consumed_samples_);
   const BatchSizes batch = batches_.at(consumed_samples_);
   loader_->seek(consumed_samples_);
   model_->zero_grad_buffer();
@@ -134,7 +144,8 @@ IterationMetrics Trainer::train_step(bool stop_requested) {
           .tokens_per_second = sums.loss.tokens / seconds,
           .skipped = step.skipped,
           .num_zeros_in_grad = step.num_zeros,
-          .loss_scale = loss_scale};
+          .loss_scale = loss_scale,
+          .decoupled_learning_rate = decoupled_rate};
 }
 
 ValidationMetrics Trainer::validate() const {

@@ -35,6 +35,15 @@ TEST(Metrics, LinesHaveTheContractsFieldsInFullPrecision) {
             R"({"iteration":100,"validation_loss":2.5,"perplexity":12.25})");
 }
 
+TEST(Metrics, FieldsThatNotEveryRunHasComeLast) {
+  IterationMetrics metrics = example();
+  metrics.num_zeros_in_grad = 7;
+  metrics.loss_scale = 1024;
+  metrics.decoupled_learning_rate = 0.5;
+  EXPECT_TRUE(to_json(metrics).ends_with(
+      R"("skipped":false,"num_zeros_in_grad":7,"loss_scale":1024.0,"decoupled_learning_rate":0.5})"));
+}
+
 TEST(Metrics, NumbersThatJsonLacksAreNull) {
   IterationMetrics metrics = example();
   metrics.grad_norm = std::numeric_limits<double>::infinity();
@@ -72,6 +81,10 @@ TEST(Progress, LineAndDurations) {
   EXPECT_EQ(progress_line(example(), {600, int64_t{412} << 20, 42.4}),
             "iteration 120/600 | loss 0.3000 | grad norm 1.500 | lr 3.000e-04 | 41.0k tokens/s | "
             "412 MiB | 0:42 left");
+  IterationMetrics two_rates = example();
+  two_rates.decoupled_learning_rate = 0.5;
+  EXPECT_NE(progress_line(two_rates, {600, 0, 0}).find("| lr 3.000e-04 (embeddings 5.000e-01) |"),
+            std::string::npos);
   EXPECT_EQ(format_duration(3725), "1:02:05");
   EXPECT_EQ(format_duration(59.6), "1:00");
 }

@@ -246,6 +246,29 @@ TEST_F(TrainerTest, MetricsOfAnIteration) {
   EXPECT_NEAR(second.tokens_per_second, 192e3 / second.iteration_ms, 1e-6 * 192e3);
 }
 
+TEST_F(TrainerTest, MetricsTellARateOfTheEmbeddingsOwn) {
+  const auto rates = [](const Config& config) {
+    Trainer trainer(config, ParallelState::single_process());
+    std::vector<std::optional<double>> found;
+    TrainCallbacks callbacks;
+    callbacks.iteration = [&](const IterationMetrics& metrics) {
+      found.push_back(metrics.decoupled_learning_rate);
+    };
+    trainer.run(callbacks);
+    return found;
+  };
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {"optimizer.lr_warmup_iters=1", "optimizer.lr_decay_style=linear",
+                             "optimizer.min_lr=0.002", "train.train_iters=3"});
+    return config(more);
+  };
+  using Rates = std::vector<std::optional<double>>;
+  EXPECT_EQ(rates(with({})), Rates(3));
+  EXPECT_EQ(rates(with({"optimizer.decoupled_lr=0.25"})), (Rates{0, 0.25, 0.126}));
+  EXPECT_EQ(rates(with({"optimizer.decoupled_lr=0.25", "optimizer.decoupled_min_lr=0.125"})),
+            (Rates{0, 0.25, 0.1875}));
+}
+
 TEST_F(TrainerTest, RefusesByName) {
   const auto refuses = [&](const std::vector<std::string>& overrides, const std::string& part) {
     return throws_with<ConfigError>(
