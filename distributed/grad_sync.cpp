@@ -44,12 +44,23 @@ void GradSync::launch(GradSyncState::Launch groups) {
     bucketing_.groups[static_cast<size_t>(i)].start();
 }
 
+void GradSync::refuse_offloaded(const char* call) const {
+  for (const auto& buffer : bucketing_.buffers)
+    require<UsageError>(!buffer->grads_offloaded(),
+                        "{}: the gradients are off-loaded; call restore_grad_buffers() first",
+                        call);
+}
+
 void GradSync::start() {
-  guarded([&] { launch(state_.start()); });
+  guarded([&] {
+    refuse_offloaded(state_.calls().start);
+    launch(state_.start());
+  });
 }
 
 void GradSync::finish() {
   guarded([&] {
+    refuse_offloaded(state_.calls().finish);
     launch(state_.finish());
     for (BucketGroup& group : bucketing_.groups) group.continue_over_instances();
     for (BucketGroup& group : bucketing_.groups) group.finish();
@@ -60,6 +71,7 @@ void GradSync::finish() {
 }
 
 void GradSync::zero_grad() {
+  refuse_offloaded(state_.calls().reset);
   state_.reset();
   for (const auto& buffer : bucketing_.buffers) buffer->zero_grad();
 }

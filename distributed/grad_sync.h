@@ -60,6 +60,7 @@ class GradSync final : private GradientObserver {
  private:
   void on_gradient(int64_t position, bool in_place) override;
   void launch(GradSyncState::Launch groups);
+  void refuse_offloaded(const char* call) const;
 
   Bucketing bucketing_;
   ProcessGroup group_;

@@ -48,7 +48,7 @@ ParamAndGradBuffer::ParamAndGradBuffer(std::vector<NamedParameter> params,
     check_parameter(param, params_.front(), contents);
     const bool matrix = param.tensor.dim() >= 2 && param.tensor.numel() > 0;
     sizes.push_back({.numel = param.tensor.numel(),
-                     .shared_embedding = param.description.shared_embedding(),
+                     .shared_embedding = param.description.tie.has_value(),
                      .rows = matrix ? param.tensor.numel() / param.tensor.size(-1) : 0,
                      .columns = matrix ? param.tensor.size(-1) : 0});
   }
@@ -110,9 +110,6 @@ void ParamAndGradBuffer::set_grad_storage(const c10::Storage& storage) {
 }
 
 void ParamAndGradBuffer::zero_grad() {
-  require<UsageError>(!grads_offloaded(),
-                      "zero_grad_buffer: the gradients are off-loaded; call "
-                      "restore_grad_buffers() first");
   grad_data_.zero_();
   for (Views& views : views_)
     if (!views.param.mutable_grad().is_same(views.grad)) attach_grad(views);

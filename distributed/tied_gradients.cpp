@@ -100,7 +100,8 @@ void check_ties(const FinalizeContext& context) {
           copy.param().tensor.sizes() == first.tensor.sizes() &&
               copy.buffer->grad_data().scalar_type() ==
                   copies.front().buffer->grad_data().scalar_type() &&
-              copy.buffer->is_sharded() == copies.front().buffer->is_sharded(),
+              copy.buffer->is_sharded() == copies.front().buffer->is_sharded() &&
+              copy.buffer->holds_whole_matrices() == copies.front().buffer->holds_whole_matrices(),
           "finalize_model_grads: parameters '{}' {} and '{}' {} are tied as '{}', but differ in "
           "shape, dtype of the gradient or sharding",
           first.name, first.tensor.sizes(), copy.param().name, copy.param().tensor.sizes(),

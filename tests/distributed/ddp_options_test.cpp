@@ -206,6 +206,27 @@ TEST(OffloadedGradients, ComeBackAsTheyWereAndThrowInBetween) {
   });
 }
 
+TEST(OffloadedGradients, AreNeitherReducedNorTakenForZeroed) {
+  SmallNet net;
+  DistributedDataParallel ddp(net, ParallelState::single_process());
+  {
+    const auto guard = ddp.no_sync();
+    net.loss(SmallNet::samples(0, 3)).backward();
+  }
+  ddp.offload_grad_buffers();
+  for (const auto& call : std::vector<std::function<void()>>{
+           [&] { ddp.start_grad_sync(); }, [&] { ddp.finish_grad_sync(); },
+           [&] { finalize_model_grads({&ddp}, at::full({}, 3)); },
+           [&] { ddp.zero_grad_buffer(); }}) {
+    EXPECT_TRUE(throws_with<UsageError>(call, "off-loaded; call restore_grad_buffers() first"));
+    EXPECT_EQ(ddp.state_text(), "accumulating 1");
+  }
+  ddp.restore_grad_buffers();
+  ddp.start_grad_sync();
+  finalize_model_grads({&ddp}, at::full({}, 3));
+  EXPECT_EQ(ddp.state_text(), "ready");
+}
+
 TEST(GradientStates, OtherThanSumsOverDataParallelRanksAreRefusedByName) {
   run_ranks(2, [](const ParallelState& state) {
     for (const GradientState declared : {GradientState::complete, GradientState::partial_mean}) {

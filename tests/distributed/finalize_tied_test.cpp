@@ -4,6 +4,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/finalize_model_grads.h"
+#include "lockstep/distributed/owned_grads.h"
 #include "lockstep/tests/support/described_params.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -68,6 +69,40 @@ TEST(TiedGradients, G71BothCopiesGetTheSumAndTheMiddleStagesSendNothing) {
           holds ? (Sent{"all_reduce (sum) embedding 0 " + last + ", 96", tokens}) : Sent{tokens});
     }
   }
+}
+
+TEST(TiedGradients, ShardsOfAllCopiesLineUpUnderTheDistributedOptimizer) {
+  // Two stages of two ranks and two chunks; what lies before a copy differs from chunk to chunk.
+  const auto check = [](const ParallelState& state, TiedStages stages, double sum) {
+    DistributedDataParallelConfig config;
+    config.use_distributed_optimizer = true;
+    DescribedParams chunks[2];
+    std::vector<std::unique_ptr<DistributedDataParallel>> ddps;
+    const int64_t stage = state.rank() / 2, place = state.rank() % 2;
+    const bool holds = stages == TiedStages::all || stage == 0;
+    for (int64_t i = 0; i < 2; ++i) {
+      if (holds) chunks[i].add("copy", {300}, {.tie = Tie{"copies", stages}});
+      chunks[i].add("layer", {200 + 700 * i + 450 * stage});
+      ddps.push_back(std::make_unique<DistributedDataParallel>(chunks[i], state, config));
+      chunks[i].backward([&](auto&, auto&) { return static_cast<double>(10 * state.rank() + i); });
+    }
+    finalize_model_grads({ddps[0].get(), ddps[1].get()}, no_tokens());
+    for (const auto& ddp : ddps) {
+      if (!holds) continue;
+      const ParamAndGradBuffer& buffer = *ddp->buffers()[0];
+      const auto& slot = buffer.layout().slots[0];
+      int64_t owned = 0;
+      for (const at::Tensor& part : owned_grads(buffer, {slot.start, slot.end})) {
+        EXPECT_TRUE(at::equal(part, at::full_like(part, sum))) << to_string(stages);
+        owned += part.numel();
+      }
+      EXPECT_EQ(owned, place == 0 ? 192 : 108);  // of a bucket of 384
+    }
+  };
+  for (const auto& [stages, sum] : {std::pair(TiedStages::all, 124.), {TiedStages::first, 22.}})
+    run_ranks(
+        4, [&](const ParallelState& state) { check(state, stages, sum); },
+        {.sizes = {.pipeline = 2, .virtual_pipeline = 2}, .timeout = std::chrono::seconds(5)});
 }
 
 TEST(TiedGradients, EveryShardOfTheEmbeddingMeetsItsTwin) {
