@@ -48,23 +48,6 @@ void check_parallel(const ParallelConfig& parallel) {
       parallel.pipeline_model_parallel_size);
 }
 
-void check_ddp(const DistributedDataParallelConfig& ddp) {
-  require<ConfigError>(!(ddp.bucket_size && ddp.num_buckets),
-                       "ddp.bucket_size ({}) and ddp.num_buckets ({}): allowed: one of the two",
-                       ddp.bucket_size.value_or(0), ddp.num_buckets.value_or(0));
-  require<ConfigError>(!(*ddp.calculate_per_token_loss && ddp.average_in_collective),
-                       "ddp.average_in_collective: found true, allowed with: "
-                       "ddp.calculate_per_token_loss = false, because per-token scaling sums");
-  const auto needs_distributed_optimizer = [&](const char* field, bool found) {
-    require<ConfigError>(!found || ddp.use_distributed_optimizer,
-                         "{}: found true, allowed with: ddp.use_distributed_optimizer = true",
-                         field);
-  };
-  needs_distributed_optimizer("ddp.overlap_param_gather", ddp.overlap_param_gather);
-  needs_distributed_optimizer("ddp.pad_buckets_for_high_nccl_busbw",
-                              ddp.pad_buckets_for_high_nccl_busbw);
-}
-
 void check_learning_rate(const OptimizerConfig& optimizer) {
   require<ConfigError>(optimizer.min_lr <= optimizer.lr,
                        "optimizer.min_lr: found {}, allowed: <= optimizer.lr ({})",

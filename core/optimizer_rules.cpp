@@ -37,23 +37,41 @@ void check_decoupled_rates(const OptimizerConfig& optimizer) {
                        *highest, optimizer.lr_warmup_init);
 }
 
-void check_gradient_path(const Config& config) {
-  const DistributedDataParallelConfig& ddp = config.ddp;
+}  // namespace
+
+void check_ddp(const DistributedDataParallelConfig& ddp) {
+  const auto at_least_one = [](const char* field, const std::optional<int64_t>& value) {
+    require<ConfigError>(value.value_or(1) >= 1, "ddp.{}: found {}, allowed: >= 1", field,
+                         value.value_or(1));
+  };
+  at_least_one("bucket_size", ddp.bucket_size);
+  at_least_one("num_buckets", ddp.num_buckets);
+  require<ConfigError>(!(ddp.bucket_size && ddp.num_buckets),
+                       "ddp.bucket_size ({}) and ddp.num_buckets ({}): allowed: one of the two",
+                       ddp.bucket_size.value_or(0), ddp.num_buckets.value_or(0));
+  require<ConfigError>(ddp.large_grad_threshold > 0,
+                       "ddp.large_grad_threshold: found {}, allowed: > 0",
+                       ddp.large_grad_threshold);
+  require<ConfigError>(!(ddp.calculate_per_token_loss.value_or(false) && ddp.average_in_collective),
+                       "ddp.average_in_collective: found true, allowed with: "
+                       "ddp.calculate_per_token_loss = false, because per-token scaling sums");
+  const auto needs_distributed_optimizer = [&](const char* field, bool found) {
+    require<ConfigError>(!found || ddp.use_distributed_optimizer,
+                         "{}: found true, allowed with: ddp.use_distributed_optimizer = true",
+                         field);
+  };
+  needs_distributed_optimizer("ddp.overlap_param_gather", ddp.overlap_param_gather);
+  needs_distributed_optimizer("ddp.pad_buckets_for_high_nccl_busbw",
+                              ddp.pad_buckets_for_high_nccl_busbw);
   require<ConfigError>(!ddp.align_param_gather || ddp.overlap_param_gather,
                        "ddp.align_param_gather: found true, allowed with: "
                        "ddp.overlap_param_gather = true");
-  if (!ddp.reduce_scatter_with_fp32_accumulation) return;
   require<ConfigError>(
-      ddp.use_distributed_optimizer && !ddp.average_in_collective,
+      !ddp.reduce_scatter_with_fp32_accumulation ||
+          (ddp.use_distributed_optimizer && !ddp.average_in_collective),
       "ddp.reduce_scatter_with_fp32_accumulation: found true, allowed with: "
       "ddp.use_distributed_optimizer = true and ddp.average_in_collective = false");
-  require<ConfigError>(config.parallel.num_distributed_optimizer_instances == 1,
-                       "ddp.reduce_scatter_with_fp32_accumulation: found true, allowed with: "
-                       "parallel.num_distributed_optimizer_instances = 1 (found {})",
-                       config.parallel.num_distributed_optimizer_instances);
 }
-
-}  // namespace
 
 void check_optimizer(const Config& config) {
   const OptimizerConfig& optimizer = config.optimizer;
@@ -64,7 +82,11 @@ void check_optimizer(const Config& config) {
                        "optimizer.initial_loss_scale ({})",
                        optimizer.min_loss_scale, optimizer.initial_loss_scale);
   check_decoupled_rates(optimizer);
-  check_gradient_path(config);
+  require<ConfigError>(!config.ddp.reduce_scatter_with_fp32_accumulation ||
+                           config.parallel.num_distributed_optimizer_instances == 1,
+                       "ddp.reduce_scatter_with_fp32_accumulation: found true, allowed with: "
+                       "parallel.num_distributed_optimizer_instances = 1 (found {})",
+                       config.parallel.num_distributed_optimizer_instances);
 }
 
 }  // namespace lockstep

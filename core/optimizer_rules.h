@@ -2,13 +2,18 @@
 
 #include "lockstep/core/config.h"
 
-/// What the kinds of optimizer ask of a configuration. Nothing here needs libtorch.
+/// What gradient reduction and the kinds of optimizer ask of a configuration. Nothing here needs
+/// libtorch.
 namespace lockstep {
 
+/// ConfigError, naming the fields: a number out of its bounds, bucket_size beside num_buckets,
+/// averages beside per-token scaling, what needs the distributed optimizer without it, a gather of
+/// parameters that is aligned but not overlapped. `ddp` may be one that is not resolved.
+void check_ddp(const DistributedDataParallelConfig& ddp);
+
 /// ConfigError, naming the fields, for a resolved configuration: moments in bf16 without moments
-/// or beside fp64 parameters, a lowest loss scale above the first one, a gather of parameters that
-/// is aligned but not overlapped, gradients that are to be added in fp32 although nothing is
-/// exchanged, or over several replicas of the optimizer.
+/// or beside fp64 parameters, a lowest loss scale above the first one, gradients that are to be
+/// added in fp32 over several replicas of the optimizer.
 void check_optimizer(const Config& config);
 
 }  // namespace lockstep

@@ -1,8 +1,11 @@
 #include "lockstep/distributed/distributed_data_parallel.h"
 
+#include <map>
+
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/optimizer_rules.h"
 #include "lockstep/distributed/grad_sync.h"
 #include "lockstep/distributed/param_sync.h"
 #include "lockstep/distributed/parameter_check.h"
@@ -13,16 +16,9 @@ namespace {
 using Phase = GradSyncState::Phase;
 
 GradientScalingMode mode_of(const DistributedDataParallelConfig& config) {
-  const bool per_token = config.calculate_per_token_loss.value_or(!config.average_in_collective);
-  require<ConfigError>(!(per_token && config.average_in_collective),
-                       "ddp.average_in_collective: found true, allowed with: "
-                       "ddp.calculate_per_token_loss = false, because per-token scaling sums");
-  require<ConfigError>(
-      !config.reduce_scatter_with_fp32_accumulation ||
-          (config.use_distributed_optimizer && !config.average_in_collective),
-      "ddp.reduce_scatter_with_fp32_accumulation: found true, allowed with: "
-      "ddp.use_distributed_optimizer = true and ddp.average_in_collective = false");
-  if (per_token) return GradientScalingMode::per_token;
+  check_ddp(config);
+  if (config.calculate_per_token_loss.value_or(!config.average_in_collective))
+    return GradientScalingMode::per_token;
   return config.average_in_collective ? GradientScalingMode::average_in_collective
                                       : GradientScalingMode::average;
 }
@@ -30,6 +26,17 @@ GradientScalingMode mode_of(const DistributedDataParallelConfig& config) {
 /// Registered buffers of a module and of its children.
 std::vector<at::Tensor> module_buffers(const torch::nn::Module& module) {
   return module.buffers(/*recurse=*/true);
+}
+
+void refuse_repeated(const std::vector<NamedParameter>& parameters) {
+  std::map<const c10::TensorImpl*, const std::string*> names;
+  for (const NamedParameter& param : parameters) {
+    const auto [first, is_new] = names.emplace(param.tensor.unsafeGetTensorImpl(), &param.name);
+    require<UsageError>(is_new,
+                        "DistributedDataParallel: parameter '{}' is '{}' too; list each tensor "
+                        "once",
+                        param.name, *first->second);
+  }
 }
 
 }  // namespace
@@ -42,10 +49,12 @@ struct DistributedDataParallel::Impl {
         mode(mode_of(config)),
         group(parallel_state.group(GroupKind::dp_cp)),
         untrained(std::move(module_buffers)) {
+    refuse_repeated(parameters);
     for (const NamedParameter& param : parameters) refuse_hooked(param);
     check_same_parameters(parameters, group);
     for (const NamedParameter& param : parameters)
-      if (!param.tensor.requires_grad()) untrained.push_back(param.tensor);
+      if (!param.tensor.requires_grad())
+        (param.description.is_expert ? frozen_experts : untrained).push_back(param.tensor);
     const bool later_stage =
         state.grids().groups(GroupKind::pp).position_of(state.rank()).value_or(0) > 0;
     sync =
@@ -56,6 +65,12 @@ struct DistributedDataParallel::Impl {
       params = std::make_unique<ParamSync>(sync->bucketing(), state);
     overlaps_param_gather = pre_hook = config.overlap_param_gather;
     aligns_param_gather = config.align_param_gather && state.grids().size(GroupKind::pp) > 1;
+  }
+
+  void check_params_attached() const {
+    sync->guarded([&] {
+      for (const auto& buffer : sync->bucketing().buffers) lockstep::check_params_attached(*buffer);
+    });
   }
 
   void align_gathers() const {
@@ -73,6 +88,18 @@ struct DistributedDataParallel::Impl {
     }
   }
 
+  ProcessGroup replicas(bool is_expert) const {
+    return is_expert ? state.group(GroupKind::expert_dp) : group;
+  }
+
+  void broadcast_untrained(bool experts) const {
+    for (const at::Tensor& tensor : experts ? frozen_experts : untrained) {
+      at::Tensor contiguous = tensor.detach().contiguous();
+      broadcast(replicas(experts), contiguous, 0, "frozen parameters and module buffers").wait();
+      if (!contiguous.is_same(tensor)) tensor.detach().copy_(contiguous);
+    }
+  }
+
   void require_not_reducing(const char* call) const {
     require<UsageError>(sync->state().phase() != Phase::reducing,
                         "{}: the state is reducing; call finish_grad_sync() first", call);
@@ -82,6 +109,7 @@ struct DistributedDataParallel::Impl {
   GradientScalingMode mode;
   ProcessGroup group;
   std::vector<at::Tensor> untrained;  ///< frozen parameters and module buffers
+  std::vector<at::Tensor> frozen_experts;
   std::unique_ptr<GradSync> sync;
   std::unique_ptr<ParamSync> params;  ///< null without the distributed optimizer
   bool overlaps_param_gather = false;
@@ -161,18 +189,14 @@ void DistributedDataParallel::zero_grad_buffer() {
 
 void DistributedDataParallel::broadcast_params() {
   finish_param_sync();
+  impl_->check_params_attached();
   const at::NoGradGuard no_grad;
   std::vector<Work> works;
   for (const auto& buffer : buffers())
-    works.push_back(broadcast(buffer->params().front().description.is_expert
-                                  ? impl_->state.group(GroupKind::expert_dp)
-                                  : impl_->group,
+    works.push_back(broadcast(impl_->replicas(buffer->params().front().description.is_expert),
                               buffer->param_data(), 0, "parameters"));
-  for (const at::Tensor& tensor : impl_->untrained) {
-    at::Tensor contiguous = tensor.detach().contiguous();
-    broadcast(impl_->group, contiguous, 0, "frozen parameters and module buffers").wait();
-    if (!contiguous.is_same(tensor)) tensor.detach().copy_(contiguous);
-  }
+  impl_->broadcast_untrained(/*experts=*/false);
+  impl_->broadcast_untrained(/*experts=*/true);
   for (Work& work : works) work.wait();
 }
 
@@ -212,12 +236,13 @@ void DistributedDataParallel::enable_forward_pre_hook() {
 }
 
 void DistributedDataParallel::update_params(const RangeUpdate& update) {
+  finish_param_sync();
+  impl_->check_params_attached();
   if (!impl_->params) {
     for (size_t i = buffers().size(); i-- > 0;)
       for (size_t range = 0; range < buffers()[i]->owned().size(); ++range) update(i, range);
     return;
   }
-  finish_param_sync();
   impl_->sync->guarded([&] { impl_->update_shards(update); });
   start_param_sync();
 }

@@ -73,14 +73,19 @@ void ParamSync::add_bucket(const ParamAndGradBuffer& buffer, size_t bucket,
       .storage = buffer.param_data().storage(),
       .closed = {}};
   gather.closed = closed_twin(gather.storage, kClosed);
-  for (const int64_t param : range.params)
-    gather.tensors.push_back(buffer.params()[static_cast<size_t>(param)].tensor);
+  for (const int64_t param : range.params) {
+    const at::Tensor& tensor = buffer.params()[static_cast<size_t>(param)].tensor;
+    if (tensor.numel() > 0) gather.tensors.push_back(tensor);
+  }
   gathers_.push_back(std::move(gather));
 }
 
 void ParamSync::set_storage(Gather& gather, bool open) {
-  const c10::Storage& storage = open ? gather.storage : gather.closed;
-  for (const at::Tensor& tensor : gather.tensors) set_storage_of(tensor, storage);
+  const c10::Storage& to = open ? gather.storage : gather.closed;
+  const auto* const from = (open ? gather.closed : gather.storage).unsafeGetStorageImpl();
+  for (const at::Tensor& tensor : gather.tensors)
+    if (tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == from)
+      set_storage_of(tensor, to);
   gather.open = open;
 }
 

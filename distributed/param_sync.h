@@ -57,7 +57,7 @@ class ParamSync final : public ReadObserver {
     ProcessGroup group;
     at::Tensor whole;                 ///< of the parameter buffer
     at::Tensor shard;                 ///< the part of `whole` that this rank owns
-    std::vector<at::Tensor> tensors;  ///< the parameters
+    std::vector<at::Tensor> tensors;  ///< the parameters that have elements
     c10::Storage storage;             ///< of the buffer
     c10::Storage closed;              ///< stands for it while it must not be read
     bool open = true;
@@ -66,6 +66,7 @@ class ParamSync final : public ReadObserver {
   };
 
   void add_bucket(const ParamAndGradBuffer& buffer, size_t bucket, const ProcessGroup& group);
+  /// Leaves alone what somebody has made a view of other memory.
   static void set_storage(Gather& gather, bool open);
   void wait(Gather& gather);
   void settle();

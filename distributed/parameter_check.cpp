@@ -81,4 +81,19 @@ void check_same_parameters(const std::vector<NamedParameter>& parameters,
   }
 }
 
+void check_params_attached(const ParamAndGradBuffer& buffer) {
+  const auto* const storage = buffer.param_data().storage().unsafeGetStorageImpl();
+  for (size_t i = 0; i < buffer.params().size(); ++i) {
+    const auto* const tensor = buffer.params()[i].tensor.unsafeGetTensorImpl();
+    require<UsageError>(tensor->unsafe_storage().unsafeGetStorageImpl() == storage &&
+                            tensor->storage_offset() == buffer.layout().slots[i].start,
+                        "parameter '{}' no longer lies in the buffer of its "
+                        "DistributedDataParallel, because its data were replaced "
+                        "(torch::load(), Module::load(), Module::to(), set_data()). Do that "
+                        "before wrapping, or copy values in place and call "
+                        "reload_model_params() of the optimizer",
+                        buffer.params()[i].name);
+  }
+}
+
 }  // namespace lockstep

@@ -187,6 +187,34 @@ TEST(DistributedDataParallel, ContradictingConfigurationIsRefused) {
   config.average_in_collective = true;
   config.calculate_per_token_loss = true;
   EXPECT_THROW(DistributedDataParallel(net, ParallelState::single_process(), config), ConfigError);
+  using Config = DistributedDataParallelConfig;
+  const std::pair<const char*, std::function<void(Config&)>> variants[] = {
+      {"ddp.bucket_size: found 0, allowed: >= 1", [](Config& c) { c.bucket_size = 0; }},
+      {"ddp.num_buckets: found 0, allowed: >= 1", [](Config& c) { c.num_buckets = 0; }},
+      {"ddp.bucket_size (4) and ddp.num_buckets (2)",
+       [](Config& c) { c.bucket_size = 4, c.num_buckets = 2; }},
+      {"ddp.overlap_param_gather: found true", [](Config& c) { c.overlap_param_gather = true; }},
+      {"ddp.pad_buckets_for_high_nccl_busbw: found true",
+       [](Config& c) { c.pad_buckets_for_high_nccl_busbw = true; }},
+      {"ddp.align_param_gather: found true", [](Config& c) { c.align_param_gather = true; }},
+      {"ddp.large_grad_threshold: found -1, allowed: > 0",
+       [](Config& c) { c.large_grad_threshold = -1; }}};
+  for (const auto& [message, set] : variants) {
+    config = {};
+    set(config);
+    EXPECT_TRUE(testing::throws_with<ConfigError>(
+        [&] { DistributedDataParallel(net, ParallelState::single_process(), config); }, message));
+  }
+}
+
+TEST(DistributedDataParallel, AParameterThatIsListedTwiceIsNamed) {
+  const at::Tensor weight = at::ones({2}).requires_grad_(true);
+  EXPECT_TRUE(testing::throws_with<UsageError>(
+      [&] {
+        DistributedDataParallel({{"first", weight, {}}, {"second", weight, {}}},
+                                ParallelState::single_process());
+      },
+      "parameter 'second' is 'first' too; list each tensor once"));
 }
 
 TEST(DistributedDataParallel, UnusedParametersCountAsZeroOnRequest) {

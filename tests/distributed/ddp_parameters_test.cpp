@@ -10,6 +10,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/distributed_data_parallel.h"
 #include "lockstep/distributed/finalize_model_grads.h"
+#include "lockstep/tests/support/described_params.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/small_net.h"
 
@@ -84,6 +85,22 @@ TEST(DistributedDataParallel, FrozenParametersHaveNoPlaceInTheBuffers) {
     ddp.finish_grad_sync();
     EXPECT_FALSE(net.parameters()[2].grad().defined());
   });
+}
+
+TEST(DistributedDataParallel, FrozenExpertsStayThoseOfTheirRank) {
+  // Experts are replicated over the ranks 0 and 2, and over 1 and 3.
+  run_ranks(
+      4,
+      [](const ParallelState& state) {
+        testing::DescribedParams net;
+        net.add("trained", {2}).add("dense", {2}).add("expert", {2}, {.is_expert = true});
+        for (const char* const name : {"dense", "expert"})
+          at::Tensor(net[name]).set_requires_grad(false).fill_(static_cast<double>(state.rank()));
+        DistributedDataParallel ddp(net, state);
+        EXPECT_TRUE(at::equal(net["dense"], at::zeros({2}, at::kDouble)));
+        EXPECT_TRUE(at::equal(net["expert"], at::full({2}, state.rank() % 2, at::kDouble)));
+      },
+      {.sizes = {.expert = 2}});
 }
 
 TEST(DistributedDataParallel, AGradientThatIsNotFiniteIsNamedBeforeItSpreads) {

@@ -26,6 +26,40 @@ using testing::SmallNet;
 using testing::throws_with;
 using testing::weights_of;
 
+/// What torch::load(), Module::to() and set_data() do to a parameter.
+TEST(DistributedOptimizer, AParameterThatLeftItsBufferIsNamedBeforeAnythingChanges) {
+  const auto check = [](const ParallelState& state, const Setting& setting, bool pending) {
+    SmallNet net(kLayers);
+    DistributedDataParallel ddp(net, state, setting.ddp());
+    const auto optimizer = make_optimizer({&ddp}, adamw_config());
+    const auto step = [&] {
+      ddp.zero_grad_buffer();
+      run_backwards(net, ddp, 0, 1, at::kDouble);
+      reduce_gradients(ddp);
+      optimizer->step();
+    };
+    step();
+    if (!pending) ddp.finish_param_sync();
+    const at::Tensor loaded = at::full_like(net.parameters()[2], 0.25);
+    net.parameters()[2].set_data(loaded);
+    ddp.finish_param_sync();
+    const at::Tensor before = ddp.buffers()[0]->param_data().clone();
+    EXPECT_TRUE(throws_with<UsageError>(
+        step, "parameter 'weight1' no longer lies in the buffer of its DistributedDataParallel"));
+    EXPECT_TRUE(at::equal(ddp.buffers()[0]->param_data(), before)) << setting.text();
+    EXPECT_TRUE(at::equal(net.parameters()[2], loaded)) << setting.text();
+    EXPECT_EQ(optimizer->num_steps(), 1);
+    EXPECT_TRUE(throws_with<UsageError>([&] { ddp.broadcast_params(); }, "'weight1' no longer"));
+  };
+  for (const bool distributed : {false, true})
+    for (const bool overlap : {false, true}) {
+      if (overlap && !distributed) continue;
+      const Setting setting = {.ranks = 2, .distributed = distributed, .overlap_gather = overlap};
+      for (const bool pending : {false, true})
+        run_ranks(2, [&](const ParallelState& state) { check(state, setting, pending); });
+    }
+}
+
 /// Adam hides a wrong scale of the gradients; this looks at them.
 TEST(DistributedOptimizer, TheOwnedGradientsAreThoseOfOneProcess) {
   SmallNet reference(kLayers);

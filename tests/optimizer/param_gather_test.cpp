@@ -73,6 +73,23 @@ TEST_F(PendingGather, AnOperatorWaitsForItsArgumentsAlone) {
   });
 }
 
+TEST_F(PendingGather, AParameterWithoutElementsCanAlwaysBeRead) {
+  run_ranks(2, [](const ParallelState& state) {
+    SmallNet net(kLayers);
+    const at::Tensor none = net.register_parameter("none", at::zeros({0, 3}, at::kDouble));
+    DistributedDataParallelConfig config = Setting{.overlap_gather = true, .bucket_size = 1}.ddp();
+    config.allow_unused_parameters = true;
+    DistributedDataParallel ddp(net, state, config);
+    DistributedOptimizer optimizer({&ddp}, adamw_config());
+    run_backwards(net, ddp, 0, 1, at::kDouble);
+    reduce_gradients(ddp);
+    optimizer.step();
+    EXPECT_TRUE(ddp.param_sync_pending());
+    EXPECT_NO_THROW(none.const_data_ptr());
+    EXPECT_EQ(none.sum().item<double>(), 0);
+  });
+}
+
 TEST_F(PendingGather, AViewFromBeforeTheStepWaitsToo) {
   run_ranks(2, [&](const ParallelState& state) {
     SmallNet net(kLayers);
