@@ -29,6 +29,11 @@ void check_parameter(const NamedParameter& param, const NamedParameter& first,
       at::toString(first.tensor.scalar_type()), first.tensor.device().str());
 }
 
+/// Whether its gradients on several pipeline stages are added, so that their shards must line up.
+bool is_on_several_stages(const ParamDescription& description) {
+  return description.tie || description.gradient_state(MeshAxis::pp) != GradientState::complete;
+}
+
 at::Tensor slot_view(const at::Tensor& flat, const ParamLayout::Slot& slot,
                      const at::Tensor& shaped) {
   return flat.narrow(0, slot.start, slot.end - slot.start).view(shaped.sizes());
@@ -48,7 +53,7 @@ ParamAndGradBuffer::ParamAndGradBuffer(std::vector<NamedParameter> params,
     check_parameter(param, params_.front(), contents);
     const bool matrix = param.tensor.dim() >= 2 && param.tensor.numel() > 0;
     sizes.push_back({.numel = param.tensor.numel(),
-                     .shared_embedding = param.description.tie.has_value(),
+                     .shared_embedding = is_on_several_stages(param.description),
                      .rows = matrix ? param.tensor.numel() / param.tensor.size(-1) : 0,
                      .columns = matrix ? param.tensor.size(-1) : 0});
   }

@@ -50,7 +50,7 @@ GroupKind group_kind(MeshAxis axis) {
 }
 
 /// Adds what is partial over `axis` in one bucket of `buffer`. Parameters that lie side by side
-/// become one piece.
+/// become one piece, except over pp, where other stages may have others between them.
 void collect(const ParamAndGradBuffer& buffer, const ParamLayout::Bucket& bucket, MeshAxis axis,
              Pieces& pieces) {
   ElementRange range;
@@ -68,7 +68,7 @@ void collect(const ParamAndGradBuffer& buffer, const ParamLayout::Bucket& bucket
     const GradientState of_this = description.gradient_state(axis);
     if (of_this == GradientState::complete) continue;
     const auto& slot = buffer.layout().slots[static_cast<size_t>(index)];
-    if (slot.start != range.end || of_this != state) add_range();
+    if (slot.start != range.end || of_this != state || axis == MeshAxis::pp) add_range();
     if (parameters == 0) range.start = slot.start;
     range.end = slot.end;
     state = of_this;

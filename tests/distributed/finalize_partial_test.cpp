@@ -4,6 +4,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/finalize_model_grads.h"
+#include "lockstep/distributed/owned_grads.h"
 #include "lockstep/tests/support/described_params.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -239,6 +240,37 @@ TEST(PartialGradients, ShardsOfTheDistributedOptimizerSendTheirShareAlone) {
   EXPECT_TRUE(sent_after_data_parallel(log, 0).empty());
   EXPECT_EQ(sent_after_data_parallel(log, 2),
             (std::vector<std::string>{"all_reduce (sum) tp 2048"}));
+}
+
+TEST(PartialGradients, StagesMayHoldOtherParametersBetweenTheirOwn) {
+  // Of 312 KiB each, so that they are reduced where they lie.
+  for (const bool distributed : {false, true})
+    run_ranks(4,
+              [&](const ParallelState& state) {
+                DescribedParams net;
+                const ParamDescription partial{.gradient_states = {{pp, kSum}}};
+                net.add("a", {40'000}, partial);
+                if (state.rank() >= 2) net.add("between", {700});
+                net.add("b", {40'000}, partial);
+                if (state.rank() < 2) net.add("last", {500});
+                DistributedDataParallelConfig config;
+                config.use_distributed_optimizer = distributed;
+                DistributedDataParallel ddp(net, state, config);
+                net.backward([&](auto&, auto&) { return static_cast<double>(1 << state.rank()); });
+                finalize_model_grads({&ddp}, no_tokens());
+                const ParamAndGradBuffer& buffer = *ddp.buffers().front();
+                int64_t owned = 0;
+                for (size_t i = 0; i < buffer.params().size(); ++i) {
+                  if (buffer.params()[i].name.size() > 1) continue;
+                  const auto& slot = buffer.layout().slots[i];
+                  for (const at::Tensor& part : owned_grads(buffer, {slot.start, slot.end})) {
+                    EXPECT_TRUE(part.eq(15).all().item<bool>()) << distributed;
+                    owned += part.numel();
+                  }
+                }
+                EXPECT_GE(owned, distributed ? 39'000 : 80'000);
+              },
+              {.sizes = {.pipeline = 2}, .timeout = std::chrono::seconds(5)});
 }
 
 TEST(FinalizeReport, NamesTheReductionOverOptimizerInstances) {
