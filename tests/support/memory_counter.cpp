@@ -82,21 +82,16 @@ class CountingAllocator final : public c10::Allocator {
   std::unordered_map<void*, Block> blocks_;  ///< those that count
 };
 
-void install() {
-  static const bool installed = [] {
-    // Lives as long as the last tensor, so for ever.
-    c10::SetCPUAllocator(new CountingAllocator(c10::GetCPUAllocator()), /*priority=*/1);
-    return true;
-  }();
-  (void)installed;
-}
+/// Before main(): threads that allocate meanwhile would race with an exchange of the allocator. It
+/// lives as long as the last tensor, so for ever.
+[[maybe_unused]] const bool installed = [] {
+  c10::SetCPUAllocator(new CountingAllocator(c10::GetCPUAllocator()), /*priority=*/1);
+  return true;
+}();
 
 }  // namespace
 
-MemoryCounter::MemoryCounter() : counts_(std::make_shared<Counts>()) {
-  install();
-  counts_of_thread = counts_;
-}
+MemoryCounter::MemoryCounter() : counts_(std::make_shared<Counts>()) { counts_of_thread = counts_; }
 
 MemoryCounter::~MemoryCounter() { counts_of_thread = nullptr; }
 

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <memory>
 
-/// Counts the memory of CPU tensors by the thread that allocates it, whichever thread frees it.
+/// Counts the memory of CPU tensors by the thread that allocates it, whichever thread frees it. A
+/// program that names it has an allocator of its own from its start, so its flat buffers have no
+/// huge pages of their own.
 namespace lockstep::testing {
 
 class MemoryCounter {
