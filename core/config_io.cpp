@@ -3,8 +3,10 @@
 #include <google/protobuf/io/tokenizer.h>
 #include <google/protobuf/text_format.h>
 
+#include <cerrno>
 #include <charconv>
 #include <cmath>
+#include <cstring>
 #include <fstream>
 #include <sstream>
 
@@ -39,14 +41,41 @@ std::string field_names(const pb::Descriptor& message) {
   return names;
 }
 
-/// Collects protobuf's first error as "origin:line:column: message".
+/// The field, and ": ", whose value begins in `column` (a tab goes on to the next multiple of 8) of
+/// a line of `text`; empty where no value begins there.
+std::string field_of_value(std::string_view text, int line, int column) {
+  for (; line > 0; --line) text.remove_prefix(std::min(text.find('\n'), text.size() - 1) + 1);
+  size_t size = 0;
+  for (int at = 0; at < column && size < text.size(); ++size)
+    at += text[size] == '\t' ? 8 - at % 8 : 1;
+  std::string_view front = text.substr(0, size);
+  const auto drop = [&front](const char* ending) {
+    front = front.substr(0, front.find_last_not_of(ending) + 1);
+  };
+  drop(" \t[-");
+  if (!front.ends_with(':')) return "";
+  drop(" \t:");
+  const std::string name(front.substr(front.find_last_of(" \t\n{<,;") + 1));
+  const pb::Descriptor& root = *proto::Config::descriptor();
+  for (int i = 0; i < root.field_count(); ++i)
+    if (const auto* field = root.field(i)->message_type()->FindFieldByName(name))
+      return path_of(*field) + ": ";
+  return "";
+}
+
+/// Collects protobuf's first error as "origin:line:column: message", with the field where it is an
+/// error of its value.
 class ErrorCollector : public pb::io::ErrorCollector {
  public:
-  explicit ErrorCollector(std::string origin) : origin_(std::move(origin)) {}
+  ErrorCollector(std::string origin, std::string_view text)
+      : origin_(std::move(origin)), text_(text) {}
 
   void AddError(int line, pb::io::ColumnNumber column, const std::string& message) override {
     if (!first_.empty()) return;
-    first_ = fmt::format("{}:{}:{}: {}", origin_, line + 1, column + 1, without_package(message));
+    const bool of_value = message.starts_with("Expected") || message.starts_with("Integer");
+    first_ =
+        fmt::format("{}:{}:{}: {}{}", origin_, line + 1, column + 1,
+                    of_value ? field_of_value(text_, line, column) : "", without_package(message));
   }
 
   const std::string& first() const { return first_; }
@@ -55,6 +84,7 @@ class ErrorCollector : public pb::io::ErrorCollector {
   /// Protobuf says 'Message type "lockstep.proto.TransformerConfig" has no field named "x".'
   static std::string without_package(std::string message) {
     const std::string package = "lockstep.proto.";
+    if (message.starts_with("Invalid value for boolean")) return message + " Allowed: true, false.";
     const auto at = message.find(package);
     if (at == std::string::npos) return message;
     message.erase(at, package.size());
@@ -69,11 +99,12 @@ class ErrorCollector : public pb::io::ErrorCollector {
   }
 
   std::string origin_;
+  std::string_view text_;
   std::string first_;
 };
 
 void parse_text(const std::string& text, const std::string& origin, pb::Message* message) {
-  ErrorCollector errors(origin);
+  ErrorCollector errors(origin, text);
   pb::TextFormat::Parser parser;
   parser.RecordErrorsTo(&errors);
   if (!parser.ParseFromString(text, message))
@@ -107,10 +138,12 @@ void set_field(pb::Message* message, const FieldDescriptor& field, const std::st
   }
   switch (field.cpp_type()) {
     case FieldDescriptor::CPPTYPE_INT64:
-      reflection.SetInt64(message, &field, parse_number<int64_t>(value, option, "a whole number"));
+      reflection.SetInt64(message, &field,
+                          parse_number<int64_t>(value, option, "a whole number of 64 bits"));
       break;
     case FieldDescriptor::CPPTYPE_DOUBLE:
-      reflection.SetDouble(message, &field, parse_number<double>(value, option, "a number"));
+      reflection.SetDouble(message, &field,
+                           parse_number<double>(value, option, "a number of double precision"));
       break;
     case FieldDescriptor::CPPTYPE_BOOL: {
       const bool is_true = value == "true" || value == "1";
@@ -254,9 +287,10 @@ Config parse_config(std::string_view text, const std::string& origin,
 Config load_config(const std::string& path, const std::vector<std::string>& overrides) {
   std::ifstream file(path, std::ios::binary);
   std::string text(kMaxTextBytes + 1, '\0');
+  errno = file.is_open() ? 0 : errno;
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  require<ConfigError>(file.eof() && !file.bad() && (file.gcount() > 0 || file.is_open()),
-                       "{}: cannot be read as a configuration", path);
+  require<ConfigError>(file.is_open() && !file.bad(), "'{}' cannot be read as a configuration: {}",
+                       path, std::strerror(errno));
   text.resize(static_cast<size_t>(file.gcount()));
   return parse_config(text, path, overrides);
 }

@@ -64,6 +64,15 @@ void require_grids_fit(const ParallelConfig& parallel, int64_t world_size) {
         {"expert_model_parallel_size", parallel.expert_model_parallel_size}}});
 }
 
+RankGrids grids_of(const ParallelSizes& sizes) {
+  try {
+    return RankGrids(sizes);
+  } catch (const ConfigError& error) {
+    fail<ConfigError>("parallel.order = {}, parallel.num_distributed_optimizer_instances = {}: {}",
+                      sizes.order, sizes.optimizer_instances, error.what());
+  }
+}
+
 }  // namespace
 
 void check_supported(const Config& config) {
@@ -79,7 +88,7 @@ void check_layout(const Config& config, int64_t world_size) {
   require_grids_fit(config.parallel, world_size);
   ParallelSizes sizes = parallel_sizes(config.parallel);
   sizes.world_size = world_size;
-  const BatchSchedule batches(config.train, RankGrids(sizes).data_parallel_size());
+  const BatchSchedule batches(config.train, grids_of(sizes).data_parallel_size());
   for (const BatchSizes& batch : batches.all()) schedule_options(config, batch.num_microbatches);
 }
 

@@ -54,7 +54,14 @@ TEST(Config, ShortRunsStillHaveADecayLongerThanTheWarmUp) {
 
 TEST(Config, SyntaxErrorsNameLineAndColumn) {
   EXPECT_EQ(refusal("model {\n  num_layers: four\n}"),
-            "x.textproto:2:15: Expected integer, got: four");
+            "x.textproto:2:15: model.num_layers: Expected integer, got: four");
+  EXPECT_EQ(refusal("model {\tlayernorm_epsilon : -\"a\" }"),
+            "x.textproto:1:30: model.layernorm_epsilon: Expected double, got: \"a\"");
+  EXPECT_EQ(refusal("data { path: [3] }"), "x.textproto:1:15: data.path: Expected string, got: 3");
+  EXPECT_EQ(refusal("train { seed: 1"), "x.textproto:1:16: Expected identifier, got: ");
+  EXPECT_EQ(refusal("train { deterministic: yes }"),
+            "x.textproto:1:28: Invalid value for boolean field \"deterministic\". Value: "
+            "\"yes\". Allowed: true, false.");
   const std::string unknown = refusal("train {\n  seeds: 1\n}");
   EXPECT_NE(unknown.find("x.textproto:2:"), std::string::npos) << unknown;
   EXPECT_NE(unknown.find("has no field named \"seeds\""), std::string::npos) << unknown;
@@ -75,7 +82,9 @@ TEST(Config, MissingFileIsNamed) {
     load_config("no/such/file.textproto");
     FAIL();
   } catch (const ConfigError& error) {
-    EXPECT_STREQ(error.what(), "no/such/file.textproto: cannot be read as a configuration");
+    EXPECT_STREQ(error.what(),
+                 "'no/such/file.textproto' cannot be read as a configuration: No such file or "
+                 "directory");
   }
 }
 
@@ -109,9 +118,9 @@ TEST(Config, BadOverridesAreNamed) {
   EXPECT_EQ(refusal("", {"model.num_layers"}),
             "--set model.num_layers: must have the form path=value");
   EXPECT_EQ(refusal("", {"model.num_layers=two"}),
-            "--set model.num_layers=two: found 'two', allowed: a whole number");
+            "--set model.num_layers=two: found 'two', allowed: a whole number of 64 bits");
   EXPECT_EQ(refusal("", {"model.num_layers=3.5"}),
-            "--set model.num_layers=3.5: found '3.5', allowed: a whole number");
+            "--set model.num_layers=3.5: found '3.5', allowed: a whole number of 64 bits");
   EXPECT_EQ(refusal("", {"ddp.overlap_grad_reduce=maybe"}),
             "--set ddp.overlap_grad_reduce=maybe: found 'maybe', allowed: true, false");
   EXPECT_NE(refusal("", {"modle.num_layers=2"}).find("Config has no field 'modle'"),

@@ -189,6 +189,9 @@ class Checkpoints(EndToEnd):
         validation.write_bytes(b"x" * 32)
         self.assert_failed(run(LOCKSTEP, "evaluate", output / "checkpoint", "--input", validation),
                            1, "has 32 tokens, allowed: more than model.seq_length (32)")
+        for path in (self.folder / "gone", self.folder):
+            result = run(LOCKSTEP, "evaluate", output / "checkpoint", "--input", path)
+            self.assert_failed(result, 1, f"--input: '{path}' cannot be read")
 
     def test_a_full_disk_leaves_the_last_checkpoint(self):
         output, _ = self.train("out", "train.train_iters=4", "optimizer.lr_decay_iters=12")

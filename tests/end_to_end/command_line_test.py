@@ -1,9 +1,10 @@
 """The command line: help, arguments that cannot be used, doctor, the configuration."""
 
 import json
+import subprocess
 import unittest
 
-from support import LOCKSTEP, SOURCE, EndToEnd, run, torchrun
+from support import LOCKSTEP, SOURCE, EndToEnd, clean_environment, run, torchrun
 
 
 class CommandLine(EndToEnd):
@@ -21,6 +22,7 @@ class CommandLine(EndToEnd):
             self.assertIn(f".{field}\n", text)
         self.assertIn("--set", text)
         self.assertIn("in tokens", text)
+        self.assertIn("(string, default \\n)", text)
         for command in ("train", "generate", "doctor"):
             self.assertIn(command, run(LOCKSTEP, "--help").stdout.decode())
             self.assertEqual(run(LOCKSTEP, command, "--help").returncode, 0)
@@ -50,8 +52,13 @@ class CommandLine(EndToEnd):
              "parallel.tensor_model_parallel_size (2)"),
             (set_field("parallel.expert_tensor_parallel_size=2"),
              "parallel.expert_tensor_parallel_size (2)"),
+            (set_field("parallel.order=tp-xp"), "parallel.order = tp-xp"),
+            ((self.config, "--print-config", "--set", "train.seed=1", "train.seed=2"),
+             "not expected: train.seed=2"),
+            ((self.config, "--output", ""), "--output: found '', allowed: a path"),
             (set_field("model.vocab_size=99"), "model.vocab_size: found 99"),
-            ((self.folder / "none.textproto",), "none.textproto"),
+            ((self.folder / "none.textproto",),
+             "none.textproto' cannot be read as a configuration: No such file"),
         ]
         for arguments, part in cases:
             with self.subTest(part):
@@ -60,6 +67,31 @@ class CommandLine(EndToEnd):
         self.assert_failed(run(LOCKSTEP, "trian"), 2, "trian")
         self.assert_failed(run(LOCKSTEP, "generate", self.folder, "--prompt", ""), 1)
         self.assert_failed(run(LOCKSTEP, "train", self.config, RANK=1), 2, "WORLD_SIZE")
+
+    def test_options_may_stand_before_the_configuration(self):
+        result = self.train("--set", "train.seed=7", self.config, "--print-config")
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        self.assertIn(b"seed: 7", result.stdout)
+
+    def test_an_unknown_option_is_named_though_another_is_missing(self):
+        self.assert_failed(run(LOCKSTEP, "plan", "groups", "--worldsize", 8), 2,
+                           "--world-size is required; not expected: ", "--worldsize")
+        self.assert_failed(run(LOCKSTEP, "plan", "memory", "--jsn"), 2, "not expected: --jsn")
+
+    def test_numbers_of_generate(self):
+        for option, found, allowed in (
+                ("--max-tokens", 10**20, "an integer >= 0"), ("--seed", "-1", "an integer >= 0"),
+                ("--temperature", "nan", "a finite number >= 0")):
+            with self.subTest((option, found)):
+                result = run(LOCKSTEP, "generate", self.folder, "--prompt", "a", option, found)
+                self.assert_failed(result, 2, f"{option}: found '{found}', allowed: {allowed}")
+                self.assertEqual(result.stdout, b"")
+
+    def test_a_full_disk_is_an_error(self):
+        with open("/dev/full", "wb") as full:
+            result = subprocess.run([LOCKSTEP, "train", self.config, "--print-config"], stdout=full,
+                                    stderr=subprocess.PIPE, env=clean_environment(), check=False)
+        self.assert_failed(result, 1, "standard output cannot be written")
 
     def test_syntax_errors_have_line_and_column(self):
         broken = self.folder / "broken.textproto"

@@ -121,6 +121,11 @@ class Data(EndToEnd):
             self.assertFalse((self.folder / name).exists())
         self.assert_failed(run(LOCKSTEP, "data", "inspect", self.folder / "set"), 1, "set.idx")
 
+    def test_a_name_that_is_no_text(self):
+        prefix = os.fsdecode(b"set\xff")
+        self.build(self.write("a", b"text"), output=prefix)
+        self.assertEqual(self.inspect(self.folder / prefix)["prefix"], f"{self.folder}/set\ufffd")
+
     def test_errors_name_the_object(self):
         text = self.write("a", b"text")
         empty = self.write("empty", b"")
@@ -134,6 +139,8 @@ class Data(EndToEnd):
         self.assert_failed(self.build(text, tokenizer=f"gpt2:{missing}"), 1,
                            f"'{missing}/")
         self.assert_failed(run(LOCKSTEP, "data", "build", "--input", text), 2, "required")
+        self.assert_failed(run(LOCKSTEP, "data", "build", "--input", text, "--tokenizer", "byte",
+                               "--output", ""), 2, "--output: found '', allowed: a path")
         self.assert_failed(run(LOCKSTEP, "data", "make"), 2, "allowed: build, inspect")
         self.assertEqual(list(self.folder.glob("set*")), [])
         self.build(text)

@@ -178,6 +178,7 @@ class PlanSchedule(EndToEnd):
             (("--pipeline", 4, "--microbatches", 10**9), "more than 4194304 tasks"),
             (("--pipeline", 4, "--microbatches", 10**20), "--microbatches: found '1000"),
             ((*of_4, "--stages", 4), "--stages"),
+            ((*of_4, "--svg", ""), "--svg: found '', allowed: a path"),
         ]
         for arguments, part in cases:
             with self.subTest(part):

@@ -107,7 +107,7 @@ TEST(ReadText, NamesWhatIsWrong) {
   config.path = {folder.path() / "missing"};
   EXPECT_TRUE(throws_with<FileError>([&] { read_text(config); }, "missing' cannot be read"));
   config.path = {folder.path()};
-  EXPECT_TRUE(throws_with<FileError>([&] { read_text(config); }, folder.path()));
+  EXPECT_TRUE(throws_with<FileError>([&] { read_text(config); }, "' cannot be read"));
   config.path = {folder.write("empty", "")};
   EXPECT_TRUE(throws_with<FileError>([&] { read_text(config); }, "is empty"));
   config.path = {write_dataset(folder, "none", {})};

@@ -44,7 +44,9 @@ int64_t num_parameters(const Manifest& manifest) {
   return count;
 }
 
-void print(const Json& json) { std::cout << json.dump() << std::endl; }
+void print(const Json& json) {
+  std::cout << json.dump(-1, ' ', false, Json::error_handler_t::replace) << std::endl;
+}
 
 void print_table(const Json& json, const Manifest& manifest) {
   for (const auto& [name, value] : json.items())

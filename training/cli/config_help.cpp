@@ -20,6 +20,13 @@ std::string wrapped(const std::string& text) {
   return result + "    " + line + "\n";
 }
 
+/// A line break as "\\n".
+std::string printed(const std::string& value) {
+  std::string text;
+  for (const char c : value) text += c == '\n' ? "\\n" : std::string(1, c);
+  return text;
+}
+
 }  // namespace
 
 std::string config_help() {
@@ -29,7 +36,7 @@ std::string config_help() {
     std::string facts = field.type;
     if (!field.unit.empty()) facts += ", in " + field.unit;
     if (!field.allowed.empty()) facts += ", " + field.allowed;
-    if (!field.default_value.empty()) facts += ", default " + field.default_value;
+    if (!field.default_value.empty()) facts += ", default " + printed(field.default_value);
     if (!field.unset.empty()) facts += ", unset: " + field.unset;
     text +=
         fmt::format("  {}\n{}{}", field.path, wrapped("(" + facts + ")"), wrapped(field.meaning));

@@ -9,7 +9,7 @@ void add_config_options(CLI::App& command, std::string& path, std::vector<std::s
                   "PATH=VALUE: override a field of the configuration; may be repeated, the later "
                   "wins")
       ->type_name("PATH=VALUE")
-      ->expected(1)
+      ->allow_extra_args(false)
       ->take_all();
 }
 

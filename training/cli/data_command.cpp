@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/core/check.h"
+#include "lockstep/training/cli/argument_checks.h"
 #include "lockstep/training/cli/commands.h"
 #include "lockstep/training/data/build_dataset.h"
 
@@ -82,7 +83,7 @@ void inspect(const DataArguments& arguments) {
       {"min_id", summary.smallest_id},        {"max_id", summary.largest_id},
       {"modes", index.modes.size() > 0},      {"crc32", fmt::format("{:08x}", summary.crc32)}};
   if (arguments.json) {
-    std::cout << json.dump() << "\n";
+    std::cout << json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
   } else {
     for (const auto& [name, value] : json.items())
       std::cout << fmt::format("{:<12}{}\n", name,
@@ -113,7 +114,8 @@ void add_data_command(CLI::App& program) {
   make->add_option("--output", arguments->build.output,
                    "Prefix of the two files; they appear at the end, complete")
       ->type_name("PREFIX")
-      ->required();
+      ->required()
+      ->check(check_path);
   make->add_flag("--append-eod", arguments->build.append_eod,
                  "End each document with the tokenizer's end of a document");
   make->callback([arguments] { build(*arguments); });

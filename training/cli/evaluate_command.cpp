@@ -29,7 +29,7 @@ TokenSequence read_input(const EvaluateArguments& arguments, const Config& confi
   data.path = {arguments.input};
   data.tokenizer = config.data.tokenizer;
   data.split = "1,0";
-  TokenSequence text = read_text(data, config.model.vocab_size).training;
+  TokenSequence text = read_text(data, config.model.vocab_size, "--input").training;
   require<FileError>(evaluation_windows(text.size(), config.model.seq_length) > 0,
                      "--input: '{}' has {} tokens, allowed: more than model.seq_length ({})",
                      arguments.input, text.size(), config.model.seq_length);

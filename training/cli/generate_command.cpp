@@ -3,6 +3,7 @@
 
 #include "lockstep/parallel_state/launch_environment.h"
 #include "lockstep/training/checkpoint/saved_model.h"
+#include "lockstep/training/cli/argument_checks.h"
 #include "lockstep/training/cli/commands.h"
 #include "lockstep/training/data/tokenizer.h"
 #include "lockstep/training/generate.h"
@@ -42,19 +43,20 @@ void add_generate_command(CLI::App& program) {
   GenerateOptions& options = arguments->options;
   command->add_option("--max-tokens", options.max_tokens, "Length of what is added, in tokens")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(check_at_least(0));
   command
       ->add_option("--temperature", options.temperature,
                    "Divides the logits; 0 takes the most likely token")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(check_not_negative);
   command
       ->add_option("--top-k", options.top_k,
                    "Choose among this many most likely tokens; 0: among all")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(check_at_least(0));
   command->add_option("--seed", options.seed, "Of the choice; the same seed gives the same text")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(check_at_least(0));
   command->callback([arguments] { run(*arguments); });
 }
 

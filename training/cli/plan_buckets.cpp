@@ -144,12 +144,6 @@ void plan_buckets(const CLI::App& command, const BucketsArguments& arguments) {
   flush_output(command);
 }
 
-std::string check_positive(const std::string& text) {
-  const std::vector<int64_t> found = parse_integers(text, '\0');
-  const bool good = found.size() == 1 && found[0] >= 1;
-  return good ? "" : fmt::format("found '{}', allowed: an integer >= 1 of 64 bits", text);
-}
-
 std::string check_numels(const std::string& text) {
   const std::vector<int64_t> numels = parse_integers(text, ',');
   for (size_t i = 0; i < numels.size(); ++i)
@@ -181,17 +175,17 @@ void add_layout_options(CLI::App& command, BucketsArguments& arguments) {
       .add_option("--data-parallel", options.data_parallel_size,
                   "Data-parallel ranks, among which the distributed optimizer cuts each bucket")
       ->required()
-      ->check(check_positive);
+      ->check(check_at_least(1));
   CLI::Option* const bucket_size =
       command
           .add_option("--bucket-size", options.bucket_size,
                       "A bucket closes once it holds at least this many elements; without this and "
                       "--num-buckets there is one bucket")
-          ->check(check_positive);
+          ->check(check_at_least(1));
   command
       .add_option("--num-buckets", arguments.num_buckets,
                   "Means a bucket size of the sum of --numel divided by this, rounded down")
-      ->check(check_positive)
+      ->check(check_at_least(1))
       ->excludes(bucket_size);
   command.add_flag("--distributed-optimizer", options.distributed_optimizer,
                    "Align parameters to 64 elements, pad buckets to equal shards, list the shards");

@@ -130,7 +130,8 @@ void add_plan_schedule_command(CLI::App& plan) {
       "--pipeline");
   add_family_option(*command, options);
   command->add_option("--svg", arguments->svg, "Draw the timeline into this file")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(check_path);
   command->add_flag("--json", arguments->json, "Print one JSON document");
   command->footer(kScheduleFooter);
   command->callback([command, arguments] { plan_schedule(*command, *arguments); });

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <iostream>
 
-#include "lockstep/core/error.h"
+#include "lockstep/core/check.h"
 #include "lockstep/training/cli/commands.h"
 
 namespace lockstep {
@@ -49,7 +49,12 @@ int run_program(int argc, char** argv, void (*add_commands)(CLI::App& program)) 
     add_commands(program);
     check_command(program, argc, argv);
     program.parse(argc, argv);
+    require<FileError>(std::cout.flush().good(), "standard output cannot be written");
     return 0;
+  } catch (const CLI::RequiredError& error) {
+    const auto others = program.remaining(true);
+    if (others.empty()) return program.exit(error) == 0 ? 0 : 2;
+    end(2, fmt::format("{}; not expected: {}", error.what(), fmt::join(others, " ")));
   } catch (const CLI::ParseError& error) {
     return program.exit(error) == 0 ? 0 : 2;
   } catch (const ExitStatus& exit) {

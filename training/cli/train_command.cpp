@@ -10,6 +10,7 @@
 #include "lockstep/core/config_io.h"
 #include "lockstep/training/checkpoint/run_checkpoints.h"
 #include "lockstep/training/checkpoint/saved_model.h"
+#include "lockstep/training/cli/argument_checks.h"
 #include "lockstep/training/cli/commands.h"
 #include "lockstep/training/cli/signals.h"
 #include "lockstep/training/data/tokenizer.h"
@@ -169,10 +170,11 @@ void add_train_command(CLI::App& program) {
   auto arguments = std::make_shared<TrainArguments>();
   CLI::App* const command = program.add_subcommand("train", "Train the reference GPT");
   add_config_options(*command, arguments->config_path, arguments->overrides);
-  command->add_option(
-      "--output", arguments->output,
-      "Folder for metrics.jsonl and, unless checkpoint.save says otherwise, for the "
-      "checkpoints; without it neither is written");
+  command
+      ->add_option("--output", arguments->output,
+                   "Folder for metrics.jsonl and, unless checkpoint.save says otherwise, for the "
+                   "checkpoints; without it neither is written")
+      ->check(check_path);
   command->add_flag("--print-config", arguments->print_config,
                     "Print the effective configuration, defaults included, and end");
   command->footer([] { return config_help(); });

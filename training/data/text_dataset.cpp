@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <sstream>
@@ -22,29 +23,29 @@ struct Source {
   std::string path;
 };
 
-Source tokens_of_dataset(const std::string& prefix) {
+Source tokens_of_dataset(const std::string& prefix, const std::string& field) {
   const auto dataset = std::make_shared<const IndexedDataset>(prefix);
-  require<FileError>(dataset->tokens().size > 0, "data.path: '{}.bin' is empty", prefix);
+  require<FileError>(dataset->tokens().size > 0, "{}: '{}.bin' is empty", field, prefix);
   return {dataset, dataset->tokens(), prefix + ".bin"};
 }
 
-std::string read_file(const std::string& path) {
+std::string read_file(const std::string& path, const std::string& field) {
   std::ifstream file(path, std::ios::binary);
   std::ostringstream content;
   if (file) content << file.rdbuf();
-  // A folder opens, and fails at the first read.
-  require<FileError>(file.good() || (file.eof() && !file.bad()),
-                     "data.path: '{}' cannot be read; allowed: plain text files, and prefixes of "
-                     "data sets that `lockstep data build` writes",
-                     path);
+  std::error_code none;  // a folder opens, and reads as an empty file
+  require<FileError>(file && !std::filesystem::is_directory(path, none),
+                     "{}: '{}' cannot be read; allowed: plain text files, and prefixes of data "
+                     "sets that `lockstep data build` writes",
+                     field, path);
   std::string text = std::move(content).str();
-  require<FileError>(!text.empty(), "data.path: '{}' is empty", path);
+  require<FileError>(!text.empty(), "{}: '{}' is empty", field, path);
   return text;
 }
 
-Source tokenize_file(const std::string& path, Tokenizer& tokenizer) {
+Source tokenize_file(const std::string& path, Tokenizer& tokenizer, const std::string& field) {
   constexpr size_t kAtOnce = 1 << 20;  // 8 bytes an id, for a moment
-  const std::string text = read_file(path);
+  const std::string text = read_file(path, field);
   const TokenType type = token_type_of_vocabulary(tokenizer.vocabulary_size());
   auto packed = std::make_shared<std::string>();
   std::vector<int64_t> ids;
@@ -63,19 +64,20 @@ Source tokenize_file(const std::string& path, Tokenizer& tokenizer) {
 
 }  // namespace
 
-TextSplit read_text(const DataConfig& config, int64_t vocabulary_size) {
+TextSplit read_text(const DataConfig& config, int64_t vocabulary_size, const std::string& field) {
   require<ConfigError>(!config.path.empty(),
-                       "data.path: is not set, allowed: plain text files, and prefixes of data "
-                       "sets that `lockstep data build` writes");
+                       "{}: is not set, allowed: plain text files, and prefixes of data sets that "
+                       "`lockstep data build` writes",
+                       field);
   const std::vector<double> shares = parse_split(config.split);
-  const std::string field = "model.vocab_size - 1";
-  TextSplit split{TokenSequence(vocabulary_size, field), TokenSequence(vocabulary_size, field)};
+  const std::string largest = "model.vocab_size - 1";
+  TextSplit split{TokenSequence(vocabulary_size, largest), TokenSequence(vocabulary_size, largest)};
   std::unique_ptr<Tokenizer> tokenizer;
   for (const std::string& path : config.path) {
     const bool dataset = is_dataset_prefix(path);
     if (!dataset && !tokenizer) tokenizer = make_tokenizer(config.tokenizer, "data.tokenizer");
     const auto [owner, tokens, file] =
-        dataset ? tokens_of_dataset(path) : tokenize_file(path, *tokenizer);
+        dataset ? tokens_of_dataset(path, field) : tokenize_file(path, *tokenizer, field);
     const auto cut = [size = tokens.size](double share) {
       return std::min<int64_t>(std::llround(share * static_cast<double>(size)), size);
     };

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <string>
 
 #include "lockstep/core/config.h"
 #include "lockstep/training/data/token_sequence.h"
@@ -19,9 +20,11 @@ struct TextSplit {
 /// the prefix of a data set in Megatron's format if PREFIX.idx and PREFIX.bin are there; its
 /// documents are taken as one text. Otherwise it is a text file, which `config.tokenizer` turns
 /// into ids. Ids must be below `vocabulary_size`, which reading them checks. FileError names a file
-/// that cannot be read, is empty or damaged; ConfigError if no path is given.
+/// that cannot be read, is empty or damaged; ConfigError if no path is given. In messages the paths
+/// come from `field`.
 TextSplit read_text(const DataConfig& config,
-                    int64_t vocabulary_size = std::numeric_limits<int64_t>::max());
+                    int64_t vocabulary_size = std::numeric_limits<int64_t>::max(),
+                    const std::string& field = "data.path");
 
 /// Which part of a text each training sample is. An epoch takes non-overlapping windows of
 /// `seq_length` tokens in a random order, from a random start, so that later epochs see other cuts.
