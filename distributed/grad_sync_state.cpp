@@ -146,7 +146,10 @@ GradSyncState::Launch GradSyncState::finish() {
                       "{}: the state is ready, allowed: accumulating, reducing; the gradients of "
                       "this step are reduced already",
                       calls_.finish);
-  if (!allow_unused_) refuse_missing(/*needs_ready=*/true);
+  if (allow_unused_)
+    refuse_early_finish();
+  else
+    refuse_missing(/*needs_ready=*/true);
   return launch_all();
 }
 

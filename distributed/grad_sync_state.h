@@ -66,11 +66,12 @@ class GradSyncState {
   /// Throws with the names of the parameters that received no gradient in any micro-batch.
   Launch start();
 
-  /// Launches what is left. Throws with the names of the parameters that are not ready.
+  /// Launches what is left. Throws with the names of the parameters that are not ready; with
+  /// `allow_unused` only as refuse_early_finish().
   Launch finish();
 
   /// Throws, with names and counts, if finish() would come before the last micro-batch has reached
-  /// any parameter.
+  /// any parameter. With `allow_unused` a step without any backward may be finished.
   void refuse_early_finish() const;
 
   /// All launched buckets are reduced: reducing → ready.

@@ -154,6 +154,21 @@ TEST(GradSyncState, UnusedParametersAreAllowedOnRequest) {
   EXPECT_EQ(launched, kAllBuckets);
 }
 
+TEST(GradSyncState, UnusedParametersDoNotHideABackwardTooFew) {
+  for (const bool counted : {true, false}) {
+    GradSyncState state = make(/*overlap=*/true, /*allow_unused=*/true);
+    state.set_microbatches(counted ? 2 : 1);
+    for (const int64_t param : {0, 1, 4, 5}) (void)state.on_gradient(param, counted);
+    const std::string message = refusal([&] { (void)state.finish(); });
+    EXPECT_TRUE(message.starts_with("finish_grad_sync: came before the last of ")) << message;
+    EXPECT_EQ(state.phase(), Phase::accumulating);
+    std::vector<int64_t> launched;
+    append(launched, state.start());  // states that there are no more
+    append(launched, state.finish());
+    EXPECT_EQ(launched, kAllBuckets);
+  }
+}
+
 TEST(GradSyncState, GX1OneBackwardTooManyNamesParameterAndCounts) {
   for (const bool overlap : {true, false}) {
     GradSyncState state = make(overlap);
