@@ -12,6 +12,7 @@
 #include "lockstep/parallel_state/rank_grids.h"
 #include "lockstep/training/activation_plan.h"
 #include "lockstep/training/batch_sizes.h"
+#include "lockstep/training/config_grids.h"
 #include "lockstep/training/pipeline_plan.h"
 #include "lockstep/training/stage_shapes.h"
 
@@ -34,15 +35,7 @@ class Planner {
   Planner(const Config& config, int64_t world_size)
       : config_(config),
         parallel_(config.parallel),
-        grids_({.world_size = world_size,
-                .tensor = parallel_.tensor_model_parallel_size,
-                .pipeline = parallel_.pipeline_model_parallel_size,
-                .virtual_pipeline = parallel_.virtual_pipeline_model_parallel_size,
-                .context = parallel_.context_parallel_size,
-                .expert = parallel_.expert_model_parallel_size,
-                .expert_tensor = parallel_.expert_tensor_parallel_size,
-                .order = parallel_.order,
-                .optimizer_instances = parallel_.num_distributed_optimizer_instances}),
+        grids_(config_grids(parallel_, world_size)),
         num_microbatches_(batch_sizes(config.train, grids_.data_parallel_size()).num_microbatches),
         element_(element_bytes(config.train.precision)),
         grad_element_(config.ddp.grad_reduce_in_fp32 ? std::max<int64_t>(element_, 4) : element_) {}

@@ -102,7 +102,8 @@ class PlanMemory(EndToEnd):
              "model.num_attention_heads (4)"),
             ((TINY, "--set", "parallel.pipeline_model_parallel_size=3"), "model.num_layers (4)"),
             ((TINY, "--set", "parallel.tensor_model_parallel_size=2", "--world-size", 3),
-             "world-size (3)"),
+             "parallel.tensor_model_parallel_size (2) x "),
+            ((TINY, "--set", "parallel.order=tp-dp-dp"), "parallel.order = tp-dp-dp"),
             ((TINY, "--set", "model.hidden_size=4611686018427387904"), "64 bits"),
             ((TINY, "--rank", 1), "--rank"),
         ]
