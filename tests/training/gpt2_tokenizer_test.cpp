@@ -329,8 +329,13 @@ TEST(MakeTokenizer, ByName) {
   EXPECT_TRUE(throws_with<FileError>([&] { make_tokenizer(name, "field"); }, "vocab.bpe' cannot"));
   folder.write("vocab.bpe", small_merges());
   EXPECT_EQ(make_tokenizer(name, "field")->vocabulary_size(), 406);
-  std::filesystem::remove(folder.path() / "encoder.json");
+  std::filesystem::rename(folder.path() / "encoder.json", folder.path() / "vocab.json");
   std::filesystem::remove(folder.path() / "vocab.bpe");
+  EXPECT_TRUE(throws_with<FileError>([&] { make_tokenizer(name, "field"); }, "merges.txt' cannot"));
+  folder.write("merges.txt", small_merges());
+  EXPECT_EQ(make_tokenizer(name, "field")->vocabulary_size(), 406);
+  std::filesystem::remove(folder.path() / "vocab.json");
+  std::filesystem::remove(folder.path() / "merges.txt");
   EXPECT_TRUE(throws_with<FileError>([&] { make_tokenizer(name, "field"); },
                                      "/' has no vocabulary of GPT-2's encoding; allowed: encoder"));
   folder.write("p50k_base.tiktoken", small_ranks());

@@ -107,7 +107,8 @@ void add_data_command(CLI::App& program) {
   make->add_option(
           "--tokenizer", arguments->tokenizer,
           "byte: ids are the bytes, 0 to 255, and 256 ends a document; gpt2:FOLDER: GPT-2's "
-          "encoding, by FOLDER/encoder.json and FOLDER/vocab.bpe or by tiktoken's ranks, "
+          "encoding, by FOLDER/encoder.json and FOLDER/vocab.bpe, by vocab.json and merges.txt "
+          "there, or by tiktoken's ranks, "
           "FOLDER/r50k_base.tiktoken; sentencepiece:FILE: the model of a file, with each document "
           "in memory")
       ->required();

@@ -18,6 +18,10 @@ using Json = nlohmann::json;
 constexpr std::string_view kEndOfText = "<|endoftext|>";
 constexpr size_t kLongestToken = 1024;
 
+/// The names of the two files, as they were published and as Hugging Face has them.
+constexpr std::pair<const char*, const char*> kTokensAndMerges[] = {{"encoder.json", "vocab.bpe"},
+                                                                    {"vocab.json", "merges.txt"}};
+
 /// GPT-2 writes bytes as characters: those that Latin-1 prints as themselves, the others, in order,
 /// from U+0100 on. Entry c is the byte of code point c, or -1.
 std::array<int16_t, 324> make_alphabet() {
@@ -215,16 +219,18 @@ Gpt2Vocabulary parse_tiktoken_ranks(std::string_view text, const std::string& pa
 
 Gpt2Vocabulary read_gpt2_vocabulary(const std::string& folder) {
   const auto in_folder = [&](const char* name) { return folder + "/" + name; };
-  const std::string encoder = in_folder("encoder.json"), merges = in_folder("vocab.bpe");
-  if (std::filesystem::exists(encoder) || std::filesystem::exists(merges))
-    return parse_gpt2_vocabulary(MappedFile(encoder).bytes(), encoder, MappedFile(merges).bytes(),
-                                 merges);
+  for (const auto& [tokens, pairs] : kTokensAndMerges) {
+    const std::string encoder = in_folder(tokens), merges = in_folder(pairs);
+    if (std::filesystem::exists(encoder) || std::filesystem::exists(merges))
+      return parse_gpt2_vocabulary(MappedFile(encoder).bytes(), encoder, MappedFile(merges).bytes(),
+                                   merges);
+  }
   for (const char* name : {"gpt2.tiktoken", "r50k_base.tiktoken", "p50k_base.tiktoken"})
     if (std::filesystem::exists(in_folder(name)))
       return parse_tiktoken_ranks(MappedFile(in_folder(name)).bytes(), in_folder(name));
   fail<FileError>(
-      "'{}/' has no vocabulary of GPT-2's encoding; allowed: encoder.json and vocab.bpe, or "
-      "gpt2.tiktoken, r50k_base.tiktoken or p50k_base.tiktoken",
+      "'{}/' has no vocabulary of GPT-2's encoding; allowed: encoder.json and vocab.bpe, "
+      "vocab.json and merges.txt, or gpt2.tiktoken, r50k_base.tiktoken or p50k_base.tiktoken",
       folder);
 }
 

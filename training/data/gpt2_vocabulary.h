@@ -46,9 +46,10 @@ Gpt2Vocabulary parse_gpt2_vocabulary(std::string_view encoder, const std::string
 /// byte without token, ids with more than one gap.
 Gpt2Vocabulary parse_tiktoken_ranks(std::string_view text, const std::string& path);
 
-/// The vocabulary of a folder: encoder.json and vocab.bpe where one of them is there, else ranks
-/// for GPT-2's rule of cutting text: gpt2.tiktoken, r50k_base.tiktoken or p50k_base.tiktoken.
-/// FileError as above, and with the folder if it has none of them.
+/// The vocabulary of a folder: encoder.json and vocab.bpe where one of them is there, else
+/// vocab.json and merges.txt, which are the same files under other names, else ranks for GPT-2's
+/// rule of cutting text: gpt2.tiktoken, r50k_base.tiktoken or p50k_base.tiktoken. FileError as
+/// above, and with the folder if it has none of them.
 Gpt2Vocabulary read_gpt2_vocabulary(const std::string& folder);
 
 }  // namespace lockstep
