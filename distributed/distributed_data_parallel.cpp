@@ -44,17 +44,16 @@ void refuse_repeated(const std::vector<NamedParameter>& parameters) {
 struct DistributedDataParallel::Impl {
   Impl(const std::vector<NamedParameter>& parameters, const ParallelState& parallel_state,
        const DistributedDataParallelConfig& config, bool disable_bucketing,
-       const ParameterPredicate& whole_matrices, std::vector<at::Tensor> module_buffers)
+       const ParameterPredicate& whole_matrices, std::vector<at::Tensor> buffers_of_module)
       : state(parallel_state),
         mode(mode_of(config)),
         group(parallel_state.group(GroupKind::dp_cp)),
-        untrained(std::move(module_buffers)) {
+        module_buffers(std::move(buffers_of_module)) {
     refuse_repeated(parameters);
     for (const NamedParameter& param : parameters) refuse_hooked(param);
     check_same_parameters(parameters, group);
     for (const NamedParameter& param : parameters)
-      if (!param.tensor.requires_grad())
-        (param.description.is_expert ? frozen_experts : untrained).push_back(param.tensor);
+      if (!param.tensor.requires_grad()) frozen.push_back(param);
     const bool later_stage =
         state.grids().groups(GroupKind::pp).position_of(state.rank()).value_or(0) > 0;
     sync =
@@ -92,12 +91,21 @@ struct DistributedDataParallel::Impl {
     return is_expert ? state.group(GroupKind::expert_dp) : group;
   }
 
-  void broadcast_untrained(bool experts) const {
-    for (const at::Tensor& tensor : experts ? frozen_experts : untrained) {
-      at::Tensor contiguous = tensor.detach().contiguous();
-      broadcast(replicas(experts), contiguous, 0, "frozen parameters and module buffers").wait();
-      if (!contiguous.is_same(tensor)) tensor.detach().copy_(contiguous);
-    }
+  static void broadcast_untrained(const ProcessGroup& ranks, const at::Tensor& tensor) {
+    at::Tensor contiguous = tensor.detach().contiguous();
+    broadcast(ranks, contiguous, 0, "frozen parameters and module buffers").wait();
+    if (!contiguous.is_same(tensor)) tensor.detach().copy_(contiguous);
+  }
+
+  void refuse_unfrozen() const {
+    sync->guarded([&] {
+      for (const NamedParameter& param : frozen)
+        require<UsageError>(!param.tensor.requires_grad(),
+                            "parameter '{}' requires a gradient, but was frozen when it was "
+                            "wrapped, so that nobody reduces it; freeze before wrapping, or wrap "
+                            "again",
+                            param.name);
+    });
   }
 
   void require_not_reducing(const char* call) const {
@@ -108,8 +116,8 @@ struct DistributedDataParallel::Impl {
   ParallelState state;
   GradientScalingMode mode;
   ProcessGroup group;
-  std::vector<at::Tensor> untrained;  ///< frozen parameters and module buffers
-  std::vector<at::Tensor> frozen_experts;
+  std::vector<at::Tensor> module_buffers;
+  std::vector<NamedParameter> frozen;
   std::unique_ptr<GradSync> sync;
   std::unique_ptr<ParamSync> params;  ///< null without the distributed optimizer
   bool overlaps_param_gather = false;
@@ -159,7 +167,10 @@ void DistributedDataParallel::set_num_microbatches(int64_t count) {
 
 void DistributedDataParallel::start_grad_sync() { impl_->sync->start(); }
 
-void DistributedDataParallel::finish_grad_sync() { impl_->sync->finish(); }
+void DistributedDataParallel::finish_grad_sync() {
+  impl_->refuse_unfrozen();
+  impl_->sync->finish();
+}
 
 void DistributedDataParallel::scale_gradients(double factor) {
   impl_->require_not_reducing("scale_gradients");
@@ -195,8 +206,10 @@ void DistributedDataParallel::broadcast_params() {
   for (const auto& buffer : buffers())
     works.push_back(broadcast(impl_->replicas(buffer->params().front().description.is_expert),
                               buffer->param_data(), 0, "parameters"));
-  impl_->broadcast_untrained(/*experts=*/false);
-  impl_->broadcast_untrained(/*experts=*/true);
+  for (const at::Tensor& tensor : impl_->module_buffers)
+    Impl::broadcast_untrained(impl_->group, tensor);
+  for (const NamedParameter& param : impl_->frozen)
+    Impl::broadcast_untrained(impl_->replicas(param.description.is_expert), param.tensor);
   for (Work& work : works) work.wait();
 }
 

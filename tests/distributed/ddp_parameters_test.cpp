@@ -13,6 +13,7 @@
 #include "lockstep/tests/support/described_params.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/small_net.h"
+#include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep {
 namespace {
@@ -85,6 +86,21 @@ TEST(DistributedDataParallel, FrozenParametersHaveNoPlaceInTheBuffers) {
     ddp.finish_grad_sync();
     EXPECT_FALSE(net.parameters()[2].grad().defined());
   });
+}
+
+TEST(DistributedDataParallel, AParameterThatIsTrainedAfterItWasWrappedFrozenIsNamed) {
+  SmallNet net;
+  const at::Tensor weight = net.parameters()[2];
+  weight.set_requires_grad(false);
+  DistributedDataParallel ddp(net, ParallelState::single_process());
+  weight.set_requires_grad(true);
+  net.loss(SmallNet::samples(0, 2)).backward();
+  EXPECT_TRUE(testing::throws_with<UsageError>(
+      [&] { ddp.finish_grad_sync(); },
+      "parameter 'weight1' requires a gradient, but was frozen when it was wrapped"));
+  weight.set_requires_grad(false);
+  ddp.finish_grad_sync();
+  EXPECT_EQ(ddp.state_text(), "ready");
 }
 
 TEST(DistributedDataParallel, FrozenExpertsStayThoseOfTheirRank) {
