@@ -6,6 +6,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/optimizer_rules.h"
+#include "lockstep/distributed/finalize_passes.h"
 #include "lockstep/distributed/grad_sync.h"
 #include "lockstep/distributed/param_sync.h"
 #include "lockstep/distributed/parameter_check.h"
@@ -47,13 +48,17 @@ struct DistributedDataParallel::Impl {
        const ParameterPredicate& whole_matrices, std::vector<at::Tensor> buffers_of_module)
       : state(parallel_state),
         mode(mode_of(config)),
+        needs_finalize(mode == GradientScalingMode::per_token),
         group(parallel_state.group(GroupKind::dp_cp)),
         module_buffers(std::move(buffers_of_module)) {
     refuse_repeated(parameters);
     for (const NamedParameter& param : parameters) refuse_hooked(param);
     check_same_parameters(parameters, group);
     for (const NamedParameter& param : parameters)
-      if (!param.tensor.requires_grad()) frozen.push_back(param);
+      if (!param.tensor.requires_grad())
+        frozen.push_back(param);
+      else if (has_further_passes(param.description, state.grids()))
+        needs_finalize = true;
     const bool later_stage =
         state.grids().groups(GroupKind::pp).position_of(state.rank()).value_or(0) > 0;
     sync =
@@ -115,6 +120,7 @@ struct DistributedDataParallel::Impl {
 
   ParallelState state;
   GradientScalingMode mode;
+  bool needs_finalize;  ///< for more than the reduction
   ProcessGroup group;
   std::vector<at::Tensor> module_buffers;
   std::vector<NamedParameter> frozen;
@@ -295,13 +301,15 @@ void DistributedDataParallel::begin_finalize() {
 void DistributedDataParallel::end_finalize() { impl_->finalized = true; }
 
 void DistributedDataParallel::require_final_gradients(const char* caller) const {
-  const bool needs_finalize = impl_->mode == GradientScalingMode::per_token;
+  const bool finalized = impl_->finalized || !impl_->needs_finalize;
   require<UsageError>(
-      impl_->sync->state().phase() == Phase::ready && (impl_->finalized || !needs_finalize),
-      "{}: the gradients are not final (state {}{}); call finalize_model_grads() "
-      "after the last backward",
+      impl_->sync->state().phase() == Phase::ready && finalized,
+      "{}: the gradients are not final (state {}{}); call finalize_model_grads() after the last "
+      "backward",
       caller, state_text(),
-      needs_finalize && !impl_->finalized ? ", not divided by the tokens" : "");
+      finalized                                       ? ""
+      : impl_->mode == GradientScalingMode::per_token ? ", not divided by the tokens"
+                                                      : ", partial or tied ones not added up");
 }
 
 }  // namespace lockstep

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <map>
 
 #include <ATen/ATen.h>
@@ -160,6 +161,15 @@ class PieceReducer {
 };
 
 }  // namespace
+
+bool has_further_passes(const ParamDescription& description, const RankGrids& grids) {
+  if (description.tie && grids.size(GroupKind::pp) > 1) return true;
+  const std::vector<MeshAxis> axes = remaining_axes(description.is_expert);
+  return std::any_of(axes.begin(), axes.end(), [&](MeshAxis axis) {
+    return grids.size(group_kind(axis)) > 1 &&
+           description.gradient_state(axis) != GradientState::complete;
+  });
+}
 
 void reduce_partial_gradients(FinalizeContext& context) {
   const at::NoGradGuard no_grad;

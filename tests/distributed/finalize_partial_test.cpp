@@ -273,6 +273,32 @@ TEST(PartialGradients, StagesMayHoldOtherParametersBetweenTheirOwn) {
               {.sizes = {.pipeline = 2}, .timeout = std::chrono::seconds(5)});
 }
 
+TEST(PartialGradients, AreNotFinalBeforeTheyAreReducedAlsoWhereGradientsAreAverages) {
+  const std::pair<ParamDescription, bool> variants[] = {
+      {{}, false},
+      {{.gradient_states = {{tp, kSum}}}, true},
+      {{.tie = Tie{"table"}}, true},
+      {{.gradient_states = {{ep, kSum}}, .is_expert = true}, false}};  // of one rank
+  run_ranks(4,
+            [&](const ParallelState& state) {
+              for (const auto& [description, needs_finalize] : variants) {
+                DescribedParams net;
+                net.add("plain", {3}).add("described", {3}, description);
+                DistributedDataParallelConfig config;
+                config.calculate_per_token_loss = false;
+                DistributedDataParallel ddp(net, state, config);
+                net.backward([](auto&, auto&) { return 1.0; });
+                ddp.finish_grad_sync();
+                const auto ask = [&] { ddp.require_final_gradients("step"); };
+                EXPECT_TRUE(!needs_finalize ||
+                            throws_with<UsageError>(ask, "call finalize_model_grads()"));
+                finalize_model_grads({&ddp});
+                EXPECT_NO_THROW(ask());
+              }
+            },
+            {.sizes = {.tensor = 2, .pipeline = 2}});
+}
+
 TEST(FinalizeReport, NamesTheReductionOverOptimizerInstances) {
   CollectiveLog log;
   run_ranks(4,
