@@ -10,7 +10,6 @@
 
 #include "lockstep/distributed/distributed_data_parallel.h"
 #include "lockstep/distributed/finalize_model_grads.h"
-#include "lockstep/optimizer/clip_grads.h"
 #include "lockstep/optimizer/optimizer.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/parallel_state.h"
@@ -43,6 +42,7 @@ double train() {
   lockstep::DistributedDataParallel ddp(net, state);
   lockstep::OptimizerConfig config;
   config.lr = 0.01;
+  config.clip_grad = 1;  // the norm to which step() scales larger gradients down
   lockstep::Optimizer optimizer({&ddp}, config);
 
   const lockstep::ProcessGroup ranks = state.group(lockstep::GroupKind::dp_cp);
@@ -60,7 +60,6 @@ double train() {
     }
     const at::Tensor samples = at::full({}, kMicrobatches * kSamples);
     const auto report = lockstep::finalize_model_grads({&ddp}, samples);
-    lockstep::clip_grad_norm_({&ddp}, 1.0);
     optimizer.step();
 
     lockstep::all_reduce(ranks, loss_sum, lockstep::ReduceOp::sum, "loss").wait();
