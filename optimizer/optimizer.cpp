@@ -20,6 +20,9 @@ void check_config(const OptimizerConfig& config) {
     require<ConfigError>(std::isfinite(value) && value >= 0,
                          "optimizer.{}: found {}, allowed: >= 0", field, value);
   };
+  const auto above_zero = [](const char* field, double value) {
+    require<ConfigError>(value > 0, "optimizer.{}: found {}, allowed: > 0", field, value);
+  };
   const auto below_one = [](const char* field, double value) {
     require<ConfigError>(value >= 0 && value < 1, "optimizer.{}: found {}, allowed: >= 0 and < 1",
                          field, value);
@@ -28,7 +31,12 @@ void check_config(const OptimizerConfig& config) {
   at_least_zero("min_lr", config.min_lr);
   at_least_zero("weight_decay", config.weight_decay);
   at_least_zero("clip_grad", config.clip_grad);
-  at_least_zero("adam_eps", config.adam_eps);
+  above_zero("adam_eps", config.adam_eps);
+  above_zero("grad_norm_skip_threshold", config.grad_norm_skip_threshold.value_or(1));
+  above_zero("muon_extra_scale_factor", config.muon_extra_scale_factor);
+  require<ConfigError>(config.muon_num_ns_steps >= 1,
+                       "optimizer.muon_num_ns_steps: found {}, allowed: >= 1",
+                       config.muon_num_ns_steps);
   below_one("adam_beta1", config.adam_beta1);
   below_one("adam_beta2", config.adam_beta2);
   below_one("sgd_momentum", config.sgd_momentum);
@@ -53,11 +61,22 @@ kernels::StepControl step_control(const at::Tensor& norm, const OptimizerConfig&
   return at::stack({factor / loss_scale, apply.to(norm.scalar_type())});
 }
 
-bool has_fp16(const std::vector<DistributedDataParallel*>& models) {
+template <class Predicate>
+bool any_buffer(const std::vector<DistributedDataParallel*>& models, Predicate predicate) {
   for (const DistributedDataParallel* model : models)
     for (const auto& buffer : model->buffers())
-      if (buffer->param_data().scalar_type() == at::kHalf) return true;
+      if (predicate(*buffer)) return true;
   return false;
+}
+
+bool has_fp16(const std::vector<DistributedDataParallel*>& models) {
+  return any_buffer(models, [](const ParamAndGradBuffer& buffer) {
+    return buffer.param_data().scalar_type() == at::kHalf;
+  });
+}
+
+bool has_whole_matrices(const std::vector<DistributedDataParallel*>& models) {
+  return any_buffer(models, [](auto& buffer) { return buffer.holds_whole_matrices(); });
 }
 
 std::unique_ptr<GradScaler> make_scaler(const OptimizerConfig& config, bool adapts) {
@@ -97,6 +116,10 @@ Optimizer::Optimizer(std::vector<DistributedDataParallel*> models, const Optimiz
 void Optimizer::make_states(const std::vector<ParamOverride>& overrides) {
   const RankGrids& grids = models_.front()->parallel_state().grids();
   const bool whole = grids.size(GroupKind::pp) == 1 && grids.size(GroupKind::ep) == 1;
+  require<ConfigError>(
+      config_.optimizer != OptimizerKind::muon || !whole || has_whole_matrices(models_),
+      "optimizer.optimizer: found muon, but no parameter is one of the whole_matrices of its "
+      "DistributedDataParallel; allowed: adam, sgd, or muon with some");
   std::vector<NamedParameter> params;
   for (const DistributedDataParallel* model : models_)
     for (const auto& buffer : model->buffers())

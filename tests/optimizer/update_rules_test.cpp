@@ -218,6 +218,32 @@ TEST(Muon, AMatrixThatIsCutOverTensorParallelRanksIsUpdatedAsAWhole) {
               {.sizes = {.tensor = 2}});
 }
 
+TEST(Muon, WithoutMatricesIsRefusedInsteadOfBecomingAdam) {
+  SmallNet net;
+  DistributedDataParallel ddp(net, ParallelState::single_process());
+  EXPECT_TRUE(throws_with<ConfigError>([&] { Optimizer({&ddp}, config_of(OptimizerKind::muon)); },
+                                       "optimizer.optimizer: found muon, but no parameter is one "
+                                       "of the whole_matrices of its DistributedDataParallel"));
+}
+
+TEST(OptimizerConfig, NumbersOutOfTheirBoundsAreNamed) {
+  SmallNet net;
+  DistributedDataParallel ddp(net, ParallelState::single_process());
+  const std::pair<const char*, std::function<void(OptimizerConfig&)>> variants[] = {
+      {"optimizer.adam_eps: found 0, allowed: > 0", [](auto& c) { c.adam_eps = 0; }},
+      {"optimizer.grad_norm_skip_threshold: found -1, allowed: > 0",
+       [](auto& c) { c.grad_norm_skip_threshold = -1; }},
+      {"optimizer.muon_extra_scale_factor: found 0, allowed: > 0",
+       [](auto& c) { c.muon_extra_scale_factor = 0; }},
+      {"optimizer.muon_num_ns_steps: found 0, allowed: >= 1",
+       [](auto& c) { c.muon_num_ns_steps = 0; }}};
+  for (const auto& [message, set] : variants) {
+    OptimizerConfig config = adamw_config();
+    set(config);
+    EXPECT_TRUE(throws_with<ConfigError>([&] { Optimizer({&ddp}, config); }, message));
+  }
+}
+
 TEST(Moments, InBf16FollowThoseInFp32AndTakeHalfTheMemory) {
   OptimizerConfig narrow = adamw_config();
   narrow.exp_avg_dtype = narrow.exp_avg_sq_dtype = StateDtype::bf16;
