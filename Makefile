@@ -18,7 +18,7 @@ BUILD ?= build$(if $(SANITIZE),-$(subst $(comma),-,$(SANITIZE)))
 export LOCKSTEP_CUDA
 export UBSAN_OPTIONS ?= halt_on_error=1:print_stacktrace=1
 export LSAN_OPTIONS ?= suppressions=$(CURDIR)/tests/support/leaks.supp:print_suppressions=0
-export TSAN_OPTIONS ?= suppressions=$(CURDIR)/tests/sanitizers/thread.supp:ignore_noninstrumented_modules=1
+export TSAN_OPTIONS ?= suppressions=$(CURDIR)/tests/sanitizers/thread.supp:ignore_noninstrumented_modules=1:detect_deadlocks=0
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 configure_args = -S . -B $(BUILD) -G Ninja -DLOCKSTEP_CUDA=$(LOCKSTEP_CUDA) \
