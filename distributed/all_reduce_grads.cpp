@@ -29,12 +29,21 @@ std::vector<const MeshParameter*> parameters_with_gradients(const MeshParameters
     if (param.tensor.requires_grad()) trained.push_back(&param);
   if (trained.empty()) return trained;
   at::Tensor present = at::zeros({static_cast<int64_t>(trained.size())}, at::kInt);
-  for (size_t i = 0; i < trained.size(); ++i)
-    present.data_ptr<int>()[i] = trained[i]->tensor.grad().defined() ? 1 : 0;
+  constexpr int kSparse = 2;
+  for (size_t i = 0; i < trained.size(); ++i) {
+    const at::Tensor& grad = trained[i]->tensor.grad();
+    present.data_ptr<int>()[i] = !grad.defined() ? 0 : grad.layout() == at::kStrided ? 1 : kSparse;
+  }
   all_reduce(group, present, ReduceOp::max, "who has gradients").wait();
   std::vector<const MeshParameter*> result;
-  for (size_t i = 0; i < trained.size(); ++i)
-    if (present.data_ptr<int>()[i] != 0) result.push_back(trained[i]);
+  for (size_t i = 0; i < trained.size(); ++i) {
+    const int found = present.data_ptr<int>()[i];
+    require<UsageError>(
+        found < kSparse,
+        "all_reduce_grads: the gradient of '{}' is sparse, allowed: dense gradients",
+        trained[i]->name);
+    if (found != 0) result.push_back(trained[i]);
+  }
   return result;
 }
 
@@ -43,9 +52,6 @@ Travelling prepare(const MeshParameter& param) {
   if (!grad.defined())
     grad = at::zeros_like(param.tensor,
                           param.tensor.grad_dtype().value_or(param.tensor.scalar_type()));
-  require<UsageError>(grad.layout() == at::kStrided,
-                      "all_reduce_grads: the gradient of '{}' is sparse, allowed: dense gradients",
-                      param.name);
   return {grad, grad.contiguous()};
 }
 

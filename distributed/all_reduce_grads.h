@@ -25,7 +25,7 @@ namespace lockstep {
 /// where none has, none gets one.
 ///
 /// Collective over the group; does nothing in one of a single rank. UsageError: an axis that the
-/// mesh has not, a sparse gradient (by name).
+/// mesh has not; on all ranks, a sparse gradient on any of them (by name).
 void all_reduce_grads(const MeshParameters& model, const DeviceMesh& world_mesh, bool use_ddp);
 
 }  // namespace lockstep

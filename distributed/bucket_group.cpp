@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/distributed/owned_grads.h"
 
 namespace lockstep {
 namespace {
@@ -67,10 +68,6 @@ void check_gradients(const GradChecks& checks, const std::string& label, const B
     if (fault.found(extremes)) refuse(fault, label, bucket);
 }
 
-bool is_narrow(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kHalf;
-}
-
 }  // namespace
 
 BucketGroup::BucketGroup(std::string label, std::vector<Bucket> buckets, GradReduction reduction,
@@ -83,12 +80,22 @@ BucketGroup::BucketGroup(std::string label, std::vector<Bucket> buckets, GradRed
 void BucketGroup::start() {
   const at::NoGradGuard no_grad;
   for (const Bucket& bucket : buckets_) check_gradients(checks_, label_, bucket);
+  launch();
+}
+
+void BucketGroup::start_with_nan() {
+  const at::NoGradGuard no_grad;
+  for (const Bucket& bucket : buckets_) at::Tensor(bucket.grads).fill_(std::nan(""));
+  launch();
+}
+
+void BucketGroup::launch() {
   const Reduction reduction(reduction_.op, reduction_.factor.numerator,
                             reduction_.factor.denominator);
   for (const Bucket& bucket : buckets_) {
     if (!reduces_shards(bucket))
       works_.push_back(all_reduce(reduction_.group, bucket.grads, reduction, label_));
-    else if (reduction_.accumulate_in_fp32 && is_narrow(bucket.grads))
+    else if (reduction_.accumulate_in_fp32 && is_narrow(bucket.grads.scalar_type()))
       start_exchange(bucket);
     else
       works_.push_back(

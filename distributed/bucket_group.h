@@ -60,6 +60,9 @@ class BucketGroup {
   /// parameter of a gradient that the checks find.
   void start();
 
+  /// The same with NaN in place of the gradients, unchecked: whoever uses what is reduced notices.
+  void start_with_nan();
+
   /// With several optimizer instances: waits for the reduce-scatters and starts the all-reduces of
   /// the shards over the instances. To be called for all groups before finish().
   void continue_over_instances();
@@ -82,6 +85,7 @@ class BucketGroup {
   const GradReduction& reduction() const { return reduction_; }
 
  private:
+  void launch();
   void start_exchange(const Bucket& bucket);
   void add_exchanged();
   void wait();

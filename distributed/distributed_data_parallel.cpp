@@ -29,6 +29,17 @@ std::vector<at::Tensor> module_buffers(const torch::nn::Module& module) {
   return module.buffers(/*recurse=*/true);
 }
 
+/// What the ranks must agree on, so that they have the same buckets.
+std::vector<ConfigValue> settings_of(const DistributedDataParallelConfig& config,
+                                     bool disable_bucketing) {
+  Config whole;
+  whole.ddp = config;
+  std::vector<ConfigValue> settings = config_values(whole);
+  std::erase_if(settings, [](const ConfigValue& field) { return !field.path.starts_with("ddp."); });
+  settings.push_back({"disable_bucketing", disable_bucketing ? "true" : "false"});
+  return settings;
+}
+
 void refuse_repeated(const std::vector<NamedParameter>& parameters) {
   std::map<const c10::TensorImpl*, const std::string*> names;
   for (const NamedParameter& param : parameters) {
@@ -53,7 +64,7 @@ struct DistributedDataParallel::Impl {
         module_buffers(std::move(buffers_of_module)) {
     refuse_repeated(parameters);
     for (const NamedParameter& param : parameters) refuse_hooked(param);
-    check_same_parameters(parameters, group);
+    check_same_parameters(parameters, group, settings_of(config, disable_bucketing));
     for (const NamedParameter& param : parameters)
       if (!param.tensor.requires_grad())
         frozen.push_back(param);
@@ -201,6 +212,11 @@ void DistributedDataParallel::restore_grad_buffers() {
 
 void DistributedDataParallel::zero_grad_buffer() {
   impl_->sync->zero_grad();
+  impl_->finalized = false;
+}
+
+void DistributedDataParallel::abandon_step() {
+  impl_->sync->abandon();
   impl_->finalized = false;
 }
 

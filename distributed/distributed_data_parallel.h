@@ -50,11 +50,12 @@ namespace lockstep {
 class DistributedDataParallel {
  public:
   /// Takes over the parameters of `module` that require a gradient. Collective over the
-  /// data-parallel ranks. First compares the parameters of all ranks (names, shapes, dtypes,
-  /// descriptions, whether they are trained): where they differ, every rank throws
+  /// data-parallel ranks. First compares `config` and the parameters of all ranks (names, shapes,
+  /// dtypes, descriptions, whether they are trained): where they differ, every rank throws
   /// CommunicationError naming the first difference. Then gives all ranks the parameters and
-  /// registered buffers of the first one (see broadcast_params). UsageError if nothing is to be
-  /// trained, or if a parameter is wrapped already.
+  /// registered buffers of the first one (see broadcast_params, which nobody calls later: ranks
+  /// whose buffers change in training, as running means do, have their own). UsageError if nothing
+  /// is to be trained, or if a parameter is wrapped already.
   ///
   /// `disable_bucketing`: one bucket for each buffer whatever `config` says, for model chunks whose
   /// reduction is hidden by those of other chunks; on all pipeline stages but the first it is
@@ -130,6 +131,13 @@ class DistributedDataParallel {
   /// replaces optimizer.zero_grad().
   void zero_grad_buffer();
 
+  /// Gives up a step in which something threw, an operator in the middle of backward for instance,
+  /// and begins the next one. Needed where reductions are under way (state "reducing"), allowed
+  /// always; all data-parallel ranks must call it in the same step. They reduce NaN in place of
+  /// what they have not reduced yet: a rank that finishes its step instead gets gradients that
+  /// every optimizer here refuses, not a wrong sum. CommunicationError if a rank has failed.
+  void abandon_step();
+
   /// Gives all data-parallel ranks the parameters, the frozen parameters and the registered module
   /// buffers of the first rank.
   void broadcast_params();
@@ -192,8 +200,8 @@ class DistributedDataParallel {
   void begin_finalize();
   void end_finalize();
 
-  /// Throws UsageError naming `caller` unless the gradients are final: reduced, and with per-token
-  /// scaling divided by the tokens.
+  /// Throws UsageError naming `caller` unless the gradients are final: reduced, and made final by
+  /// finalize_model_grads where that has more to do (per-token scaling, partial or tied gradients).
   void require_final_gradients(const char* caller) const;
 
  private:

@@ -7,6 +7,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/finalize_passes.h"
 #include "lockstep/distributed/owned_grads.h"
+#include "lockstep/distributed/parameter_check.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
@@ -63,8 +64,7 @@ void divide_by_tokens(FinalizeContext& context) {
   const at::NoGradGuard no_grad;
   const at::Tensor tokens = sum_of_tokens(context);
   for (DistributedDataParallel* model : context.models)
-    for (const auto& buffer : model->buffers())
-      for (at::Tensor grads : reduced_grads(*buffer)) grads.div_(tokens);
+    for (const auto& buffer : model->buffers()) divide_grads(reduced_grads(*buffer), tokens);
   context.report.num_tokens = tokens;
 }
 
@@ -109,7 +109,7 @@ void FinalizeContext::note(const char* pass, const ProcessGroup& group, std::str
 FinalizeReport finalize_model_grads(const std::vector<DistributedDataParallel*>& models,
                                     const std::optional<at::Tensor>& num_tokens,
                                     const std::vector<RouterBias>& router_biases) {
-  require<UsageError>(!models.empty(), "finalize_model_grads: no model was given");
+  check_model_list(models, "finalize_model_grads");
   FinalizeContext context{models, num_tokens, router_biases};
   try {
     check_arguments(context);

@@ -51,7 +51,7 @@ struct RouterBias {
 /// 4. router bias: tokens_per_expert of all `router_biases` is summed over tp-dp-cp; a bias rises
 ///    by its rate where an expert got fewer tokens than the mean and falls where it got more.
 /// 5. num_tokens: with per-token scaling, sums `num_tokens` over the data- and context-parallel
-///    ranks and divides all gradients by it, or by 1 if it is 0. The loss must be a sum over
+///    ranks and divides all gradients by it, or by 1 if it is less. The loss must be a sum over
 ///    tokens, and `num_tokens` the number of tokens that this rank summed over in all micro-batches
 ///    of the step. With a pipeline the last stage's number counts, and the others may leave it out.
 ///
@@ -62,10 +62,11 @@ struct RouterBias {
 /// dtype] is needed with per-token scaling and refused without it. `router_biases` are those of the
 /// routers that are being trained, in the same order on all ranks.
 ///
-/// UsageError, of which the other ranks are told: no model, models of different scaling, a step
+/// UsageError, of which the other ranks are told: models of different scaling, a step
 /// that is final already or whose last backward is missing (naming the parameters), a missing,
 /// superfluous or negative num_tokens, a tied parameter on a stage that cannot hold it, tied copies
-/// of different shapes, a router bias that does not fit its counters.
+/// of different shapes, a router bias that does not fit its counters. UsageError on this rank: no
+/// model, or one that is listed twice.
 FinalizeReport finalize_model_grads(const std::vector<DistributedDataParallel*>& models,
                                     const std::optional<at::Tensor>& num_tokens = std::nullopt,
                                     const std::vector<RouterBias>& router_biases = {});

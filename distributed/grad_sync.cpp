@@ -62,12 +62,28 @@ void GradSync::finish() {
   guarded([&] {
     refuse_offloaded(state_.calls().finish);
     launch(state_.finish());
-    for (BucketGroup& group : bucketing_.groups) group.continue_over_instances();
-    for (BucketGroup& group : bucketing_.groups) group.finish();
+    finish_launched();
     state_.finished();
     for (const auto& buffer : bucketing_.buffers)
       buffer->check_grads_attached(state_.calls().reset);
   });
+}
+
+void GradSync::finish_launched() {
+  for (BucketGroup& group : bucketing_.groups) group.continue_over_instances();
+  for (BucketGroup& group : bucketing_.groups) group.finish();
+}
+
+void GradSync::abandon() {
+  guarded([&] {
+    refuse_offloaded(state_.calls().abandon);
+    if (state_.phase() == GradSyncState::Phase::ready) return;
+    const auto rest = state_.abandon();
+    for (int64_t i = rest.first; i < rest.last; ++i)
+      bucketing_.groups[static_cast<size_t>(i)].start_with_nan();
+    finish_launched();
+  });
+  zero_grad();
 }
 
 void GradSync::zero_grad() {

@@ -42,6 +42,9 @@ class GradSync final : private GradientObserver {
   void finish();
   /// Begins a step: gradients are zero and views of the buffers.
   void zero_grad();
+  /// Gives a step up and begins the next, on all ranks: what was not launched is reduced as NaN, so
+  /// that all ranks make the same calls.
+  void abandon();
   /// Returns when nothing is under way, whatever the state.
   void settle();
   /// Multiplies the gradients that this rank holds.
@@ -60,6 +63,7 @@ class GradSync final : private GradientObserver {
  private:
   void on_gradient(int64_t position, bool in_place) override;
   void launch(GradSyncState::Launch groups);
+  void finish_launched();
   void refuse_offloaded(const char* call) const;
 
   Bucketing bucketing_;

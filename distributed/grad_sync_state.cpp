@@ -160,9 +160,16 @@ void GradSyncState::finished() {
   phase_ = Phase::ready;
 }
 
+GradSyncState::Launch GradSyncState::abandon() {
+  const Launch launch = launch_all();
+  phase_ = Phase::ready;
+  return launch;
+}
+
 void GradSyncState::reset() {
-  require<UsageError>(phase_ != Phase::reducing, "{}: the state is reducing; call {}() first",
-                      calls_.reset, calls_.finish);
+  require<UsageError>(phase_ != Phase::reducing,
+                      "{}: the state is reducing; call {}() first, or {}() after an exception",
+                      calls_.reset, calls_.finish, calls_.abandon);
   phase_ = Phase::idle;
   for (Counts& counts : counts_) counts.received = counts.synchronized = 0;
   pending_ = bucket_sizes_;

@@ -12,6 +12,7 @@ struct GradSyncCalls {
   const char* start = "start_grad_sync";    ///< launches what was not launched
   const char* finish = "finish_grad_sync";  ///< waits for the reductions
   const char* reset = "zero_grad_buffer";   ///< begins a step
+  const char* abandon = "abandon_step";     ///< gives a step up
   const char* allow_unused = "ddp.allow_unused_parameters";
   /// What to do about a backward too many.
   const char* surplus = "run all but the last micro-batch inside no_sync()";
@@ -23,6 +24,8 @@ struct GradSyncCalls {
 ///   idle ── first gradient ──► accumulating n/N ── first bucket launched ──► reducing
 ///                                     ▲                                        │ finished
 ///                                     └────────── reset ── ready ◄─────────────┘
+///
+/// abandon() leads from every state to ready.
 ///
 /// A parameter is ready once it has received its gradient of the last micro-batch. That a gradient
 /// is of the last micro-batch is stated by the caller (`synchronize`), or counted when
@@ -76,6 +79,10 @@ class GradSyncState {
 
   /// All launched buckets are reduced: reducing → ready.
   void finished();
+
+  /// Gives the step up: → ready. The buckets that were not launched, which other ranks may have
+  /// launched.
+  Launch abandon();
 
   /// Begins a new step: → idle. Throws while reducing.
   void reset();

@@ -8,6 +8,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/grad_sync.h"
+#include "lockstep/distributed/owned_grads.h"
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/parallel_state/collectives.h"
 
@@ -184,10 +185,16 @@ struct GradientSynchronizer::Impl {
 
   void divide(const at::Tensor& tokens) {
     const at::NoGradGuard no_grad;
+    std::vector<at::Tensor> grads;
     if (sync)
-      for (const auto& buffer : sync->bucketing().buffers) buffer->grad_data().div_(tokens);
+      for (const auto& buffer : sync->bucketing().buffers) grads.push_back(buffer->grad_data());
     for (const at::Tensor& param : local)
-      if (param.grad().defined()) param.mutable_grad().div_(tokens);
+      if (param.grad().defined()) grads.push_back(param.grad());
+    divide_grads(grads, tokens);
+  }
+
+  void reset_local() {
+    for (const at::Tensor& param : local) param.mutable_grad().reset();
   }
 
   /// On an axis that is reduced over.
@@ -247,7 +254,13 @@ void GradientSynchronizer::wait(const at::Tensor& num_tokens) {
 void GradientSynchronizer::zero_grad() {
   impl_->require_bound("zero_grad");
   if (impl_->sync) impl_->sync->zero_grad();
-  for (const at::Tensor& param : impl_->local) param.mutable_grad().reset();
+  impl_->reset_local();
+}
+
+void GradientSynchronizer::abandon_step() {
+  impl_->require_bound("abandon_step");
+  if (impl_->sync) impl_->sync->abandon();
+  impl_->reset_local();
 }
 
 void GradientSynchronizer::set_required_accumulations(int64_t count) {

@@ -100,6 +100,10 @@ class GradientSynchronizer {
   /// first.
   void zero_grad();
 
+  /// Gives up a step in which something threw and begins the next one, on all ranks. See
+  /// DistributedDataParallel::abandon_step().
+  void abandon_step();
+
   /// Backwards of each following step, for batches that differ in their micro-batches. Between
   /// steps only.
   void set_required_accumulations(int64_t count);

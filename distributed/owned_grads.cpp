@@ -37,6 +37,19 @@ std::vector<at::Tensor> owned_grads(const ParamAndGradBuffer& buffer) {
   return owned_grads(buffer, {0, buffer.layout().numel});
 }
 
+void divide_grads(const std::vector<at::Tensor>& grads, const at::Tensor& divisor) {
+  std::vector<at::Tensor> narrow;
+  for (at::Tensor part : grads)
+    if (is_narrow(part.scalar_type()))
+      narrow.push_back(part);
+    else
+      part.div_(divisor);
+  if (narrow.empty()) return;
+  const at::Tensor factor = divisor.reciprocal().to(at::kFloat);
+  at::Tensor unused = at::zeros({1}, factor.options());  // whether any was not finite
+  at::_amp_foreach_non_finite_check_and_unscale_(narrow, unused, factor);
+}
+
 GroupKind tie_group_kind(TiedStages stages) {
   switch (stages) {
     case TiedStages::first:

@@ -11,6 +11,9 @@
 
 namespace lockstep {
 
+/// bf16 and fp16.
+inline bool is_narrow(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
+
 /// The parts of `range` of `buffer` whose reduced gradients this rank holds (see
 /// ParamAndGradBuffer::owned), as flat views, none of them empty.
 std::vector<at::Tensor> owned_grads(const ParamAndGradBuffer& buffer, ElementRange range);
@@ -22,6 +25,11 @@ std::vector<at::Tensor> owned_grads(const ParamAndGradBuffer& buffer);
 /// ParamAndGradBuffer::reduced): what passes over gradients must change.
 std::vector<at::Tensor> reduced_grads(const ParamAndGradBuffer& buffer, ElementRange range);
 std::vector<at::Tensor> reduced_grads(const ParamAndGradBuffer& buffer);
+
+/// Divides `grads`, of one device, by a 0-dim fp64 tensor there. 16-bit gradients are divided in
+/// fp32: an operator would round the divisor to their dtype first, in which a count of tokens may
+/// be infinite.
+void divide_grads(const std::vector<at::Tensor>& grads, const at::Tensor& divisor);
 
 /// The groups whose ranks hold the copies of a tied parameter.
 GroupKind tie_group_kind(TiedStages stages);

@@ -13,8 +13,9 @@ namespace lockstep {
 /// One parameter, in the order of registration.
 struct LayoutParam {
   int64_t numel = 0;
-  /// A tied embedding. With the distributed optimizer it lies alone in its bucket, so that the
-  /// shards of its two copies line up across pipeline stages.
+  /// A tied parameter, or one whose gradient is partial over pipeline stages. With the distributed
+  /// optimizer it lies alone in its bucket, so that the shards of its two copies line up across
+  /// pipeline stages.
   bool shared_embedding = false;
   /// Of a matrix, whose last dimension is the columns; 0 for other parameters. Only layouts of
   /// whole parameters ask.

@@ -1,5 +1,6 @@
 #include "lockstep/distributed/parameter_check.h"
 
+#include <algorithm>
 #include <sstream>
 
 #include <ATen/ATen.h>
@@ -61,23 +62,48 @@ std::string first_difference(const std::vector<Line>& a, int64_t rank_a, const s
   return "";
 }
 
+std::string settings_text(const std::vector<ConfigValue>& settings) {
+  std::string text;
+  for (const auto& [path, value] : settings) text += fmt::format("{}\t{}\n", path, value);
+  return text;
+}
+
 }  // namespace
 
-void check_same_parameters(const std::vector<NamedParameter>& parameters,
-                           const ProcessGroup& group) {
+void check_same_parameters(const std::vector<NamedParameter>& parameters, const ProcessGroup& group,
+                           const std::vector<ConfigValue>& settings) {
   if (group.size() == 1) return;
-  const std::string text = description_text(parameters);
+  const std::string text = settings_text(settings) + description_text(parameters);
   at::Tensor digests = at::empty({group.size()}, at::kLong);
   all_gather(group, digests, at::full({1}, digest(text), at::kLong), "parameter digests").wait();
   if (digests.eq(digests[0]).all().item<bool>()) return;
   const auto texts = all_gather_texts(group, text, "parameter descriptions");
   const auto first = split_lines(texts[0]);
+  const auto count = static_cast<std::ptrdiff_t>(settings.size());
   for (size_t i = 1; i < texts.size(); ++i) {
+    const auto other = split_lines(texts[i]);
+    for (size_t line = 0; line < settings.size(); ++line)
+      require<CommunicationError>(
+          first[line].facts == other[line].facts,
+          "the ranks of group {} have different settings: {} is {} on rank {} and {} on rank {}",
+          group.to_string(), first[line].name, first[line].facts, group.ranks()[0],
+          other[line].facts, group.ranks()[i]);
     const std::string difference =
-        first_difference(first, group.ranks()[0], split_lines(texts[i]), group.ranks()[i]);
+        first_difference({first.begin() + count, first.end()}, group.ranks()[0],
+                         {other.begin() + count, other.end()}, group.ranks()[i]);
     require<CommunicationError>(difference.empty(),
                                 "the ranks of group {} have different parameters: {}",
                                 group.to_string(), difference);
+  }
+}
+
+void check_model_list(const std::vector<DistributedDataParallel*>& models, const char* caller) {
+  require<UsageError>(!models.empty(), "{}: no model was given", caller);
+  for (size_t i = 0; i < models.size(); ++i) {
+    require<UsageError>(models[i] != nullptr, "{}: model {} is a null pointer", caller, i);
+    const auto first = std::find(models.begin(), models.end(), models[i]) - models.begin();
+    require<UsageError>(static_cast<size_t>(first) == i,
+                        "{}: model {} is model {} too; list each chunk once", caller, i, first);
   }
 }
 

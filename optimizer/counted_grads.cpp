@@ -6,6 +6,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/owned_grads.h"
+#include "lockstep/distributed/parameter_check.h"
 #include "lockstep/kernels/sum_of_squares.h"
 
 namespace lockstep {
@@ -75,7 +76,7 @@ void visit_counted(const ParamAndGradBuffer& buffer, Gaps gaps, Counter& counter
 }
 
 void check_models(const std::vector<DistributedDataParallel*>& models, const char* caller) {
-  require<UsageError>(!models.empty(), "{}: no model was given", caller);
+  check_model_list(models, caller);
   for (const DistributedDataParallel* model : models)
     require<UsageError>(model->is_sharded() == models.front()->is_sharded(),
                         "{}: found models with and without ddp.use_distributed_optimizer, allowed: "

@@ -5,13 +5,14 @@
 /// Loss scaling for fp16: the loss is multiplied by a large factor so that small gradients do not
 /// become zero, and the gradients are divided by it again. The scalers themselves are plain
 /// arithmetic; found_inf() of optimizer/unscale_grads.h looks at the gradients. Every rank holds
-/// its own scaler, and gets the same answers of found_inf().
+/// its own scaler, and gets the same answers of found_inf(). Optimizer has a scaler inside (see
+/// Optimizer::loss_scale()). With an update of your own:
 ///
 ///     (scaler.scale() * loss).backward();
 ///     finalize_model_grads(...);
 ///     const bool overflow = found_inf({&ddp}, 1 / scaler.scale());
 ///     scaler.update(overflow);
-///     if (!overflow) optimizer.step();
+///     if (!overflow) my_update();
 namespace lockstep {
 
 /// The state of a scaler between two steps, to be saved and restored.

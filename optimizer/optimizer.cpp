@@ -7,6 +7,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/finalize_passes.h"
+#include "lockstep/distributed/parameter_check.h"
 #include "lockstep/optimizer/clip_grads.h"
 #include "lockstep/optimizer/counted_grads.h"
 #include "lockstep/optimizer/optimizer_state.h"
@@ -89,6 +90,11 @@ std::unique_ptr<GradScaler> make_scaler(const OptimizerConfig& config, bool adap
                                .hysteresis = config.hysteresis});
 }
 
+void check_rate(const char* call, double value) {
+  require<UsageError>(std::isfinite(value) && value >= 0,
+                      "Optimizer::{}: found {}, allowed: a finite number >= 0", call, value);
+}
+
 }  // namespace
 
 Optimizer::Optimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config,
@@ -99,7 +105,7 @@ Optimizer::Optimizer(std::vector<DistributedDataParallel*> models, const Optimiz
                      const std::vector<ParamOverride>& overrides, bool sharded)
     : models_(std::move(models)), config_(config) {
   const char* const name = sharded ? "DistributedOptimizer" : "Optimizer";
-  require<UsageError>(!models_.empty(), "{}: no model was given", name);
+  check_model_list(models_, name);
   check_config(config);
   const at::NoGradGuard no_grad;
   for (DistributedDataParallel* model : models_) {
@@ -148,6 +154,7 @@ void Optimizer::apply_schedule(const OptimizerParamScheduler& scheduler, int64_t
 }
 
 void Optimizer::set_learning_rate(double value) {
+  check_rate("set_learning_rate", value);
   for (ParamGroup& group : groups_)
     if (group.max_lr == config_.lr && group.min_lr == config_.min_lr) group.lr = value;
 }
@@ -156,7 +163,13 @@ void Optimizer::set_learning_rate(size_t group, double value) {
   require<UsageError>(group < groups_.size(),
                       "Optimizer::set_learning_rate: found group {}, allowed: < {}", group,
                       groups_.size());
+  check_rate("set_learning_rate", value);
   groups_[group].lr = value;
+}
+
+void Optimizer::set_weight_decay(double value) {
+  check_rate("set_weight_decay", value);
+  config_.weight_decay = value;
 }
 
 Optimizer::StepResult Optimizer::step() {

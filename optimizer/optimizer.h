@@ -33,7 +33,8 @@ struct StateSlice {
   std::vector<Values> values;    ///< "master" only where the parameter is bf16 or fp16
 };
 
-/// What changes from step to step besides the tensors. The same on all ranks.
+/// What changes from step to step besides the tensors. The same on all ranks. Learning rates and
+/// weight decay that somebody set are not among it: set them again, or apply the schedule.
 struct OptimizerProgress {
   int64_t num_steps = 0;
   GradScalerState scaler = {};
@@ -83,7 +84,8 @@ class Optimizer {
   /// The models must outlive the optimizer. With pipeline stages it is collective over pp: the
   /// ranks compare their tied parameters. UsageError: no model, a model for the distributed
   /// optimizer. ConfigError: a number out of its bounds, parameters of a dtype other than fp32,
-  /// fp64, bf16 and fp16, copies of a tied parameter in groups with other settings, and those of
+  /// fp64, bf16 and fp16, muon without any matrix that is whole (without pipeline and expert
+  /// parallelism), copies of a tied parameter in groups with other settings, and those of
   /// group_params(); there is no look at other ranks for parameters that an override applies to, so
   /// one that applies to none is an error only without pipeline and expert parallelism.
   /// CommunicationError: a tied parameter of which a stage lacks its copy.
@@ -111,12 +113,13 @@ class Optimizer {
   /// each group's by its own max_lr and min_lr.
   void apply_schedule(const OptimizerParamScheduler& scheduler, int64_t samples);
 
-  /// Sets the learning rate of all groups with the configuration's max_lr and min_lr.
+  /// Sets the learning rate of all groups with the configuration's max_lr and min_lr. UsageError,
+  /// as for the other two: a number that is not finite or below 0.
   void set_learning_rate(double value);
   /// Sets that of param_groups()[group]. UsageError: there is no such group.
   void set_learning_rate(size_t group, double value);
   /// Each group takes its wd_mult times as much.
-  void set_weight_decay(double value) { config_.weight_decay = value; }
+  void set_weight_decay(double value);
   /// Of the first group.
   double learning_rate() const { return groups_.front().lr; }
   /// Of groups with a wd_mult of 1.

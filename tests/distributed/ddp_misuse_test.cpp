@@ -5,6 +5,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/distributed_data_parallel.h"
 #include "lockstep/distributed/finalize_model_grads.h"
+#include "lockstep/parallel_state/collectives.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/small_net.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -159,6 +160,101 @@ TEST(DistributedDataParallel, DifferentParametersFailEveryRankWithTheFirstDiffer
           variant.expected))
           << error;
   }
+}
+
+TEST(DistributedDataParallel, DifferentSettingsFailEveryRankByName) {
+  using Change = std::function<void(DistributedDataParallelConfig&, bool& disable_bucketing)>;
+  const std::pair<std::string, Change> changes[] = {
+      {"ddp.bucket_size is unset on rank 0 and 2 on rank 1",
+       [](auto& config, bool&) { config.bucket_size = 2; }},
+      {"ddp.use_distributed_optimizer is false on rank 0 and true on rank 1",
+       [](auto& config, bool&) { config.use_distributed_optimizer = true; }},
+      {"disable_bucketing is false on rank 0 and true on rank 1",
+       [](auto&, bool& disable) { disable = true; }},
+  };
+  for (const auto& [expected, change] : changes) {
+    const auto errors = errors_of_ranks(2, [&](const ParallelState& state) {
+      DistributedDataParallelConfig config;
+      bool disable_bucketing = false;
+      if (state.rank() == 1) change(config, disable_bucketing);
+      SmallNet net;
+      DistributedDataParallel ddp(net, state, config, disable_bucketing);
+    });
+    for (const std::string& error : errors)
+      EXPECT_EQ(error, "the ranks of group dp-cp [0, 1] have different settings: " + expected);
+  }
+}
+
+/// A net of three layers whose backward throws on the way from the last to the first.
+struct Interrupted : torch::nn::Module {
+  Interrupted() {
+    for (int i = 0; i < 3; ++i)
+      layers.push_back(
+          register_parameter("w" + std::to_string(i), at::full({4}, 0.5, at::kDouble)));
+  }
+  at::Tensor loss(double x, bool interrupted) const {
+    at::Tensor value = at::full({4}, x, at::kDouble);
+    for (size_t i = 0; i < layers.size(); ++i) {
+      value = value * layers[i];
+      if (interrupted && i == 1)
+        value.register_hook(
+            [](const at::Tensor&) { throw std::runtime_error("out of something"); });
+    }
+    return value.sum();
+  }
+  std::vector<at::Tensor> layers;
+};
+
+TEST(DistributedDataParallel, AStepThatThrewInBackwardCanBeAbandoned) {
+  for (const bool distributed : {false, true})
+    for (const bool overlap : {false, true})
+      run_ranks(2, [&](const ParallelState& state) {
+        Interrupted net;
+        DistributedDataParallelConfig config;
+        config.use_distributed_optimizer = distributed;
+        config.overlap_grad_reduce = overlap;
+        config.bucket_size = 1;
+        DistributedDataParallel ddp(net, state, config);
+        const auto step = [&] {
+          net.loss(state.rank() + 1, false).backward();
+          finalize_model_grads({&ddp}, at::ones({}));
+          at::Tensor sum = at::zeros({1}, at::kDouble);  // of all gradients
+          for (const ElementRange& owned : ddp.buffers()[0]->owned())
+            sum += ddp.buffers()[0]->grad_data().slice(0, owned.start, owned.end).sum();
+          if (distributed) all_reduce(state.world(), sum, ReduceOp::sum, "check").wait();
+          return sum.item<double>();
+        };
+        constexpr double kExpected = 12 * (1 + 2) * 0.25 / 2;
+        // The ranks are at different points: one has got past its first bucket, one has not begun.
+        if (state.rank() == 0) {
+          EXPECT_THROW(net.loss(1, true).backward(), std::runtime_error);
+        }
+        EXPECT_EQ(ddp.state_text(), state.rank() == 1 ? "idle"
+                                    : overlap         ? "reducing"
+                                                      : "accumulating 1");
+        ddp.abandon_step();
+        EXPECT_EQ(ddp.state_text(), "idle");
+        EXPECT_EQ(step(), kExpected);
+        ddp.abandon_step();  // allowed after a whole step, too
+        EXPECT_EQ(step(), kExpected);
+      });
+}
+
+TEST(DistributedDataParallel, WhoFinishesAStepThatAnotherRankAbandonedGetsNaN) {
+  run_ranks(2, [&](const ParallelState& state) {
+    Interrupted net;
+    DistributedDataParallelConfig config;
+    config.bucket_size = 1;
+    DistributedDataParallel ddp(net, state, config);
+    if (state.rank() == 0) {
+      EXPECT_THROW(net.loss(1, true).backward(), std::runtime_error);
+      ddp.abandon_step();
+    } else {
+      net.loss(2, false).backward();
+      ddp.finish_grad_sync();
+      EXPECT_TRUE(net.layers[0].grad().isnan().all().item<bool>());
+    }
+  });
 }
 
 TEST(DistributedDataParallel, WrappingTwiceIsRefusedAndChangesNothing) {

@@ -1,11 +1,13 @@
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <torch/nn/modules/linear.h>
 
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/finalize_model_grads.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/small_net.h"
+#include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep {
 namespace {
@@ -58,6 +60,21 @@ TEST(FinalizeModelGrads, TokenCountsBeyond32BitsAreExact) {
   });
 }
 
+TEST(FinalizeModelGrads, NarrowGradientsAreDividedByCountsThatTheirDtypeCannotHold) {
+  for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+    torch::nn::Linear net(torch::nn::LinearOptions(40, 40).bias(false));
+    net->to(dtype);
+    DistributedDataParallelConfig config;
+    config.grad_reduce_in_fp32 = false;
+    DistributedDataParallel ddp(*net, ParallelState::single_process(), config);
+    const at::Tensor sums = at::linspace(-6e4, 6e4, 1600, at::kDouble).view({40, 40}).to(dtype);
+    (net->weight * sums).sum().backward();
+    ASSERT_EQ(net->weight.grad().scalar_type(), dtype);
+    finalize_model_grads({&ddp}, at::full({}, 70001, at::kLong));
+    EXPECT_TRUE(at::equal(net->weight.grad(), (sums.to(at::kDouble) / 70001).to(dtype)));
+  }
+}
+
 TEST(FinalizeModelGrads, SeveralModelsShareOneTokenCount) {
   OneWeight first, second;
   const ParallelState state = ParallelState::single_process();
@@ -84,6 +101,16 @@ class FinalizeMisuse : public ::testing::Test {
   SmallNet net_;
   DistributedDataParallel ddp_{net_, ParallelState::single_process()};
 };
+
+TEST_F(FinalizeMisuse, ModelsThatAreMissingOrListedTwice) {
+  const std::pair<std::vector<DistributedDataParallel*>, const char*> lists[] = {
+      {{}, "finalize_model_grads: no model was given"},
+      {{&ddp_, nullptr}, "finalize_model_grads: model 1 is a null pointer"},
+      {{&ddp_, &ddp_}, "finalize_model_grads: model 1 is model 0 too; list each chunk once"}};
+  for (const auto& [models, expected] : lists)
+    EXPECT_TRUE(testing::throws_with<UsageError>(
+        [&] { finalize_model_grads(models, at::ones({})); }, expected));
+}
 
 TEST_F(FinalizeMisuse, TwiceInAStep) {
   net_.loss(SmallNet::samples(0, 2)).backward();

@@ -217,8 +217,24 @@ TEST(GradSyncState, ResetWhileReducingIsRefused) {
   (void)state.on_gradient(0, true);
   (void)state.on_gradient(1, true);
   EXPECT_EQ(refusal([&] { state.reset(); }),
-            "zero_grad_buffer: the state is reducing; call finish_grad_sync() first");
+            "zero_grad_buffer: the state is reducing; call finish_grad_sync() first, or "
+            "abandon_step() after an exception");
   EXPECT_NE(refusal([&] { state.finished(); }), "");
+}
+
+TEST(GradSyncState, AbandoningLaunchesTheRestFromEveryState) {
+  for (const int gradients : {0, 1, 2, 3, 6}) {
+    GradSyncState state = make();
+    std::vector<int64_t> launched;
+    for (int param = 0; param < gradients; ++param)
+      append(launched, state.on_gradient(param, true));
+    append(launched, state.abandon());
+    EXPECT_EQ(launched, kAllBuckets) << gradients;
+    EXPECT_EQ(state.phase(), Phase::ready);
+    EXPECT_TRUE(state.abandon().empty());
+    state.reset();
+    EXPECT_EQ(state.phase(), Phase::idle);
+  }
 }
 
 TEST(GradSyncState, MicrobatchesAreSetBetweenStepsOnly) {
@@ -300,6 +316,7 @@ TEST(GradSyncState, MessagesNameTheCallsOfTheirOwner) {
                        .start = "START",
                        .finish = "FINISH",
                        .reset = "RESET",
+                       .abandon = "ABANDON",
                        .allow_unused = "ALLOW",
                        .surplus = "SURPLUS"});
   const auto names = [&](auto call, const std::string& part) {
@@ -308,7 +325,8 @@ TEST(GradSyncState, MessagesNameTheCallsOfTheirOwner) {
   EXPECT_TRUE(names([&] { state.set_microbatches(0); }, "COUNT: found 0"));
   EXPECT_TRUE(names([&] { (void)state.finish(); }, "or set ALLOW"));
   (void)state.on_gradient(0, true);
-  EXPECT_TRUE(names([&] { state.reset(); }, "RESET: the state is reducing; call FINISH() first"));
+  EXPECT_TRUE(names([&] { state.reset(); },
+                    "RESET: the state is reducing; call FINISH() first, or ABANDON() after"));
   EXPECT_TRUE(
       names([&] { (void)state.on_gradient(0, true); }, "SURPLUS, and call RESET() between"));
   (void)state.finish();

@@ -254,7 +254,8 @@ TEST(GradientSynchronizer, GX3ZeroingWithoutWaitThrows) {
       errors_with_two(2, 1, [](auto&, GradientSynchronizer& sync, const MeshParameters& params) {
         backward_of(params, 1);
         EXPECT_TRUE(throws_with<UsageError>([&] { sync.zero_grad(); },
-                                            "zero_grad: the state is reducing; call wait() first"));
+                                            "zero_grad: the state is reducing; call wait() first, "
+                                            "or abandon_step() after an exception"));
         sync.wait();
         EXPECT_TRUE(
             throws_with<UsageError>([&] { sync.set_required_accumulations(0); }, "found 0"));
@@ -264,6 +265,22 @@ TEST(GradientSynchronizer, GX3ZeroingWithoutWaitThrows) {
     EXPECT_NE(error.find("are reduced already (state ready); call zero_grad() before the backward"),
               std::string::npos)
         << error;
+}
+
+TEST(GradientSynchronizer, AStepCanBeAbandonedOnAllRanks) {
+  const auto errors = errors_with_two(
+      2, 2,
+      [](const ParallelState& state, GradientSynchronizer& sync, const MeshParameters& params) {
+        for (int64_t backwards = 0; backwards < 2 * state.rank(); ++backwards)
+          backward_of(params, 1);
+        EXPECT_EQ(sync.state_text(), state.rank() == 0 ? "idle" : "reducing");
+        sync.abandon_step();
+        EXPECT_EQ(sync.state_text(), "idle");
+        for (int backwards = 0; backwards < 2; ++backwards) backward_of(params, 1);
+        sync.wait();
+        for (const MeshParameter& param : params) EXPECT_TRUE(grad_is(param, 4));
+      });
+  EXPECT_EQ(errors, Sent(2));
 }
 
 TEST(GradientSynchronizer, GX4AnUnusedParameterIsNamedAndNoRankHangs) {

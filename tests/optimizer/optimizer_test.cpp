@@ -201,9 +201,31 @@ TEST(Optimizer, RefusesAWrongFieldAndAnUnfinishedStep) {
   OptimizerConfig config;
   EXPECT_TRUE(
       throws_with<UsageError>([&] { Optimizer({&ddp}, config).step(); }, "finalize_model_grads()"));
+  EXPECT_TRUE(throws_with<UsageError>(
+      [&] {
+        Optimizer({&ddp, &ddp}, config);
+      },
+      "Optimizer: model 1 is model 0 too"));
   config.adam_beta1 = 1;
   EXPECT_TRUE(throws_with<ConfigError>([&] { Optimizer({&ddp}, config); },
                                        "optimizer.adam_beta1: found 1"));
+}
+
+TEST(Optimizer, RefusesRatesThatAreNoNumbersAndKeepsTheOld) {
+  One module(at::ones({2, 2}));
+  DistributedDataParallel ddp(module, ParallelState::single_process());
+  Optimizer optimizer({&ddp}, {});
+  const double rate = optimizer.learning_rate(), decay = optimizer.weight_decay();
+  for (const double value : {-1., std::nan(""), std::numeric_limits<double>::infinity()}) {
+    EXPECT_TRUE(throws_with<UsageError>([&] { optimizer.set_learning_rate(value); },
+                                        "Optimizer::set_learning_rate: found "));
+    EXPECT_TRUE(throws_with<UsageError>([&] { optimizer.set_learning_rate(0, value); },
+                                        "allowed: a finite number >= 0"));
+    EXPECT_TRUE(throws_with<UsageError>([&] { optimizer.set_weight_decay(value); },
+                                        "Optimizer::set_weight_decay: found "));
+  }
+  EXPECT_EQ(optimizer.learning_rate(), rate);
+  EXPECT_EQ(optimizer.weight_decay(), decay);
 }
 
 }  // namespace
