@@ -174,6 +174,8 @@ struct Recompute : torch::autograd::Function<Recompute> {
       const at::AutoGradMode enable(true);
       output = call.function(inputs);
     }
+    variable_list result(2 + inputs.size() + call.parameters.size());
+    if (!output.requires_grad()) return result;
     variable_list sources;
     for (const at::Tensor& input : inputs)
       if (input.requires_grad()) sources.push_back(input);
@@ -186,11 +188,12 @@ struct Recompute : torch::autograd::Function<Recompute> {
                               /*create_graph=*/false, /*allow_unused=*/true);
     for (size_t i = num_known; i < sources.size(); ++i)
       (*torch::autograd::impl::grad_accumulator(sources[i]))({found[i]});
-    variable_list result = {at::Tensor(), at::Tensor()};
-    size_t next = 0;
-    for (const at::Tensor& input : inputs)
-      result.push_back(input.requires_grad() ? found[next++] : at::Tensor());
-    while (next < num_known) result.push_back(found[next++]);
+    size_t next = 0, place = 2;
+    for (const at::Tensor& input : inputs) {
+      if (input.requires_grad()) result[place] = found[next++];
+      ++place;
+    }
+    while (next < num_known) result[place++] = found[next++];
     return result;
   }
 };

@@ -43,6 +43,39 @@ TEST(Recompute, ReachesParametersWhereNoInputNeedsAGradient) {
   EXPECT_TRUE(at::equal(weight.grad(), at::ones({2})));
 }
 
+TEST(Recompute, WhatDependsOnNothingThatIsTrainedGetsNoGradient) {
+  const at::Tensor factor = at::arange(3, at::kDouble).requires_grad_(true);
+  const at::Tensor x = at::ones({3}, at::kDouble), frozen = x * 3;
+  const auto function = [&](const std::vector<at::Tensor>& in) { return in[0] * frozen; };
+  (recompute(function, {x}) * factor).sum().backward();
+  EXPECT_TRUE(at::equal(factor.grad(), frozen));
+  const auto forgets = [](const std::vector<at::Tensor>& in) { return in[0].detach() * 2; };
+  (recompute(forgets, {factor}) + factor).sum().backward();
+  EXPECT_TRUE(at::equal(factor.grad(), frozen + 1));
+}
+
+TEST(Recompute, TheFirstLayersMayBeFrozen) {
+  const auto gradients = [](RecomputeGranularity granularity) {
+    TransformerConfig config = testing::small_gpt();
+    config.untie_embeddings_and_output_weights = true;
+    config.recompute_granularity = granularity;
+    const GPTModel model(config, {.dtype = at::kDouble});
+    for (const NamedParameter& param : collect_parameters(model))
+      if (param.name.starts_with("embedding.") || param.name.starts_with("decoder.layers.0."))
+        at::Tensor(param.tensor).set_requires_grad(false);
+    const at::Tensor ids = testing::sample_ids(config, 2);
+    model.forward(ids.slice(1, 0, -1), ids.slice(1, 1)).sum().backward();
+    testing::NamedTensors result;
+    for (const NamedParameter& param : collect_parameters(model))
+      if (param.tensor.grad().defined()) result[param.name] = param.tensor.grad();
+    return result;
+  };
+  const testing::NamedTensors expected = gradients(RecomputeGranularity::none);
+  EXPECT_TRUE(expected.contains("decoder.layers.1.self_attention.linear_qkv.weight"));
+  for (const auto granularity : {RecomputeGranularity::selective, RecomputeGranularity::full})
+    EXPECT_LT(testing::difference(gradients(granularity), expected), 1e-12);
+}
+
 TEST(Recompute, RefusesSecondDerivatives) {
   const at::Tensor x = at::ones({2}, at::kDouble).requires_grad_(true);
   const at::Tensor y = recompute([](const auto& in) { return in[0].sin(); }, {x});
