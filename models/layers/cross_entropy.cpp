@@ -40,9 +40,11 @@ struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossE
     at::Tensor softmax = held - highest.unsqueeze(1);
     at::Tensor column = labels - vocabulary.first;
     const at::Tensor here = column.ge(0).logical_and_(column.lt(vocabulary.held));
-    column = column.masked_fill(here.logical_not(), 0).unsqueeze(1);
+    const at::Tensor elsewhere = here.logical_not();
+    column = column.masked_fill(elsewhere, 0).unsqueeze(1);
     at::Tensor sums = at::zeros({share > 0 ? 3 : 2, labels.size(0)}, softmax.options());
-    if (vocabulary.held > 0) sums[0].copy_(softmax.gather(1, column).squeeze(1) * here);
+    if (vocabulary.held > 0)  // a product with 0 would turn an infinite logit into NaN
+      sums[0].copy_(softmax.gather(1, column).squeeze(1).masked_fill_(elsewhere, 0));
     if (share > 0) sums[2].copy_(softmax.sum(1));
     softmax.exp_();
     sums[1].copy_(softmax.sum(1));

@@ -245,6 +245,26 @@ TEST(CrossEntropy, LeavesItsInputAloneAndIgnoresAndRefusesLabels) {
   });
 }
 
+TEST(CrossEntropy, TokenIdsThatAreRuledOutCountForNothing) {
+  const double never = -std::numeric_limits<double>::infinity();
+  const at::Tensor whole = numbers({4, 6}, 0.3), labels = ids({1, 5, 2, 4});
+  whole.select(1, 0).fill_(never);  // the first column of each rank
+  whole.select(1, 3).fill_(never);
+  const at::Tensor expected = whole.clone().requires_grad_(true);
+  const at::Tensor expected_losses =
+      at::cross_entropy_loss(expected, labels, /*weight=*/{}, at::Reduction::None);
+  expected_losses.sum().backward();
+  run_ranks(2, [&](const ParallelState& state) {
+    const at::Tensor logits = whole.narrow(1, 3 * state.rank(), 3).clone().requires_grad_(true);
+    const VocabPartition part = vocab_partition(6, 6, state.rank(), 2);
+    const at::Tensor losses = vocab_parallel_cross_entropy(logits, labels, part, state.world());
+    EXPECT_TRUE(at::allclose(losses, expected_losses, 1e-13, 1e-13)) << losses;
+    losses.sum().backward();
+    EXPECT_TRUE(
+        at::allclose(logits.grad(), expected.grad().narrow(1, 3 * state.rank(), 3), 1e-13, 1e-13));
+  });
+}
+
 TEST(RandomSeeds, G79AreMegatrons) {
   const ParallelSizes sizes{.world_size = 16, .tensor = 2, .pipeline = 2, .expert = 2};
   for (int64_t rank = 0; rank < 16; ++rank) {
