@@ -48,6 +48,29 @@ void run_backward(const Edge& output, const at::Tensor& grad) {
                                                         /*accumulate_grad=*/true);
 }
 
+/// Lets the backwards of its life leave weight gradients for later. Afterwards there is nothing
+/// left of that, also if one failed.
+class Deferring {
+ public:
+  Deferring(DeferredGradients* deferred, bool on) : deferred_(deferred) {
+    if (deferred_) deferred_->defer(on);
+  }
+  ~Deferring() {
+    if (!deferred_) return;
+    deferred_->defer(false);
+    deferred_->take();
+  }
+  Deferring(const Deferring&) = delete;
+  Deferring& operator=(const Deferring&) = delete;
+
+  std::vector<DeferredGradients::Task> take() {
+    return deferred_ ? deferred_->take() : std::vector<DeferredGradients::Task>();
+  }
+
+ private:
+  DeferredGradients* deferred_;
+};
+
 }  // namespace
 
 /// One run of a plan.
@@ -142,11 +165,23 @@ class PipelineExecutor::Run {
   void pass_on(const PipelineTask& task, const at::Tensor& output) {
     const auto consumer = plan_.schedule.consumer_of(rank_, task);
     if (!consumer) return;
+    if (task.kind == TaskKind::forward && plan_.options.activation_shape)
+      check_declared(task, output);
     const at::Tensor data = output.detach().contiguous();
     if (consumer->rank == rank_)
       inbox_[key_of(consumer->task)] = IncomingTensor(data);
     else
       outbox_[key_of(task)] = data;
+  }
+
+  void check_declared(const PipelineTask& task, const at::Tensor& output) const {
+    const TensorShape shape = plan_.options.activation_shape(task.microbatch);
+    if (output.sizes() == shape.sizes && output.scalar_type() == shape.dtype) return;
+    fail<UsageError>(
+        "pipeline stage of chunk {} of rank {}: found {} of {}, allowed: {} of {}, as declared for "
+        "micro-batch {}",
+        task.chunk, rank_, fmt::join(output.sizes(), " x "), at::toString(output.scalar_type()),
+        fmt::join(shape.sizes, " x "), at::toString(shape.dtype), task.microbatch);
   }
 
   void forward(const PipelineTask& task, const at::Tensor& input) {
@@ -189,10 +224,9 @@ class PipelineExecutor::Run {
     if (flight.split) {
       input_grad = flight.split->input_part(grad);
     } else if (flight.output.is_valid()) {
-      const auto& deferred = plan_.options.deferred;
-      if (deferred) deferred->defer(plan_.schedule.split_backward);
+      Deferring deferring(plan_.options.deferred.get(), plan_.schedule.split_backward);
       run_backward(flight.output, grad);
-      if (deferred) flight.deferred = deferred->take();
+      flight.deferred = deferring.take();
       if (flight.input.defined()) input_grad = flight.input.grad();
     }
     if (plan_.schedule.consumer_of(rank_, task)) {
@@ -253,6 +287,9 @@ void PipelineExecutor::run(const std::vector<PipelineStage>& stages) const {
     run.run();
   } catch (const std::exception& error) {
     plan_->group.post_failure(error.what());
+    throw;
+  } catch (...) {
+    plan_->group.post_failure("a stage threw what is no std::exception");
     throw;
   }
 }

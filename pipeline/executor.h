@@ -25,8 +25,8 @@ using PipelineStage = std::function<at::Tensor(int64_t microbatch, const at::Ten
 
 struct PipelineExecutorOptions {
   /// Shape and dtype of what the stages pass on for a micro-batch, the same on all ranks of the
-  /// pipeline; gradients have it too. Unset: each activation is preceded by a message that tells
-  /// (64 bytes), so that only the sender need know, and lengths may vary.
+  /// pipeline and between all stages; gradients have it too. Unset: each activation is preceded by
+  /// a message that tells (64 bytes), so that only the sender need know, and lengths may vary.
   std::function<TensorShape(int64_t microbatch)> activation_shape = {};
   /// With a schedule that splits backward: where the layers of the stages leave their weight
   /// gradients. Unset: backward is split by SplitBackward, which see for what the stages'
@@ -59,8 +59,9 @@ class PipelineExecutor {
   /// Runs the schedule once. `stages` are the chunks of this rank. All ranks of the pipeline call
   /// it. Where a stage throws, or a transfer fails, the other ranks are told and end with
   /// CommunicationError; the groups cannot be used afterwards. UsageError: another number of stages
-  /// than the schedule's chunks, a stage that returns nothing, a loss of several elements, an
-  /// output that does not depend on the input.
+  /// than the schedule's chunks, a stage that returns nothing or something else than
+  /// `activation_shape` says, a loss of several elements, an output that does not depend on the
+  /// input. Outside of a run `deferred` does not defer.
   void run(const std::vector<PipelineStage>& stages) const;
 
   const PipelineSchedule& schedule() const;
