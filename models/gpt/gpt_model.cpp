@@ -33,6 +33,50 @@ TransformerConfig checked_config(const TransformerConfig& config, const Parallel
   return resolved;
 }
 
+/// The tokens of a sequence that a rank of cp has at most, as a message says it.
+struct LongestSequence {
+  int64_t tokens;
+  std::string text;
+  LongestSequence(const TransformerConfig& config, int64_t ranks)
+      : tokens(config.seq_length / ranks),
+        text(ranks == 1 ? fmt::format("model.seq_length ({})", config.seq_length)
+                        : fmt::format("{} (model.seq_length {} / {} ranks of cp)", tokens,
+                                      config.seq_length, ranks)) {}
+};
+
+/// `hidden` [sequence / parts, batch, hidden_size]; `labels`, if any, are to be of the same tokens.
+void check_hidden(const at::Tensor& hidden, const at::Tensor& labels,
+                  const TransformerConfig& config, int64_t parts, const LongestSequence& longest) {
+  require<UsageError>(hidden.defined() && hidden.dim() == 3 && hidden.size(2) == config.hidden_size,
+                      "GPTModel: hidden: found {}, allowed: [sequence, batch, {}]",
+                      hidden.defined() ? fmt::format("{}", hidden.sizes()) : "nothing",
+                      config.hidden_size);
+  const int64_t sequence = hidden.size(0) * parts, batch = hidden.size(1);
+  require<UsageError>(sequence <= longest.tokens,
+                      "GPTModel: hidden: found a sequence of {}, allowed: <= {}", sequence,
+                      longest.text);
+  if (!labels.defined() || labels.dim() != 2) return;
+  require<UsageError>(labels.size(0) == batch && labels.size(1) == sequence,
+                      "GPTModel: labels: found {}, allowed: {} x {}, as of hidden",
+                      fmt::join(labels.sizes(), " x "), batch, sequence);
+}
+
+/// Positions that a caller gives for the `sequence` tokens of this rank of cp.
+void check_positions(const at::Tensor& positions, int64_t sequence,
+                     const TransformerConfig& config) {
+  if (!positions.defined()) return;
+  require<UsageError>(
+      positions.dim() == 1 && positions.size(0) == sequence && positions.scalar_type() == at::kLong,
+      "GPTModel: positions: found {} of {}, allowed: {} of Long",
+      fmt::join(positions.sizes(), " x "), at::toString(positions.scalar_type()), sequence);
+  if (sequence == 0 || config.position_embedding_type == PositionEmbeddingType::none) return;
+  const auto [least, most] = positions.aminmax();
+  const int64_t low = least.item<int64_t>(), high = most.item<int64_t>();
+  require<UsageError>(low >= 0 && high < config.seq_length,
+                      "GPTModel: positions: found {}, allowed: 0 to {} (model.seq_length - 1)",
+                      low < 0 ? low : high, config.seq_length - 1);
+}
+
 }  // namespace
 
 TransformerConfig resolve_model(const TransformerConfig& config, const ParallelConfig& parallel) {
@@ -126,16 +170,15 @@ void GPTModel::build(const LayerContext& context) {
 }
 
 void GPTModel::check_ids(const at::Tensor& ids, const char* what) const {
+  const LongestSequence longest(config_, context_parallel_.size());
   const bool fits = ids.defined() && ids.dim() == 2 && ids.scalar_type() == at::kLong &&
-                    ids.size(1) <= config_.seq_length;
-  require<UsageError>(fits,
-                      "GPTModel: {}: found {}, allowed: [batch, sequence] of Long with sequence <= "
-                      "model.seq_length ({})",
-                      what,
-                      ids.defined() ? fmt::format("{} of {}", fmt::join(ids.sizes(), " x "),
-                                                  at::toString(ids.scalar_type()))
-                                    : "nothing",
-                      config_.seq_length);
+                    ids.size(1) <= longest.tokens;
+  require<UsageError>(
+      fits, "GPTModel: {}: found {}, allowed: [batch, sequence] of Long with sequence <= {}", what,
+      ids.defined()
+          ? fmt::format("{} of {}", fmt::join(ids.sizes(), " x "), at::toString(ids.scalar_type()))
+          : "nothing",
+      longest.text);
   const int64_t parts = sequence_parallel_ ? tensor_parallel_.size() : 1;
   require<UsageError>(ids.size(1) % parts == 0,
                       "GPTModel: {}: found a sequence of {}, allowed with "
@@ -144,17 +187,17 @@ void GPTModel::check_ids(const at::Tensor& ids, const char* what) const {
 }
 
 void GPTModel::check(const GPTInput& input) const {
+  const int64_t parts = sequence_parallel_ ? tensor_parallel_.size() : 1;
   if (stage_.has_embedding) {
     check_ids(input.tokens, "tokens");
     check_token_ids(input.tokens, config_.vocab_size, /*may_be_ignored=*/false, "GPTModel: tokens");
   } else {
-    require<UsageError>(
-        input.hidden.defined() && input.hidden.dim() == 3 &&
-            input.hidden.size(2) == config_.hidden_size,
-        "GPTModel: hidden: found {}, allowed: [sequence, batch, {}]",
-        input.hidden.defined() ? fmt::format("{}", input.hidden.sizes()) : "nothing",
-        config_.hidden_size);
+    check_hidden(input.hidden, stage_.has_loss ? input.labels : at::Tensor(), config_, parts,
+                 {config_, context_parallel_.size()});
   }
+  check_positions(input.positions.positions,
+                  stage_.has_embedding ? input.tokens.size(1) : input.hidden.size(0) * parts,
+                  config_);
   if (!stage_.has_loss || !input.labels.defined()) return;
   check_ids(input.labels, "labels");
   require<UsageError>(!stage_.has_embedding || input.labels.sizes() == input.tokens.sizes(),

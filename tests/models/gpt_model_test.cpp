@@ -209,6 +209,21 @@ TEST(GPTModel, RefusesOtherShapesAndConfigurations) {
       },
       "labels"));
   TransformerConfig config = small_config();
+  const GPTModel last(config, {}, ParallelState::single_process(), {1, 1, false, true});
+  const auto refuses = [](const GPTModel& stage, const GPTInput& input, const char* message) {
+    EXPECT_TRUE(throws_with<UsageError>([&] { stage.forward(input); }, message));
+  };
+  const at::Tensor ids = at::zeros({2, 8}, at::kLong), rows = at::ones({8, 2, 16});
+  refuses(last, {.hidden = at::ones({9, 2, 16})},
+          "hidden: found a sequence of 9, allowed: <= model.seq_length (8)");
+  refuses(last, {.labels = ids.t(), .hidden = rows},
+          "labels: found 8 x 2, allowed: 2 x 8, as of hidden");
+  refuses(model, {.tokens = ids, .positions = {.positions = at::arange(4)}},
+          "positions: found 4 of Long, allowed: 8 of Long");
+  refuses(model, {.tokens = ids, .positions = {.positions = at::ones({8})}},
+          "positions: found 8 of Float, allowed: 8 of Long");
+  refuses(model, {.tokens = ids, .positions = {.positions = at::arange(8) + 1}},
+          "positions: found 8, allowed: 0 to 7");
   config.num_query_groups = 3;
   EXPECT_TRUE(throws_with<ConfigError>([&] { GPTModel model(config); }, "model.num_query_groups"));
 }
