@@ -6,6 +6,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/philox.h"
+#include "lockstep/training/evaluation_mode.h"
 
 namespace lockstep {
 namespace {
@@ -37,6 +38,7 @@ std::vector<int64_t> generate(const GPTModel& model, std::vector<int64_t> prompt
                               const std::function<void(int64_t)>& on_token) {
   check(prompt, options);
   const at::NoGradGuard no_grad;
+  const EvaluationMode evaluation(model);
   const c10::Device device = model.parameters().front().device();
   const auto window = static_cast<size_t>(model.config().seq_length);
   const CounterStream random(options.seed, "generate");

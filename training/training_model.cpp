@@ -1,5 +1,7 @@
 #include "lockstep/training/training_model.h"
 
+#include <list>
+
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
@@ -7,6 +9,7 @@
 #include "lockstep/models/layers/cross_entropy.h"
 #include "lockstep/models/layers/moe/router.h"
 #include "lockstep/optimizer/update_rule.h"
+#include "lockstep/training/evaluation_mode.h"
 #include "lockstep/training/pipeline_plan.h"
 #include "lockstep/training/run_setup.h"
 
@@ -142,11 +145,10 @@ LossSums TrainingModel::forward_backward(int64_t num_microbatches, double loss_s
 
 LossSums TrainingModel::evaluate(int64_t num_microbatches, const BatchSource& source) {
   const at::NoGradGuard no_grad;
-  for (const auto& chunk : chunks_) chunk->eval();
-  const LossSums sums = run(num_microbatches, /*forward_only=*/true, source,
-                            [](const at::Tensor& losses) { return losses; });
-  for (const auto& chunk : chunks_) chunk->train();
-  return sums;
+  std::list<EvaluationMode> evaluation;
+  for (const auto& chunk : chunks_) evaluation.emplace_back(*chunk);
+  return run(num_microbatches, /*forward_only=*/true, source,
+             [](const at::Tensor& losses) { return losses; });
 }
 
 }  // namespace lockstep

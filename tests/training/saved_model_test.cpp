@@ -108,6 +108,19 @@ TEST(Generate, DependsOnTheSeedAndStaysInTheWindow) {
   EXPECT_NE(first, generate(model, prompt, options));
 }
 
+TEST(Generate, DropsNothingInTheMidstOfTraining) {
+  TransformerConfig config = small_config().model;
+  const GPTModel model(config);
+  config.hidden_dropout = 0.5;
+  const GPTModel trained(config);
+  GenerateOptions options;
+  options.max_tokens = 20;
+  options.temperature = 0;
+  EXPECT_EQ(generate(trained, {1, 2, 3}, options), generate(model, {1, 2, 3}, options));
+  for (const auto& module : trained.modules(/*include_self=*/false))
+    EXPECT_TRUE(module->is_training());
+}
+
 TEST(Generate, GreedyAndTopK) {
   const GPTModel model(small_config().model);
   GenerateOptions options;
