@@ -105,7 +105,7 @@ TEST_F(CheckpointSaverTest, ASaveThatFailsFailsOnAllRanksAndLeavesTheLastOne) {
     }
     progress.iteration = 2;
     EXPECT_TRUE(throws_with<FileError>([&] { saver.save(some_state(values), progress, Config{}); },
-                                       "rank 0: checkpoint.save: '" + into + "/step_2'"));
+                                       "rank 0: '" + into + "/latest': found no regular"));
     if (state.rank() == 0) std::filesystem::remove_all(into + "/latest");
     progress.iteration = 3;
     saver.save(some_state(values), progress, Config{});
@@ -119,8 +119,13 @@ TEST_F(CheckpointSaverTest, OneRunAtATimeHasAFolder) {
   const std::string into = folder("locked");
   testing::run_ranks(2, [&](const ParallelState& state) {
     const RunCheckpoints first(CheckpointConfig{}, into, state);
-    EXPECT_TRUE(throws_with<FileError>([&] { RunCheckpoints(CheckpointConfig{}, into, state); },
-                                       "folder '" + into + "' is taken by another run (host "));
+    EXPECT_TRUE(
+        throws_with<FileError>([&] { RunCheckpoints(CheckpointConfig{}, into, state); },
+                               "--output: folder '" + into + "' is taken by another run (host "));
+    CheckpointConfig field;
+    field.save = into;
+    EXPECT_TRUE(throws_with<FileError>([&] { RunCheckpoints(field, into, state); },
+                                       "checkpoint.save: folder '" + into + "' is taken"));
     EXPECT_TRUE(throws_with<FileError>([&] { FolderLock{into}; },
                                        ", process " + std::to_string(::getpid()) + ")"));
     barrier(state.world(), "end");  // until then the first rank holds the lock
@@ -131,6 +136,21 @@ TEST_F(CheckpointSaverTest, OneRunAtATimeHasAFolder) {
   const FolderLock lock(into);
   EXPECT_TRUE(throws_with<FileError>([&] { FolderLock{into}; },
                                      "process " + std::to_string(::getpid()) + ")"));
+}
+
+// Checkpoints inside it would never be found: it is its own newest.
+TEST_F(CheckpointSaverTest, ACheckpointsOwnFolderIsNoPlaceToSave) {
+  const std::string into = folder("steps");
+  testing::run_ranks(2, [&](const ParallelState& state) {
+    CheckpointSaver saver(state, {.folder = into});
+    const std::string path =
+        saver.save(some_state(at::ones({10})), TrainingProgress(), Config{}).path;
+    CheckpointConfig field;
+    field.save = path;
+    EXPECT_TRUE(throws_with<FileError>(
+        [&] { RunCheckpoints(field, path, state); },
+        "checkpoint.save: folder '" + path + "' is a checkpoint itself, allowed: the folder"));
+  });
 }
 
 }  // namespace

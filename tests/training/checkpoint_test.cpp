@@ -274,6 +274,23 @@ TEST_F(CheckpointTest, WhatCannotBeLoadedIsNamed) {
   });
 }
 
+TEST_F(CheckpointTest, LayersThatTheModelDoesNotHaveAreNotDropped) {
+  const std::string into = folder("four layers");
+  save(layouts()[0], into);
+  for (const char* const finetune : {"false", "true"})
+    run_ranks(layouts()[1],
+              {"model.num_layers=2", "checkpoint.load=" + into,
+               "checkpoint.finetune=" + std::string(finetune)},
+              [](Trainer& trainer, const ParallelState& state) {
+                const at::Tensor before = trainer.state(false).front().values.clone();
+                RunCheckpoints checkpoints(trainer.config().checkpoint, "", state);
+                EXPECT_TRUE(throws_with<FileError>(
+                    [&] { checkpoints.load(trainer); },
+                    "tensor 'decoder.layers.2.input_layernorm.weight' belongs to no parameter"));
+                EXPECT_TRUE(at::equal(trainer.state(false).front().values, before));
+              });
+}
+
 TEST_F(CheckpointTest, WeightsAloneStartAnewWithTheirLoss) {
   const std::string into = folder("weights");
   const std::vector<double> expected = save(layouts()[0], into);

@@ -40,15 +40,15 @@ bool is_partial_step(const std::string& name) {
   return name.starts_with(kStep) && name.ends_with(kPartial);
 }
 
-bool is_checkpoint(const fs::path& folder) {
-  std::error_code error;
-  return fs::is_regular_file(fs::symlink_status(folder / kManifestName, error));
-}
-
 std::vector<std::string> listed_steps(const fs::path& folder) {
   std::error_code error;
-  if (!fs::is_regular_file(folder / kLatest, error)) return {};
-  std::istringstream text(read_file(folder / kLatest, kLongestLatest));
+  const fs::path latest = folder / kLatest;
+  if (!fs::exists(fs::symlink_status(latest, error))) return {};
+  require<FileError>(fs::is_regular_file(fs::symlink_status(latest, error)),
+                     "'{}': found no regular file, allowed: the list of steps that a run writes, "
+                     "or nothing (then the highest step is the newest)",
+                     latest.string());
+  std::istringstream text(read_file(latest, kLongestLatest));
   std::vector<std::string> names;
   for (std::string name; text >> name;)
     if (step_number(name)) names.push_back(name);
@@ -77,10 +77,15 @@ void put_in_place(const fs::path& from, const fs::path& to) {
 }
 
 [[noreturn]] void fail_to_write(const std::string& path, const std::string& reason) {
-  fail<FileError>("checkpoint.save: '{}' cannot be written: {}", path, reason);
+  fail<FileError>("checkpoint '{}' cannot be written: {}", path, reason);
 }
 
 }  // namespace
+
+bool is_checkpoint(const std::string& folder) {
+  std::error_code error;
+  return fs::is_regular_file(fs::symlink_status(fs::path(folder) / kManifestName, error));
+}
 
 std::string step_name(int64_t iteration) { return fmt::format("{}{}", kStep, iteration); }
 
@@ -88,14 +93,19 @@ std::vector<std::string> complete_checkpoints(const std::string& folder) {
   std::error_code error;
   std::vector<std::string> names;
   for (const std::string& name : listed_steps(folder))
-    if (is_checkpoint(fs::path(folder) / name) &&
+    if (is_checkpoint(folder + "/" + name) &&
         std::find(names.begin(), names.end(), name) == names.end())
       names.push_back(name);
   std::vector<std::pair<int64_t, std::string>> others;
-  for (const auto& entry : fs::directory_iterator(folder, error)) {
+  const fs::directory_iterator entries(folder, error);
+  const bool none =
+      error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory;
+  require<FileError>(!error || none, "checkpoint: folder '{}' cannot be read: {}", folder,
+                     error.message());
+  for (const auto& entry : entries) {
     const std::string name = entry.path().filename();
     const auto number = step_number(name);
-    if (number && is_checkpoint(entry.path()) &&
+    if (number && is_checkpoint(entry.path().string()) &&
         std::find(names.begin(), names.end(), name) == names.end())
       others.emplace_back(*number, name);
   }
@@ -107,8 +117,8 @@ std::vector<std::string> complete_checkpoints(const std::string& folder) {
 
 std::string find_checkpoint(const std::string& folder) {
   if (is_checkpoint(folder)) return folder;
-  require<FileError>(fs::is_directory(folder), "checkpoint: '{}' is no folder", folder);
   const auto found = complete_checkpoints(folder);
+  require<FileError>(fs::is_directory(folder), "checkpoint: '{}' is no folder", folder);
   require<FileError>(!found.empty(), "checkpoint: '{}' holds no complete step_N/ with a {}", folder,
                      kManifestName);
   return found.front();
@@ -145,15 +155,17 @@ void PartialCheckpoint::commit(std::string_view manifest, int64_t keep) const {
     for (const std::string& path : names)
       if (path != final_) latest += fs::path(path).filename().string() + "\n";
     write_file(folder / (std::string(kLatest) + ".partial"), {latest});
-    fs::rename(folder / (std::string(kLatest) + ".partial"), folder / kLatest);
     put_in_place(partial_, final_);
+    sync_folder(folder);
+    fs::rename(folder / (std::string(kLatest) + ".partial"), folder / kLatest);
     sync_folder(folder);
     sync_folder(fs::absolute(folder).parent_path());
     fs::remove_all(partial_);
     names = complete_checkpoints(folder_);
     for (size_t i = static_cast<size_t>(keep); keep > 0 && i < names.size(); ++i) {
-      // A checkpoint that loses its manifest first is never taken for a complete one.
-      fs::remove(fs::path(names[i]) / kManifestName);
+      // A checkpoint that loses its manifest first is never taken for a complete one. That of a
+      // folder elsewhere is not this run's to remove.
+      if (!fs::is_symlink(names[i])) fs::remove(fs::path(names[i]) / kManifestName);
       fs::remove_all(names[i]);
     }
   } catch (const fs::filesystem_error& error) {
@@ -205,8 +217,9 @@ void write_file(const std::string& path, const std::vector<std::string_view>& pi
   file.finish();
 }
 
-std::string read_file(const std::string& path, int64_t limit) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+std::string read_file(const std::string& path, int64_t limit, bool follow_links) {
+  const int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | (follow_links ? 0 : O_NOFOLLOW);
+  const int file = ::open(path.c_str(), flags);
   require<FileError>(file >= 0, "'{}' cannot be read: {}", path, std::strerror(errno));
   struct stat status = {};
   const bool regular = ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);

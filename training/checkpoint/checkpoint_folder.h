@@ -13,7 +13,7 @@
 ///     latest                    names of the steps in the order of their saving, the newest first
 ///
 /// A checkpoint is written into step_N.partial/, each file followed by fsync, the manifest last;
-/// then `latest` is replaced and the folder renamed, in one step even where step_N/ was there. So
+/// then the folder is renamed, in one step even where step_N/ was there, and `latest` replaced. So
 /// at any moment the newest complete checkpoint is the old or the new one, whole. Needs no
 /// libtorch.
 namespace lockstep {
@@ -21,8 +21,12 @@ namespace lockstep {
 /// "step_12"
 std::string step_name(int64_t iteration);
 
+/// Whether `folder` is a complete checkpoint itself.
+bool is_checkpoint(const std::string& folder);
+
 /// The folders of complete checkpoints in `folder`, the newest first: in the order of `latest`,
 /// then, for those that it does not name, by iteration. Empty if there is none, or no folder.
+/// FileError: the folder cannot be read; `latest` is no regular file.
 std::vector<std::string> complete_checkpoints(const std::string& folder);
 
 /// The checkpoint that `folder` means: `folder` itself if it is one, else its newest. FileError if
@@ -84,8 +88,8 @@ class FileWriter {
 /// Writes a whole file and waits until it is on disk. FileError names the path.
 void write_file(const std::string& path, const std::vector<std::string_view>& pieces);
 
-/// The content of a regular file of at most `limit` bytes; symbolic links are not followed.
-/// FileError names the path.
-std::string read_file(const std::string& path, int64_t limit);
+/// The content of a regular file of at most `limit` bytes; a symbolic link is not followed unless
+/// `follow_links`. FileError names the path.
+std::string read_file(const std::string& path, int64_t limit, bool follow_links = false);
 
 }  // namespace lockstep

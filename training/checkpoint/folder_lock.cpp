@@ -26,16 +26,20 @@ std::string this_process() {
 
 }  // namespace
 
-FolderLock::FolderLock(const std::string& folder) : path_(folder + "/lock") {
+FolderLock::FolderLock(const std::string& folder, const std::string& given_as)
+    : path_(folder + "/lock") {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  require<FileError>(!error, "checkpoint.save: folder '{}' cannot be made: {}", folder,
+  require<FileError>(!error, "{}: folder '{}' cannot be made: {}", given_as, folder,
                      error.message());
+  require<FileError>(!is_checkpoint(folder),
+                     "{}: folder '{}' is a checkpoint itself, allowed: the folder around it",
+                     given_as, folder);
   for (;;) {
     file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
-    require<FileError>(file_ >= 0, "checkpoint.save: '{}' cannot be written: {}", path_,
+    require<FileError>(file_ >= 0, "{}: '{}' cannot be written: {}", given_as, path_,
                        std::strerror(errno));
-    if (!try_to_lock()) fail_as_taken(folder);
+    if (!try_to_lock()) fail_as_taken(folder, given_as);
     if (is_at_path()) break;
     ::close(file_);  // the last run has removed it on leaving
   }
@@ -63,7 +67,7 @@ bool FolderLock::is_at_path() const {
          mine.st_dev == there.st_dev && mine.st_ino == there.st_ino;
 }
 
-void FolderLock::fail_as_taken(const std::string& folder) const {
+void FolderLock::fail_as_taken(const std::string& folder, const std::string& given_as) const {
   ::close(file_);
   std::string holder = "another process";
   try {
@@ -71,10 +75,8 @@ void FolderLock::fail_as_taken(const std::string& folder) const {
     if (!text.empty()) holder = text;
   } catch (const FileError&) {  // it has left meanwhile
   }
-  fail<FileError>(
-      "checkpoint.save: folder '{}' is taken by another run ({}), allowed: one run at "
-      "a time",
-      folder, holder);
+  fail<FileError>("{}: folder '{}' is taken by another run ({}), allowed: one run at a time",
+                  given_as, folder, holder);
 }
 
 }  // namespace lockstep

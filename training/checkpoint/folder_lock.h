@@ -10,9 +10,10 @@ namespace lockstep {
 /// File systems without such locks do without. Needs no libtorch.
 class FolderLock {
  public:
-  /// Makes the folder if it is not there. FileError names it and, as far as they have told, host
-  /// and process of the run that has it; or what failed.
-  explicit FolderLock(const std::string& folder);
+  /// Makes the folder if it is not there. FileError names it, by `given_as` (such as the field that
+  /// says it), and, as far as they have told, host and process of the run that has it; or what
+  /// failed; or that it is a checkpoint itself, in which others would never be found.
+  explicit FolderLock(const std::string& folder, const std::string& given_as = "checkpoint");
   ~FolderLock();
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
@@ -21,7 +22,7 @@ class FolderLock {
   /// Whether it was possible to lock the file that is at path_ now.
   bool try_to_lock();
   bool is_at_path() const;
-  [[noreturn]] void fail_as_taken(const std::string& folder) const;
+  [[noreturn]] void fail_as_taken(const std::string& folder, const std::string& given_as) const;
 
   std::string path_;
   int file_ = -1;

@@ -19,11 +19,12 @@ std::string agree_on_checkpoint(const std::string& folder, const ParallelState& 
 }
 
 /// Rank 0 keeps the folder for the run; all ranks fail if another run has it.
-std::unique_ptr<FolderLock> lock_folder(const std::string& folder, const ParallelState& state) {
+std::unique_ptr<FolderLock> lock_folder(const std::string& folder, const std::string& given_as,
+                                        const ParallelState& state) {
   std::unique_ptr<FolderLock> lock;
   std::string failure;
   try {
-    if (state.rank() == 0) lock = std::make_unique<FolderLock>(folder);
+    if (state.rank() == 0) lock = std::make_unique<FolderLock>(folder, given_as);
   } catch (const FileError& error) {
     failure = error.what();
   }
@@ -42,7 +43,7 @@ RunCheckpoints::RunCheckpoints(const CheckpointConfig& config, std::string folde
                        "--output, which say where to save",
                        config.save_interval.value_or(0));
   if (folder_.empty()) return;
-  lock_ = lock_folder(folder_, state_);
+  lock_ = lock_folder(folder_, config.save ? "checkpoint.save" : "--output", state_);
   saver_ = std::make_shared<CheckpointSaver>(
       parallel_state, CheckpointSaverOptions{.folder = folder_,
                                              .keep = config.keep.value_or(0),
@@ -62,6 +63,7 @@ std::optional<std::string> RunCheckpoints::load(Trainer& trainer) {
     return {};
   }
   CheckpointReader checkpoint(path);
+  check_no_weight_left(checkpoint, trainer.state(/*with_optimizer=*/false), state_);
   trainer.load(checkpoint, config_.finetune);
   path_ = path;
   return path;

@@ -26,9 +26,10 @@ SavedModel load_model(const std::string& folder, c10::Device device) {
   options.dtype = config.train.precision == Precision::fp64 ? at::kDouble : at::kFloat;
   options.device = device;
   auto model = std::make_shared<GPTModel>(config.model, options);
-  const auto targets = model_state(*model, ParallelState::single_process());
+  const ParallelState state = ParallelState::single_process();
+  const auto targets = model_state(*model, state);
   load_state(checkpoint, targets);
-  check_no_weight_left(checkpoint, targets);
+  check_no_weight_left(checkpoint, targets, state);
   model->eval();
   return {config, model, checkpoint.path()};
 }

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
 namespace {
@@ -160,13 +161,17 @@ bool has_optimizer_state(const Manifest& manifest) {
 }
 
 void check_no_weight_left(const CheckpointReader& checkpoint,
-                          const std::vector<StateTensor>& targets) {
-  std::set<std::string> known;
-  for (const StateTensor& target : targets) known.insert(target.name);
-  for (const ManifestTensor& tensor : checkpoint.manifest().tensors)
-    require<FileError>(known.contains(tensor.name),
-                       "'{}': tensor '{}' belongs to no parameter of the model", checkpoint.path(),
-                       tensor.name);
+                          const std::vector<StateTensor>& weights, const ParallelState& state) {
+  std::set<std::string> names;
+  for (const StateTensor& weight : weights) names.insert(weight.name);
+  const std::vector<ManifestTensor>& tensors = checkpoint.manifest().tensors;
+  const at::Tensor held = at::zeros({static_cast<int64_t>(tensors.size())}, at::kByte);
+  auto* const flags = held.mutable_data_ptr<uint8_t>();
+  for (size_t i = 0; i < tensors.size(); ++i) flags[i] = names.contains(tensors[i].name) ? 1 : 0;
+  all_reduce(state.world(), held, ReduceOp::max, "weights of the checkpoint").wait();
+  for (size_t i = 0; i < tensors.size(); ++i)
+    require<FileError>(flags[i] != 0, "'{}': tensor '{}' belongs to no parameter of the model",
+                       checkpoint.path(), tensors[i].name);
 }
 
 }  // namespace lockstep

@@ -53,9 +53,10 @@ void load_state(CheckpointReader& checkpoint, const std::vector<StateTensor>& ta
 /// Whether the checkpoint holds the optimizer's state.
 bool has_optimizer_state(const Manifest& manifest);
 
-/// FileError naming a weight of the checkpoint that is none of `targets`, which are all of a model.
+/// FileError, on all ranks, naming a tensor of the checkpoint that belongs to none of `weights`,
+/// those of the model that the ranks hold. Collective: one all-reduce of a byte a tensor.
 void check_no_weight_left(const CheckpointReader& checkpoint,
-                          const std::vector<StateTensor>& targets);
+                          const std::vector<StateTensor>& weights, const ParallelState& state);
 
 /// safetensors' name of a dtype, and back. UsageError for one that has none.
 const char* safetensors_dtype(at::ScalarType dtype);
