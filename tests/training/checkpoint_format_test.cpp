@@ -199,6 +199,39 @@ TEST(CheckpointFolder, KeepsTheNewest) {
   EXPECT_FALSE(std::filesystem::exists(folder.path() / "step_1"));
 }
 
+TEST(CheckpointFolder, ACheckpointThatLiesElsewhereLosesItsLinkAlone) {
+  const TemporaryFolder folder, elsewhere;
+  const std::string path = folder.path();
+  save_empty(elsewhere.path(), 1);
+  std::filesystem::create_directory_symlink(elsewhere.path() / "step_1", folder.path() / "step_1");
+  EXPECT_EQ(names(path), (Names{"step_1"}));
+  save_empty(path, 2, 1);
+  EXPECT_EQ(names(path), (Names{"step_2"}));
+  EXPECT_FALSE(std::filesystem::exists(std::filesystem::symlink_status(folder.path() / "step_1")));
+  EXPECT_EQ(names(elsewhere.path()), (Names{"step_1"}));
+}
+
+// Taking it for an empty one would start a run anew, or from the wrong step.
+TEST(CheckpointFolder, WhatCannotBeReadIsNoEmptyFolder) {
+  const TemporaryFolder folder;
+  const std::filesystem::path steps = folder.path() / "steps", latest = steps / "latest";
+  save_empty(steps.string(), 3);
+  save_empty(steps.string(), 2);
+  const std::string loop = folder.path() / "loop";
+  std::filesystem::create_symlink("loop", loop);
+  EXPECT_TRUE(throws_with<FileError>([&] { has_checkpoint(loop); },
+                                     "folder '" + loop + "' cannot be read: Too many levels"));
+  std::filesystem::rename(latest, steps / "list");
+  for (const char* const target : {"list", "step_2", "nowhere"}) {
+    std::filesystem::create_symlink(target, latest);
+    EXPECT_TRUE(throws_with<FileError>([&] { find_checkpoint(steps.string()); },
+                                       "'" + latest.string() + "': found no regular file"));
+    EXPECT_THROW(save_empty(steps.string(), 4), FileError);
+    std::filesystem::remove(latest);
+  }
+  EXPECT_EQ(names(steps.string()), (Names{"step_3", "step_2"}));
+}
+
 TEST(CheckpointFolder, WhatCannotBeWrittenIsNamed) {
   const TemporaryFolder folder;
   folder.write("file", "");
@@ -272,6 +305,32 @@ TEST(HuggingFaceConfig, DamageIsNamed) {
   EXPECT_TRUE(refuses(R"({"model_type":"llama","num_hidden_layers":0})", "found 0, allowed: >= 1"));
   EXPECT_TRUE(
       refuses(R"({"model_type":"llama","attention_bias":true})", "'attention_bias': found"));
+  EXPECT_TRUE(refuses(R"({"model_type":"llama","num_hidden_layers":1.5})",
+                      "'num_hidden_layers': found 1.5, allowed: a whole number"));
+}
+
+// transformers takes rope_scaling, where it is not empty, and then nothing of rope_parameters.
+TEST(HuggingFaceConfig, RotaryAnglesAreThoseOfTransformers) {
+  const auto parse = [](const std::string& rope) {
+    return parse_hugging_face_config(
+        R"({"model_type":"llama","num_hidden_layers":1,"hidden_size":32,"num_attention_heads":4,)"
+        R"("intermediate_size":48,"max_position_embeddings":16,"vocab_size":64)" +
+            rope + "}",
+        "config.json");
+  };
+  const std::string theirs = R"(,"rope_parameters":{"rope_type":"default","rope_theta":5e5})";
+  EXPECT_EQ(parse("").rotary_base, 1e4);
+  EXPECT_EQ(parse(theirs).rotary_base, 5e5);
+  EXPECT_EQ(parse(theirs + R"(,"rope_scaling":null,"rope_theta":7)").rotary_base, 5e5);
+  EXPECT_EQ(parse(theirs + R"(,"rope_scaling":{},"rope_theta":7)").rotary_base, 5e5);
+  EXPECT_EQ(parse(theirs + R"(,"rope_scaling":{"type":"default"},"rope_theta":7)").rotary_base, 7);
+  for (const std::string both : {"", theirs.c_str()}) {
+    EXPECT_TRUE(throws_with<FileError>(
+        [&] { parse(both + R"(,"rope_scaling":{"rope_type":"llama3","factor":8})"); },
+        "'rope_type': found llama3, allowed: default"));
+    EXPECT_TRUE(throws_with<FileError>([&] { parse(both + R"(,"rope_scaling":8)"); },
+                                       "'rope_scaling': found 8, allowed: an object"));
+  }
 }
 
 }  // namespace

@@ -167,6 +167,44 @@ TEST_F(HuggingFaceFiles, ShardsAreThoseOfTheIndexAndInTheFolder) {
   }
 }
 
+TEST_F(HuggingFaceFiles, ATiedOutputLayerMayBeThereTwiceButNotInTwoForms) {
+  const NamedTensors whole = write(kFamilies[1]);
+  NamedTensors with_output = whole;
+  const at::Tensor embeddings = whole.at("transformer.wte.weight");
+  with_output["lm_head.weight"] = embeddings.clone();
+  save("model.safetensors", with_output);
+  import_from_hugging_face(theirs_.string(), folder_.path() / "copied");
+  for (const at::Tensor& other : {embeddings * 2, embeddings.narrow(0, 0, 3)}) {
+    with_output["lm_head.weight"] = other;
+    save("model.safetensors", with_output);
+    EXPECT_TRUE(refuses("tensor 'lm_head.weight' is not that of the embeddings"));
+  }
+}
+
+TEST_F(HuggingFaceFiles, MoreLayersThanTensorsAreRefusedBeforeTheModelIsMade) {
+  write(kFamilies[0]);
+  std::string json = folder_.read("theirs/config.json");
+  const std::string layers = "\"num_hidden_layers\": ";
+  json.insert(json.find(layers) + layers.size() + 1, "000000000");
+  std::ofstream(theirs_ / "config.json") << json;
+  EXPECT_TRUE(refuses("tensors, too few for the 1000000000 layers of the config.json"));
+}
+
+// As in the folders where transformers keeps what it has fetched.
+TEST_F(HuggingFaceFiles, FilesMayBeLinks) {
+  const NamedTensors whole = write(kFamilies[1]);
+  const std::filesystem::path blobs = folder_.path() / "blobs";
+  std::filesystem::create_directory(blobs);
+  for (const char* const name : {"config.json", "model.safetensors"}) {
+    std::filesystem::rename(theirs_ / name, blobs / name);
+    std::filesystem::create_symlink("../blobs/" + std::string(name), theirs_ / name);
+  }
+  const std::string back = import_from_hugging_face(theirs_.string(), folder_.path() / "linked");
+  export_to_hugging_face(back, (folder_.path() / "again").string());
+  const NamedTensors again = load_safetensors(folder_.path() / "again" / "model.safetensors");
+  for (const auto& [name, tensor] : whole) EXPECT_TRUE(at::equal(again.at(name), tensor)) << name;
+}
+
 TEST_F(HuggingFaceFiles, EveryByteOfAHeaderThatIsFlippedOrCutIsFoundOrChangesNothing) {
   const NamedTensors whole = write(kFamilies[0]);
   std::ostringstream text;

@@ -24,6 +24,11 @@ constexpr const char* kConfigFile = "config.json";
 constexpr const char* kWeightsFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 
+/// Where transformers keeps models that it has fetched, every file is a link.
+std::string read_json(const std::string& path) {
+  return read_file(path, kLongestJson, /*follow_links=*/true);
+}
+
 /// Values without padding.
 NamedTensors weights_of(const GPTModel& model) {
   NamedTensors weights;
@@ -54,8 +59,7 @@ NamedTensors read_all_weights(const fs::path& in) {
   if (!fs::exists(in / kIndexFile) || fs::exists(in / kWeightsFile))
     return load_safetensors(in / kWeightsFile);
   const std::string path = in / kIndexFile;
-  const auto json =
-      nlohmann::json::parse(read_file(path, kLongestJson), nullptr, /*allow_exceptions=*/false);
+  const auto json = nlohmann::json::parse(read_json(path), nullptr, /*allow_exceptions=*/false);
   std::set<std::string> files;
   try {
     for (const auto& [name, file] : json.at("weight_map").items()) files.insert(file);
@@ -94,11 +98,12 @@ void export_to_hugging_face(const std::string& folder, const std::string& out) {
 std::string import_from_hugging_face(const std::string& in, const std::string& folder) {
   const std::string path = fs::path(in) / kConfigFile;
   Config config;
-  config.model = parse_hugging_face_config(read_file(path, kLongestJson), path);
+  config.model = parse_hugging_face_config(read_json(path), path);
   config = resolve(config);
+  const std::string file = fs::path(in) / kWeightsFile;
+  const NamedTensors weights = from_hugging_face(config.model, read_all_weights(in), file);
   const GPTModel model(config.model);
-  const std::string weights = fs::path(in) / kWeightsFile;
-  set_weights(model, from_hugging_face(config.model, read_all_weights(in), weights), weights);
+  set_weights(model, weights, file);
   return save_model(folder, 0, config, model);
 }
 

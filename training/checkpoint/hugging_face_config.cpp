@@ -59,6 +59,8 @@ class Keys {
 
   int64_t size(const char* key, std::optional<int64_t> otherwise = {}) const {
     const int64_t value = get<int64_t>(key, otherwise);
+    check(!has(key) || json_.at(key).is_number_integer(), key, json_.value(key, Json()).dump(),
+          "a whole number");
     require<FileError>(value >= 1, "'{}': '{}': found {}, allowed: >= 1", path_, key, value);
     return value;
   }
@@ -109,15 +111,18 @@ TransformerConfig parse_gpt2(const Keys& keys) {
   return model;
 }
 
+/// Of the two objects transformers takes rope_scaling where it is not empty.
 double rope_base(const Json& json, const Keys& keys, const std::string& path) {
-  for (const char* const name : {"rope_parameters", "rope_scaling"}) {
-    if (!keys.has(name)) continue;
+  const double base = keys.get<double>("rope_theta", 10000.0);
+  for (const char* const name : {"rope_scaling", "rope_parameters"}) {
+    if (!keys.has(name) || json.at(name).empty()) continue;
+    keys.check(json.at(name).is_object(), name, json.at(name).dump(), "an object");
     const Keys inner(json.at(name), path);
     inner.allow<std::string>(inner.has("type") && !inner.has("rope_type") ? "type" : "rope_type",
                              "default", "default");
-    if (inner.has("rope_theta")) return inner.get<double>("rope_theta");
+    return inner.get<double>("rope_theta", base);
   }
-  return keys.get<double>("rope_theta", 10000.0);
+  return base;
 }
 
 TransformerConfig parse_llama(const Json& json, const Keys& keys, const std::string& path) {

@@ -152,10 +152,21 @@ at::Tensor convert_back(const Rule& rule, const std::vector<at::Tensor>& parts,
   fail<UsageError>("unknown form of a weight");
 }
 
-bool holds_no_weight(const TransformerConfig& model, const std::string& name) {
+bool holds_no_weight(const std::string& name) {
   return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
-         name.ends_with(".rotary_emb.inv_freq") ||
-         (name == "lm_head.weight" && !model.untie_embeddings_and_output_weights);
+         name.ends_with(".rotary_emb.inv_freq");
+}
+
+/// Takes the copy of the embeddings that some files of tied models hold.
+void drop_tied_output(const at::Tensor& embeddings, NamedTensors& tensors,
+                      const std::string& path) {
+  const auto found = tensors.find("lm_head.weight");
+  if (found == tensors.end()) return;
+  require<FileError>(at::equal(found->second.to(embeddings.scalar_type()), embeddings),
+                     "'{}': tensor 'lm_head.weight' is not that of the embeddings, which the "
+                     "config.json says it is tied to (tie_word_embeddings)",
+                     path);
+  tensors.erase(found);
 }
 
 at::Tensor take(NamedTensors& tensors, const std::string& name, const std::string& path) {
@@ -188,6 +199,9 @@ NamedTensors to_hugging_face(const TransformerConfig& model, const NamedTensors&
 
 NamedTensors from_hugging_face(const TransformerConfig& model, NamedTensors tensors,
                                const std::string& path) {
+  require<FileError>(model.num_layers <= static_cast<int64_t>(tensors.size()),
+                     "'{}': {} tensors, too few for the {} layers of the config.json", path,
+                     tensors.size(), model.num_layers);
   const Heads heads(model);
   NamedTensors result;
   for (const Rule& rule : rules_of(model)) {
@@ -200,9 +214,11 @@ NamedTensors from_hugging_face(const TransformerConfig& model, NamedTensors tens
                       rule.theirs.front(), fmt::join(parts.front().sizes(), ", "));
     }
   }
+  if (!model.untie_embeddings_and_output_weights)
+    drop_tied_output(result.at("embedding.word_embeddings.weight"), tensors, path);
   for (const auto& [name, tensor] : tensors)
-    require<FileError>(holds_no_weight(model, name),
-                       "'{}': tensor '{}' belongs to no weight of the model", path, name);
+    require<FileError>(holds_no_weight(name), "'{}': tensor '{}' belongs to no weight of the model",
+                       path, name);
   return result;
 }
 

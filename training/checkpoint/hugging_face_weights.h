@@ -20,8 +20,8 @@ NamedTensors to_hugging_face(const TransformerConfig& model, const NamedTensors&
 
 /// The other direction. `path` stands in messages. FileError: a tensor that is missing or has
 /// another shape. The names of GPT-2 may lack "transformer.". Tensors that hold no weight
-/// (`attn.bias`, `attn.masked_bias`, `rotary_emb.inv_freq`, a copy of a tied output layer) are left
-/// out; any other that is left over is an error.
+/// (`attn.bias`, `attn.masked_bias`, `rotary_emb.inv_freq`, an exact copy of the embeddings as tied
+/// output layer) are left out; any other that is left over is an error.
 NamedTensors from_hugging_face(const TransformerConfig& model, NamedTensors tensors,
                                const std::string& path);
 
