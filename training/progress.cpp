@@ -13,6 +13,9 @@ std::string with_unit(double value) {
   return fmt::format("{:.0f}", value);
 }
 
+/// A NaN without its sign.
+double shown(double value) { return std::isnan(value) ? std::abs(value) : value; }
+
 std::string decoupled_rate(const IterationMetrics& metrics) {
   const auto& rate = metrics.decoupled_learning_rate;
   return rate ? fmt::format(" (embeddings {:.3e})", *rate) : "";
@@ -32,7 +35,7 @@ std::string progress_line(const IterationMetrics& metrics, const ProgressStatus&
   return fmt::format(
       "iteration {:>{}}/{} | loss {:.4f} | grad norm {:.3f} | lr {:.3e}{} | {} tokens/s | {} MiB | "
       "{} left{}",
-      metrics.iteration, total.size(), total, metrics.lm_loss, metrics.grad_norm,
+      metrics.iteration, total.size(), total, shown(metrics.lm_loss), shown(metrics.grad_norm),
       metrics.learning_rate, decoupled_rate(metrics), with_unit(metrics.tokens_per_second),
       status.memory_bytes >> 20, format_duration(status.seconds_left),
       metrics.skipped ? " | SKIPPED: the gradient is not finite" : "");
@@ -62,7 +65,8 @@ void ProgressDisplay::iteration(const IterationMetrics& metrics, int64_t memory_
 
 void ProgressDisplay::validation(const ValidationMetrics& metrics) {
   message(fmt::format("iteration {} | validation loss {:.4f} | perplexity {:.3f}",
-                      metrics.iteration, metrics.validation_loss, metrics.perplexity));
+                      metrics.iteration, shown(metrics.validation_loss),
+                      shown(metrics.perplexity)));
 }
 
 void ProgressDisplay::message(const std::string& text) {

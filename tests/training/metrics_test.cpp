@@ -85,6 +85,11 @@ TEST(Progress, LineAndDurations) {
   two_rates.decoupled_learning_rate = 0.5;
   EXPECT_NE(progress_line(two_rates, {600, 0, 0}).find("| lr 3.000e-04 (embeddings 5.000e-01) |"),
             std::string::npos);
+  IterationMetrics overflow = example();
+  overflow.lm_loss = std::numeric_limits<double>::infinity();
+  overflow.grad_norm = -std::numeric_limits<double>::quiet_NaN();
+  EXPECT_NE(progress_line(overflow, {600, 0, 0}).find("| loss inf | grad norm nan |"),
+            std::string::npos);
   EXPECT_EQ(format_duration(3725), "1:02:05");
   EXPECT_EQ(format_duration(59.6), "1:00");
 }
