@@ -9,6 +9,7 @@ void CollectiveCall::refuse(const std::string& what) const {
 void CollectiveCall::check_tensors(const Tensors& tensors) const {
   check(!tensors.empty(), "found no tensor, allowed: one or more");
   for (const at::Tensor& tensor : tensors) {
+    check(tensor.defined(), "found an undefined tensor");
     check(tensor.is_contiguous(), "found a tensor that is not contiguous");
     check(
         tensor.scalar_type() == tensors[0].scalar_type() && tensor.device() == tensors[0].device(),

@@ -7,6 +7,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/collective_call.h"
+#include "lockstep/parallel_state/host_reduction.h"
 
 namespace lockstep {
 namespace {
@@ -75,9 +76,12 @@ HostReduction host_reduction(const Reduction& reduction, int64_t ranks) {
 
 bool is_sum(ReduceOp op) { return op == ReduceOp::sum || op == ReduceOp::average; }
 
-void check_reduction(const Call& call, const Reduction& reduction, at::ScalarType dtype) {
+void check_reduction(const Call& call, const Reduction& reduction, const at::Tensor& example) {
+  const at::ScalarType dtype = example.scalar_type();
   call.check(reduction.op != ReduceOp::average || at::isFloatingType(dtype),
-             "found an average of integers, allowed: floating-point tensors");
+             "found an average of {}, allowed: floating-point tensors", at::toString(dtype));
+  call.check(!example.is_cpu() || host_type(dtype), "found {}, allowed on the CPU: {}",
+             at::toString(dtype), kHostTypes);
   call.check(!reduction.scales() ||
                  (is_sum(reduction.op) && at::isFloatingType(dtype) && reduction.denominator != 0),
              "found the factor {}/{} with {} of {}, allowed: 1, or a floating-point sum or average",
@@ -129,7 +133,7 @@ Work all_reduce(const ProcessGroup& group, const Tensors& tensors, const Reducti
                 std::string_view label) {
   Call call(group, name_of("all_reduce", reduction.op), label);
   call.check_tensors(tensors);
-  check_reduction(call, reduction, tensors[0].scalar_type());
+  check_reduction(call, reduction, tensors[0]);
   if (call.alone()) return scale(tensors, reduction), Work();
   call.note(tensors);
   return call.start(tensors[0], [&](c10d::ProcessGroup& c10d) {
@@ -155,7 +159,7 @@ Work reduce_scatter(const ProcessGroup& group, const Tensors& outputs, const Ten
                     const Reduction& reduction, std::string_view label) {
   Call call(group, name_of("reduce_scatter", reduction.op), label);
   call.check_sizes(outputs, 1, inputs, group.size());
-  check_reduction(call, reduction, inputs[0].scalar_type());
+  check_reduction(call, reduction, inputs[0]);
   if (call.alone()) {
     (void)copy_alone(outputs, inputs);
     return scale(outputs, reduction), Work();
@@ -222,16 +226,20 @@ Work all_to_all(const ProcessGroup& group, const at::Tensor& output, const at::T
              "found output rows {} of {} and input rows {} of {}, allowed: one number a rank, "
              "adding up to dimension 0",
              output_rows, output.sizes(), input_rows, input.sizes());
-  call.check(!call.alone() || output.numel() == input.numel(),
-             "found output of {} and input of {}, allowed with one rank: the same", output.sizes(),
+  const std::vector<int64_t> output_bytes = bytes_of_rows(output, output_rows);
+  const std::vector<int64_t> input_bytes = bytes_of_rows(input, input_rows);
+  const auto own = static_cast<size_t>(group.rank());
+  call.check(output_bytes[own] == input_bytes[own],
+             "this rank has {} bytes for itself, and {} are expected, allowed: the same; output "
+             "rows {} of {}, input rows {} of {}",
+             input_bytes[own], output_bytes[own], output_rows, output.sizes(), input_rows,
              input.sizes());
   if (call.alone()) return copy_alone({output}, {input});
   call.note({input}, Call::Kind::uneven_collective);
   return call.start(input, [&](c10d::ProcessGroup& c10d) {
     if (HostExchange* const exchange = call.exchange(input))
       return std::vector<Operation::Part>{
-          exchange->all_to_all(output, input, bytes_of_rows(output, output_rows),
-                               bytes_of_rows(input, input_rows), call.identity())};
+          exchange->all_to_all(output, input, output_bytes, input_bytes, call.identity())};
     at::Tensor to = output, from = input;
     std::vector<int64_t> output_counts = output_rows, input_counts = input_rows;
     return std::vector<Operation::Part>{c10d.alltoall_base(to, from, output_counts, input_counts)};

@@ -9,34 +9,6 @@
 namespace lockstep {
 namespace {
 
-HostType host_type(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-      return HostType::f32;
-    case at::kDouble:
-      return HostType::f64;
-    case at::kBFloat16:
-      return HostType::bf16;
-    case at::kHalf:
-      return HostType::f16;
-    case at::kChar:
-      return HostType::i8;
-    case at::kShort:
-      return HostType::i16;
-    case at::kInt:
-      return HostType::i32;
-    case at::kLong:
-      return HostType::i64;
-    case at::kByte:
-      return HostType::u8;
-    default:
-      fail<UsageError>(
-          "reduction on the host: found {}, allowed: Float, Double, BFloat16, Half, Char, Short, "
-          "Int, Long, Byte",
-          at::toString(dtype));
-  }
-}
-
 /// One reduction, as one rank sees it, in chunks of its own slice.
 struct SliceTask {
   HostTransfers& transfers;
@@ -196,9 +168,34 @@ void add_chunks(const SliceTask& task, const HostReduction& reduction, SliceTran
 
 }  // namespace
 
+std::optional<HostType> host_type(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return HostType::f32;
+    case at::kDouble:
+      return HostType::f64;
+    case at::kBFloat16:
+      return HostType::bf16;
+    case at::kHalf:
+      return HostType::f16;
+    case at::kChar:
+      return HostType::i8;
+    case at::kShort:
+      return HostType::i16;
+    case at::kInt:
+      return HostType::i32;
+    case at::kLong:
+      return HostType::i64;
+    case at::kByte:
+      return HostType::u8;
+    default:
+      return {};
+  }
+}
+
 HostSlices::HostSlices(const at::Tensor& whole, int64_t slice_length)
     : input(whole.view(-1)),
-      type(host_type(whole.scalar_type())),
+      type(host_type(whole.scalar_type()).value()),
       length(slice_length),
       numel(whole.numel()),
       item(whole.element_size()) {}

@@ -2,10 +2,16 @@
 
 // Internal.
 
+#include <optional>
+
 #include "lockstep/parallel_state/host_transfers.h"
 #include "lockstep/parallel_state/ordered_reduction.h"
 
 namespace lockstep {
+
+/// What tensors of `dtype` are reduced as; nothing for those that are not.
+std::optional<HostType> host_type(at::ScalarType dtype);
+inline constexpr char kHostTypes[] = "Float, Double, BFloat16, Half, Char, Short, Int, Long, Byte";
 
 /// How a tensor is cut: rank p owns the elements begin(p) ... end(p).
 struct HostSlices {

@@ -8,6 +8,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/tests/support/rank_threads.h"
+#include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep {
 namespace {
@@ -149,12 +150,57 @@ TEST(Collectives, WhatCannotBeReducedIsRefused) {
       all_reduce(state.world(), tensor, op, "counts").wait();
     });
   };
-  for (const std::string& error : errors_of(at::kInt, ReduceOp::average))
-    EXPECT_EQ(error,
-              "all_reduce (average) of counts over group world [0, 1]: found an average of "
-              "integers, allowed: floating-point tensors");
-  for (const std::string& error : errors_of(at::kBool, ReduceOp::sum))
-    EXPECT_NE(error.find("found Bool, allowed: Float"), std::string::npos) << error;
+  for (const at::ScalarType dtype : {at::kInt, at::kComplexFloat})
+    for (const std::string& error : errors_of(dtype, ReduceOp::average))
+      EXPECT_EQ(error, std::string("all_reduce (average) of counts over group world [0, 1]: found "
+                                   "an average of ") +
+                           at::toString(dtype) + ", allowed: floating-point tensors");
+}
+
+TEST(Collectives, ATensorThatDoesNotFitEndsNothing) {
+  run_ranks(2, [](const ParallelState& state) {
+    const ProcessGroup group = state.world();
+    const auto refused = [](auto call, const std::string& part) {
+      EXPECT_TRUE(testing::throws_with<UsageError>(call, part));
+    };
+    for (const at::ScalarType dtype : {at::kBool, at::kComplexFloat, at::kFloat8_e5m2}) {
+      const std::string found = std::string("x over group world [0, 1]: found ") +
+                                at::toString(dtype) + ", allowed on the CPU: Float";
+      const at::Tensor two = at::zeros({2}, dtype), one = at::zeros({1}, dtype);
+      refused([&] { all_reduce(group, two, ReduceOp::max, "x").wait(); }, found);
+      refused([&] { reduce_scatter(group, one, two, ReduceOp::sum, "x").wait(); }, found);
+    }
+    refused([&] { broadcast(group, at::Tensor(), 0, "x").wait(); }, "found an undefined tensor");
+    state.check_in_step();
+    const at::Tensor sum = at::ones({1});
+    all_reduce(group, sum, ReduceOp::sum, "after").wait();
+    EXPECT_EQ(sum.item<float>(), 2);
+  });
+}
+
+// What a rank has for itself is copied, so it would be written beyond the end of the output.
+TEST(Collectives, ARankSendsItselfAsMuchAsItExpects) {
+  run_ranks(2, [](const ParallelState& state) {
+    const bool first = state.rank() == 0;
+    const std::vector<int64_t> output_rows = {1, 1};
+    const std::vector<int64_t> input_rows = {first ? 3 : 1, first ? 1 : 3};
+    const at::Tensor input = at::ones({4, 1000});
+    EXPECT_TRUE(testing::throws_with<UsageError>(
+        [&] {
+          all_to_all(state.world(), at::empty({2, 1000}), input, output_rows, input_rows, "x")
+              .wait();
+        },
+        "all_to_all of x over group world [0, 1]: this rank has 12000 bytes for itself, and 4000 "
+        "are expected"));
+    EXPECT_TRUE(testing::throws_with<UsageError>(
+        [&] {
+          all_to_all(state.world(), at::empty({4, 1}), input, "x").wait();
+        },
+        "this rank has 8000 bytes for itself, and 8 are expected"));
+    const at::Tensor flat = at::empty({4000});  // as many bytes in other rows
+    all_to_all(state.world(), flat, input, "x").wait();
+    EXPECT_TRUE(flat.eq(1).all().item<bool>());
+  });
 }
 
 }  // namespace

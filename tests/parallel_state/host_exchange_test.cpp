@@ -100,7 +100,7 @@ TEST(HostExchange, ReduceScatterOfTheLargestTheSmallestAndOfIntegers) {
     EXPECT_TRUE(at::equal(reduced(input.to(at::kFloat), ReduceOp::max), (part * 3).to(at::kFloat)));
     EXPECT_TRUE(throws_with<UsageError>([&] { reduced(input, ReduceOp::average); },
                                         "reduce_scatter (average) of test over group world [0, 1, "
-                                        "2]: found an average of integers"));
+                                        "2]: found an average of Long"));
   });
 }
 
