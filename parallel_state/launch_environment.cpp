@@ -207,8 +207,7 @@ std::string first_slurm_host(const std::string& node_list) {
                        node_list);
   host += node_list.substr(end + 1, number_end - end - 1);
   const size_t close = node_list.find(']', number_end);
-  if (close == std::string::npos) return host;
-  return host + node_list.substr(close + 1, node_list.find(',', close) - close - 1);
+  return close == std::string::npos ? host : host + first_slurm_host(node_list.substr(close + 1));
 }
 
 }  // namespace lockstep

@@ -83,7 +83,11 @@ MembershipSpec membership_spec(const ParallelStateOptions& options, int64_t rank
   return spec;
 }
 
-void check_rank(const ParallelStateOptions& options, int64_t rank) {
+void check_options(const ParallelStateOptions& options, int64_t rank) {
+  constexpr std::chrono::hours kLongestTimeout(24 * 365 * 100);
+  const std::chrono::milliseconds timeout = options.timeout;
+  require<ConfigError>(timeout.count() > 0 && timeout <= kLongestTimeout,
+                       "timeout: found {} ms, allowed: 1 ms to 100 years", timeout.count());
   const RankGrids check(options.sizes);
   const int64_t world = options.sizes.world_size;
   require<ConfigError>(rank >= 0 && rank < world, "rank {} is outside the world of {} ranks", rank,
@@ -161,9 +165,14 @@ struct ParallelState::Impl {
   /// Connecting cannot be interrupted, so it starts once all members want it.
   void await_members(const BackendSpec& spec) const {
     if (!membership) return;
-    const auto absent =
-        gather(*spec.store, spec.ranks, rank, std::chrono::steady_clock::now() + spec.timeout,
-               [this] { return failures->find(); });
+    std::optional<std::string> absent;
+    try {
+      absent =
+          gather(*spec.store, spec.ranks, rank, std::chrono::steady_clock::now() + spec.timeout,
+                 [this] { return failures->find(); });
+    } catch (const c10::Error& error) {
+      absent = reason_of(error);
+    }
     if (absent) fail_to_connect(spec, *absent);
   }
 
@@ -219,7 +228,7 @@ ParallelState ParallelState::planning_rank(const ParallelSizes& sizes, int64_t r
   options.sizes = sizes;
   options.observer = std::move(observer);
   options.backend_factory = make_planning_backend;
-  check_rank(options, rank);
+  check_options(options, rank);
   return ParallelState(std::make_shared<Impl>(nullptr, rank, std::move(options)));
 }
 
@@ -227,7 +236,7 @@ ParallelState::ParallelState(const LaunchEnvironment& environment, ParallelState
   options.sizes.world_size = environment.world_size;
   options.single_host = environment.single_host();
   options.run_id = environment.run_id;
-  const RankGrids check(options.sizes);  // before anything is connected
+  check_options(options, environment.rank);  // before anything is connected
   auto membership = join_run(environment, membership_spec(options, environment.rank));
   impl_ = std::make_shared<Impl>(std::move(membership), environment.rank, std::move(options));
 }
@@ -235,7 +244,7 @@ ParallelState::ParallelState(const LaunchEnvironment& environment, ParallelState
 ParallelState::ParallelState(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank,
                              ParallelStateOptions options) {
   const int64_t world = options.sizes.world_size;
-  check_rank(options, rank);
+  check_options(options, rank);
   require<ConfigError>(world == 1 || store, "a world of {} ranks needs a store", world);
   std::unique_ptr<Membership> membership;
   if (world > 1)

@@ -85,6 +85,7 @@ class World {
 
 std::optional<std::string> verify_collectives(
     const ParallelSizes& sizes, const std::function<void(const ParallelState&)>& body) {
+  const RankGrids check(sizes);
   World world;
   for (int64_t rank = 0; rank < sizes.world_size; ++rank) try {
       body(ParallelState::planning_rank(sizes, rank,

@@ -118,6 +118,7 @@ TEST(LaunchEnvironment, SlurmsListsAreParsed) {
   EXPECT_EQ(first_slurm_host("a,b"), "a");
   EXPECT_EQ(first_slurm_host("node[03-05,9],login1"), "node03");
   EXPECT_EQ(first_slurm_host("rack[2,4]-ib0"), "rack2-ib0");
+  EXPECT_EQ(first_slurm_host("rack[0-63]_blade[07-41,3],login"), "rack0_blade07");
   EXPECT_THROW(first_slurm_host("node[03"), ConfigError);
   EXPECT_EQ(slurm_tasks_on_node("8(x2),4", 0), 8);
   EXPECT_EQ(slurm_tasks_on_node("8(x2),4", 1), 8);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <csignal>
 #include <thread>
 
@@ -12,6 +13,7 @@
 #include "lockstep/parallel_state/backends.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/tests/support/rank_threads.h"
+#include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep {
 namespace {
@@ -206,6 +208,46 @@ TEST(ParallelState, RanksOutsideTheWorldAreRefused) {
   ParallelStateOptions options;
   options.sizes.world_size = 2;
   EXPECT_THROW(ParallelState(nullptr, 0, options), ConfigError);
+  LaunchEnvironment environment;
+  environment.rank = 3;
+  EXPECT_TRUE(testing::throws_with<ConfigError>([&] { ParallelState(environment, {}); },
+                                                "rank 3 is outside the world of 1 ranks"));
+}
+
+TEST(ParallelState, TimeoutsThatNoClockCanTakeAreRefused) {
+  using std::chrono::milliseconds;
+  for (const milliseconds timeout : {milliseconds(0), milliseconds(-5), milliseconds::max()}) {
+    ParallelStateOptions options;
+    options.timeout = timeout;
+    EXPECT_TRUE(testing::throws_with<ConfigError>(
+        [&] { ParallelState(nullptr, 0, options); },
+        "timeout: found " + std::to_string(timeout.count()) + " ms, allowed: 1 ms to 100 years"));
+  }
+}
+
+/// A store whose server ends.
+struct EndingStore : c10d::HashStore {
+  int64_t add(const std::string& key, int64_t value) override {
+    if (ended) C10_THROW_ERROR(DistNetworkError, "the server has ended");
+    return HashStore::add(key, value);
+  }
+  std::atomic<bool> ended = false;
+};
+
+TEST(ParallelState, AGroupThatTheStoreCannotConnectAnyMoreIsNamed) {
+  const auto store = c10::make_intrusive<EndingStore>();
+  const auto rank = [&](int64_t r) {
+    ParallelStateOptions options;
+    options.sizes.world_size = 2;
+    const ParallelState state(store, r, options);
+    store->ended = true;
+    EXPECT_TRUE(testing::throws_with<CommunicationError>(
+        [&] { state.world(); }, "group world[0, 1] could not be connected on rank " +
+                                    std::to_string(r) + " within 60.0 s: the server has ended"));
+  };
+  std::thread other([&] { rank(1); });
+  rank(0);
+  other.join();
 }
 
 TEST(ParallelState, APeersDeathIsNoSignal) {

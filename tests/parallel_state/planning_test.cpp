@@ -130,5 +130,12 @@ TEST(VerifyCollectives, AnErrorNamesItsRank) {
       "planning rank 2 of 4: no such layer"));
 }
 
+TEST(VerifyCollectives, BadSizesAreRefused) {
+  const auto nothing = [](const ParallelState&) {};
+  for (const ParallelSizes& sizes :
+       {ParallelSizes{.world_size = 0}, {.world_size = 8, .tensor = 3}})
+    EXPECT_THROW(verify_collectives(sizes, nothing), ConfigError);
+}
+
 }  // namespace
 }  // namespace lockstep
