@@ -106,6 +106,7 @@ struct GradientSynchronizer::Impl {
   bool bound = false;
   std::unique_ptr<GradSync> sync = {};  ///< null if all parameters are local
   std::vector<at::Tensor> local = {};
+  bool divided = false;  ///< the gradients of this step, by their tokens
 
   void check() {
     require<UsageError>(bucket_size_mb > 0, "bucket_size_mb: found {}, allowed: > 0",
@@ -191,9 +192,11 @@ struct GradientSynchronizer::Impl {
     for (const at::Tensor& param : local)
       if (param.grad().defined()) grads.push_back(param.grad());
     divide_grads(grads, tokens);
+    divided = true;
   }
 
   void reset_local() {
+    divided = false;
     for (const at::Tensor& param : local) param.mutable_grad().reset();
   }
 
@@ -229,6 +232,7 @@ void GradientSynchronizer::unbind() {
   if (impl_->sync) impl_->sync->settle();
   impl_->sync.reset();
   impl_->local.clear();
+  impl_->divided = false;
   impl_->bound = false;
   for (const MeshParameters& group : impl_->param_groups)
     for (const MeshParameter& param : group)
@@ -248,6 +252,9 @@ void GradientSynchronizer::wait(const at::Tensor& num_tokens) {
   require<UsageError>(num_tokens.defined() && num_tokens.numel() == 1,
                       "wait: num_tokens must have one element");
   impl_->finish();
+  require<UsageError>(!impl_->divided,
+                      "wait: the gradients of this step are divided by their tokens already; call "
+                      "zero_grad() between steps");
   impl_->divide(sum_of_tokens(*impl_->options.token_group, num_tokens));
 }
 

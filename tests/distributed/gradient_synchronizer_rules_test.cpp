@@ -243,6 +243,22 @@ TEST(GradientSynchronizer, UnbindWaitsForWhatIsUnderWay) {
   });
 }
 
+// Where there is no bucket nothing else tells that a step has ended.
+TEST(GradientSynchronizer, LocalGradientsAreDividedByTheirTokensOnce) {
+  const ParallelState state = ParallelState::single_process();
+  const at::Tensor weight = at::ones({3}).requires_grad_(true), tokens = at::full({1}, 4);
+  GradientSynchronizer sync(
+      {{weight}}, 1, 1, {.reduction = GradientReduction::per_token, .token_group = state.world()});
+  sync.bind();
+  for (int step = 0; step < 2; ++step) {
+    backward_of({weight}, 2);
+    sync.wait(tokens);
+    EXPECT_TRUE(throws_with<UsageError>([&] { sync.wait(tokens); }, "divided by their tokens"));
+    EXPECT_TRUE(grad_is(weight, 0.5));
+    sync.zero_grad();
+  }
+}
+
 TEST(GradientSynchronizer, WrongArgumentsAreNamed) {
   const DeviceMesh mesh = one_rank();
   const MeshParameter weight = ones_on(mesh, {2}, {Replicate{}}, "weight");
