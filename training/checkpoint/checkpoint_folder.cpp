@@ -84,7 +84,7 @@ void put_in_place(const fs::path& from, const fs::path& to) {
 
 bool is_checkpoint(const std::string& folder) {
   std::error_code error;
-  return fs::is_regular_file(fs::symlink_status(fs::path(folder) / kManifestName, error));
+  return fs::is_regular_file(fs::symlink_status(folder + "/" + kManifestName, error));
 }
 
 std::string step_name(int64_t iteration) { return fmt::format("{}{}", kStep, iteration); }
