@@ -10,7 +10,7 @@ SANITIZE ?=
 LABEL ?=
 CMAKE_ARGS ?=
 RANKS ?= 2
-LINTED ?= core kernels parallel_state distributed optimizer models training
+LINTED ?= core kernels parallel_state distributed optimizer models pipeline training
 CONFIG ?= configs/tiny.textproto
 OUTPUT ?= runs/tiny
 FUZZ_SECONDS ?= 60
@@ -66,6 +66,7 @@ bench: build ## Run the benchmarks: ours and its peer side by side
 	@$(BUILD)/benchmarks/pipeline_bubble
 	@$(BUILD)/benchmarks/data_pipeline loader
 	@scripts/setup text gpt2 tiktoken
+	@.venv/bin/python benchmarks/train.py $(BUILD)
 	@.venv/bin/python benchmarks/tokenizer.py $(BUILD)
 	@.venv/bin/python benchmarks/checkpoint.py $(BUILD)
 

@@ -53,6 +53,7 @@ std::vector<ShardClass> make_classes(const MeshParameters& parameters,
       found->pieces.push_back(grad.detach().reshape({-1}));
   }
   std::vector<ShardClass> classes;
+  classes.reserve(sharded.size() + 1);
   for (auto& [ranks, entry] : sharded) classes.push_back(std::move(entry));
   classes.push_back(std::move(local));
   return classes;
@@ -113,7 +114,7 @@ at::Tensor clip_grad_norm_(const MeshParameters& parameters, std::optional<doubl
   c10::Device device = c10::kCPU;
   if (parameters.size() > 0) device = parameters[0].tensor.device();
   if (pp_mesh) device = pp_mesh->parallel_state().device();
-  const at::Tensor norm =
+  at::Tensor norm =
       norm_of_pieces(pieces, norm_type, device,
                      [&](const std::vector<at::Tensor>& of_class, ReduceOp op, const char* label) {
                        return combine(classes, pp_mesh, of_class, op, label);

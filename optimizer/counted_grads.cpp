@@ -153,7 +153,7 @@ at::Tensor combine_over_model(const std::vector<DistributedDataParallel*>& model
     return value;
   };
   if (models.front()->is_sharded()) return reduced(GroupKind::intra_optimizer, of_class[0]);
-  const at::Tensor dense = reduced(GroupKind::tp_pp, of_class[0]);  // first, on all ranks
+  at::Tensor dense = reduced(GroupKind::tp_pp, of_class[0]);  // first, on all ranks
   if (of_class.size() == 1) return dense;
   const at::Tensor expert = reduced(GroupKind::tp_ep_pp, of_class[1]);
   return op == ReduceOp::max ? at::maximum(dense, expert) : dense + expert;

@@ -15,7 +15,7 @@ at::Tensor scale_and_look(const std::vector<at::Tensor>& pieces, double factor,
                           c10::Device device) {
   at::Tensor total = at::zeros({}, at::TensorOptions(device).dtype(at::kDouble));
   for (const at::Tensor& piece : pieces)
-    for (at::Tensor part : cache_sized_parts(piece)) {
+    for (const at::Tensor& part : cache_sized_parts(piece)) {
       if (factor != 1) part.mul_(factor);
       total += sum_of_squares(part);
     }
