@@ -37,6 +37,8 @@ DTensor::DTensor(at::Tensor local, DeviceMesh mesh, std::vector<Placement> place
       mesh_(std::move(mesh)),
       placements_(std::move(placements)),
       shape_(std::move(shape)) {
+  require<UsageError>(local_.defined(), "DTensor: the local tensor of rank {} is undefined",
+                      mesh_.parallel_state().rank());
   const bool floating = at::isFloatingType(dtype()) || at::isComplexType(dtype());
   for (const Placement& placement : placements_)
     require<UsageError>(floating || placement != Placement(Partial{PartialOp::avg}),

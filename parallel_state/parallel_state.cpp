@@ -83,11 +83,17 @@ MembershipSpec membership_spec(const ParallelStateOptions& options, int64_t rank
   return spec;
 }
 
+void check_timeout(std::chrono::milliseconds timeout, const std::string& group = "") {
+  constexpr std::chrono::hours kLongest(24 * 365 * 100);
+  require<ConfigError>(timeout.count() > 0 && timeout <= kLongest,
+                       "{}timeout: found {} ms, allowed: 1 ms to 100 years", group,
+                       timeout.count());
+}
+
 void check_options(const ParallelStateOptions& options, int64_t rank) {
-  constexpr std::chrono::hours kLongestTimeout(24 * 365 * 100);
-  const std::chrono::milliseconds timeout = options.timeout;
-  require<ConfigError>(timeout.count() > 0 && timeout <= kLongestTimeout,
-                       "timeout: found {} ms, allowed: 1 ms to 100 years", timeout.count());
+  check_timeout(options.timeout);
+  for (const auto& [kind, of_group] : options.group_options)
+    if (of_group.timeout) check_timeout(*of_group.timeout, fmt::format("{}: ", to_string(kind)));
   const RankGrids check(options.sizes);
   const int64_t world = options.sizes.world_size;
   require<ConfigError>(rank >= 0 && rank < world, "rank {} is outside the world of {} ranks", rank,

@@ -202,6 +202,11 @@ TEST(DTensor, WhatCannotBeIsNamed) {
   EXPECT_NO_THROW((void)DTensor::from_local(local, mesh, {sum, avg}));
   EXPECT_TRUE(throws_with<UsageError>(
       [&] {
+        (void)DTensor::from_local(at::Tensor(), mesh, {sum, sum});
+      },
+      "the local tensor of rank 0 is undefined"));
+  EXPECT_TRUE(throws_with<UsageError>(
+      [&] {
         (void)DTensor::from_local(local.to(at::kInt), mesh, {avg, avg});
       },
       "DTensor [2, 3] Int (Partial(avg), Partial(avg)) on dp=1 x tp=1: allowed for "

@@ -222,6 +222,10 @@ TEST(ParallelState, TimeoutsThatNoClockCanTakeAreRefused) {
     EXPECT_TRUE(testing::throws_with<ConfigError>(
         [&] { ParallelState(nullptr, 0, options); },
         "timeout: found " + std::to_string(timeout.count()) + " ms, allowed: 1 ms to 100 years"));
+    options = ParallelStateOptions();
+    options.group_options[GroupKind::dp_cp].timeout = timeout;
+    EXPECT_TRUE(testing::throws_with<ConfigError>([&] { ParallelState(nullptr, 0, options); },
+                                                  "dp-cp: timeout: found "));
   }
 }
 
