@@ -106,6 +106,13 @@ class CommandLine(EndToEnd):
         self.assert_failed(run(LOCKSTEP, "generate", self.folder, "--prompt", "a"), 1,
                            "holds no complete step_N/")
 
+    def test_errors_of_libtorch_come_without_its_frames(self):
+        arguments = (LOCKSTEP, "train", self.config, "--set", f"model.vocab_size={10 ** 14}")
+        result = run(*arguments)
+        self.assert_failed(result, 1, "can't allocate memory")
+        self.assertEqual(result.stderr.count(b"\n"), 1, result.stderr)
+        self.assertIn(b"frame #0", run(*arguments, TORCH_SHOW_CPP_STACKTRACES=1).stderr)
+
     def test_an_error_under_a_launcher_names_the_rank(self):
         result = torchrun(2, LOCKSTEP, "train", self.config, "--set", "data.path=/nowhere/text")
         self.assertNotEqual(result.returncode, 0)

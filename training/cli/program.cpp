@@ -1,5 +1,6 @@
 #include "lockstep/training/cli/program.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -27,11 +28,20 @@ void check_command(const CLI::App& program, int argc, char** argv) {
   }
 }
 
+/// Without the C++ frames that libtorch appends, unless they are asked for as everywhere in
+/// PyTorch.
+std::string without_frames(const std::string& message) {
+  const char* const wanted = std::getenv("TORCH_SHOW_CPP_STACKTRACES");
+  if (wanted && std::string(wanted) == "1") return message;
+  return message.substr(
+      0, std::min(message.find("\nException raised from "), message.find("\nframe #0: ")));
+}
+
 /// Ends the process without waiting for communication threads, which may never return after a
 /// failure.
 [[noreturn]] void end(int status, const std::string& message = "") {
   std::cout.flush();
-  if (!message.empty()) std::cerr << "lockstep: " + message + "\n" << std::flush;
+  if (!message.empty()) std::cerr << "lockstep: " + without_frames(message) + "\n" << std::flush;
   std::fflush(nullptr);
   std::_Exit(status);
 }
