@@ -131,6 +131,7 @@ TEST(Routing, CapacityAsInMegatron) {
   EXPECT_EQ(expert_capacity(64, 2, 8, 1.25), 20);
   EXPECT_EQ(expert_capacity(10, 1, 4, 1), 3);
   EXPECT_EQ(expert_capacity(10, 2, 3, 1.5), 10);
+  EXPECT_GE(expert_capacity(10, 2, 3, 1e300), 10);  // no overflow: as good as no limit
 }
 
 TEST(Routing, ExpertsKeepTheirHeaviestTokens) {

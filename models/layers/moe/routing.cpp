@@ -60,8 +60,10 @@ Routing route_tokens(const at::Tensor& logits, const TransformerConfig& config,
 }
 
 int64_t expert_capacity(int64_t tokens, int64_t topk, int64_t experts, double factor) {
-  return static_cast<int64_t>(
-      std::ceil(static_cast<double>(tokens * topk) / static_cast<double>(experts) * factor));
+  constexpr double kMost = 0x1p62;
+  return static_cast<int64_t>(std::min(
+      std::ceil(static_cast<double>(tokens * topk) / static_cast<double>(experts) * factor),
+      kMost));
 }
 
 at::Tensor limit_to_capacity(const Routing& routing, int64_t capacity, bool pad) {
