@@ -36,6 +36,7 @@ class Activations {
                             "model.seq_length", "parallel.context_parallel_size")),
         batch_(config.train.micro_batch_size),
         tokens_(product(sequence_, batch_)),
+        own_tokens_(config.parallel.sequence_parallel ? tokens_ / layout_.tensor_ranks : tokens_),
         element_(element_bytes(config.train.precision)),
         wide_(std::max<int64_t>(element_, 4)),
         saved_parts_(
@@ -45,11 +46,16 @@ class Activations {
   /// `number` counts over the whole model.
   int64_t layer(int64_t number) const {
     return sum(norm(), attention(), norm(),
-               has_experts(config_, number) ? experts() : feed_forward(widths_.ffn));
+               has_experts(config_, number) ? experts() : feed_forward(widths_.ffn),
+               product(2, dropout_of_tokens()));
   }
+  /// What backward computes again of a layer with selective recomputation.
+  int64_t attention_core() const { return attention_weights(); }
+  /// The random numbers that attention dropout draws, and what it makes of them.
+  int64_t attention_draws() const { return drops_attention() ? product(20, attention_pairs()) : 0; }
   /// What a recomputed layer keeps of its input.
   int64_t layer_input() const {
-    return product(tokens_, config_.hidden_size / saved_parts_, element_);
+    return product(own_tokens_, config_.hidden_size / saved_parts_, element_);
   }
 
   /// What the pipeline keeps of a stage's input, which recomputed layers share unless they keep
@@ -58,10 +64,10 @@ class Activations {
     return saved_parts_ == 1 ? 0 : product(tokens_, config_.hidden_size, element_);
   }
 
-  int64_t embedding() const { return token_ids(); }
+  int64_t embedding() const { return sum(token_ids(), dropout_of_tokens()); }
   int64_t output() const {
-    return sum(norm(), product(tokens_, widths_.vocabulary, wide_), token_ids(),
-               product(tokens_, wide_), wide_);
+    const int64_t held = std::min(config_.vocab_size, widths_.vocabulary);
+    return sum(norm(), product(tokens_, held, wide_), token_ids(), product(tokens_, wide_), wide_);
   }
   int64_t output_gradients() const { return product(2, tokens_, widths_.vocabulary, wide_); }
 
@@ -70,10 +76,24 @@ class Activations {
   int64_t token_ids() const { return sequence_ > 1 && batch_ > 1 ? product(tokens_, 8) : 0; }
 
   int64_t norm() const {
-    const int64_t hidden = product(tokens_, config_.hidden_size);
+    const int64_t hidden = product(own_tokens_, config_.hidden_size);
     if (config_.normalization == Normalization::LayerNorm)
-      return sum(product(2, hidden, element_), product(2, tokens_, element_));
-    return sum(product(2, hidden, wide_), product(tokens_, wide_), product(hidden, element_));
+      return sum(product(2, hidden, element_), product(2, own_tokens_, element_));
+    return sum(product(2, hidden, wide_), product(own_tokens_, wide_), product(hidden, element_));
+  }
+
+  int64_t dropout_of_tokens() const {
+    return config_.hidden_dropout > 0 ? product(own_tokens_, config_.hidden_size) : 0;
+  }
+
+  bool drops_attention() const { return config_.attention_dropout > 0; }
+  int64_t attention_pairs() const { return product(tokens_, widths_.heads, sequence_); }
+
+  /// Of the fused operation the log-sum-exp; else the mask, the weights before and after dropout
+  /// and what it keeps.
+  int64_t attention_weights() const {
+    if (!drops_attention()) return product(tokens_, widths_.heads, wide_);
+    return sum(product(sequence_, sequence_), product(attention_pairs(), sum(wide_, 1, element_)));
   }
 
   int64_t attention() const {
@@ -81,15 +101,16 @@ class Activations {
     const int64_t key = product(tokens_, widths_.groups, *config_.kv_channels, element_);
     const bool rotated = config_.position_embedding_type == PositionEmbeddingType::rope;
     const bool recomputed = config_.recompute_granularity == RecomputeGranularity::selective;
-    const bool views = widths_.groups == 1 || widths_.groups == widths_.heads;
+    const bool one_group = widths_.groups == 1 && (!drops_attention() || batch_ == 1);
+    const bool views = one_group || widths_.groups == widths_.heads;
     const int64_t own_query = rotated || !views ? query : 0;
     const int64_t own_key = rotated ? key : 0;
     const int64_t output = query;
-    const int64_t projected = sum(query, key, key);
+    const int64_t group_heads = config_.num_attention_heads / *config_.num_query_groups;
+    const int64_t projected = product(key, sum(group_heads, 2));
     if (recomputed) return sum(projected, own_query, own_key, output);
-    const int64_t log_sum_exp = product(tokens_, widths_.heads, wide_);
-    if (views) return sum(projected, own_query, own_key, output, log_sum_exp);
-    return sum(product(3, query), output, log_sum_exp);
+    if (views) return sum(projected, own_query, own_key, output, attention_weights());
+    return sum(product(3, query), output, attention_weights());
   }
 
   int64_t feed_forward(int64_t width) const { return inside(tokens_, width); }
@@ -107,13 +128,22 @@ class Activations {
     const bool sorted = config_.moe_token_dispatcher_type == TokenDispatcher::alltoall;
     const int64_t biases = config_.add_bias_linear ? product(2, rows, 8) : 0;
     const int64_t shared = config_.moe_shared_expert_intermediate_size.value_or(0);
-    const int64_t unused_norm =
-        shared == 0 && element_ < wide_ ? product(tokens, hidden, element_) : 0;
-    return -unused_norm + sum(router(tokens), product(chosen, 16), sorted ? product(rows, 16) : 0,
-                              product(rows, hidden, element_),
-                              inside(rows, *config_.moe_ffn_hidden_size / copies), biases,
-                              product(2, chosen, hidden, element_), product(chosen, element_),
-                              feed_forward(shared / layout_.tensor_ranks));
+    return input_of_experts() - product(own_tokens_, hidden, element_) +
+           sum(router(tokens), product(chosen, 16), sorted ? product(rows, 16) : 0,
+               product(rows, hidden, element_), inside(rows, *config_.moe_ffn_hidden_size / copies),
+               biases, product(2, chosen, hidden, element_), product(chosen, element_),
+               feed_forward(shared / layout_.tensor_ranks));
+  }
+
+  /// What is kept of the norm's output before experts: where the ranks of tp have the same tokens,
+  /// the router has a copy of its share.
+  int64_t input_of_experts() const {
+    const bool shared = config_.moe_shared_expert_intermediate_size.has_value();
+    const bool copied = layout_.tensor_ranks > 1 && own_tokens_ == tokens_;
+    const int64_t whole = product(own_tokens_, config_.hidden_size, element_);
+    const bool routed = element_ == wide_;  // else what is kept is the widened copy
+    if (!copied) return shared || routed ? whole : 0;
+    return sum(shared ? whole : 0, routed ? whole / layout_.tensor_ranks : 0);
   }
 
   /// Pairs of a token and an expert, if experts get the same number.
@@ -121,10 +151,10 @@ class Activations {
     const int64_t topk = config_.moe_router_topk, pairs = product(tokens, topk);
     if (!config_.moe_expert_capacity_factor) return pairs;
     const int64_t experts = *config_.num_experts;
-    const auto capacity =
-        static_cast<int64_t>(std::ceil(static_cast<double>(pairs) / static_cast<double>(experts) *
-                                       *config_.moe_expert_capacity_factor));
-    const int64_t room = product(experts, std::min(capacity, tokens));
+    const double capacity = std::ceil(static_cast<double>(pairs) / static_cast<double>(experts) *
+                                      *config_.moe_expert_capacity_factor);
+    const auto taken = static_cast<int64_t>(std::min(capacity, static_cast<double>(tokens)));
+    const int64_t room = product(experts, taken);
     return config_.moe_pad_expert_input_to_capacity ? room : std::min(pairs, room);
   }
 
@@ -166,6 +196,7 @@ class Activations {
   int64_t sequence_;
   int64_t batch_;
   int64_t tokens_;
+  int64_t own_tokens_;  ///< between the tensor-parallel regions
   int64_t element_;
   int64_t wide_;
   int64_t saved_parts_;
@@ -194,6 +225,9 @@ ActivationPlan plan_activations(const Config& config, const ModelChunk& chunk,
       sum(plan.layers, recomputed > 0 && !chunk.has_embedding ? activations.stage_input() : 0);
   plan.ends = sum(chunk.has_embedding ? activations.embedding() : 0,
                   chunk.has_output ? activations.output() : 0);
+  const bool selective = config.model.recompute_granularity == RecomputeGranularity::selective;
+  if (selective && chunk.num_layers > 0) largest_recomputed = activations.attention_core();
+  if (chunk.num_layers > 0) largest_recomputed += activations.attention_draws();
   plan.working =
       std::max(chunk.has_output ? activations.output_gradients() : 0, largest_recomputed);
   return plan;
