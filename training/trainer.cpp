@@ -150,7 +150,8 @@ IterationMetrics Trainer::train_step(bool stop_requested) {
 
 ValidationMetrics Trainer::validate() const {
   const BatchSizes& batch = batches_.full();
-  const int64_t windows = std::min(validation_->size(), config_.train.eval_iters * batch.global);
+  const int64_t all = validation_->size(), iterations = config_.train.eval_iters;
+  const int64_t windows = iterations > all / batch.global ? all : iterations * batch.global;
   const int64_t stride = batch.micro * data_parallel_size_;
   const int64_t first = batch.micro * data_parallel_rank_;
   // The experts of all ranks work on each micro-batch: a rank that lacks windows repeats the first.

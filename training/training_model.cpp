@@ -105,13 +105,18 @@ PipelineStage TrainingModel::stage(size_t chunk) {
       mine.tokens = all.tokens;
     else
       mine.hidden = hidden;
-    if (stage.has_loss) mine.labels = all.labels;
+    if (!stage.has_loss) return model->forward(mine);
+    mine.labels = all.labels;
+    // Before the forward, so that the host need not wait for that.
+    const auto counted = mine.labels.ne(kIgnoredLabel).sum().item<double>();
     const at::Tensor output = model->forward(mine);
-    if (!stage.has_loss) return output;
     loss_sum_ += output.detach().sum(at::kDouble);
-    tokens_ += at::GradMode::is_enabled() ? static_cast<double>(output.numel())
-                                          : mine.labels.ne(kIgnoredLabel).sum().item<double>();
-    return loss_of_(output);
+    tokens_ += counted;
+    const at::Tensor loss = loss_of_(output);
+    const bool averages = at::GradMode::is_enabled() &&
+                          wrappers_.front()->scaling_mode() != GradientScalingMode::per_token;
+    const auto tokens = static_cast<double>(output.numel());
+    return averages && counted > 0 && counted < tokens ? loss * (tokens / counted) : loss;
   };
 }
 

@@ -96,6 +96,15 @@ TEST_F(TrainerLayoutsTest, UnevenStagesAndOtherSchedules) {
   }
 }
 
+TEST_F(TrainerLayoutsTest, ValidationTakesAllThereIsWhereMoreIsAskedFor) {
+  const auto loss = [&](const char* iterations) {
+    const Config all = config({std::string("train.eval_iters=") + iterations});
+    return Trainer(all, ParallelState::single_process()).validate().validation_loss;
+  };
+  EXPECT_GT(loss("1000"), 1);
+  EXPECT_EQ(loss("4611686018427387904"), loss("1000"));  // times the batch: beyond 64 bits
+}
+
 TEST_F(TrainerLayoutsTest, WhatAStepSendsBetweenStages) {
   CollectiveLog log;
   constexpr int64_t kFew = 2;

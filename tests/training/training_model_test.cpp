@@ -89,6 +89,29 @@ TEST(TrainingModel, G93LossesAreDividedByTokensAndMicrobatchesOrSummed) {
     }
 }
 
+TEST(TrainingModel, TokensWithoutALabelCountForNothing) {
+  for (const bool per_token : {false, true}) {
+    const Config config = one_layer(1, per_token, {"model.init_method_std=0.5"});
+    const at::Tensor tokens = at::arange(kTokens).remainder(2).unsqueeze(0);
+    at::Tensor labels = 1 - tokens;
+    labels.slice(1, 3).fill_(-100);  // three of a micro-batch's tokens are left
+    GPTModel alone(config.model, {.dtype = at::kDouble, .seed = 1234});
+    const at::Tensor loss = alone.forward(tokens, labels).sum() / 3;
+    loss.backward();
+    TrainingModel model(config, ParallelState::single_process());
+    model.zero_grad_buffer();
+    const LossSums sums = model.forward_backward(
+        kMicrobatches, 1, [&](int64_t) { return GPTInput{.tokens = tokens, .labels = labels}; });
+    EXPECT_EQ(sums.tokens, 3 * kMicrobatches);
+    EXPECT_NEAR(sums.loss / sums.tokens, loss.item<double>(), 1e-13);
+    model.finalize_gradients(sums.tokens);
+    for (const NamedParameter& param : collect_parameters(*model.chunks()[0]))
+      EXPECT_TRUE(
+          at::allclose(param.tensor.grad(), parameter(alone, param.name).grad(), 1e-12, 1e-14))
+          << param.name;
+  }
+}
+
 // Megatron Core multiplies the routers' mean loss by 3 * 4 / 2 = 6 where the loss scale is 3, on 4
 // ranks of cp, with 2 micro-batches; and by 3 where losses are summed, when it is a sum too. Ours
 // is a loss of each token. (There are no layers that predict further tokens.)
