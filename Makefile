@@ -91,10 +91,11 @@ format-check: ## Fail if a source is not formatted
 	@scripts/setup tools
 	@git ls-files '*.h' '*.cpp' '*.cu' | xargs clang-format --dry-run --Werror
 
-# clang does not read g++'s precompiled headers, so it has a build folder without.
+# clang does not read g++'s precompiled headers, and clang-tidy wants a command for each source: they
+# have a build folder without precompiled headers and unity builds.
 lint: setup format-check ## Format check and clang-tidy
 	@cmake -S . -B build-lint -G Ninja -DLOCKSTEP_CUDA=$(LOCKSTEP_CUDA) -DLOCKSTEP_PRECOMPILE=OFF \
-	  -DCMAKE_EXPORT_COMPILE_COMMANDS=ON $(CMAKE_ARGS) > /dev/null
+	  -DLOCKSTEP_UNITY=OFF -DCMAKE_EXPORT_COMPILE_COMMANDS=ON $(CMAKE_ARGS) > /dev/null
 	@ninja -C build-lint lockstep_core_pure > /dev/null
 	@git ls-files $(foreach room,$(LINTED),'$(room)/*.cpp') | grep -v no_cuda | grep -v no_nccl | \
 	  xargs -n 1 -P "$$(nproc)" clang-tidy --quiet -p build-lint

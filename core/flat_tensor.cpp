@@ -38,7 +38,8 @@ class Mapping {
 
   /// At the begin of a huge page; up to the end of the last one there is memory.
   void* data() const {
-    return reinterpret_cast<void*>(rounded_up(reinterpret_cast<uintptr_t>(begin_)));
+    const auto begin = reinterpret_cast<uintptr_t>(begin_);
+    return static_cast<char*>(begin_) + (rounded_up(begin) - begin);
   }
 
  private:

@@ -189,7 +189,7 @@ void write_struct(std::ostream& header, const pb::Descriptor& message) {
 }
 
 void write_conversions(std::ostream& source, const pb::Descriptor& message) {
-  const std::string name = message.name();
+  const std::string& name = message.name();
   std::string from, to;
   for (int f = 0; f < message.field_count(); ++f) {
     const auto& field = *message.field(f);
