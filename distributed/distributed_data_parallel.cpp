@@ -153,7 +153,7 @@ DistributedDataParallel::DistributedDataParallel(const torch::nn::Module& module
   broadcast_params();
 }
 
-DistributedDataParallel::DistributedDataParallel(std::vector<NamedParameter> parameters,
+DistributedDataParallel::DistributedDataParallel(const std::vector<NamedParameter>& parameters,
                                                  const ParallelState& parallel_state,
                                                  const DistributedDataParallelConfig& config,
                                                  bool disable_bucketing,

@@ -72,7 +72,7 @@ class DistributedDataParallel {
                           const std::function<bool(const NamedParameter&)>& whole_matrices = {});
 
   /// The same for a list of parameters, with their descriptions.
-  DistributedDataParallel(std::vector<NamedParameter> parameters,
+  DistributedDataParallel(const std::vector<NamedParameter>& parameters,
                           const ParallelState& parallel_state,
                           const DistributedDataParallelConfig& config = {},
                           bool disable_bucketing = false,
