@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/core/check.h"
 #include "lockstep/core/philox.h"
 
 namespace lockstep {
@@ -64,7 +65,11 @@ at::Tensor RandomField::words(const at::Tensor& positions, int64_t first_sample,
 Dropout::Dropout(const LayerContext& context, double probability)
     : probability_(probability),
       chunk_(SequenceChunk::of(context)),
-      field_(context.seed, context.name) {}
+      field_(context.seed, context.name) {
+  require<UsageError>(probability >= 0 && probability < 1,
+                      "{}: dropout: found a share of {}, allowed: >= 0 and < 1", context.name,
+                      probability);
+}
 
 at::Tensor Dropout::keep(const at::Tensor& x, const at::Tensor& words) const {
   const auto threshold = static_cast<int64_t>(std::llround(probability_ * 0x1p32));

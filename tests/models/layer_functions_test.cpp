@@ -311,6 +311,13 @@ TEST(Dropout, KeepsItsShareAndScalesIt) {
   EXPECT_FALSE(at::equal(Dropout(context, 0.25).apply(x, {}, true), y));
 }
 
+TEST(Dropout, RefusesSharesThatLeaveNothing) {
+  const LayerContext context{.config = {}, .options = at::kDouble, .name = "layer."};
+  for (const double share : {1.0, -0.5, std::nan("")})
+    EXPECT_TRUE(throws_with<UsageError>([&] { Dropout(context, share); },
+                                        "layer.: dropout: found a share of"));
+}
+
 TEST(ActivationTest, FollowsTheFormulas) {
   const at::Tensor x = numbers({2, 6}, 0.3) * 4;
   const at::Tensor tanh = at::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x.pow(3)));
