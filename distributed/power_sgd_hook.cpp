@@ -91,8 +91,13 @@ void PowerSgdHook::end(Matrix& matrix) {
   const at::Tensor approximation = matrix.p.matmul(matrix.q.t());
   matrix.gradient.copy_(approximation.view(matrix.gradient.sizes()));
   Memory& memory = memory_[matrix.name];
-  memory.q = options_.warm_start ? matrix.q : at::Tensor();
-  if (options_.use_error_feedback) memory.error = matrix.m.sub_(approximation);
+  // The same on all ranks, which have the same factors.
+  const at::Tensor finite = matrix.q.isfinite().all();
+  memory.q = options_.warm_start ? at::where(finite, matrix.q, memory.q) : at::Tensor();
+  if (!options_.use_error_feedback) return;
+  const at::Tensor error = matrix.m.sub_(approximation);
+  if (!memory.error.defined()) memory.error = at::zeros_like(error);
+  at::where_out(memory.error, finite, error, memory.error);
 }
 
 CommHook::Finish PowerSgdHook::start(const GradBucket& bucket) {

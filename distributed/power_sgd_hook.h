@@ -21,7 +21,8 @@ struct PowerSgdOptions {
 /// P Qᵀ with P [rows, rank] and Q [columns, rank]. Each rank sends (rows + columns) * rank elements
 /// instead of rows * columns: P = M Q is averaged and made orthonormal, then Q = Mᵀ P is averaged.
 /// With error feedback M is the gradient plus what the rank lost in the iteration before. Vectors,
-/// sparse gradients and matrices that shrink too little are all-reduced as they are.
+/// sparse gradients and matrices that shrink too little are all-reduced as they are. An iteration
+/// whose factors are not finite, as after an overflow, leaves no trace in the ones after it.
 ///
 /// What it keeps is kept by parameter, so that it survives a change of the buckets. Memory: with
 /// error feedback one more copy of the compressed gradients.

@@ -233,6 +233,32 @@ TEST(PowerSgd, ErrorFeedbackLosesNothing) {
   });
 }
 
+// As with a loss scale that is too large, where the optimizer leaves out the step.
+TEST(PowerSgd, AnOverflowIsForgotten) {
+  run_ranks(2, [](const ParallelState& state) {
+    constexpr int kOverflow = 4;
+    for (const bool warm : {true, false}) {
+      const PowerSgdOptions options = {.start_iteration = 0, .warm_start = warm};
+      const auto mine = [&](int step) { return matrix_of(state.rank(), step); };
+      const auto undisturbed = power_sgd(state, options, 9, mine);
+      const auto found = power_sgd(state, options, 10, [&](int step) {
+        at::Tensor gradient = mine(step <= kOverflow ? step : step - 1).clone();
+        if (step == kOverflow && state.rank() == 1) gradient[3][2] = INFINITY;
+        return gradient;
+      });
+      EXPECT_FALSE(found[kOverflow].isfinite().all().item<bool>());
+      for (size_t step = 0; step < undisturbed.size(); ++step) {
+        const at::Tensor& gradient = found[step < kOverflow ? step : step + 1];
+        EXPECT_TRUE(gradient.isfinite().all().item<bool>()) << step;
+        // Without a warm start the factors follow from the number of the iteration.
+        if (warm || step < kOverflow) {
+          EXPECT_TRUE(at::equal(gradient, undisturbed[step])) << step;
+        }
+      }
+    }
+  });
+}
+
 TEST(PowerSgd, FactorsTravelAndChainsWork) {
   CollectiveLog log;
   run_ranks(2,
