@@ -101,15 +101,16 @@ class Activations {
     const int64_t key = product(tokens_, widths_.groups, *config_.kv_channels, element_);
     const bool rotated = config_.position_embedding_type == PositionEmbeddingType::rope;
     const bool recomputed = config_.recompute_granularity == RecomputeGranularity::selective;
-    const bool one_group = widths_.groups == 1 && (!drops_attention() || batch_ == 1);
-    const bool views = one_group || widths_.groups == widths_.heads;
+    const bool views = widths_.groups == 1 || widths_.groups == widths_.heads;
+    const bool spread =
+        !views || (drops_attention() && batch_ > 1 && widths_.heads > widths_.groups);
     const int64_t own_query = rotated || !views ? query : 0;
     const int64_t own_key = rotated ? key : 0;
     const int64_t output = query;
     const int64_t group_heads = config_.num_attention_heads / *config_.num_query_groups;
     const int64_t projected = product(key, sum(group_heads, 2));
     if (recomputed) return sum(projected, own_query, own_key, output);
-    if (views) return sum(projected, own_query, own_key, output, attention_weights());
+    if (!spread) return sum(projected, own_query, own_key, output, attention_weights());
     return sum(product(3, query), output, attention_weights());
   }
 

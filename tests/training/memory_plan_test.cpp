@@ -65,6 +65,8 @@ const std::vector<std::vector<std::string>> kModels = {
     {"model.attention_dropout=0.1", "model.num_query_groups=1", "train.micro_batch_size=1"},
     {"model.attention_dropout=0.1", "model.num_query_groups=2",
      "model.recompute_granularity=selective"},
+    {"model.attention_dropout=0.1", "model.num_query_groups=1",
+     "model.position_embedding_type=none", "model.recompute_granularity=selective"},
 };
 
 std::vector<std::string> with(std::vector<std::string> list, const std::vector<std::string>& more) {
