@@ -198,13 +198,15 @@ std::vector<std::string> gather_calls(const std::vector<CollectiveRecord>& calls
 TEST_F(PendingGather, AlignedStagesStartTheGathersOfAChunkTogether) {
   for (const bool align : {false, true}) {
     testing::CollectiveLog log;
-    std::atomic<int> late = 0, early_gathers = 0;
+    std::atomic<bool> has_begun[2] = {};  // the later stage's ranks
+    std::atomic<int> early_gathers = 0;
     testing::RankThreadOptions threads;
     threads.sizes.pipeline = 2;
     threads.sizes.virtual_pipeline = 2;
     threads.log = &log;
     threads.observer = [&](const CollectiveRecord& call) {
-      if (call.label.starts_with("parameters '") && call.rank < 2 && late < 2) ++early_gathers;
+      if (call.label.starts_with("parameters '") && call.rank < 2 && !has_begun[call.rank])
+        ++early_gathers;
     };
     run_ranks(
         4,
@@ -223,7 +225,7 @@ TEST_F(PendingGather, AlignedStagesStartTheGathersOfAChunkTogether) {
             const auto until = std::chrono::steady_clock::now() + patience;
             while (early_gathers == 0 && std::chrono::steady_clock::now() < until)
               std::this_thread::sleep_for(std::chrono::milliseconds(1));
-            ++late;
+            has_begun[state.rank() - 2] = true;
           }
           std::vector<std::string> expected;
           for (DistributedDataParallel* chunk : {&first, &second}) {
