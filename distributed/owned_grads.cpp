@@ -39,7 +39,7 @@ std::vector<at::Tensor> owned_grads(const ParamAndGradBuffer& buffer) {
 
 void divide_grads(const std::vector<at::Tensor>& grads, const at::Tensor& divisor) {
   std::vector<at::Tensor> narrow;
-  for (at::Tensor part : grads)
+  for (const at::Tensor& part : grads)
     if (is_narrow(part.scalar_type()))
       narrow.push_back(part);
     else
