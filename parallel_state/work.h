@@ -5,7 +5,8 @@
 namespace lockstep {
 
 /// A communication under way. Keeps its tensors alive. Must be waited for before its tensors are
-/// read or written; a work that is dropped while under way is not cancelled.
+/// read or written. A collective whose work is dropped while under way is not cancelled; the works
+/// of send() and receive() must be kept and waited for, or the message may never be sent.
 class [[nodiscard]] Work {
  public:
   struct Operation;

@@ -38,7 +38,8 @@ class TrainingModel {
 
   /// All micro-batches of one iteration of this data-parallel rank; zero_grad_buffer() came before.
   /// Gradients are multiplied by `loss_scale`. They are sums over tokens, or with
-  /// ddp.calculate_per_token_loss = false means. Returns the sums of this pipeline on the ranks
+  /// ddp.calculate_per_token_loss = false means: of the means of micro-batches and ranks, whatever
+  /// the number of tokens that count in each. Returns the sums of this pipeline on the ranks
   /// that hold the loss, zeros on the others. ConfigError as schedule_options().
   LossSums forward_backward(int64_t num_microbatches, double loss_scale, const BatchSource& source);
 

@@ -21,7 +21,7 @@
 namespace lockstep {
 
 struct GPTModelOptions {
-  at::ScalarType dtype = at::kFloat;  ///< of the parameters: Float, Double or BFloat16
+  at::ScalarType dtype = at::kFloat;  ///< of the parameters: Float, Double, BFloat16 or Half
   c10::Device device = c10::kCPU;
   uint64_t seed = 1234;  ///< of the initial weights and of dropout
   /// Where backward leaves the weight gradients of linear layers while it defers them; may be null.

@@ -30,7 +30,8 @@ class VocabParallelEmbedding : public DescribedModule {
 
   /// `tokens` [batch, sequence] of int64 -> [sequence, batch, hidden_size], by an all-reduce of
   /// what each rank has of it; with sequence parallelism this rank's [sequence / ranks, ...], by a
-  /// reduce-scatter.
+  /// reduce-scatter. Over several ranks an id outside of the vocabulary gives zeros:
+  /// check_token_ids() looks for them, as GPTModel does.
   at::Tensor embed(const at::Tensor& tokens) const;
 
   /// `hidden` [sequence, batch, hidden_size], the same on all ranks of tp, or with sequence

@@ -19,7 +19,8 @@ using RecomputedFunction = std::function<at::Tensor(const std::vector<at::Tensor
 /// the same value and the same gradients, those of parameters that the function uses included, in
 /// exchange for one more forward. A parameter may be used in several recomputed functions and
 /// outside of them, as an argument of libtorch's operators: its gradient arrives once, as the sum.
-/// create_graph is a UsageError.
+/// Activations that the function uses must be among `inputs`: one that it captures, and that others
+/// use too, ends in libtorch's error of a second backward. create_graph is a UsageError.
 at::Tensor recompute(const RecomputedFunction& function, const std::vector<at::Tensor>& inputs);
 
 /// The same for inputs that are the same on all ranks of `group`, of each of

@@ -12,7 +12,8 @@ struct TokenPositions {
   /// it. Undefined: 0, 1, ...
   at::Tensor positions = {};
   /// Number of the first sequence of the micro-batch among all samples of the run; the others
-  /// follow it. Dropout draws the same numbers for the same sample and position on every layout.
+  /// follow it. Dropout draws the same numbers for the same sample and position on every layout, so
+  /// a training loop must count on: with the same number every step drops the same elements.
   int64_t first_sample = 0;
 };
 

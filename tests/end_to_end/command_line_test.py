@@ -1,6 +1,7 @@
 """The command line: help, arguments that cannot be used, doctor, the configuration."""
 
 import json
+import resource
 import subprocess
 import unittest
 
@@ -92,6 +93,15 @@ class CommandLine(EndToEnd):
             result = subprocess.run([LOCKSTEP, "train", self.config, "--print-config"], stdout=full,
                                     stderr=subprocess.PIPE, env=clean_environment(), check=False)
         self.assert_failed(result, 1, "standard output cannot be written")
+
+    def test_a_limit_of_file_sizes_is_an_error(self):
+        prefix = self.folder / "limited"
+        result = subprocess.run(
+            [LOCKSTEP, "data", "build", "--input", SOURCE / "README.md", "--tokenizer", "byte",
+             "--output", prefix], capture_output=True, env=clean_environment(), check=False,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)))
+        self.assert_failed(result, 1, str(prefix), "cannot be written")
+        self.assertEqual(list(self.folder.glob("limited*")), [])
 
     def test_syntax_errors_have_line_and_column(self):
         broken = self.folder / "broken.textproto"

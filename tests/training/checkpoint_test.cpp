@@ -291,6 +291,26 @@ TEST_F(CheckpointTest, LayersThatTheModelDoesNotHaveAreNotDropped) {
               });
 }
 
+TEST_F(CheckpointTest, AModelThatWouldReadTheWeightsInAnotherWayIsRefusedByField) {
+  const std::string into = folder("two heads more");
+  save(layouts()[0], into);
+  const std::vector<std::pair<std::vector<std::string>, std::string>> changes = {
+      {{"model.rotary_base=500"}, "model.rotary_base: found 500, allowed: 10000, as in the run"},
+      {{"model.layernorm_epsilon=0.001"}, "model.layernorm_epsilon: found 0.001, allowed: 1e-05"},
+      {{"model.num_attention_heads=8", "model.num_query_groups=4", "model.kv_channels=2"},
+       "model.num_attention_heads: found 8, allowed: 4, as in the run that saved '" + into}};
+  for (const auto& [overrides, expected] : changes)
+    run_ranks(layouts()[1], overrides, [&](Trainer& trainer, const ParallelState& state) {
+      CheckpointConfig checkpoint;
+      checkpoint.load = into;
+      EXPECT_TRUE(throws_with<ConfigError>(
+          [&] { RunCheckpoints(checkpoint, "", state).load(trainer); }, expected));
+      EXPECT_EQ(trainer.iteration(), 0);
+      checkpoint.finetune = true;
+      EXPECT_TRUE(RunCheckpoints(checkpoint, "", state).load(trainer));
+    });
+}
+
 TEST_F(CheckpointTest, WeightsAloneStartAnewWithTheirLoss) {
   const std::string into = folder("weights");
   const std::vector<double> expected = save(layouts()[0], into);

@@ -1,6 +1,10 @@
 #include "lockstep/training/checkpoint/run_checkpoints.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "lockstep/core/check.h"
+#include "lockstep/core/config_io.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/training/checkpoint/checkpoint_folder.h"
 
@@ -33,6 +37,36 @@ std::unique_ptr<FolderLock> lock_folder(const std::string& folder, const std::st
   return lock;
 }
 
+/// Fields that change what weights of the same shapes compute.
+constexpr const char* kSameInBoth[] = {"model.num_attention_heads",
+                                       "model.num_query_groups",
+                                       "model.kv_channels",
+                                       "model.normalization",
+                                       "model.layernorm_epsilon",
+                                       "model.position_embedding_type",
+                                       "model.rotary_base",
+                                       "model.rotary_percent",
+                                       "model.activation",
+                                       "model.moe_router_topk",
+                                       "model.moe_router_score_function",
+                                       "model.moe_router_pre_softmax",
+                                       "model.moe_router_num_groups",
+                                       "model.moe_router_group_topk",
+                                       "model.moe_router_topk_scaling_factor"};
+
+void check_same_model(CheckpointReader& checkpoint, const Config& mine) {
+  const std::vector<ConfigValue> saved = config_values(checkpoint.config());
+  const std::vector<ConfigValue> found = config_values(mine);
+  for (size_t i = 0; i < found.size(); ++i) {
+    const bool counts = std::find(std::begin(kSameInBoth), std::end(kSameInBoth), found[i].path) !=
+                        std::end(kSameInBoth);
+    require<ConfigError>(!counts || found[i] == saved[i],
+                         "{}: found {}, allowed: {}, as in the run that saved '{}', or another one "
+                         "with checkpoint.finetune = true",
+                         found[i].path, found[i].value, saved[i].value, checkpoint.path());
+  }
+}
+
 }  // namespace
 
 RunCheckpoints::RunCheckpoints(const CheckpointConfig& config, std::string folder,
@@ -63,6 +97,7 @@ std::optional<std::string> RunCheckpoints::load(Trainer& trainer) {
     return {};
   }
   CheckpointReader checkpoint(path);
+  if (!config_.finetune) check_same_model(checkpoint, trainer.config());
   check_no_weight_left(checkpoint, trainer.state(/*with_optimizer=*/false), state_);
   trainer.load(checkpoint, config_.finetune);
   path_ = path;

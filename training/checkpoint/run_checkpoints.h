@@ -25,7 +25,8 @@ class RunCheckpoints {
   /// Loads what checkpoint.load names into the run; returns the checkpoint's path, or nothing where
   /// there is none to load. Rank 0 decides which is the newest. FileError: there is none and
   /// checkpoint.load_if_present is not set; it is damaged or of another model; it has no state of
-  /// the optimizer and checkpoint.finetune is not set.
+  /// the optimizer and checkpoint.finetune is not set. ConfigError without that: a field of `model`
+  /// that is not as it was saved and changes what the weights mean, such as the number of heads.
   std::optional<std::string> load(Trainer& trainer);
 
   /// Saves if the interval, or the end of the run, asks for it. What is to be told of it. A save on

@@ -1,6 +1,7 @@
 #include "lockstep/training/cli/program.h"
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -49,6 +50,7 @@ std::string without_frames(const std::string& message) {
 }  // namespace
 
 int run_program(int argc, char** argv, void (*add_commands)(CLI::App& program)) {
+  std::signal(SIGXFSZ, SIG_IGN);  // so that a write beyond ulimit -f fails, by name
   CLI::App program("Trains transformer models on many devices, on libtorch and c10d.", "lockstep");
   try {
     program.require_subcommand(1);
