@@ -14,7 +14,7 @@ namespace lockstep {
 struct LayoutParam {
   int64_t numel = 0;
   /// A tied parameter, or one whose gradient is partial over pipeline stages. With the distributed
-  /// optimizer it lies alone in its bucket, so that the shards of its two copies line up across
+  /// optimizer it lies alone in its bucket, so that the shards of its copies line up across
   /// pipeline stages.
   bool shared_embedding = false;
   /// Of a matrix, whose last dimension is the columns; 0 for other parameters. Only layouts of

@@ -34,8 +34,8 @@
 ///   outputs. The losses of the router t E w each (balancing: and the fractions, with sigmoid t w;
 ///   z: t w). The shared expert as a feed-forward network, which keeps all of the norm's output.
 /// - output: log-probabilities T V w (without padding), losses T w, their weight w. Token ids in
-/// the order of the
-///   layers, 8 T for the embedding and 8 T for the output, if sequence and micro-batch exceed 1.
+///   the order of the layers, 8 T for the embedding and 8 T for the output, if sequence and
+///   micro-batch exceed 1.
 ///
 /// Recomputation keeps of a layer its input alone, t h e (full; with
 /// distribute_saved_activations a rank's part of it, beside the input of a later stage, which the
