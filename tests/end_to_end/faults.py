@@ -1,0 +1,29 @@
+"""Programs whose file operations fail: tests/support/fault_injection.cpp says how."""
+
+import collections
+import os
+
+from support import BUILD
+
+LIBRARY = BUILD / "tests/libfault_injection.so"
+
+
+def faults(*rules, rank=None, count=None):
+    """The environment in which `rules` ("op:action:nth:path") hold, on one rank or on all; `count`
+    is the file that calls() reads. For run() and Ranks.start()."""
+    environment = {"LD_PRELOAD": LIBRARY, "LOCKSTEP_FAULTS": ";".join(rules),
+                   "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"}
+    if rank is not None:
+        environment["LOCKSTEP_FAULTS_RANK"] = rank
+    if count is not None:
+        environment["LOCKSTEP_FAULTS_COUNT"] = count
+    return environment
+
+
+def calls(count, path=""):
+    """How many calls each operation had on paths that contain `path`: {"read": 3, ...}."""
+    found = collections.Counter()
+    for line in count.read_text(errors="surrogateescape").splitlines():
+        operation, _, name = line.partition(" ")
+        found[operation] += path in name
+    return +found
