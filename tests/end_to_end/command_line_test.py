@@ -1,11 +1,12 @@
 """The command line: help, arguments that cannot be used, doctor, the configuration."""
 
+import itertools
 import json
 import resource
 import subprocess
 import unittest
 
-from support import LOCKSTEP, SOURCE, EndToEnd, clean_environment, run, torchrun
+from support import LOCKSTEP, SOURCE, EndToEnd, clean_environment, metrics, run, torchrun
 
 
 class CommandLine(EndToEnd):
@@ -27,6 +28,49 @@ class CommandLine(EndToEnd):
         for command in ("train", "generate", "doctor"):
             self.assertIn(command, run(LOCKSTEP, "--help").stdout.decode())
             self.assertEqual(run(LOCKSTEP, command, "--help").returncode, 0)
+
+    def test_help_tells_every_exit_status(self):
+        text = " ".join(run(LOCKSTEP, "--help").stdout.decode().split())
+        self.assertIn("0 done; 1 failed while running; 2 unusable arguments or configuration; "
+                      "3 stopped early by SIGTERM or SIGINT, state saved; 4 stopped because the "
+                      "training diverged", text)
+
+    def closed(self, descriptors, *arguments):
+        """Runs the program with some of the standard descriptors closed, as daemons do."""
+        closing = " ".join(f"{d}{'<' if d == 0 else '>'}&-" for d in descriptors)
+        return subprocess.run(["sh", "-c", f'exec "$@" {closing}', "sh", LOCKSTEP,
+                               *map(str, arguments)], capture_output=True, cwd=SOURCE,
+                              env=clean_environment(), check=False, timeout=240)
+
+    def test_closed_descriptors_leave_the_files_of_a_run_alone(self):
+        whole = self.folder / "whole"
+        train = ("train", self.config, "--set", "train.sample_tokens=5", "--set",
+                 "train.log_interval=1", "--output")
+        self.assertEqual(self.closed((), *train, whole).returncode, 0)
+        expected = [line["lm_loss"] for line in metrics(whole)[0]]
+        for count in (1, 2, 3):
+            for descriptors in itertools.combinations((0, 1, 2), count):
+                with self.subTest(closed=descriptors):
+                    output = self.folder / "".join(map(str, descriptors))
+                    result = self.closed(descriptors, *train, output)
+                    self.assertEqual(result.returncode, 0, result.stderr)
+                    lines = (output / "metrics.jsonl").read_text().splitlines()
+                    self.assertEqual(
+                        [line["lm_loss"] for line in map(json.loads, lines) if "lm_loss" in line],
+                        expected)
+                    self.assertEqual(len(lines), len(expected) + 2)  # validations
+                    verified = run(LOCKSTEP, "checkpoint", "verify", output / "checkpoint")
+                    self.assertEqual(verified.returncode, 0, verified.stderr)
+                    if 1 in descriptors and 2 not in descriptors:
+                        self.assertIn("standard output is closed: the text of "
+                                      "train.sample_tokens is not written",
+                                      result.stderr.decode())
+
+    def test_a_result_that_has_nowhere_to_go_is_an_error(self):
+        for arguments in (("plan", "groups", "--world-size", 2),
+                          ("train", self.config, "--print-config")):
+            result = self.closed((1,), *arguments)
+            self.assert_failed(result, 1, "standard output cannot be written")
 
     def test_print_config_can_be_read_back(self):
         first = self.train(self.config, "--set", "train.seed=7", "--set", "train.seed=8",

@@ -12,6 +12,7 @@
 
 #include "lockstep/training/cli/commands.h"
 #include "lockstep/training/cli/program.h"
+#include "lockstep/training/cli/standard_descriptors.h"
 
 namespace {
 
@@ -26,6 +27,7 @@ std::filesystem::path other_part() {
 }  // namespace
 
 int main(int argc, char** argv) {
+  lockstep::open_standard_descriptors();
   const std::string_view command = argc > 1 ? argv[1] : "";
   if (command == "plan") return lockstep::run_program(argc, argv, lockstep::add_plan_command);
   if (command == "data") return lockstep::run_program(argc, argv, lockstep::add_data_command);

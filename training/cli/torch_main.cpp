@@ -3,8 +3,10 @@
 
 #include "lockstep/training/cli/commands.h"
 #include "lockstep/training/cli/program.h"
+#include "lockstep/training/cli/standard_descriptors.h"
 
 int main(int argc, char** argv) {
+  lockstep::open_standard_descriptors();
   return lockstep::run_program(argc, argv, [](CLI::App& program) {
     lockstep::add_plan_command(program);
     lockstep::add_data_command(program);
