@@ -46,6 +46,7 @@ class CheckpointDamageTest : public ::testing::Test {
     whole.iteration = 7;
     whole.consumed_samples = 70;
     whole.scaler = ManifestScaler{2, 3, 1};
+    whole.skipped_steps = 5;
     whole.files.push_back(
         write_text_file(partial.file("."), kConfigName, print_config(parse_config("", "test"))));
     manifest_ = join_manifests(whole, parts);
@@ -178,6 +179,9 @@ TEST_F(CheckpointDamageTest, LiesOfTheManifestAreNamed) {
   EXPECT_TRUE(refuses("file: 1", "file: 9", "file number 9"));
   EXPECT_TRUE(refuses("offset: ", "offset: 9", "which has"));
   EXPECT_TRUE(refuses("scale: 2", "scale: nan", "scaler: found nan"));
+  EXPECT_TRUE(
+      refuses("skipped_steps: 5", "skipped_steps: 8", "skipped_steps: found 8, allowed: 0 "));
+  EXPECT_TRUE(refuses("skipped_steps: 5", "skipped_steps: -1", "skipped_steps: found -1"));
   EXPECT_TRUE(refuses("world_size: 1", "world_size: 0", "layout: found 0"));
   EXPECT_TRUE(refuses("iteration: 7", "iterations: 7", "line 2"));
   EXPECT_TRUE(refuses("iteration: 7", "iteration: 7 iteration: 8", "line 2"));

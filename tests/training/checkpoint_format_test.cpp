@@ -199,6 +199,16 @@ TEST(CheckpointFolder, KeepsTheNewest) {
   EXPECT_FALSE(std::filesystem::exists(folder.path() / "step_1"));
 }
 
+TEST(CheckpointFolder, NewestUntilFollowsTheOrderOfSavingNotOfNumbers) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path();
+  for (const int64_t iteration : {40, 10, 20}) save_empty(path, iteration);  // anew from 0
+  const auto all = complete_checkpoints(path);
+  EXPECT_EQ(newest_until(all, 100), path + "/step_20");
+  EXPECT_EQ(newest_until(all, 19), path + "/step_10");
+  EXPECT_EQ(newest_until(all, 9), "");
+}
+
 TEST(CheckpointFolder, ACheckpointThatLiesElsewhereLosesItsLinkAlone) {
   const TemporaryFolder folder, elsewhere;
   const std::string path = folder.path();
@@ -237,7 +247,22 @@ TEST(CheckpointFolder, WhatCannotBeWrittenIsNamed) {
   folder.write("file", "");
   const PartialCheckpoint partial(folder.path() / "file", 1);
   EXPECT_TRUE(throws_with<FileError>([&] { partial.begin(); }, "step_1.partial"));
-  EXPECT_TRUE(throws_with<FileError>([] { write_file("/dev/full", {"x"}); }, "No space left"));
+  EXPECT_TRUE(throws_with<FileError>([] { write_file("/dev/full", {"x"}); },
+                                     "'/dev/full' cannot be written: found no regular file"));
+}
+
+TEST(CheckpointFolder, AFileIsReplacedAndALinkIsNotFollowed) {
+  const TemporaryFolder folder;
+  const std::string other = folder.write("other", "of somebody else");
+  std::filesystem::create_symlink(other, folder.path() / "link");
+  std::filesystem::create_hard_link(other, folder.path() / "name");
+  for (const char* const name : {"link", "name"}) {
+    write_file(folder.path() / name, {"m", "ine"});
+    EXPECT_TRUE(
+        std::filesystem::is_regular_file(std::filesystem::symlink_status(folder.path() / name)));
+    EXPECT_EQ(folder.read(name), "mine");
+  }
+  EXPECT_EQ(folder.read("other"), "of somebody else");
 }
 
 TEST(ShardFile, ReadsOnlyTheBlocksThatHoldWhatIsAsked) {

@@ -1,20 +1,20 @@
 #include "lockstep/training/checkpoint/checkpoint_folder.h"
 
 #include <fcntl.h>
-#include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <filesystem>
-#include <optional>
+#include <set>
 #include <sstream>
+#include <utility>
 
 #include "lockstep/core/check.h"
 #include "lockstep/training/checkpoint/manifest.h"
+#include "lockstep/training/checkpoint/step_folders.h"
 
 namespace lockstep {
 namespace {
@@ -22,23 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kLatest = "latest";
-constexpr std::string_view kStep = "step_";
-constexpr std::string_view kPartial = ".partial";
 constexpr int64_t kLongestLatest = int64_t{1} << 20;
-
-/// N of a folder name "step_N".
-std::optional<int64_t> step_number(const std::string& name) {
-  int64_t number = 0;
-  if (!name.starts_with(kStep)) return {};
-  const char* const end = name.data() + name.size();
-  const auto [rest, error] = std::from_chars(name.data() + kStep.size(), end, number);
-  if (error != std::errc() || rest != end || number < 0) return {};
-  return number;
-}
-
-bool is_partial_step(const std::string& name) {
-  return name.starts_with(kStep) && name.ends_with(kPartial);
-}
 
 std::vector<std::string> listed_steps(const fs::path& folder) {
   std::error_code error;
@@ -55,29 +39,43 @@ std::vector<std::string> listed_steps(const fs::path& folder) {
   return names;
 }
 
-void sync_folder(const fs::path& folder) {
-  const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const bool good = file >= 0 && ::fsync(file) == 0;
-  const int error = errno;
-  if (file >= 0) ::close(file);
-  // Some file systems cannot synchronize folders; there the rename is as durable as it gets.
-  require<FileError>(good || error == EINVAL, "'{}' cannot be synchronized: {}", folder.string(),
-                     std::strerror(error));
+/// The names in `folder`; none where there is no such folder.
+std::vector<std::string> list(const fs::path& folder) {
+  try {
+    return entries_of(folder);
+  } catch (const fs::filesystem_error& error) {
+    const bool none = error.code() == std::errc::no_such_file_or_directory ||
+                      error.code() == std::errc::not_a_directory;
+    require<FileError>(none, "checkpoint: folder '{}' cannot be read: {}", folder.string(),
+                       error.code().message());
+    return {};
+  }
 }
 
-/// Renames `from` to `to`, in one step; what was at `to` is then at `from`.
-void put_in_place(const fs::path& from, const fs::path& to) {
-  if (!fs::exists(to)) return fs::rename(from, to);
-  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) return;
-  const fs::path old = to.string() + ".old.partial";
-  fs::remove_all(old);
-  fs::rename(to, old);
-  fs::rename(from, to);
-  fs::rename(old, from);
+/// A checkpoint may lie aside.
+int64_t iteration_of(const std::string& path) {
+  std::string name = fs::path(path).filename();
+  if (name.ends_with(kAside)) name.resize(name.size() - kAside.size());
+  return step_number(name).value_or(0);
 }
 
-[[noreturn]] void fail_to_write(const std::string& path, const std::string& reason) {
-  fail<FileError>("checkpoint '{}' cannot be written: {}", path, reason);
+[[noreturn]] void fail_to_write(const std::string& path, const fs::filesystem_error& error) {
+  const fs::path& at = error.path1();
+  fail<FileError>("checkpoint '{}' cannot be written: {}{}", path,
+                  at.empty() || at == path ? "" : fmt::format("'{}': ", at.string()),
+                  error.code().message());
+}
+
+/// Where a file or a link is in the way it goes first. -1: errno says why.
+int make_file(const std::string& path) {
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
+  const int file = ::open(path.c_str(), kFlags, 0644);
+  if (file >= 0 || errno != EEXIST) return file;
+  std::error_code ignored;
+  const fs::file_status there = fs::symlink_status(path, ignored);
+  require<FileError>(fs::is_regular_file(there) || fs::is_symlink(there),
+                     "'{}' cannot be written: found no regular file in its place", path);
+  return ::unlink(path.c_str()) == 0 ? ::open(path.c_str(), kFlags, 0644) : -1;
 }
 
 }  // namespace
@@ -90,29 +88,21 @@ bool is_checkpoint(const std::string& folder) {
 std::string step_name(int64_t iteration) { return fmt::format("{}{}", kStep, iteration); }
 
 std::vector<std::string> complete_checkpoints(const std::string& folder) {
-  std::error_code error;
-  std::vector<std::string> names;
-  for (const std::string& name : listed_steps(folder))
-    if (is_checkpoint(folder + "/" + name) &&
-        std::find(names.begin(), names.end(), name) == names.end())
-      names.push_back(name);
+  std::vector<std::string> names = listed_steps(folder);
   std::vector<std::pair<int64_t, std::string>> others;
-  const fs::directory_iterator entries(folder, error);
-  const bool none =
-      error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory;
-  require<FileError>(!error || none, "checkpoint: folder '{}' cannot be read: {}", folder,
-                     error.message());
-  for (const auto& entry : entries) {
-    const std::string name = entry.path().filename();
-    const auto number = step_number(name);
-    if (number && is_checkpoint(entry.path().string()) &&
-        std::find(names.begin(), names.end(), name) == names.end())
-      others.emplace_back(*number, name);
+  for (std::string& name : list(folder)) {
+    if (name.ends_with(kAside)) name.resize(name.size() - kAside.size());
+    if (const auto number = step_number(name)) others.emplace_back(*number, name);
   }
   std::sort(others.rbegin(), others.rend());
   for (const auto& [number, name] : others) names.push_back(name);
-  for (std::string& name : names) name = (fs::path(folder) / name).string();
-  return names;
+  std::vector<std::string> paths;
+  std::set<std::string> seen;
+  for (const std::string& name : names) {
+    if (!seen.insert(name).second) continue;
+    if (const auto place = place_of_step(folder, name)) paths.push_back(place->string());
+  }
+  return paths;
 }
 
 std::string find_checkpoint(const std::string& folder) {
@@ -128,8 +118,16 @@ bool has_checkpoint(const std::string& folder) {
   return is_checkpoint(folder) || !complete_checkpoints(folder).empty();
 }
 
+std::string newest_until(const std::vector<std::string>& checkpoints, int64_t iteration) {
+  const auto found =
+      std::find_if(checkpoints.begin(), checkpoints.end(),
+                   [&](const std::string& path) { return iteration_of(path) <= iteration; });
+  return found == checkpoints.end() ? "" : *found;
+}
+
 PartialCheckpoint::PartialCheckpoint(std::string folder, int64_t iteration)
     : folder_(std::move(folder)),
+      iteration_(iteration),
       name_(step_name(iteration)),
       final_((fs::path(folder_) / name_).string()),
       partial_(final_ + std::string(kPartial)) {}
@@ -137,40 +135,54 @@ PartialCheckpoint::PartialCheckpoint(std::string folder, int64_t iteration)
 void PartialCheckpoint::begin() const {
   try {
     fs::create_directories(folder_);
-    for (const auto& entry : fs::directory_iterator(folder_))
-      if (is_partial_step(entry.path().filename())) fs::remove_all(entry.path());
-    fs::create_directory(partial_);
+    clean_up_steps(folder_);
+    fs::remove_all(partial_);
+    require<FileError>(fs::create_directory(partial_), "checkpoint '{}' is there already",
+                       partial_);
   } catch (const fs::filesystem_error& error) {
-    fail_to_write(partial_, error.code().message());
+    fail_to_write(partial_, error);
   }
 }
 
-void PartialCheckpoint::commit(std::string_view manifest, int64_t keep) const {
-  const fs::path folder = folder_;
+void PartialCheckpoint::complete(std::string_view manifest) const {
+  const fs::path folder = folder_, latest = folder / kLatest;
+  const fs::path next_latest = latest.string() + std::string(kPartial);
+  write_file(file(kManifestName), {manifest});
+  sync_folder(partial_);
+  std::string names = name_ + "\n";
+  for (const std::string& path : complete_checkpoints(folder_))
+    if (path != final_) names += fs::path(path).filename().string() + "\n";
+  write_file(next_latest, {names});
+  put_in_place(partial_, final_);
+  sync_folder(folder);
+  fs::rename(next_latest, latest);
+  sync_folder(folder);
+  sync_folder(fs::absolute(folder).parent_path());
+}
+
+std::string PartialCheckpoint::commit(std::string_view manifest, int64_t keep,
+                                      int64_t skipped_steps) const {
   try {
-    write_file(file(kManifestName), {manifest});
-    sync_folder(partial_);
-    auto names = complete_checkpoints(folder_);
-    std::string latest = name_ + "\n";
-    for (const std::string& path : names)
-      if (path != final_) latest += fs::path(path).filename().string() + "\n";
-    write_file(folder / (std::string(kLatest) + ".partial"), {latest});
-    put_in_place(partial_, final_);
-    sync_folder(folder);
-    fs::rename(folder / (std::string(kLatest) + ".partial"), folder / kLatest);
-    sync_folder(folder);
-    sync_folder(fs::absolute(folder).parent_path());
-    fs::remove_all(partial_);
-    names = complete_checkpoints(folder_);
-    for (size_t i = static_cast<size_t>(keep); keep > 0 && i < names.size(); ++i) {
-      // A checkpoint that loses its manifest first is never taken for a complete one. That of a
-      // folder elsewhere is not this run's to remove.
-      if (!fs::is_symlink(names[i])) fs::remove(fs::path(names[i]) / kManifestName);
-      fs::remove_all(names[i]);
-    }
+    complete(manifest);
   } catch (const fs::filesystem_error& error) {
-    fail_to_write(final_, error.code().message());
+    fail_to_write(final_, error);
   }
+  try {
+    fs::remove_all(partial_);
+    fs::remove_all(final_ + std::string(kAside));
+    return remove_old(keep, iteration_ - skipped_steps);
+  } catch (const std::exception& error) {
+    return fmt::format("older checkpoints in '{}' cannot be removed: {}", folder_, error.what());
+  }
+}
+
+std::string PartialCheckpoint::remove_old(int64_t keep, int64_t last_good) const {
+  const auto checkpoints = complete_checkpoints(folder_);
+  const std::string good = newest_until(checkpoints, last_good);
+  std::vector<std::string> old;
+  for (size_t i = static_cast<size_t>(keep); keep > 0 && i < checkpoints.size(); ++i)
+    if (checkpoints[i] != good) old.push_back(checkpoints[i]);
+  return remove_steps(folder_, old);
 }
 
 void PartialCheckpoint::discard() const noexcept {
@@ -178,8 +190,7 @@ void PartialCheckpoint::discard() const noexcept {
   fs::remove_all(partial_, error);
 }
 
-FileWriter::FileWriter(std::string path) : path_(std::move(path)) {
-  file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+FileWriter::FileWriter(std::string path) : path_(std::move(path)), file_(make_file(path_)) {
   if (file_ < 0) fail_to_write();
 }
 
@@ -203,8 +214,7 @@ void FileWriter::write(std::string_view bytes) {
 
 void FileWriter::finish() {
   if (::fsync(file_) != 0) fail_to_write();
-  ::close(file_);
-  file_ = -1;
+  if (::close(std::exchange(file_, -1)) != 0) fail_to_write();
 }
 
 void FileWriter::fail_to_write() const {

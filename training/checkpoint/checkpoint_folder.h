@@ -9,13 +9,20 @@
 ///
 ///     step_500/                 a complete checkpoint: it has a manifest
 ///     step_600.partial/         one that is being written, or that was interrupted
+///     step_400.removed.partial/ one that is being removed
+///     step_500.old.partial/     one that another is about to replace; see below
 ///     lock                      of the run that saves there; see folder_lock.h
 ///     latest                    names of the steps in the order of their saving, the newest first
 ///
 /// A checkpoint is written into step_N.partial/, each file followed by fsync, the manifest last;
 /// then the folder is renamed, in one step even where step_N/ was there, and `latest` replaced. So
-/// at any moment the newest complete checkpoint is the old or the new one, whole. Needs no
-/// libtorch.
+/// at any moment the newest complete checkpoint is the old or the new one, whole. A file system
+/// that cannot exchange two folders (NFS) takes two steps: step_N/ becomes step_N.old.partial/,
+/// then step_N.partial/ becomes step_N/. Between them, and after a run that ended there, the
+/// checkpoint is found in step_N.old.partial/; the next save gives it its name again.
+///
+/// What ends in .partial is removed by the next save. A folder step_N/ without a manifest is left
+/// alone: nothing tells whether a run or a person made it, or lost its manifest. Needs no libtorch.
 namespace lockstep {
 
 /// "step_12"
@@ -33,6 +40,9 @@ std::vector<std::string> complete_checkpoints(const std::string& folder);
 /// there is none.
 std::string find_checkpoint(const std::string& folder);
 
+/// The first of complete_checkpoints() whose step is at most `iteration`; empty if there is none.
+std::string newest_until(const std::vector<std::string>& checkpoints, int64_t iteration);
+
 /// Whether find_checkpoint() finds one.
 bool has_checkpoint(const std::string& folder);
 
@@ -42,12 +52,17 @@ class PartialCheckpoint {
   /// Names it; nothing is made.
   PartialCheckpoint(std::string folder, int64_t iteration);
 
-  /// Makes the empty folder in which it is written, after removing what interrupted saves left.
+  /// Makes the empty folder in which it is written, after removing what interrupted saves and
+  /// removals left.
   /// FileError names what failed.
   void begin() const;
   /// Writes the manifest and makes the checkpoint complete, in the place of an earlier one of the
-  /// same iteration. Then removes all checkpoints but the newest `keep` (0: none). FileError.
-  void commit(std::string_view manifest, int64_t keep) const;
+  /// same iteration. FileError: it is not complete. Then removes all checkpoints but the newest
+  /// `keep` (0: none) and the newest from before the last `skipped_steps` iterations: those were
+  /// skipped, and a run that diverges goes on from there. Checkpoints that were saved meanwhile
+  /// hold the same weights, but may hold a loss scale that has fallen, and count among the `keep`.
+  /// Returns what cannot be removed and why; empty if there is nothing.
+  std::string commit(std::string_view manifest, int64_t keep, int64_t skipped_steps = 0) const;
   /// Removes what was written. Never throws.
   void discard() const noexcept;
 
@@ -57,7 +72,11 @@ class PartialCheckpoint {
   const std::string& path() const { return final_; }
 
  private:
+  void complete(std::string_view manifest) const;
+  std::string remove_old(int64_t keep, int64_t last_good) const;
+
   std::string folder_;
+  int64_t iteration_;
   std::string name_;
   std::string final_;
   std::string partial_;
@@ -66,7 +85,8 @@ class PartialCheckpoint {
 /// A file that is written from front to back. The disk begins its work while more is written.
 class FileWriter {
  public:
-  /// Makes the file, or empties it. FileError names the path, here and below.
+  /// Makes the file. A file or a link of that name is removed first, never followed or written
+  /// into; anything else is refused. FileError names the path, here and below.
   explicit FileWriter(std::string path);
   ~FileWriter();
   FileWriter(const FileWriter&) = delete;

@@ -39,6 +39,7 @@ FolderLock::FolderLock(const std::string& folder, const std::string& given_as)
     file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
     require<FileError>(file_ >= 0, "{}: '{}' cannot be written: {}", given_as, path_,
                        std::strerror(errno));
+    check_file(given_as);
     if (!try_to_lock()) fail_as_taken(folder, given_as);
     if (is_at_path()) break;
     ::close(file_);  // the last run has removed it on leaving
@@ -51,6 +52,15 @@ FolderLock::FolderLock(const std::string& folder, const std::string& given_as)
 FolderLock::~FolderLock() {
   ::unlink(path_.c_str());
   ::close(file_);
+}
+
+void FolderLock::check_file(const std::string& given_as) const {
+  struct stat status = {};
+  const bool good = ::fstat(file_, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink <= 1;
+  if (good) return;
+  ::close(file_);
+  fail<FileError>("{}: '{}' cannot be written: found no regular file with one name", given_as,
+                  path_);
 }
 
 bool FolderLock::try_to_lock() {

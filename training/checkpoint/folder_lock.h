@@ -19,6 +19,8 @@ class FolderLock {
   FolderLock& operator=(const FolderLock&) = delete;
 
  private:
+  /// What is written into it may not reach another's file, by a second name of that.
+  void check_file(const std::string& given_as) const;
   /// Whether it was possible to lock the file that is at path_ now.
   bool try_to_lock();
   bool is_at_path() const;

@@ -9,10 +9,12 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/training/checkpoint/checkpoint_folder.h"
+#include "lockstep/training/checkpoint/export_folder.h"
 #include "lockstep/training/checkpoint/hugging_face_config.h"
 #include "lockstep/training/checkpoint/hugging_face_weights.h"
 #include "lockstep/training/checkpoint/safetensors.h"
 #include "lockstep/training/checkpoint/saved_model.h"
+#include "lockstep/training/checkpoint/training_state.h"
 
 namespace lockstep {
 namespace {
@@ -79,20 +81,31 @@ NamedTensors read_all_weights(const fs::path& in) {
   return tensors;
 }
 
+NamedTensors read_finite_weights(const fs::path& in) {
+  NamedTensors tensors = read_all_weights(in);
+  for (const auto& [name, tensor] : tensors) {
+    const int64_t count = count_not_finite(tensor);
+    require<FileError>(count == 0,
+                       "'{}': tensor '{}': found {} of {} elements that are not finite, allowed: "
+                       "none",
+                       in.string(), name, count, tensor.numel());
+  }
+  return tensors;
+}
+
 }  // namespace
 
 void export_to_hugging_face(const std::string& folder, const std::string& out) {
   const SavedModel saved = load_model(folder, c10::kCPU);
   const TransformerConfig& model = saved.model->config();
   const std::string config = format_hugging_face_config(model);
-  std::error_code error;
-  fs::create_directories(out, error);
-  require<FileError>(!error, "--hf: folder '{}' cannot be made: {}", out, error.message());
+  ExportFolder files(out, {kWeightsFile, kConfigFile}, "--hf");
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   for (const auto& [name, tensor] : to_hugging_face(model, weights_of(*saved.model)))
     tensors.emplace_back(name, tensor);
-  save_safetensors(fs::path(out) / kWeightsFile, tensors, {{"format", "pt"}});
-  write_file(fs::path(out) / kConfigFile, {config});
+  save_safetensors(files.file(kWeightsFile), tensors, {{"format", "pt"}});
+  write_file(files.file(kConfigFile), {config});
+  files.publish();
 }
 
 std::string import_from_hugging_face(const std::string& in, const std::string& folder) {
@@ -101,7 +114,7 @@ std::string import_from_hugging_face(const std::string& in, const std::string& f
   config.model = parse_hugging_face_config(read_json(path), path);
   config = resolve(config);
   const std::string file = fs::path(in) / kWeightsFile;
-  const NamedTensors weights = from_hugging_face(config.model, read_all_weights(in), file);
+  const NamedTensors weights = from_hugging_face(config.model, read_finite_weights(in), file);
   const GPTModel model(config.model);
   set_weights(model, weights, file);
   return save_model(folder, 0, config, model);

@@ -188,10 +188,14 @@ Manifest read(const proto::CheckpointManifest& from, const Reader& reader) {
   reader.check(from.iteration() >= 0 && from.consumed_samples() >= 0 && from.optimizer_steps() >= 0,
                "iteration, consumed_samples, optimizer_steps: found {}, {}, {}, allowed: >= 0",
                from.iteration(), from.consumed_samples(), from.optimizer_steps());
+  reader.check(from.skipped_steps() >= 0 && from.skipped_steps() <= from.iteration(),
+               "skipped_steps: found {}, allowed: 0 to the iteration, {}", from.skipped_steps(),
+               from.iteration());
   Manifest manifest;
   manifest.iteration = from.iteration();
   manifest.consumed_samples = from.consumed_samples();
   manifest.optimizer_steps = from.optimizer_steps();
+  manifest.skipped_steps = from.skipped_steps();
   manifest.layout = reader.layout(from.layout());
   if (from.has_scaler()) manifest.scaler = reader.scaler(from.scaler());
   std::set<std::string> names;
@@ -212,6 +216,7 @@ proto::CheckpointManifest to_message(const Manifest& manifest) {
   message.set_iteration(manifest.iteration);
   message.set_consumed_samples(manifest.consumed_samples);
   message.set_optimizer_steps(manifest.optimizer_steps);
+  if (manifest.skipped_steps > 0) message.set_skipped_steps(manifest.skipped_steps);
   if (manifest.scaler) {
     message.mutable_scaler()->set_scale(manifest.scaler->scale);
     message.mutable_scaler()->set_growth_tracker(manifest.scaler->growth_tracker);

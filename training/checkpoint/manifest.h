@@ -73,6 +73,7 @@ struct Manifest {
   int64_t iteration = 0;
   int64_t consumed_samples = 0;
   int64_t optimizer_steps = 0;
+  int64_t skipped_steps = 0;  ///< in a row, up to this iteration
   std::optional<ManifestScaler> scaler;
   ManifestLayout layout;
   std::vector<ManifestFile> files;

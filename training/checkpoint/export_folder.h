@@ -1,0 +1,47 @@
+#pragma once
+
+// Internal.
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+/// Some files that appear together in a folder, at the end or not at all. They are written into a
+/// temporary folder, which then becomes the folder: where there is none yet, and, by an exchange in
+/// one step, where it holds nothing but earlier files of these names. A folder that holds others
+/// too (or is a mount point, or of a file system without such exchanges) keeps them: the files are
+/// moved into it one by one. The last of the names, unless it is the same as before, goes first and
+/// comes last, so that it never stands beside files of another export.
+class ExportFolder {
+ public:
+  /// Makes the temporary folder, and removes those of exports that were killed. FileError, with
+  /// `given_as` and the path: it cannot be made.
+  ExportFolder(const std::string& folder, std::vector<std::string> names,
+               const std::string& given_as);
+  /// Removes the temporary folder.
+  ~ExportFolder();
+  ExportFolder(const ExportFolder&) = delete;
+  ExportFolder& operator=(const ExportFolder&) = delete;
+
+  /// Where to write a file.
+  std::string file(const std::string& name) const { return temporary_ / name; }
+
+  /// All files are written, and on disk. FileError names the path; what was in the folder before is
+  /// there still, apart from the last name where files are moved one by one.
+  void publish();
+
+ private:
+  bool holds_these_alone() const;
+  void make_temporary(const std::string& prefix);
+  void remove_abandoned(const std::string& prefix) const;
+  void move_files() const;
+
+  std::filesystem::path folder_;
+  std::vector<std::string> names_;
+  std::filesystem::path temporary_;
+  int lock_ = -1;  ///< of the temporary folder, while this process lives
+};
+
+}  // namespace lockstep

@@ -1,0 +1,117 @@
+#include "lockstep/training/checkpoint/step_folders.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+
+#include "lockstep/core/check.h"
+#include "lockstep/training/checkpoint/checkpoint_folder.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_leftover(const std::string& name) {
+  return name.starts_with(kStep) && name.ends_with(kPartial);
+}
+
+/// Gives what lies aside its name again, unless another has taken its place.
+void restore(const fs::path& folder, const std::string& aside) {
+  const std::string name = aside.substr(0, aside.size() - kAside.size());
+  if (place_of_step(folder, name) != folder / aside) return;
+  fs::rename(folder / aside, folder / name);
+  sync_folder(folder);
+}
+
+}  // namespace
+
+bool lacks_exchange(int error) {
+  return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP || error == EPERM;
+}
+
+std::optional<int64_t> step_number(std::string_view name) {
+  int64_t number = 0;
+  if (!name.starts_with(kStep)) return {};
+  const char* const end = name.data() + name.size();
+  const auto [rest, error] = std::from_chars(name.data() + kStep.size(), end, number);
+  if (error != std::errc() || rest != end || number < 0) return {};
+  return number;
+}
+
+std::optional<fs::path> place_of_step(const fs::path& folder, const std::string& name) {
+  if (is_checkpoint(folder / name)) return folder / name;
+  const fs::path aside = folder / (name + std::string(kAside));
+  if (step_number(name) && is_checkpoint(aside)) return aside;
+  return {};
+}
+
+std::vector<std::string> entries_of(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
+  return names;
+}
+
+void sync_folder(const fs::path& folder) {
+  const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const bool good = file >= 0 && ::fsync(file) == 0;
+  const int error = errno;
+  if (file >= 0) ::close(file);
+  // Some file systems cannot synchronize folders; there the rename is as durable as it gets.
+  require<FileError>(good || error == EINVAL, "'{}' cannot be synchronized: {}", folder.string(),
+                     std::strerror(error));
+}
+
+void put_in_place(const fs::path& from, const fs::path& to) {
+  if (!fs::exists(to)) return fs::rename(from, to);
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) return;
+  require<FileError>(lacks_exchange(errno), "'{}' cannot be renamed to '{}': {}", from.string(),
+                     to.string(), std::strerror(errno));
+  const fs::path aside = to.string() + std::string(kAside);
+  fs::remove_all(aside);
+  fs::rename(to, aside);
+  try {
+    fs::rename(from, to);
+  } catch (const fs::filesystem_error&) {
+    std::error_code ignored;  // where it stays aside it is found there
+    fs::rename(aside, to, ignored);
+    throw;
+  }
+}
+
+void clean_up_steps(const fs::path& folder) {
+  for (const std::string& name : entries_of(folder))
+    if (is_leftover(name) && name.ends_with(kAside)) restore(folder, name);
+  for (const std::string& name : entries_of(folder)) {
+    std::error_code ignored;  // it is in nobody's way
+    if (is_leftover(name)) fs::remove_all(folder / name, ignored);
+  }
+}
+
+std::string remove_steps(const fs::path& folder, const std::vector<std::string>& paths) {
+  std::string problems;
+  const auto attempt = [&](const std::string& path, const auto& action) {
+    try {
+      action();
+      return true;
+    } catch (const fs::filesystem_error& error) {
+      problems += fmt::format("{}'{}' cannot be removed: {}", problems.empty() ? "" : "; ", path,
+                              error.code().message());
+      return false;
+    }
+  };
+  std::vector<std::string> renamed;
+  for (const std::string& path : paths) {
+    const std::string removed = path + std::string(kRemoved);
+    if (attempt(path, [&] { fs::rename(path, removed); })) renamed.push_back(removed);
+  }
+  if (!renamed.empty()) sync_folder(folder);
+  for (const std::string& path : renamed) attempt(path, [&] { fs::remove_all(path); });
+  return problems;
+}
+
+}  // namespace lockstep
