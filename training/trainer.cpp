@@ -97,20 +97,37 @@ GPTInput Trainer::validation_batch(const std::vector<int64_t>& samples) const {
   return make_input(ids);
 }
 
-Trainer::GlobalSums Trainer::sum_over_ranks(const LossSums& local, bool stop,
+Trainer::GlobalSums Trainer::sum_over_ranks(const LossSums& local, RunEnd wish,
                                             const char* label) const {
   const RankGrids& grids = parallel_state_.grids();
   const bool counts = grids.groups(GroupKind::tp).position_of(parallel_state_.rank()) == 0;
+  const int64_t ranks = parallel_state_.world_size();
   at::Tensor sums =
-      at::tensor({counts ? local.loss : 0, counts ? local.tokens : 0, stop ? 1. : 0.}, at::kDouble)
+      at::tensor({counts ? local.loss : 0, counts ? local.tokens : 0, wish_for_end(wish, ranks)},
+                 at::kDouble)
           .to(parallel_state_.device());
   all_reduce(parallel_state_.world(), sums, ReduceOp::sum, label).wait();
   sums = sums.cpu();
   const auto* const values = sums.const_data_ptr<double>();
-  return {{values[0], values[1]}, values[2] > 0};
+  return {{values[0], values[1]}, agreed_end(values[2], ranks)};
 }
 
-IterationMetrics Trainer::train_step(bool stop_requested) {
+RunEnd Trainer::end_after(double loss, RunEnd wish) const {
+  if (std::isnan(loss) || skipped_steps_ >= config_.train.max_skipped_steps)
+    return RunEnd::diverged;
+  return iteration_ >= config_.train.train_iters ? RunEnd::done : wish;
+}
+
+std::string Trainer::divergence() const {
+  if (skipped_steps_ < config_.train.max_skipped_steps)
+    return fmt::format("iteration {}: the loss is not a number", iteration_);
+  return fmt::format(
+      "iterations {} to {}: found {} skipped steps in a row, whose gradients are not finite, "
+      "allowed: fewer than train.max_skipped_steps = {}",
+      iteration_ - skipped_steps_ + 1, iteration_, skipped_steps_, config_.train.max_skipped_steps);
+}
+
+IterationMetrics Trainer::train_step(RunEnd wish) {
   const auto begin = std::chrono::steady_clock::now();
   parallel_state_.begin_step(iteration_ + 1);
   optimizer_->apply_schedule(scheduler_, consumed_samples_);
@@ -123,7 +140,7 @@ IterationMetrics Trainer::train_step(bool stop_requested) {
                                                   [&](int64_t) { return training_batch(); });
   if (before_update_) std::exchange(before_update_, {})();
   model_->finalize_gradients(local.tokens);
-  const GlobalSums sums = sum_over_ranks(local, stop_requested, "loss");
+  const GlobalSums sums = sum_over_ranks(local, wish, "loss");
   const double loss_scale = optimizer_->loss_scale();
   const Optimizer::StepResult step = optimizer_->step();
 
@@ -131,11 +148,13 @@ IterationMetrics Trainer::train_step(bool stop_requested) {
   const int64_t interval = config_.parallel.desync_check_interval;
   if (interval > 0 && iteration_ % interval == 0) parallel_state_.check_in_step();
   consumed_samples_ += batch.global;
-  stop_requested_ = sums.stop;
+  skipped_steps_ = step.skipped ? skipped_steps_ + 1 : 0;
+  const double loss = sums.loss.loss / sums.loss.tokens;
+  end_ = end_after(loss, sums.wish);
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return {.iteration = iteration_,
-          .lm_loss = sums.loss.loss / sums.loss.tokens,
+          .lm_loss = loss,
           .grad_norm = step.grad_norm,
           .learning_rate = optimizer_->learning_rate(),
           .consumed_samples = consumed_samples_,
@@ -173,12 +192,12 @@ ValidationMetrics Trainer::validate() const {
       }
       return input;
     });
-  const LossSums sums = sum_over_ranks(local, /*stop=*/false, "validation loss").loss;
+  const LossSums sums = sum_over_ranks(local, RunEnd::none, "validation loss").loss;
   const double loss = sums.loss / sums.tokens;
   return {.iteration = iteration_, .validation_loss = loss, .perplexity = std::exp(loss)};
 }
 
-void Trainer::run(const TrainCallbacks& callbacks) {
+RunEnd Trainer::run(const TrainCallbacks& callbacks) {
   const TrainConfig& train = config_.train;
   const auto evaluate = [&] {
     if (train.eval_iters == 0) return;
@@ -188,18 +207,21 @@ void Trainer::run(const TrainCallbacks& callbacks) {
   const auto checkpoint = [&](bool last) {
     if (callbacks.checkpoint) callbacks.checkpoint(last);
   };
-  if (iteration_ > 0 && iteration_ >= train.train_iters) return;
-  while (iteration_ < train.train_iters && !stop_requested_) {
-    const IterationMetrics metrics = train_step(callbacks.should_stop && callbacks.should_stop());
+  if (iteration_ > 0 && iteration_ >= train.train_iters) return end_ = RunEnd::done;
+  end_ = train.train_iters == 0 ? RunEnd::done : RunEnd::none;
+  while (end_ == RunEnd::none) {
+    const IterationMetrics metrics =
+        train_step(callbacks.should_stop ? callbacks.should_stop() : RunEnd::none);
     if (callbacks.iteration) callbacks.iteration(metrics);
-    const bool last = stop_requested_ || iteration_ == train.train_iters;
-    if (!last && train.eval_interval && iteration_ % *train.eval_interval == 0) evaluate();
-    if (!last) checkpoint(/*last=*/false);
+    if (end_ != RunEnd::none) break;
+    if (train.eval_interval && iteration_ % *train.eval_interval == 0) evaluate();
+    checkpoint(/*last=*/false);
   }
-  if (stop_requested_) checkpoint(/*last=*/true);
-  evaluate();
-  if (!stop_requested_) checkpoint(/*last=*/true);
+  if (is_stop(end_)) checkpoint(/*last=*/true);
+  if (end_ != RunEnd::diverged) evaluate();
+  if (end_ == RunEnd::done) checkpoint(/*last=*/true);
   model_->finish_param_sync();
+  return end_;
 }
 
 }  // namespace lockstep

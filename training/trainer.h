@@ -12,6 +12,7 @@
 #include "lockstep/training/checkpoint/training_state.h"
 #include "lockstep/training/data/microbatch_loader.h"
 #include "lockstep/training/metrics.h"
+#include "lockstep/training/run_end.h"
 #include "lockstep/training/run_setup.h"
 #include "lockstep/training/training_model.h"
 
@@ -21,10 +22,12 @@ namespace lockstep {
 struct TrainCallbacks {
   std::function<void(const IterationMetrics&)> iteration;
   std::function<void(const ValidationMetrics&)> validation;
-  /// Asked in every iteration; once any rank answers true, all ranks end after that iteration.
-  std::function<bool()> should_stop;
+  /// Asked in every iteration; once any rank answers something else than none, all ranks end after
+  /// that iteration.
+  std::function<RunEnd()> should_stop;
   /// After each iteration and its validation, and once more at the end (`last`), on all ranks: the
-  /// place to save. A run that was stopped saves before its last validation.
+  /// place to save. A run that was stopped saves before its last validation, one that diverged not
+  /// at all.
   std::function<void(bool last)> checkpoint;
 };
 
@@ -38,9 +41,9 @@ class Trainer {
   Trainer(const Config& config, const ParallelState& parallel_state);
 
   /// One iteration: all micro-batches of this rank, gradient reduction, clipping, update.
-  /// `stop_requested` is combined over the ranks into stop_requested(). Every
-  /// parallel.desync_check_interval iterations the ranks compare what they have communicated.
-  IterationMetrics train_step(bool stop_requested = false);
+  /// What this and the other ranks wish becomes end(). Every parallel.desync_check_interval
+  /// iterations the ranks compare what they have communicated.
+  IterationMetrics train_step(RunEnd wish = RunEnd::none);
 
   /// Has `action` called in the next train_step(), before anything changes that state() holds.
   void before_next_update(std::function<void()> action) { before_update_ = std::move(action); }
@@ -49,8 +52,9 @@ class Trainer {
   ValidationMetrics validate() const;
 
   /// train_step() until train.train_iters, with validate() every train.eval_interval iterations and
-  /// at the end. A run that was loaded at its end does nothing.
-  void run(const TrainCallbacks& callbacks);
+  /// at the end. A run that was loaded at its end does nothing. Returns end(). A run that diverges
+  /// (train.max_skipped_steps) ends after telling of the iteration, without a validation.
+  RunEnd run(const TrainCallbacks& callbacks);
 
   /// The first chunk of the model on this rank; all of it where tp and pp have one rank. With
   /// ddp.overlap_param_gather operators wait for parameters that are still under way; after run()
@@ -59,7 +63,10 @@ class Trainer {
   /// What this rank holds of the model.
   const TrainingModel& training_model() const { return *model_; }
   int64_t iteration() const { return iteration_; }
-  bool stop_requested() const { return stop_requested_; }
+  /// How the run ends, by the last iteration; the same on all ranks.
+  RunEnd end() const { return end_; }
+  /// Of a run that diverged: "iteration 12: the loss is not a number".
+  std::string divergence() const;
   /// The configuration with the batch size that was worked out.
   const Config& config() const { return config_; }
   const BatchSchedule& batches() const { return batches_; }
@@ -70,20 +77,21 @@ class Trainer {
   TrainingProgress progress() const;
   /// Goes on from a checkpoint that any layout saved; all ranks load the same. `weights_only`: the
   /// run starts at iteration 0 with its weights. FileError as load_state(); also where the
-  /// optimizer's state is missing.
+  /// optimizer's state is missing, and as check_weights_are_finite(). Collective.
   void load(CheckpointReader& checkpoint, bool weights_only);
 
  private:
   /// What all ranks know of an iteration or a validation.
   struct GlobalSums {
     LossSums loss;
-    bool stop = false;
+    RunEnd wish = RunEnd::none;
   };
 
   GPTInput training_batch();
   GPTInput validation_batch(const std::vector<int64_t>& samples) const;
   GPTInput make_input(const std::vector<int64_t>& ids) const;
-  GlobalSums sum_over_ranks(const LossSums& local, bool stop, const char* label) const;
+  GlobalSums sum_over_ranks(const LossSums& local, RunEnd wish, const char* label) const;
+  RunEnd end_after(double loss, RunEnd wish) const;
 
   Config config_;
   ParallelState parallel_state_;
@@ -97,7 +105,8 @@ class Trainer {
   OptimizerParamScheduler scheduler_;
   int64_t iteration_ = 0;
   int64_t consumed_samples_ = 0;
-  bool stop_requested_ = false;
+  int64_t skipped_steps_ = 0;  ///< in a row, until now
+  RunEnd end_ = RunEnd::none;
   std::function<void()> before_update_;
 };
 

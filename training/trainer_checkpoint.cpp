@@ -21,7 +21,7 @@ std::vector<StateTensor> Trainer::state(bool with_optimizer) {
 }
 
 TrainingProgress Trainer::progress() const {
-  return {iteration_, consumed_samples_, optimizer_->progress()};
+  return {iteration_, consumed_samples_, skipped_steps_, optimizer_->progress()};
 }
 
 void Trainer::load(CheckpointReader& checkpoint, bool weights_only) {
@@ -30,7 +30,9 @@ void Trainer::load(CheckpointReader& checkpoint, bool weights_only) {
                      "'{}' holds no state of the optimizer; checkpoint.finetune = true loads its "
                      "weights alone",
                      checkpoint.path());
-  load_state(checkpoint, state(/*with_optimizer=*/!weights_only));
+  const std::vector<StateTensor> tensors = state(/*with_optimizer=*/!weights_only);
+  load_state(checkpoint, tensors);
+  check_weights_are_finite(checkpoint.path(), tensors, parallel_state_);
   if (weights_only) return optimizer_->reload_model_params();
   OptimizerProgress progress = optimizer_->progress();
   progress.num_steps = manifest.optimizer_steps;
@@ -40,6 +42,7 @@ void Trainer::load(CheckpointReader& checkpoint, bool weights_only) {
   optimizer_->restore(progress);
   iteration_ = manifest.iteration;
   consumed_samples_ = manifest.consumed_samples;
+  skipped_steps_ = manifest.skipped_steps;
 }
 
 }  // namespace lockstep

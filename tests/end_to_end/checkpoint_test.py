@@ -109,7 +109,7 @@ class Checkpoints(EndToEnd):
         output = self.folder / "out"
         process, command = self.start_endless(output)
         process.send_signal(signal.SIGTERM)
-        self.assertEqual(process.wait(timeout=60), 0)
+        self.assertEqual(process.wait(timeout=60), 3)
         stopped = len(metrics(output)[0])
         self.check("checkpoint", "verify", output / "checkpoint")
         result = run(*command, "--set", f"train.train_iters={stopped + 2}")

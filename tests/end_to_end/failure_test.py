@@ -108,7 +108,7 @@ class Rendezvous(Ranks):
         addresses = [listening(process) for process in processes]
         for process in processes:
             process.send_signal(signal.SIGTERM)
-        self.assert_all_end(processes, 0)
+        self.assert_all_end(processes, 3)
         for of_process in addresses:
             self.assertTrue(of_process)
             self.assertLessEqual(set(of_process), LOOPBACK)

@@ -100,7 +100,7 @@ class Shutdown(Ranks):
         run = Run(self, ENDLESS, False)
         run.wait_for_training()
         run.launched[rank].send_signal(signal.SIGTERM)
-        run.check_end(*[0] * RANKS)
+        run.check_end(*[3] * RANKS)
 
     def sigterm_to_all(self, under_torchrun):
         run = Run(self, ENDLESS, under_torchrun)
@@ -108,7 +108,7 @@ class Shutdown(Ranks):
         for process in run.launched:
             process.send_signal(signal.SIGTERM)
         # torchrun itself answers a signal with an exception, once its ranks have ended.
-        run.check_end(*[None if under_torchrun else 0] * len(run.launched))
+        run.check_end(*[None if under_torchrun else 3] * len(run.launched))
 
     def sigkill_of_one(self, rank):
         run = Run(self, ENDLESS, False)

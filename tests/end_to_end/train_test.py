@@ -3,6 +3,7 @@
 import math
 import signal
 import subprocess
+import time
 import unittest
 
 from support import (BATCH_OF_3, LOCKSTEP, EndToEnd, Ranks, clean_environment, end, metrics, run,
@@ -88,21 +89,37 @@ class Train(EndToEnd):
         self.assertEqual((output / "metrics.previous.jsonl").read_bytes(), before)
         self.assertEqual(len(metrics(output)[0]), 2)
 
-    def test_sigterm_ends_after_the_running_iteration(self):
-        output = self.folder / "stopped"
+    def start_endless(self, *arguments):
         process = subprocess.Popen(
-            [LOCKSTEP, "train", self.config, "--output", output,
-             "--set", "train.train_iters=1000000"],
+            [LOCKSTEP, "train", self.config, "--set", "train.train_iters=1000000", *arguments],
             env=clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         self.addCleanup(end, process)
-        self.wait_for_iterations(output)
+        return process
+
+    def test_a_signal_ends_after_the_running_iteration(self):
+        for sent in ((signal.SIGTERM,), (signal.SIGINT,), (signal.SIGINT, signal.SIGTERM)):
+            output = self.folder / "-".join(one.name for one in sent)
+            process = self.start_endless("--output", output)
+            self.wait_for_iterations(output)
+            for one in sent:
+                process.send_signal(one)
+            error = process.communicate(timeout=60)[1].decode()
+            self.assertEqual(process.returncode, 3, error)
+            iterations, validations = metrics(output)
+            self.assertRegex(error, f"SIG(INT|TERM): stopped after iteration {len(iterations)}\n")
+            if len(sent) == 1:
+                self.assertIn(f"{sent[0].name}: stopped", error)
+            self.assertEqual(validations[-1]["iteration"], len(iterations))
+            self.assertTrue((output / "checkpoint" / f"step_{len(iterations)}").is_dir())
+
+    def test_a_stopped_run_that_saves_nowhere_says_so(self):
+        process = self.start_endless("--set", "train.log_interval=1")
+        while b"iteration " not in process.stderr.readline():
+            self.assertIsNone(process.poll())
         process.send_signal(signal.SIGTERM)
         error = process.communicate(timeout=60)[1].decode()
-        self.assertEqual(process.returncode, 0, error)
-        iterations, validations = metrics(output)
-        self.assertIn(f"SIGTERM: stopped after iteration {len(iterations)}", error)
-        self.assertEqual(validations[-1]["iteration"], len(iterations))
-        self.assertTrue((output / "checkpoint" / f"step_{len(iterations)}").is_dir())
+        self.assertEqual(process.returncode, 3, error)
+        self.assertIn("; nothing is saved without checkpoint.save or --output", error)
 
 
 class Together(Ranks):
@@ -112,6 +129,30 @@ class Together(Ranks):
             error = process.communicate(timeout=60)[1].decode()
             self.assertEqual(process.returncode, 2, error)
             self.assertIn("optimizer.lr: rank 0 has 0.01, rank 1 has 0.5", error)
+
+    def test_any_ranks_signal_stops_all(self):
+        output = self.folder / "stopped"
+        processes = self.start(3, "--output", output, "--set", "train.train_iters=1000000",
+                               *BATCH_OF_3)
+        self.wait_for_iterations(output)
+        processes[2].send_signal(signal.SIGINT)
+        errors = [process.communicate(timeout=60)[1].decode() for process in processes]
+        self.assertEqual([process.returncode for process in processes], [3, 3, 3], errors)
+        last = len(metrics(output)[0])
+        self.assertIn(f"SIGINT: stopped after iteration {last}\n", errors[0])
+        self.assertTrue((output / "checkpoint" / f"step_{last}").is_dir())
+
+    def test_a_second_signal_ends_a_rank_that_waits_for_another(self):
+        output = self.folder / "waiting"
+        processes = self.start(2, "--output", output, "--set", "train.train_iters=1000000")
+        self.wait_for_iterations(output)
+        processes[1].send_signal(signal.SIGSTOP)
+        time.sleep(0.5)
+        processes[0].send_signal(signal.SIGINT)
+        time.sleep(1.5)
+        self.assertIsNone(processes[0].poll())
+        processes[0].send_signal(signal.SIGINT)
+        self.assertEqual(processes[0].wait(timeout=20), -signal.SIGINT)
 
     def test_when_a_rank_dies_the_others_end(self):
         output = self.folder / "died"

@@ -1,7 +1,6 @@
 #include "lockstep/training/checkpoint/checkpoint_saver.h"
 
 #include <gtest/gtest.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -63,14 +62,17 @@ TEST_F(CheckpointSaverTest, AnAsynchronousSaveHoldsWhatWasThereWhenItWasCalled) 
   }
 }
 
-/// A FIFO in the place of the file that completes a checkpoint holds the save up until it is read,
-/// and fails it then.
+/// Rank 0 waits for what rank 1 reports, which goes elsewhere until rank 0 gets another report.
 TEST_F(CheckpointSaverTest, ABusySaveIsSkippedAndItsFailureReachesTheLoop) {
-  const std::string into = folder("busy"), fifo = into + "/latest.partial";
-  std::filesystem::create_directories(into);
-  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  const std::string into = folder("busy"), elsewhere = folder("elsewhere");
+  const std::string report = into + "/step_1.partial/rank_00001.report";
+  std::filesystem::create_directories(elsewhere + "/step_1.partial");
+  std::filesystem::create_directory_symlink(into + "/step_2.partial",
+                                            elsewhere + "/step_2.partial");
   testing::run_ranks(2, [&](const ParallelState& state) {
-    CheckpointSaver saver(state, {.folder = into, .async = true, .when_busy = AsyncWhenBusy::skip});
+    CheckpointSaver saver(state, {.folder = state.rank() == 0 ? into : elsewhere,
+                                  .async = true,
+                                  .when_busy = AsyncWhenBusy::skip});
     const at::Tensor values = at::full({1000}, 3.0F);
     TrainingProgress progress;
     progress.iteration = 1;
@@ -78,13 +80,11 @@ TEST_F(CheckpointSaverTest, ABusySaveIsSkippedAndItsFailureReachesTheLoop) {
     progress.iteration = 2;
     EXPECT_EQ(saver.save(some_state(values), progress, Config{}, true).path, "");
     if (state.rank() == 0) {
-      std::string line;
-      std::getline(std::ifstream(fifo), line);
-      std::filesystem::remove(fifo);
+      folder_.write("damaged", "no report");
+      std::filesystem::rename(folder("damaged"), report);
     }
     const SaveResult result = saver.save(some_state(values), progress, Config{}, false);
-    EXPECT_NE(result.last_error.find("rank 0: '" + fifo + "' cannot be written"), std::string::npos)
-        << result.last_error;
+    EXPECT_TRUE(result.last_error.starts_with("rank 0: '" + report + "': ")) << result.last_error;
     saver.finish();
   });
   EXPECT_EQ(complete_checkpoints(into), (std::vector<std::string>{into + "/step_2"}));

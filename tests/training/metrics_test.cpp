@@ -62,6 +62,31 @@ TEST(MetricsFile, KeepsTheFileOfTheRunBefore) {
   EXPECT_TRUE(testing::throws_with<FileError>([] { MetricsFile("/proc/none"); }, "/proc/none"));
 }
 
+TEST(MetricsFile, ALinkInItsPlaceIsNotFollowed) {
+  const testing::TemporaryFolder folder;
+  const std::string other = folder.write("other", "of somebody else");
+  std::filesystem::create_symlink(other, folder.path() / "metrics.jsonl");
+  MetricsFile(folder.path()).write("first");
+  EXPECT_EQ(folder.read("metrics.jsonl"), "first\n");
+  EXPECT_EQ(folder.read("other"), "of somebody else");
+  std::filesystem::remove(folder.path() / "metrics.jsonl");
+  std::filesystem::create_symlink(folder.path() / "nothing", folder.path() / "metrics.jsonl");
+  EXPECT_TRUE(testing::throws_with<FileError>(
+      [&] { MetricsFile(folder.path(), 1); },
+      "metrics.jsonl' cannot be written: Too many levels of symbolic links"));
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "nothing"));
+}
+
+TEST(MetricsFile, WhatCannotBeWrittenIsNamedWithItsCause) {
+  const testing::TemporaryFolder folder;
+  const auto previous = folder.path() / "metrics.previous.jsonl";
+  std::filesystem::create_directories(folder.path() / "metrics.jsonl" / "in the way");
+  std::filesystem::create_directories(previous / "too");
+  EXPECT_TRUE(testing::throws_with<FileError>(
+      [&] { MetricsFile(folder.path()); },
+      "metrics.jsonl' cannot be renamed to '" + previous.string() + "': Directory not empty"));
+}
+
 TEST(MetricsFile, AResumedRunAppendsAfterItsCheckpoint) {
   const testing::TemporaryFolder folder;
   const std::string one = to_json(IterationMetrics{.iteration = 1}) + "\n";

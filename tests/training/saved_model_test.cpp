@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+
 #include <ATen/ATen.h>
 
 #include "lockstep/core/config_io.h"
@@ -10,6 +13,7 @@
 #include "lockstep/tests/support/throws_with.h"
 #include "lockstep/training/checkpoint/checkpoint_reader.h"
 #include "lockstep/training/checkpoint/safetensors.h"
+#include "lockstep/training/checkpoint/training_state.h"
 #include "lockstep/training/generate.h"
 
 namespace lockstep {
@@ -80,6 +84,32 @@ TEST(SavedModel, OfAnotherModelIsRefusedByName) {
   EXPECT_TRUE(refuses("hidden_size: 32", "found shape"));
   EXPECT_TRUE(refuses("hidden_size: 16 num_layers: 1", "belongs to no parameter"));
   EXPECT_TRUE(refuses("hidden_size: 16 num_layers: 3", "layers.2.input_layernorm.weight' is miss"));
+}
+
+TEST(SavedModel, WeightsThatAreNotFiniteAreRefusedByName) {
+  const TemporaryFolder folder;
+  const GPTModel model(small_config().model);
+  const at::NoGradGuard no_grad;
+  const NamedParameter param = collect_parameters(model).back();
+  param.tensor.flatten()[0] = std::numeric_limits<float>::quiet_NaN();
+  param.tensor.flatten()[2] = -std::numeric_limits<float>::infinity();
+  const std::string step = save_model(folder.path(), 1, small_config(), model);
+  EXPECT_TRUE(throws_with<FileError>([&] { load_model(folder.path(), c10::kCPU); },
+                                     "'" + step + "': tensor '" + param.name + "': found 2 of " +
+                                         std::to_string(param.tensor.numel()) +
+                                         " elements that are not finite, allowed: none"));
+}
+
+TEST(SavedModel, CountsWhatIsNotFiniteInEveryDtype) {
+  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+    const at::Tensor values = at::zeros({3, 5}, dtype);
+    EXPECT_EQ(count_not_finite(values), 0);
+    values[0][1] = HUGE_VAL;
+    values[2][4] = -std::numeric_limits<double>::quiet_NaN();
+    EXPECT_EQ(count_not_finite(values.t()), 2);
+  }
+  EXPECT_EQ(count_not_finite(at::arange(4)), 0);
+  EXPECT_EQ(count_not_finite(at::empty({0})), 0);
 }
 
 TEST(SavedModel, PaddingOfTheVocabularyIsNotSaved) {

@@ -210,12 +210,14 @@ TEST_F(TrainerTest, ARankThatWantsToStopStopsAllAfterTheIteration) {
     Trainer trainer(config(), state);
     TrainCallbacks callbacks;
     int validations = 0;
-    callbacks.should_stop = [&] { return state.rank() == 2 && trainer.iteration() == 3; };
+    callbacks.should_stop = [&] {
+      return state.rank() == 2 && trainer.iteration() == 3 ? RunEnd::sigterm : RunEnd::none;
+    };
     callbacks.validation = [&](const ValidationMetrics& metrics) {
       ++validations;
       EXPECT_EQ(metrics.iteration, 4);
     };
-    trainer.run(callbacks);
+    EXPECT_EQ(trainer.run(callbacks), RunEnd::sigterm);
     EXPECT_EQ(trainer.iteration(), 4);
     EXPECT_EQ(validations, 1);
   });

@@ -28,6 +28,7 @@ using std::chrono::milliseconds;
 constexpr const char* kBusy = "busy";
 constexpr const char* kDone = "done";
 constexpr std::string_view kFailed = "failed: ";
+constexpr std::string_view kNoted = "done, but: ";
 constexpr int64_t kLongestReport = int64_t{1} << 30;
 constexpr int64_t kAlignment = 64;               // bytes
 constexpr int64_t kHugePage = int64_t{2} << 20;  // bytes
@@ -49,11 +50,12 @@ ManifestLayout layout_of(const ParallelState& state, const Config& config) {
           sizes.optimizer_instances};
 }
 
-/// The first failure among what the ranks say of themselves; empty if there is none.
-std::string first_failure(const std::vector<std::string>& statuses) {
+/// The first among what the ranks say of themselves that begins with `kind`; empty if there is
+/// none.
+std::string first_of(std::string_view kind, const std::vector<std::string>& statuses) {
   for (size_t rank = 0; rank < statuses.size(); ++rank)
-    if (statuses[rank].starts_with(kFailed))
-      return fmt::format("rank {}: {}", rank, statuses[rank].substr(kFailed.size()));
+    if (statuses[rank].starts_with(kind))
+      return fmt::format("rank {}: {}", rank, statuses[rank].substr(kind.size()));
   return "";
 }
 
@@ -82,15 +84,15 @@ struct CheckpointSaver::Job {
   std::vector<ShardContent> contents = {};
   std::vector<ManifestTensor> tensors = {};  ///< as contents, without pieces
   std::atomic<bool> abandoned = false;
-  std::future<std::string> outcome = {};  ///< kDone or kFailed and why
+  std::future<std::string> outcome = {};  ///< kDone, or kNoted or kFailed and why
 
   void start() {
     outcome = std::async(std::launch::async, [this]() -> std::string {
       for (const Copy& copy : copies) std::memcpy(copy.to, copy.from, copy.bytes);
       copied.set_value();
       try {
-        run();
-        return kDone;
+        const std::string problem = run();
+        return problem.empty() ? kDone : std::string(kNoted) + problem;
       } catch (const std::exception& error) {
         return std::string(kFailed) + error.what();
       }
@@ -99,9 +101,13 @@ struct CheckpointSaver::Job {
   bool is_busy() const { return outcome.wait_for(milliseconds(0)) != std::future_status::ready; }
 
  private:
-  void run() {
+  /// Returns what is wrong beside the checkpoint, which is complete.
+  std::string run() {
     const Manifest part = write();
-    if (rank != 0) return report(part);
+    if (rank != 0) {
+      report(part);
+      return "";
+    }
     std::vector<Manifest> parts = {part};
     for (int64_t other = 1; other < world_size; ++other) parts.push_back(wait_for_report(other));
     const std::string text = format_manifest(join_manifests(whole, parts));
@@ -109,7 +115,7 @@ struct CheckpointSaver::Job {
     for (int64_t other = 1; other < world_size; ++other)
       std::filesystem::remove(checkpoint.file(report_name(other)));
     if (abandoned) fail<FileError>("the save was given up");
-    checkpoint.commit(text, keep);
+    return checkpoint.commit(text, keep, whole.skipped_steps);
   }
 
   Manifest write() const {
@@ -240,7 +246,7 @@ SaveResult CheckpointSaver::save(const std::vector<StateTensor>& tensors,
   may_skip = may_skip && options_.async && options_.when_busy == AsyncWhenBusy::skip;
   if (may_skip && any_rank_is_busy()) return {};
   try {
-    finish();
+    result.problem = finish();
   } catch (const FileError& error) {
     result.last_error = error.what();
   }
@@ -250,6 +256,7 @@ SaveResult CheckpointSaver::save(const std::vector<StateTensor>& tensors,
   job->whole.iteration = progress.iteration;
   job->whole.consumed_samples = progress.consumed_samples;
   job->whole.optimizer_steps = progress.optimizer.num_steps;
+  job->whole.skipped_steps = progress.skipped_steps;
   const GradScalerState& scaler = progress.optimizer.scaler;
   if (scale_adapts_itself(config))
     job->whole.scaler =
@@ -263,12 +270,12 @@ SaveResult CheckpointSaver::save(const std::vector<StateTensor>& tensors,
     status = std::string(kFailed) + error.what();
   }
   const std::string failure =
-      first_failure(all_gather_texts(state_.world(), status, "checkpoint begin"));
+      first_of(kFailed, all_gather_texts(state_.world(), status, "checkpoint begin"));
   require<FileError>(failure.empty(), "{}", failure);
   result.path = job->checkpoint.path();
   job_ = std::move(job);
   job_->start();
-  if (!options_.async) finish();
+  if (!options_.async) result.problem = finish();
   return result;
 }
 
@@ -276,18 +283,19 @@ void CheckpointSaver::finish_copy() {
   if (job_) job_->was_copied.wait();
 }
 
-void CheckpointSaver::finish() {
-  if (!job_) return;
+std::string CheckpointSaver::finish() {
+  if (!job_) return "";
   // Less than the group's timeout, so that a rank with little to write need not give up on another.
   const milliseconds patience = std::min(milliseconds(1000), state_.world().timeout() / 4);
-  std::string status = kBusy, failure;
+  std::string status = kBusy, failure, problem;
   for (bool busy = true; busy && failure.empty();) {
     if (status == kBusy && job_->outcome.wait_for(patience) == std::future_status::ready)
       status = job_->outcome.get();
     busy = false;
     const auto statuses = all_gather_texts(state_.world(), status, "checkpoint end");
     for (const std::string& other : statuses) busy = busy || other == kBusy;
-    failure = first_failure(statuses);
+    failure = first_of(kFailed, statuses);
+    problem = first_of(kNoted, statuses);
   }
   if (!failure.empty()) {
     job_->abandoned = true;
@@ -296,6 +304,7 @@ void CheckpointSaver::finish() {
   }
   job_.reset();
   require<FileError>(failure.empty(), "{}", failure);
+  return problem;
 }
 
 }  // namespace lockstep

@@ -13,7 +13,7 @@ namespace lockstep {
 
 struct CheckpointSaverOptions {
   std::string folder;  ///< that all ranks see
-  int64_t keep = 0;    ///< newest checkpoints that stay; 0: all
+  int64_t keep = 0;    ///< newest checkpoints that stay; 0: all; see PartialCheckpoint::commit()
   bool async = false;  ///< save() returns once the state is copied to memory of the host
   AsyncWhenBusy when_busy = AsyncWhenBusy::wait;
   /// With `async`: state on the CPU is copied by the thread too, and nothing of it may change
@@ -25,6 +25,9 @@ struct CheckpointSaverOptions {
 struct SaveResult {
   std::string path;        ///< of the checkpoint; empty if it was skipped
   std::string last_error;  ///< why the save before this one failed, with `async`; else empty
+  /// What went wrong beside this save, with `async` the one before: an old checkpoint that cannot
+  /// be removed. Else empty.
+  std::string problem;
 };
 
 /// Writes checkpoints. Every rank writes one file with its share of the state: each element is
@@ -54,8 +57,9 @@ class CheckpointSaver {
   /// Waits until the last save has copied what it writes. For this rank alone.
   void finish_copy();
 
-  /// Waits until the last save is complete. Collective. FileError as save().
-  void finish();
+  /// Waits until the last save is complete. Collective. FileError as save(). Returns its
+  /// SaveResult::problem.
+  std::string finish();
 
  private:
   struct Job;

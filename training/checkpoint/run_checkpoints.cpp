@@ -101,7 +101,8 @@ std::optional<std::string> RunCheckpoints::load(Trainer& trainer) {
   check_no_weight_left(checkpoint, trainer.state(/*with_optimizer=*/false), state_);
   trainer.load(checkpoint, config_.finetune);
   path_ = path;
-  return path;
+  loaded_iteration_ = trainer.iteration();
+  return loaded_ = path;
 }
 
 std::string RunCheckpoints::after_iteration(Trainer& trainer, bool last) {
@@ -117,17 +118,36 @@ std::string RunCheckpoints::after_iteration(Trainer& trainer, bool last) {
   }
 }
 
+std::string RunCheckpoints::finish() {
+  try {
+    return saver_ ? saver_->finish() : "";
+  } catch (const FileError& error) {
+    return fmt::format("the last checkpoint failed: {}", error.what());
+  }
+}
+
+std::string RunCheckpoints::last_good(const Trainer& trainer) const {
+  const int64_t bad = std::max<int64_t>(1, trainer.progress().skipped_steps);
+  const int64_t iteration = trainer.iteration() - bad;
+  if (!folder_.empty()) {
+    const std::string saved = newest_until(complete_checkpoints(folder_), iteration);
+    if (!saved.empty()) return saved;
+  }
+  return loaded_ && loaded_iteration_ <= iteration ? *loaded_ : "";
+}
+
 std::string RunCheckpoints::save(Trainer& trainer, bool last) {
   const SaveResult result = saver_->save(trainer.state(config_.save_optim), trainer.progress(),
                                          trainer.config(), /*may_skip=*/!last);
-  if (last)
-    saver_->finish();
-  else if (config_.async_save)
+  const std::string last_problem = last ? saver_->finish() : "";
+  if (config_.async_save && !last)
     trainer.before_next_update([saver = saver_] { saver->finish_copy(); });
   if (!result.path.empty()) path_ = result.path;
   std::string told;
   if (!result.last_error.empty())
     told = "the checkpoint before this one failed: " + result.last_error + "\n";
+  for (const std::string& problem : {result.problem, last_problem})
+    if (!problem.empty()) told += problem + "\n";
   if (result.path.empty()) return told + "no checkpoint: the last one is still being written";
   return told + (config_.async_save && !last ? "saving " : "saved ") + result.path;
 }

@@ -33,6 +33,14 @@ class RunCheckpoints {
   /// the way that fails is told and the run goes on; FileError if that at the end fails.
   std::string after_iteration(Trainer& trainer, bool last);
 
+  /// For a run that ends without a save: waits for the one that is under way. What is to be told of
+  /// it. Collective.
+  std::string finish();
+
+  /// The newest checkpoint from before the run's last skipped steps, or from before the iteration
+  /// whose loss is not a number; empty if there is none.
+  std::string last_good(const Trainer& trainer) const;
+
   /// The checkpoint that was saved last, else the one that was loaded; empty if there was none.
   const std::string& path() const { return path_; }
 
@@ -42,6 +50,8 @@ class RunCheckpoints {
   CheckpointConfig config_;
   std::string folder_;
   std::string path_;
+  std::optional<std::string> loaded_;
+  int64_t loaded_iteration_ = 0;
   ParallelState state_;
   std::unique_ptr<FolderLock> lock_;  ///< of rank 0
   std::shared_ptr<CheckpointSaver> saver_;

@@ -30,6 +30,7 @@ SavedModel load_model(const std::string& folder, c10::Device device) {
   const auto targets = model_state(*model, state);
   load_state(checkpoint, targets);
   check_no_weight_left(checkpoint, targets, state);
+  check_weights_are_finite(checkpoint.path(), targets, state);
   model->eval();
   return {config, model, checkpoint.path()};
 }

@@ -106,6 +106,16 @@ void load_tensor(CheckpointReader& checkpoint, const StateTensor& target) {
   if (!direct) at::Tensor(target.values).copy_(memory);
 }
 
+std::string find_not_finite(const std::vector<StateTensor>& tensors) {
+  for (const StateTensor& tensor : tensors) {
+    if (!tensor.state.empty() && tensor.state != "master") continue;
+    if (const int64_t count = count_not_finite(tensor.values); count > 0)
+      return fmt::format("tensor '{}': found {} of {} elements that are not finite, allowed: none",
+                         tensor_key(tensor.name, tensor.state), count, tensor.values.numel());
+  }
+  return "";
+}
+
 }  // namespace
 
 const char* safetensors_dtype(at::ScalarType dtype) {
@@ -153,6 +163,28 @@ std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const Paral
 void load_state(CheckpointReader& checkpoint, const std::vector<StateTensor>& targets) {
   const at::NoGradGuard no_grad;
   for (const StateTensor& target : targets) load_tensor(checkpoint, target);
+}
+
+int64_t count_not_finite(const at::Tensor& values) {
+  constexpr int64_t kAtOnce = int64_t{1} << 24;  // elements, so that little memory is needed beside
+  if (!values.is_floating_point()) return 0;
+  const at::NoGradGuard no_grad;
+  const at::Tensor flat = values.reshape({-1});
+  int64_t count = 0;
+  for (int64_t begin = 0; begin < flat.numel(); begin += kAtOnce) {
+    const at::Tensor part = flat.narrow(0, begin, std::min(kAtOnce, flat.numel() - begin));
+    count += part.numel() - at::isfinite(part).sum().item<int64_t>();
+  }
+  return count;
+}
+
+void check_weights_are_finite(const std::string& path, const std::vector<StateTensor>& tensors,
+                              const ParallelState& state) {
+  const auto found =
+      all_gather_texts(state.world(), find_not_finite(tensors), "finite weights of the checkpoint");
+  for (size_t rank = 0; rank < found.size(); ++rank)
+    require<FileError>(found[rank].empty(), "'{}': {}{}", path,
+                       found.size() > 1 ? fmt::format("rank {}: ", rank) : "", found[rank]);
 }
 
 bool has_optimizer_state(const Manifest& manifest) {

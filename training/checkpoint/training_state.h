@@ -30,6 +30,7 @@ struct StateTensor {
 struct TrainingProgress {
   int64_t iteration = 0;
   int64_t consumed_samples = 0;
+  int64_t skipped_steps = 0;  ///< in a row, up to this iteration
   OptimizerProgress optimizer;
 };
 
@@ -57,6 +58,15 @@ bool has_optimizer_state(const Manifest& manifest);
 /// those of the model that the ranks hold. Collective: one all-reduce of a byte a tensor.
 void check_no_weight_left(const CheckpointReader& checkpoint,
                           const std::vector<StateTensor>& weights, const ParallelState& state);
+
+/// FileError, on all ranks, where a weight (of the model, or its master) is not finite: names
+/// `path`, the rank, the tensor and how many of its elements. Elements of the optimizer's state may
+/// be infinite, as the square of a gradient is that was not. Collective.
+void check_weights_are_finite(const std::string& path, const std::vector<StateTensor>& tensors,
+                              const ParallelState& state);
+
+/// How many elements are NaN or infinite.
+int64_t count_not_finite(const at::Tensor& values);
 
 /// safetensors' name of a dtype, and back. UsageError for one that has none.
 const char* safetensors_dtype(at::ScalarType dtype);

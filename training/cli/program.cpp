@@ -56,8 +56,9 @@ int run_program(int argc, char** argv, void (*add_commands)(CLI::App& program)) 
     program.require_subcommand(1);
     program.set_version_flag("--version", "lockstep " LOCKSTEP_VERSION);
     program.footer(
-        "Exit status: 0 done; 1 failed while running; 2 unusable arguments or "
-        "configuration.");
+        "Exit status: 0 done; 1 failed while running; 2 unusable arguments or configuration; "
+        "3 stopped early by SIGTERM or SIGINT, state saved; 4 stopped because the training "
+        "diverged.");
     add_commands(program);
     check_command(program, argc, argv);
     program.parse(argc, argv);

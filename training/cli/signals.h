@@ -2,10 +2,19 @@
 
 namespace lockstep {
 
-/// From now on SIGTERM does not end the process; it is noted.
+/// From now on a first SIGTERM does not end the process; it is noted.
 void note_sigterm();
 
-/// Whether SIGTERM has come.
-bool sigterm_noted();
+/// The same for SIGINT.
+void note_sigint();
+
+// A further signal of the two ends the process at once, unless it comes within a second of the
+// first: launchers pass on what the terminal has sent to all processes already.
+
+/// The signal that was noted; 0: none.
+int noted_signal();
+
+/// From now on the two are ignored: the run has ended, and its state is saved.
+void ignore_signals();
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 #include <malloc.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
@@ -13,6 +14,7 @@
 #include "lockstep/training/cli/argument_checks.h"
 #include "lockstep/training/cli/commands.h"
 #include "lockstep/training/cli/signals.h"
+#include "lockstep/training/cli/standard_descriptors.h"
 #include "lockstep/training/data/tokenizer.h"
 #include "lockstep/training/generate.h"
 #include "lockstep/training/progress.h"
@@ -21,6 +23,10 @@
 
 namespace lockstep {
 namespace {
+
+/// Exit statuses.
+constexpr int kStopped = 3;
+constexpr int kDiverged = 4;
 
 struct TrainArguments {
   std::string config_path;
@@ -86,7 +92,6 @@ std::string save_folder(const Config& config, const std::string& output) {
 /// From the checkpoint where there is one: this rank may hold a part of the model only.
 void write_sample(const Trainer& trainer, const std::string& checkpoint, c10::Device device) {
   const TrainConfig& train = trainer.config().train;
-  if (train.sample_tokens == 0) return;
   GenerateOptions options;
   options.max_tokens = train.sample_tokens;
   const auto tokenizer = make_tokenizer(trainer.config().data.tokenizer, "data.tokenizer");
@@ -111,6 +116,35 @@ void check_sample(const Config& config, const std::string& folder) {
                        config.train.sample_tokens);
 }
 
+RunEnd wish_of_signals() {
+  const int signal = noted_signal();
+  if (signal == 0) return RunEnd::none;
+  return signal == SIGINT ? RunEnd::sigint : RunEnd::sigterm;
+}
+
+std::string told_of_stop(const Trainer& trainer, const std::string& folder) {
+  return fmt::format(
+      "{}: stopped after iteration {}{}", name_of(trainer.end()), trainer.iteration(),
+      folder.empty() ? "; nothing is saved without checkpoint.save or --output" : "");
+}
+
+std::string told_of_divergence(const Trainer& trainer, const std::string& last_good) {
+  return "training diverged: " + trainer.divergence() +
+         (last_good.empty() ? "" : "; the last checkpoint from before is '" + last_good + "'");
+}
+
+/// How a run ended; the status goes with all ranks, the message with rank 0.
+void end_with_status(const Trainer& trainer, const RunCheckpoints& checkpoints,
+                     const ParallelState& state) {
+  if (is_stop(trainer.end())) throw ExitStatus{kStopped, ""};
+  if (trainer.end() != RunEnd::diverged) return;
+  std::string message;
+  if (state.rank() == 0)
+    message = (state.world_size() > 1 ? "rank 0: " : "") +
+              told_of_divergence(trainer, checkpoints.last_good(trainer));
+  throw ExitStatus{kDiverged, message};
+}
+
 void train(const Config& config, const std::string& output, const ParallelState& state) {
   std::unique_ptr<Reporter> reporter;
   if (state.rank() == 0) reporter = std::make_unique<Reporter>(config, state.device());
@@ -125,18 +159,25 @@ void train(const Config& config, const std::string& output, const ParallelState&
     tell(fmt::format("loaded {}, iteration {}", *loaded, trainer.iteration()));
   if (reporter) reporter->begin(trainer, state.group(GroupKind::dp_cp).size(), output);
   TrainCallbacks callbacks;
-  callbacks.should_stop = sigterm_noted;
+  callbacks.should_stop = wish_of_signals;
   callbacks.checkpoint = [&](bool last) {
-    if (last && trainer.stop_requested())
-      tell(fmt::format("SIGTERM: stopped after iteration {}", trainer.iteration()));
+    if (last && is_stop(trainer.end())) tell(told_of_stop(trainer, folder));
     tell(checkpoints.after_iteration(trainer, last));
   };
   if (reporter) {
     callbacks.iteration = [&](const IterationMetrics& m) { reporter->iteration(m); };
     callbacks.validation = [&](const ValidationMetrics& m) { reporter->validation(m); };
   }
+  note_sigint();
   trainer.run(callbacks);
-  if (reporter) write_sample(trainer, checkpoints.path(), state.device());
+  ignore_signals();
+  tell(checkpoints.finish());
+  end_with_status(trainer, checkpoints, state);
+  if (trainer.config().train.sample_tokens == 0) return;
+  if (!standard_output_is_open())
+    tell("standard output is closed: the text of train.sample_tokens is not written");
+  else if (reporter)
+    write_sample(trainer, checkpoints.path(), state.device());
 }
 
 void run(const TrainArguments& arguments) {

@@ -1,0 +1,149 @@
+"""A run that diverges ends with status 4, keeps its last good checkpoint and says which that is;
+weights that are not finite are refused by name."""
+
+import json
+import pathlib
+import struct
+import unittest
+
+from support import LOCKSTEP, Ranks, metrics, run, torchrun
+
+# Every gradient overflows, while the loss is finite.
+OVERFLOW = ("train.precision=fp16", "optimizer.loss_scale=1e12")
+NO_OVERFLOW = ("train.precision=fp16", "optimizer.loss_scale=1")
+# Weights of about 1e18 after the first step, whose loss is no number in the second.
+EXPLOSION = ("optimizer.optimizer=sgd", "optimizer.lr=1e20", "optimizer.clip_grad=0")
+# Infinite weights after the first step, whose gradients are finite.
+INFINITE = (*EXPLOSION, "optimizer.weight_decay=1e30", "train.train_iters=1", "train.eval_iters=0")
+
+
+def settings(*fields):
+    return [part for field in fields for part in ("--set", field)]
+
+
+class Divergence(Ranks):
+    def setUp(self):
+        super().setUp()
+        self.output = self.folder / "out"
+        self.checkpoints = self.output / "checkpoint"
+
+    def train(self, *fields):
+        return run(LOCKSTEP, "train", self.config, "--output", self.output, *settings(*fields))
+
+    def steps(self):
+        return sorted(path.name for path in self.checkpoints.glob("step_*"))
+
+    def test_a_loss_that_is_no_number_ends_the_run_at_once(self):
+        result = self.train(*EXPLOSION, "checkpoint.save_interval=1", "checkpoint.keep=1")
+        self.assert_failed(
+            result, 4, "lockstep: training diverged: iteration 2: the loss is not a number; "
+            f"the last checkpoint from before is '{self.checkpoints}/step_1'")
+        lines, validations = metrics(self.output)
+        self.assertEqual([line["iteration"] for line in lines], [1, 2])
+        self.assertIsNone(lines[1]["lm_loss"])
+        self.assertEqual(validations, [])
+        self.assertEqual(self.steps(), ["step_1"])
+        self.assertEqual(run(LOCKSTEP, "checkpoint", "verify", self.checkpoints).returncode, 0)
+
+    def test_an_asynchronous_save_is_completed_before_the_run_ends(self):
+        result = self.train(*EXPLOSION, "checkpoint.save_interval=1", "checkpoint.async_save=true")
+        self.assert_failed(result, 4)
+        self.assertEqual(self.steps(), ["step_1"])
+        self.assertEqual(run(LOCKSTEP, "checkpoint", "verify", self.checkpoints).returncode, 0)
+
+    def test_skipped_steps_in_a_row_keep_the_checkpoint_from_before_them(self):
+        saving = ("checkpoint.save_interval=1", "checkpoint.keep=2")
+        result = self.train(*NO_OVERFLOW, *saving, "train.train_iters=4")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        going_on = (*saving, f"checkpoint.load={self.checkpoints}", "train.train_iters=30",
+                    "train.max_skipped_steps=6")
+        ending = "iterations 5 to 10: found 6 skipped steps in a row, whose gradients are not " \
+                 "finite, allowed: fewer than train.max_skipped_steps = 6; the last checkpoint " \
+                 f"from before is '{self.checkpoints}/step_4'"
+        self.assert_failed(self.train(*OVERFLOW, *going_on), 4, ending)
+        lines = metrics(self.output)[0]
+        self.assertEqual([line["iteration"] for line in lines], list(range(1, 11)))
+        self.assertEqual([line["skipped"] for line in lines], [False] * 4 + [True] * 6)
+        self.assertEqual(self.steps(), ["step_4", "step_8", "step_9"])
+        # A run that is started again and again goes on counting.
+        self.assert_failed(self.train(*OVERFLOW, *going_on), 4, ending)
+        self.assertEqual(self.steps(), ["step_4", "step_8", "step_9"])
+        self.assertEqual(metrics(self.output)[0][:9], lines[:9])
+        # From the good one it goes on, and once a step is good the others go.
+        result = self.train(*NO_OVERFLOW, *saving, "train.train_iters=7",
+                            f"checkpoint.load={self.checkpoints}/step_4")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(self.steps(), ["step_6", "step_7"])
+
+    def test_a_good_step_starts_the_count_anew(self):
+        # The scale begins 2^9 times too large, so that nine steps or so are skipped.
+        fitting = ("train.precision=fp16", "optimizer.initial_loss_scale=1e10",
+                   "optimizer.hysteresis=1", "train.train_iters=40")
+        result = self.train(*fitting)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        skipped = [line["skipped"] for line in metrics(self.output)[0]]
+        longest = skipped.index(False)
+        self.assertGreater(longest, 2)
+        self.assertEqual(sum(skipped), longest)
+        self.assertEqual(
+            self.train(*fitting, f"train.max_skipped_steps={longest + 1}").returncode, 0)
+        self.assert_failed(self.train(*fitting, f"train.max_skipped_steps={longest}"), 4,
+                           f"iterations 1 to {longest}")
+
+    def test_all_ranks_end_with_the_status_and_one_tells(self):
+        fields = settings(*OVERFLOW, "train.max_skipped_steps=3", "train.global_batch_size=6")
+        processes = self.start(3, "--output", self.output, *fields)
+        errors = [process.communicate(timeout=60)[1].decode() for process in processes]
+        self.assertEqual([process.returncode for process in processes], [4, 4, 4], errors)
+        told = "lockstep: rank 0: training diverged: iterations 1 to 3"
+        self.assertIn(told, errors[0])
+        self.assertEqual(errors[1:], ["", ""])
+        result = torchrun(3, LOCKSTEP, "train", self.config, *fields)
+        self.assertEqual(result.stderr.decode().count(told), 1, result.stderr)
+        self.assertIn("exitcode  : 4", result.stderr.decode())
+
+    def test_weights_that_are_not_finite_are_refused(self):
+        result = self.train(*INFINITE)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        text = self.folder / "text"
+        named = (f"'{self.checkpoints}/step_1': ", "tensor '", " elements that are not finite")
+        for command in (("evaluate", self.checkpoints, "--input", text),
+                        ("generate", self.checkpoints, "--prompt", "x"),
+                        ("checkpoint", "export", "--hf", self.folder / "hf", self.checkpoints)):
+            result = run(LOCKSTEP, *command)
+            self.assert_failed(result, 1, *named)
+            self.assertEqual(result.stdout, b"")
+        self.assertFalse((self.folder / "hf").exists())
+        for fields in (EXPLOSION, ("checkpoint.finetune=true",)):
+            result = self.train(f"checkpoint.load={self.checkpoints}", "train.train_iters=3",
+                                *fields)
+            self.assert_failed(result, 1, *named)
+        processes = self.start(2, *settings(f"checkpoint.load={self.checkpoints}", *EXPLOSION))
+        for process in processes:
+            error = process.communicate(timeout=60)[1].decode()
+            self.assertEqual(process.returncode, 1, error)
+            self.assertIn(": rank 0: tensor '", error)
+
+    def test_an_import_of_weights_that_are_not_finite_is_refused(self):
+        result = self.train("train.train_iters=1")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        hf, back = self.folder / "hf", self.folder / "back"
+        result = run(LOCKSTEP, "checkpoint", "export", "--hf", hf, self.checkpoints)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        path = hf / "model.safetensors"
+        content = bytearray(path.read_bytes())
+        length = struct.unpack("<Q", content[:8])[0]
+        name, entry = next((name, entry) for name, entry in json.loads(
+            content[8:8 + length]).items() if name.endswith("down_proj.weight"))
+        begin = 8 + length + entry["data_offsets"][0]
+        content[begin:begin + 8] = struct.pack("<ff", float("nan"), float("-inf"))
+        path.write_bytes(content)
+        elements = entry["shape"][0] * entry["shape"][1]
+        self.assert_failed(run(LOCKSTEP, "checkpoint", "import", "--hf", hf, back), 1,
+                           f"'{hf}': tensor '{name}': found 2 of {elements} elements that are not "
+                           "finite")
+        self.assertFalse(pathlib.Path(back).exists())
+
+
+if __name__ == "__main__":
+    unittest.main()

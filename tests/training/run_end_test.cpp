@@ -1,0 +1,152 @@
+#include "lockstep/training/run_end.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/config_io.h"
+#include "lockstep/tests/support/rank_threads.h"
+#include "lockstep/tests/support/synthetic_text.h"
+#include "lockstep/tests/support/temporary_folder.h"
+#include "lockstep/training/checkpoint/checkpoint_folder.h"
+#include "lockstep/training/checkpoint/run_checkpoints.h"
+#include "lockstep/training/trainer.h"
+
+namespace lockstep {
+namespace {
+
+using testing::CollectiveLog;
+
+TEST(RunEnd, TheStrongestWishOfAnyRankCounts) {
+  std::mt19937_64 random(1);
+  for (const int64_t ranks : {1, 2, 3, 64, 1000, 100'000})
+    for (int trial = 0; trial < 50; ++trial) {
+      RunEnd strongest = RunEnd::none;
+      double sum = 0;
+      const bool all = trial % 2 == 0;
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        const auto wish = static_cast<RunEnd>(all || rank == 0 ? random() % 3 : trial % 3);
+        strongest = std::max(strongest, wish);
+        sum += wish_for_end(wish, ranks);
+      }
+      ASSERT_EQ(agreed_end(sum, ranks), strongest) << ranks << " ranks, trial " << trial;
+    }
+}
+
+class RunEndTest : public ::testing::Test {
+ protected:
+  RunEndTest() { path_ = folder_.write("text", testing::synthetic_text()); }
+
+  Config config(const std::vector<std::string>& overrides = {}) const {
+    std::vector<std::string> all = {"data.path=" + path_};
+    all.insert(all.end(), overrides.begin(), overrides.end());
+    return parse_config(
+        "model { num_layers: 1 hidden_size: 16 num_attention_heads: 2 seq_length: 16 } "
+        "optimizer { lr: 0.01 lr_decay_style: \"constant\" } "
+        "train { global_batch_size: 6 micro_batch_size: 1 train_iters: 12 eval_iters: 1 }",
+        "test", all);
+  }
+
+  /// In `bad` iterations the gradients are infinite on rank 1, though the losses are not.
+  static void spoil(Trainer& trainer, const ParallelState& state,
+                    const std::function<bool(int64_t iteration)>& bad) {
+    if (state.rank() != 1) return;
+    trainer.model().parameters()[0].register_hook([&trainer, bad](const at::Tensor& gradient) {
+      return gradient * (bad(trainer.iteration() + 1) ? HUGE_VAL : 1.);
+    });
+  }
+
+  testing::TemporaryFolder folder_;
+  std::string path_;
+};
+
+TEST_F(RunEndTest, ALossThatIsNoNumberEndsAllRanksAfterItIsTold) {
+  CollectiveLog log;
+  testing::run_ranks(3,
+                     [&](const ParallelState& state) {
+                       Trainer trainer(config(), state);
+                       TrainCallbacks callbacks;
+                       std::vector<double> losses;
+                       callbacks.iteration = [&](const IterationMetrics& metrics) {
+                         losses.push_back(metrics.lm_loss);
+                         if (metrics.iteration == 3 && state.rank() == 2)
+                           at::Tensor(trainer.model().parameters()[0].detach())
+                               .fill_(std::numeric_limits<float>::quiet_NaN());
+                       };
+                       callbacks.validation = [](const ValidationMetrics&) { FAIL(); };
+                       callbacks.checkpoint = [](bool last) { EXPECT_FALSE(last); };
+                       callbacks.should_stop = [&] {
+                         return trainer.iteration() == 3 ? RunEnd::sigterm : RunEnd::none;
+                       };
+                       EXPECT_EQ(trainer.run(callbacks), RunEnd::diverged);
+                       ASSERT_EQ(losses.size(), 4u);
+                       EXPECT_TRUE(std::isnan(losses.back()));
+                       EXPECT_EQ(trainer.divergence(), "iteration 4: the loss is not a number");
+                     },
+                     {.log = &log});
+  int64_t losses = 0;
+  for (const CollectiveRecord& call : log.of_rank(1)) {
+    EXPECT_NE(call.label, "validation loss");
+    if (call.label != "loss") continue;
+    ++losses;
+    EXPECT_EQ(call.operation, "all_reduce (sum)");
+    EXPECT_EQ(call.ranks, (RankList{0, 1, 2}));
+    EXPECT_EQ(call.bytes, 24);  // two sums and the ranks' wishes
+  }
+  EXPECT_EQ(losses, 4);
+}
+
+TEST_F(RunEndTest, SkippedStepsCountInARowAndOverResumes) {
+  const std::string into = folder_.path() / "saved";
+  // Three in a row, then good ones, and from the eighth all.
+  const auto bad = [](int64_t i) { return (i >= 3 && i <= 5) || i >= 8; };
+  const auto run = [&](const std::string& iterations, RunEnd end) {
+    testing::run_ranks(2, [&](const ParallelState& state) {
+      const Config configuration =
+          config({"train.max_skipped_steps=4", "checkpoint.save_interval=1", "checkpoint.keep=1",
+                  "train.eval_iters=0", "checkpoint.load=" + into,
+                  "checkpoint.load_if_present=true", "train.train_iters=" + iterations});
+      RunCheckpoints checkpoints(configuration.checkpoint, into, state);
+      Trainer trainer(configuration, state);
+      checkpoints.load(trainer);
+      spoil(trainer, state, bad);
+      TrainCallbacks callbacks;
+      callbacks.iteration = [&](const IterationMetrics& metrics) {
+        EXPECT_TRUE(std::isfinite(metrics.lm_loss));
+        EXPECT_EQ(metrics.skipped, bad(metrics.iteration)) << metrics.iteration;
+      };
+      callbacks.checkpoint = [&](bool last) { checkpoints.after_iteration(trainer, last); };
+      EXPECT_EQ(trainer.run(callbacks), end);
+      if (end != RunEnd::diverged) return;
+      EXPECT_TRUE(
+          trainer.divergence().starts_with("iterations 8 to 11: found 4 skipped steps in a row"))
+          << trainer.divergence();
+      EXPECT_EQ(checkpoints.last_good(trainer), into + "/step_7");
+    });
+  };
+  using Names = std::vector<std::string>;
+  run("9", RunEnd::done);
+  EXPECT_EQ(complete_checkpoints(into), (Names{into + "/step_9", into + "/step_7"}));
+  EXPECT_EQ(CheckpointReader(into).manifest().skipped_steps, 2);
+  EXPECT_EQ(CheckpointReader(into + "/step_7").manifest().skipped_steps, 0);
+  run("20", RunEnd::diverged);
+  EXPECT_EQ(complete_checkpoints(into), (Names{into + "/step_10", into + "/step_7"}));
+}
+
+TEST_F(RunEndTest, ASignalInTheLastIterationIsNoStop) {
+  Trainer trainer(config({"train.train_iters=2"}), ParallelState::single_process());
+  TrainCallbacks callbacks;
+  std::vector<std::string> events;
+  callbacks.should_stop = [&] { return trainer.iteration() == 1 ? RunEnd::sigint : RunEnd::none; };
+  callbacks.validation = [&](const ValidationMetrics&) { events.emplace_back("validation"); };
+  callbacks.checkpoint = [&](bool last) { events.emplace_back(last ? "last" : "checkpoint"); };
+  EXPECT_EQ(trainer.run(callbacks), RunEnd::done);
+  EXPECT_EQ(events, (std::vector<std::string>{"checkpoint", "validation", "last"}));
+}
+
+}  // namespace
+}  // namespace lockstep
