@@ -96,8 +96,7 @@ void ExportFolder::remove_abandoned(const std::string& prefix) const {
 void ExportFolder::make_temporary(const std::string& prefix) {
   remove_abandoned(prefix);
   temporary_ = fmt::format("{}{}.{:08x}", prefix, ::getpid(), std::random_device()());
-  require<FileError>(::mkdir(temporary_.c_str(), 0777) == 0, "'{}': {}", temporary_.string(),
-                     std::strerror(errno));
+  fs::create_directory(temporary_);
   lock_ = lock_temporary(temporary_);
 }
 

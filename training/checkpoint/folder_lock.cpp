@@ -56,11 +56,12 @@ FolderLock::~FolderLock() {
 
 void FolderLock::check_file(const std::string& given_as) const {
   struct stat status = {};
-  const bool good = ::fstat(file_, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink <= 1;
-  if (good) return;
+  const int result = ::fstat(file_, &status);
+  const char* const reason =
+      result == 0 ? "found no regular file with one name" : std::strerror(errno);
+  if (result == 0 && S_ISREG(status.st_mode) && status.st_nlink <= 1) return;
   ::close(file_);
-  fail<FileError>("{}: '{}' cannot be written: found no regular file with one name", given_as,
-                  path_);
+  fail<FileError>("{}: '{}' cannot be written: {}", given_as, path_, reason);
 }
 
 bool FolderLock::try_to_lock() {
