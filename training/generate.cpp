@@ -50,6 +50,8 @@ std::vector<int64_t> generate(const GPTModel& model, std::vector<int64_t> prompt
             .unsqueeze(0)
             .to(device);
     const at::Tensor logits = model.forward(context)[0][-1].to(at::kDouble).cpu();
+    require<UsageError>(!at::isnan(logits).any().item<bool>(),
+                        "generate: logits of token {}: found NaN, allowed: numbers", i);
     const double uniform =
         static_cast<double>(random.bits(static_cast<uint64_t>(i)) >> 11) * 0x1p-53;
     const int64_t token = sample(logits, options, uniform);

@@ -21,6 +21,7 @@ struct GenerateOptions {
 /// Continues `prompt` (token ids, at least one) and returns the new tokens. The model sees the last
 /// seq_length tokens, without dropout. The same seed gives the same tokens. `on_token` (may be
 /// empty) is called for each as it comes. ConfigError names an option that is out of its bounds.
+/// UsageError: a logit is NaN.
 std::vector<int64_t> generate(const GPTModel& model, std::vector<int64_t> prompt,
                               const GenerateOptions& options,
                               const std::function<void(int64_t)>& on_token = {});

@@ -112,15 +112,15 @@ Trainer::GlobalSums Trainer::sum_over_ranks(const LossSums& local, RunEnd wish,
   return {{values[0], values[1]}, agreed_end(values[2], ranks)};
 }
 
-RunEnd Trainer::end_after(double loss, RunEnd wish) const {
-  if (std::isnan(loss) || skipped_steps_ >= config_.train.max_skipped_steps)
+RunEnd Trainer::end_after(RunEnd wish) const {
+  if (bad_loss_ != nullptr || skipped_steps_ >= config_.train.max_skipped_steps)
     return RunEnd::diverged;
   return iteration_ >= config_.train.train_iters ? RunEnd::done : wish;
 }
 
 std::string Trainer::divergence() const {
-  if (skipped_steps_ < config_.train.max_skipped_steps)
-    return fmt::format("iteration {}: the loss is not a number", iteration_);
+  if (bad_loss_ != nullptr)
+    return fmt::format("iteration {}: the {} is not a number", iteration_, bad_loss_);
   return fmt::format(
       "iterations {} to {}: found {} skipped steps in a row, whose gradients are not finite, "
       "allowed: fewer than train.max_skipped_steps = {}",
@@ -149,12 +149,12 @@ IterationMetrics Trainer::train_step(RunEnd wish) {
   if (interval > 0 && iteration_ % interval == 0) parallel_state_.check_in_step();
   consumed_samples_ += batch.global;
   skipped_steps_ = step.skipped ? skipped_steps_ + 1 : 0;
-  const double loss = sums.loss.loss / sums.loss.tokens;
-  end_ = end_after(loss, sums.wish);
+  bad_loss_ = std::isnan(sums.loss.loss) ? "loss" : nullptr;
+  end_ = end_after(sums.wish);
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return {.iteration = iteration_,
-          .lm_loss = loss,
+          .lm_loss = sums.loss.loss / sums.loss.tokens,
           .grad_norm = step.grad_norm,
           .learning_rate = optimizer_->learning_rate(),
           .consumed_samples = consumed_samples_,
@@ -197,13 +197,17 @@ ValidationMetrics Trainer::validate() const {
   return {.iteration = iteration_, .validation_loss = loss, .perplexity = std::exp(loss)};
 }
 
+void Trainer::validate_and_tell(const TrainCallbacks& callbacks) {
+  if (config_.train.eval_iters == 0) return;
+  const ValidationMetrics metrics = validate();
+  if (callbacks.validation) callbacks.validation(metrics);
+  if (!std::isnan(metrics.validation_loss)) return;
+  bad_loss_ = "validation loss";
+  end_ = RunEnd::diverged;
+}
+
 RunEnd Trainer::run(const TrainCallbacks& callbacks) {
   const TrainConfig& train = config_.train;
-  const auto evaluate = [&] {
-    if (train.eval_iters == 0) return;
-    const ValidationMetrics metrics = validate();
-    if (callbacks.validation) callbacks.validation(metrics);
-  };
   const auto checkpoint = [&](bool last) {
     if (callbacks.checkpoint) callbacks.checkpoint(last);
   };
@@ -214,11 +218,11 @@ RunEnd Trainer::run(const TrainCallbacks& callbacks) {
         train_step(callbacks.should_stop ? callbacks.should_stop() : RunEnd::none);
     if (callbacks.iteration) callbacks.iteration(metrics);
     if (end_ != RunEnd::none) break;
-    if (train.eval_interval && iteration_ % *train.eval_interval == 0) evaluate();
-    checkpoint(/*last=*/false);
+    if (train.eval_interval && iteration_ % *train.eval_interval == 0) validate_and_tell(callbacks);
+    if (end_ == RunEnd::none) checkpoint(/*last=*/false);
   }
   if (is_stop(end_)) checkpoint(/*last=*/true);
-  if (end_ != RunEnd::diverged) evaluate();
+  if (end_ != RunEnd::diverged) validate_and_tell(callbacks);
   if (end_ == RunEnd::done) checkpoint(/*last=*/true);
   model_->finish_param_sync();
   return end_;

@@ -53,7 +53,8 @@ class Trainer {
 
   /// train_step() until train.train_iters, with validate() every train.eval_interval iterations and
   /// at the end. A run that was loaded at its end does nothing. Returns end(). A run that diverges
-  /// (train.max_skipped_steps) ends after telling of the iteration, without a validation.
+  /// (train.max_skipped_steps) ends after telling of the iteration, without a validation, or after
+  /// a validation whose loss is not a number.
   RunEnd run(const TrainCallbacks& callbacks);
 
   /// The first chunk of the model on this rank; all of it where tp and pp have one rank. With
@@ -91,7 +92,8 @@ class Trainer {
   GPTInput validation_batch(const std::vector<int64_t>& samples) const;
   GPTInput make_input(const std::vector<int64_t>& ids) const;
   GlobalSums sum_over_ranks(const LossSums& local, RunEnd wish, const char* label) const;
-  RunEnd end_after(double loss, RunEnd wish) const;
+  RunEnd end_after(RunEnd wish) const;
+  void validate_and_tell(const TrainCallbacks& callbacks);
 
   Config config_;
   ParallelState parallel_state_;
@@ -105,7 +107,8 @@ class Trainer {
   OptimizerParamScheduler scheduler_;
   int64_t iteration_ = 0;
   int64_t consumed_samples_ = 0;
-  int64_t skipped_steps_ = 0;  ///< in a row, until now
+  int64_t skipped_steps_ = 0;       ///< in a row, until now
+  const char* bad_loss_ = nullptr;  ///< the one that is not a number
   RunEnd end_ = RunEnd::none;
   std::function<void()> before_update_;
 };

@@ -5,6 +5,7 @@ import json
 import pathlib
 import struct
 import unittest
+import zlib
 
 from support import LOCKSTEP, Ranks, metrics, run, torchrun
 
@@ -13,8 +14,9 @@ OVERFLOW = ("train.precision=fp16", "optimizer.loss_scale=1e12")
 NO_OVERFLOW = ("train.precision=fp16", "optimizer.loss_scale=1")
 # Weights of about 1e18 after the first step, whose loss is no number in the second.
 EXPLOSION = ("optimizer.optimizer=sgd", "optimizer.lr=1e20", "optimizer.clip_grad=0")
-# Infinite weights after the first step, whose gradients are finite.
-INFINITE = (*EXPLOSION, "optimizer.weight_decay=1e30", "train.train_iters=1", "train.eval_iters=0")
+# Infinite weights after a step whose gradients are finite.
+INFINITE = (*EXPLOSION, "optimizer.weight_decay=1e30", "train.eval_iters=0")
+GENTLE = ("optimizer.optimizer=sgd", "optimizer.lr=1e-3")
 
 
 def settings(*fields):
@@ -102,27 +104,79 @@ class Divergence(Ranks):
         self.assertEqual(result.stderr.decode().count(told), 1, result.stderr)
         self.assertIn("exitcode  : 4", result.stderr.decode())
 
+    def test_a_validation_loss_that_is_no_number_ends_the_run(self):
+        result = self.train(*EXPLOSION, "train.train_iters=1")
+        self.assert_failed(result, 4, "iteration 1: the validation loss is not a number")
+        self.assertIsNone(metrics(self.output)[1][0]["validation_loss"])
+        self.assertEqual(self.steps(), [])
+
+    def test_weights_that_are_not_finite_are_not_saved(self):
+        self.assertEqual(self.train(*GENTLE, "train.train_iters=1").returncode, 0)
+        going_on = (*INFINITE, "checkpoint.keep=1", f"checkpoint.load={self.checkpoints}/step_1")
+        good = f"; the last checkpoint from before is '{self.checkpoints}/step_1'"
+        result = self.train(*going_on, "train.train_iters=2")
+        self.assert_failed(result, 4, "training diverged: rank 0: tensor '",
+                           " elements that are not finite, allowed: none" + good)
+        for more in ((), ("checkpoint.async_save=true",)):
+            result = self.train(*going_on, *more, "checkpoint.save_interval=1")
+            self.assert_failed(result, 4, "iteration 3: the loss is not a number" + good,
+                               "the last checkpoint failed: rank 0: tensor '" if more else
+                               "no checkpoint after iteration 2, training goes on: rank 0: tensor '")
+            self.assertEqual(sorted(path.name for path in self.checkpoints.iterdir()),
+                             ["latest", "step_1"])
+        processes = self.start(2, "--output", self.output, *settings(
+            *going_on, "train.train_iters=2"))
+        errors = [process.communicate(timeout=60)[1].decode() for process in processes]
+        self.assertEqual([process.returncode for process in processes], [4, 4], errors)
+        self.assertIn("lockstep: rank 0: training diverged: rank ", errors[0])
+
+    def poison(self, step):
+        """Puts NaN into a checkpoint whose checksums are right. Returns the tensor's name."""
+        shard, manifest = step / "rank_00000.safetensors", step / "manifest.textproto"
+        content = bytearray(shard.read_bytes())
+        before = zlib.crc32(content)
+        length = struct.unpack("<Q", content[:8])[0]
+        name = "decoder.final_layernorm.weight"
+        begin = 8 + length + json.loads(content[8:8 + length])[name]["data_offsets"][0]
+        content[begin:begin + 4] = struct.pack("<f", float("nan"))
+        shard.write_bytes(content)
+        body = manifest.read_text().replace(f"[{before}]", f"[{zlib.crc32(content)}]")
+        body = body[:body.rindex("# crc32 ")]
+        manifest.write_text(f"{body}# crc32 {zlib.crc32(body.encode()):08x}\n")
+        return name
+
     def test_weights_that_are_not_finite_are_refused(self):
-        result = self.train(*INFINITE)
-        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(self.train("train.train_iters=1").returncode, 0)
+        name = self.poison(self.checkpoints / "step_1")
+        self.assertEqual(run(LOCKSTEP, "checkpoint", "verify", self.checkpoints).returncode, 0)
         text = self.folder / "text"
-        named = (f"'{self.checkpoints}/step_1': ", "tensor '", " elements that are not finite")
+        found = f"tensor '{name}': found 1 of 32 elements that are not finite, allowed: none"
+        named = f"'{self.checkpoints}/step_1': {found}"
         for command in (("evaluate", self.checkpoints, "--input", text),
                         ("generate", self.checkpoints, "--prompt", "x"),
                         ("checkpoint", "export", "--hf", self.folder / "hf", self.checkpoints)):
             result = run(LOCKSTEP, *command)
-            self.assert_failed(result, 1, *named)
+            self.assert_failed(result, 1, named)
             self.assertEqual(result.stdout, b"")
         self.assertFalse((self.folder / "hf").exists())
-        for fields in (EXPLOSION, ("checkpoint.finetune=true",)):
+        for fields in ((), ("checkpoint.finetune=true",)):
             result = self.train(f"checkpoint.load={self.checkpoints}", "train.train_iters=3",
                                 *fields)
-            self.assert_failed(result, 1, *named)
-        processes = self.start(2, *settings(f"checkpoint.load={self.checkpoints}", *EXPLOSION))
+            self.assert_failed(result, 1, named)
+        processes = self.start(2, *settings(f"checkpoint.load={self.checkpoints}"))
         for process in processes:
             error = process.communicate(timeout=60)[1].decode()
             self.assertEqual(process.returncode, 1, error)
-            self.assertIn(": rank 0: tensor '", error)
+            self.assertIn(f"'{self.checkpoints}/step_1': rank 0: {found}", error)
+
+    def test_a_loss_of_evaluate_that_is_no_number_is_an_error(self):
+        result = self.train(*EXPLOSION, "train.train_iters=1", "train.eval_iters=0")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        text = self.folder / "text"
+        result = run(LOCKSTEP, "evaluate", self.checkpoints, "--input", text, "--json")
+        self.assert_failed(result, 1, f"'{self.checkpoints}/step_1': the loss on '{text}' is not")
+        result = run(LOCKSTEP, "generate", self.checkpoints, "--prompt", "x")
+        self.assert_failed(result, 1, "generate: logits of token 0: found NaN")
 
     def test_an_import_of_weights_that_are_not_finite_is_refused(self):
         result = self.train("train.train_iters=1")

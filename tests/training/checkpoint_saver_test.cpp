@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <fstream>
 
 #include <ATen/ATen.h>
@@ -13,6 +14,7 @@
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
 #include "lockstep/training/checkpoint/checkpoint_folder.h"
+#include "lockstep/training/checkpoint/finite_values.h"
 #include "lockstep/training/checkpoint/run_checkpoints.h"
 
 namespace lockstep {
@@ -113,6 +115,39 @@ TEST_F(CheckpointSaverTest, ASaveThatFailsFailsOnAllRanksAndLeavesTheLastOne) {
   EXPECT_EQ(complete_checkpoints(into),
             (std::vector<std::string>{into + "/step_3", into + "/step_1"}));
   EXPECT_FALSE(std::filesystem::exists(into + "/step_2.partial"));
+}
+
+TEST_F(CheckpointSaverTest, WeightsOfAnyRankThatAreNotFiniteAreNotSaved) {
+  for (const bool async : {false, true}) {
+    const std::string into = folder("infinite" + std::to_string(async));
+    testing::run_ranks(3, [&](const ParallelState& state) {
+      CheckpointSaver saver(state, {.folder = into, .keep = 1, .async = async});
+      // Each rank holds a tensor of its own, and rank 2's optimizer has an infinite square.
+      const std::string name = "w" + std::to_string(state.rank());
+      const at::Tensor values = at::full({1000}, 1.0F), squares = at::full({1000}, 1.0F);
+      const TensorPart whole = {whole_box({1000}), {0, 1000}};
+      const std::vector<StateTensor> tensors = {{name, "", whole, values},
+                                                {name, "exp_avg_sq", whole, squares}};
+      const auto save = [&](int64_t iteration) {
+        TrainingProgress progress;
+        progress.iteration = iteration;
+        saver.save(tensors, progress, Config{});
+        saver.finish();
+      };
+      if (state.rank() == 2) squares[7] = HUGE_VAL;
+      save(1);
+      if (state.rank() == 2) values[998] = -HUGE_VAL;
+      EXPECT_TRUE(throws_with<DivergenceError>(
+          [&] { save(2); }, "rank 2: tensor 'w2': found 1 of 1000 elements that are not finite"));
+      if (state.rank() == 2) values[998] = 0;
+      barrier(state.world(), "looked");
+      if (state.rank() == 0)
+        EXPECT_EQ(complete_checkpoints(into), (std::vector<std::string>{into + "/step_1"}));
+      barrier(state.world(), "looked at");
+      save(3);
+    });
+    EXPECT_EQ(complete_checkpoints(into), (std::vector<std::string>{into + "/step_3"}));
+  }
 }
 
 TEST_F(CheckpointSaverTest, OneRunAtATimeHasAFolder) {

@@ -17,6 +17,7 @@
 #include "lockstep/core/integers.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/training/checkpoint/checkpoint_folder.h"
+#include "lockstep/training/checkpoint/finite_values.h"
 #include "lockstep/training/checkpoint/save_plan.h"
 #include "lockstep/training/checkpoint/shard_file.h"
 
@@ -28,6 +29,7 @@ using std::chrono::milliseconds;
 constexpr const char* kBusy = "busy";
 constexpr const char* kDone = "done";
 constexpr std::string_view kFailed = "failed: ";
+constexpr std::string_view kDiverged = "diverged: ";
 constexpr std::string_view kNoted = "done, but: ";
 constexpr int64_t kLongestReport = int64_t{1} << 30;
 constexpr int64_t kAlignment = 64;               // bytes
@@ -84,7 +86,7 @@ struct CheckpointSaver::Job {
   std::vector<ShardContent> contents = {};
   std::vector<ManifestTensor> tensors = {};  ///< as contents, without pieces
   std::atomic<bool> abandoned = false;
-  std::future<std::string> outcome = {};  ///< kDone, or kNoted or kFailed and why
+  std::future<std::string> outcome = {};  ///< kDone, or kNoted, kDiverged or kFailed and why
 
   void start() {
     outcome = std::async(std::launch::async, [this]() -> std::string {
@@ -93,6 +95,8 @@ struct CheckpointSaver::Job {
       try {
         const std::string problem = run();
         return problem.empty() ? kDone : std::string(kNoted) + problem;
+      } catch (const DivergenceError& error) {
+        return std::string(kDiverged) + error.what();
       } catch (const std::exception& error) {
         return std::string(kFailed) + error.what();
       }
@@ -103,6 +107,7 @@ struct CheckpointSaver::Job {
  private:
   /// Returns what is wrong beside the checkpoint, which is complete.
   std::string run() {
+    check_finite();
     const Manifest part = write();
     if (rank != 0) {
       report(part);
@@ -116,6 +121,16 @@ struct CheckpointSaver::Job {
       std::filesystem::remove(checkpoint.file(report_name(other)));
     if (abandoned) fail<FileError>("the save was given up");
     return checkpoint.commit(text, keep, whole.skipped_steps);
+  }
+
+  void check_finite() const {
+    for (const ShardContent& content : contents) {
+      if (!must_be_finite(content.state)) continue;
+      const int64_t count = count_not_finite(content.dtype, content.data, content.bytes);
+      require<DivergenceError>(count == 0, "{}",
+                               describe_not_finite(tensor_key(content.name, content.state), count,
+                                                   content.part.range.numel()));
+    }
   }
 
   Manifest write() const {
@@ -287,23 +302,25 @@ std::string CheckpointSaver::finish() {
   if (!job_) return "";
   // Less than the group's timeout, so that a rank with little to write need not give up on another.
   const milliseconds patience = std::min(milliseconds(1000), state_.world().timeout() / 4);
-  std::string status = kBusy, failure, problem;
-  for (bool busy = true; busy && failure.empty();) {
+  std::string status = kBusy, failure, divergence, problem;
+  for (bool busy = true; busy && failure.empty() && divergence.empty();) {
     if (status == kBusy && job_->outcome.wait_for(patience) == std::future_status::ready)
       status = job_->outcome.get();
     busy = false;
     const auto statuses = all_gather_texts(state_.world(), status, "checkpoint end");
     for (const std::string& other : statuses) busy = busy || other == kBusy;
     failure = first_of(kFailed, statuses);
+    divergence = first_of(kDiverged, statuses);
     problem = first_of(kNoted, statuses);
   }
-  if (!failure.empty()) {
+  if (!failure.empty() || !divergence.empty()) {
     job_->abandoned = true;
     if (status == kBusy) job_->outcome.wait();
     if (state_.rank() == 0) job_->checkpoint.discard();
   }
   job_.reset();
   require<FileError>(failure.empty(), "{}", failure);
+  require<DivergenceError>(divergence.empty(), "{}", divergence);
   return problem;
 }
 

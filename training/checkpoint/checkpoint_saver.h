@@ -48,9 +48,9 @@ class CheckpointSaver {
 
   /// Saves `tensors` as what holds after progress.iteration. Collective over the world. FileError,
   /// on all ranks, if any of them failed: what was there before is as it was, and the next save may
-  /// be tried. With `async` a failure is known, and told, at the next save() or finish().
-  /// `may_skip`: options.when_busy decides what to do while the last save is going on; otherwise
-  /// this one waits.
+  /// be tried. It is a DivergenceError where a weight is not finite. With `async` a failure is
+  /// known, and told, at the next save() or finish(). `may_skip`: options.when_busy decides what to
+  /// do while the last save is going on; otherwise this one waits.
   SaveResult save(const std::vector<StateTensor>& tensors, const TrainingProgress& progress,
                   const Config& config, bool may_skip = false);
 

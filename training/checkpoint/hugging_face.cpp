@@ -10,6 +10,7 @@
 #include "lockstep/core/config_io.h"
 #include "lockstep/training/checkpoint/checkpoint_folder.h"
 #include "lockstep/training/checkpoint/export_folder.h"
+#include "lockstep/training/checkpoint/finite_values.h"
 #include "lockstep/training/checkpoint/hugging_face_config.h"
 #include "lockstep/training/checkpoint/hugging_face_weights.h"
 #include "lockstep/training/checkpoint/safetensors.h"
@@ -85,10 +86,8 @@ NamedTensors read_finite_weights(const fs::path& in) {
   NamedTensors tensors = read_all_weights(in);
   for (const auto& [name, tensor] : tensors) {
     const int64_t count = count_not_finite(tensor);
-    require<FileError>(count == 0,
-                       "'{}': tensor '{}': found {} of {} elements that are not finite, allowed: "
-                       "none",
-                       in.string(), name, count, tensor.numel());
+    require<FileError>(count == 0, "'{}': {}", in.string(),
+                       describe_not_finite(name, count, tensor.numel()));
   }
   return tensors;
 }

@@ -7,6 +7,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/collectives.h"
+#include "lockstep/training/checkpoint/finite_values.h"
 
 namespace lockstep {
 namespace {
@@ -108,10 +109,10 @@ void load_tensor(CheckpointReader& checkpoint, const StateTensor& target) {
 
 std::string find_not_finite(const std::vector<StateTensor>& tensors) {
   for (const StateTensor& tensor : tensors) {
-    if (!tensor.state.empty() && tensor.state != "master") continue;
+    if (!must_be_finite(tensor.state)) continue;
     if (const int64_t count = count_not_finite(tensor.values); count > 0)
-      return fmt::format("tensor '{}': found {} of {} elements that are not finite, allowed: none",
-                         tensor_key(tensor.name, tensor.state), count, tensor.values.numel());
+      return describe_not_finite(tensor_key(tensor.name, tensor.state), count,
+                                 tensor.values.numel());
   }
   return "";
 }
@@ -166,16 +167,9 @@ void load_state(CheckpointReader& checkpoint, const std::vector<StateTensor>& ta
 }
 
 int64_t count_not_finite(const at::Tensor& values) {
-  constexpr int64_t kAtOnce = int64_t{1} << 24;  // elements, so that little memory is needed beside
-  if (!values.is_floating_point()) return 0;
-  const at::NoGradGuard no_grad;
-  const at::Tensor flat = values.reshape({-1});
-  int64_t count = 0;
-  for (int64_t begin = 0; begin < flat.numel(); begin += kAtOnce) {
-    const at::Tensor part = flat.narrow(0, begin, std::min(kAtOnce, flat.numel() - begin));
-    count += part.numel() - at::isfinite(part).sum().item<int64_t>();
-  }
-  return count;
+  const at::Tensor memory = values.detach().to(at::kCPU).contiguous();
+  return count_not_finite(safetensors_dtype(memory.scalar_type()), memory.const_data_ptr(),
+                          static_cast<int64_t>(memory.nbytes()));
 }
 
 void check_weights_are_finite(const std::string& path, const std::vector<StateTensor>& tensors,

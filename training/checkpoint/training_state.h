@@ -60,8 +60,7 @@ void check_no_weight_left(const CheckpointReader& checkpoint,
                           const std::vector<StateTensor>& weights, const ParallelState& state);
 
 /// FileError, on all ranks, where a weight (of the model, or its master) is not finite: names
-/// `path`, the rank, the tensor and how many of its elements. Elements of the optimizer's state may
-/// be infinite, as the square of a gradient is that was not. Collective.
+/// `path`, the rank, the tensor and how many of its elements; see must_be_finite(). Collective.
 void check_weights_are_finite(const std::string& path, const std::vector<StateTensor>& tensors,
                               const ParallelState& state);
 

@@ -54,6 +54,8 @@ void run(const EvaluateArguments& arguments) {
   }
   const int64_t tokens = windows * length;
   const double loss = sum / static_cast<double>(tokens);
+  require<FileError>(!std::isnan(loss), "'{}': the loss on '{}' is not a number", saved.path,
+                     arguments.input);
   const nlohmann::ordered_json json = {
       {"loss", loss}, {"perplexity", std::exp(loss)}, {"tokens", tokens}};
   if (arguments.json)

@@ -9,6 +9,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/training/checkpoint/finite_values.h"
 #include "lockstep/training/checkpoint/run_checkpoints.h"
 #include "lockstep/training/checkpoint/saved_model.h"
 #include "lockstep/training/cli/argument_checks.h"
@@ -128,21 +129,15 @@ std::string told_of_stop(const Trainer& trainer, const std::string& folder) {
       folder.empty() ? "; nothing is saved without checkpoint.save or --output" : "");
 }
 
-std::string told_of_divergence(const Trainer& trainer, const std::string& last_good) {
-  return "training diverged: " + trainer.divergence() +
-         (last_good.empty() ? "" : "; the last checkpoint from before is '" + last_good + "'");
-}
-
-/// How a run ended; the status goes with all ranks, the message with rank 0.
-void end_with_status(const Trainer& trainer, const RunCheckpoints& checkpoints,
-                     const ParallelState& state) {
-  if (is_stop(trainer.end())) throw ExitStatus{kStopped, ""};
-  if (trainer.end() != RunEnd::diverged) return;
-  std::string message;
-  if (state.rank() == 0)
-    message = (state.world_size() > 1 ? "rank 0: " : "") +
-              told_of_divergence(trainer, checkpoints.last_good(trainer));
-  throw ExitStatus{kDiverged, message};
+/// All ranks end with the status, rank 0 tells.
+[[noreturn]] void end_as_diverged(const std::string& what, const Trainer& trainer,
+                                  const RunCheckpoints& checkpoints, const ParallelState& state) {
+  if (state.rank() != 0) throw ExitStatus{kDiverged, ""};
+  const std::string good = checkpoints.last_good(trainer);
+  throw ExitStatus{
+      kDiverged,
+      fmt::format("{}training diverged: {}{}", state.world_size() > 1 ? "rank 0: " : "", what,
+                  good.empty() ? "" : "; the last checkpoint from before is '" + good + "'")};
 }
 
 void train(const Config& config, const std::string& output, const ParallelState& state) {
@@ -169,10 +164,16 @@ void train(const Config& config, const std::string& output, const ParallelState&
     callbacks.validation = [&](const ValidationMetrics& m) { reporter->validation(m); };
   }
   note_sigint();
-  trainer.run(callbacks);
+  try {
+    trainer.run(callbacks);
+  } catch (const DivergenceError& error) {
+    end_as_diverged(error.what(), trainer, checkpoints, state);
+  }
   ignore_signals();
   tell(checkpoints.finish());
-  end_with_status(trainer, checkpoints, state);
+  if (trainer.end() == RunEnd::diverged)
+    end_as_diverged(trainer.divergence(), trainer, checkpoints, state);
+  if (is_stop(trainer.end())) throw ExitStatus{kStopped, ""};
   if (trainer.config().train.sample_tokens == 0) return;
   if (!standard_output_is_open())
     tell("standard output is closed: the text of train.sample_tokens is not written");
