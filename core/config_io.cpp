@@ -3,15 +3,13 @@
 #include <google/protobuf/io/tokenizer.h>
 #include <google/protobuf/text_format.h>
 
-#include <cerrno>
 #include <charconv>
 #include <cmath>
-#include <cstring>
-#include <fstream>
 #include <sstream>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_rules.h"
+#include "lockstep/core/input_file.h"
 
 #include "core/config.pb.h"
 #include "core/config_gen.h"
@@ -268,6 +266,21 @@ void for_each_field(const pb::Message& config, Visit visit) {
   }
 }
 
+/// A front part that is too long, where the file is.
+std::string read_config(const std::string& path) {
+  std::string text(kMaxTextBytes + 1, '\0');
+  try {
+    InputFile file(path, {.kinds = InputKinds::any});
+    text.resize(file.read(text.data(), text.size()));
+  } catch (const FileError& error) {
+    std::string message = error.what();
+    constexpr std::string_view kFailed = " cannot be read";
+    message.insert(message.find(kFailed, path.size()) + kFailed.size(), " as a configuration");
+    throw ConfigError(message);
+  }
+  return text;
+}
+
 }  // namespace
 
 Config parse_config(std::string_view text, const std::string& origin,
@@ -285,14 +298,7 @@ Config parse_config(std::string_view text, const std::string& origin,
 }
 
 Config load_config(const std::string& path, const std::vector<std::string>& overrides) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text(kMaxTextBytes + 1, '\0');
-  errno = file.is_open() ? 0 : errno;
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  require<ConfigError>(file.is_open() && !file.bad(), "'{}' cannot be read as a configuration: {}",
-                       path, std::strerror(errno));
-  text.resize(static_cast<size_t>(file.gcount()));
-  return parse_config(text, path, overrides);
+  return parse_config(read_config(path), path, overrides);
 }
 
 void validate(const Config& config) {

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <fstream>
 #include <optional>
 #include <string>
 
@@ -43,16 +42,22 @@ class MetricsFile {
   /// Begins `folder`/metrics.jsonl; makes the folder. A file of an earlier run is kept as
   /// metrics.previous.jsonl. A run that goes on from a checkpoint after `resumed` iterations
   /// appends: lines of later iterations, which come again, and a torn last line are removed.
-  /// FileError names what cannot be written.
+  /// A link in the place of the file is not followed. FileError names what cannot be read or
+  /// written; what was there is still there then.
   explicit MetricsFile(const std::string& folder, int64_t resumed = 0);
+  ~MetricsFile();
+  MetricsFile(const MetricsFile&) = delete;
+  MetricsFile& operator=(const MetricsFile&) = delete;
 
+  /// FileError with the path and the system's reason.
   void write(const std::string& line);
 
  private:
   void keep_lines_until(int64_t iteration) const;
+  [[noreturn]] void fail_to_write() const;
 
   std::string path_;
-  std::ofstream file_;
+  int file_ = -1;
 };
 
 }  // namespace lockstep

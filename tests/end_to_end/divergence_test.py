@@ -119,9 +119,10 @@ class Divergence(Ranks):
                            " elements that are not finite, allowed: none" + good)
         for more in ((), ("checkpoint.async_save=true",)):
             result = self.train(*going_on, *more, "checkpoint.save_interval=1")
+            told = "the last checkpoint failed: " if more else \
+                "no checkpoint after iteration 2, training goes on: "
             self.assert_failed(result, 4, "iteration 3: the loss is not a number" + good,
-                               "the last checkpoint failed: rank 0: tensor '" if more else
-                               "no checkpoint after iteration 2, training goes on: rank 0: tensor '")
+                               told + "rank 0: tensor '")
             self.assertEqual(sorted(path.name for path in self.checkpoints.iterdir()),
                              ["latest", "step_1"])
         processes = self.start(2, "--output", self.output, *settings(

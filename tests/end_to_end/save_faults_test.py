@@ -262,7 +262,8 @@ class SaveFaults(EndToEnd):
             self.assertEqual(treasure.read_text(), "of another user")
             if name == "lock":
                 self.assertEqual(result.returncode, 1)
-                self.assertIn(f"'{folder / name}' cannot be written: Too many levels", result.stderr.decode())
+                self.assertIn(f"'{folder / name}' cannot be written: Too many levels",
+                              result.stderr.decode())
             else:
                 self.assertEqual(result.returncode, 0, result.stderr)
                 self.check_clean(folder, "step_1", "step_2")

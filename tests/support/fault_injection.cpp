@@ -4,6 +4,7 @@
 //     op      open read write close fsync rename unlink mkdir stat list lock mmap link truncate
 //     action  an errno's name, as EIO: the call fails with it and does nothing (close closes)
 //             short: a read or write of half the bytes; end: a read of 0 bytes
+//             stop: SIGSTOP before the call, which goes on with SIGCONT
 //             kill, kill-after: SIGKILL before or after the call; kill-inside: after half a write
 //     nth     3: the third of the calls that match; 3+: that and all that follow
 //     path    a part of the path; of a call that takes a descriptor, the path of the open file
@@ -69,6 +70,7 @@ class Call {
     const int before = errno;
     action_ = rules().judge(op, path(), error_);
     errno = before;
+    if (action_ == Action::stop) ::raise(SIGSTOP);
     if (action_ == Action::kill) die();
   }
   ~Call() {

@@ -16,7 +16,7 @@
 
 namespace fault_injection {
 
-enum class Action { none, fail, half, end, kill, kill_after, kill_inside };
+enum class Action { none, fail, half, end, stop, kill, kill_after, kill_inside };
 
 struct Rule {
   std::string op;
@@ -58,6 +58,7 @@ inline void parse_rule(std::string text, Rule& rule) {
   rule.action = rule.error != 0           ? Action::fail
                 : action == "short"       ? Action::half
                 : action == "end"         ? Action::end
+                : action == "stop"        ? Action::stop
                 : action == "kill"        ? Action::kill
                 : action == "kill-after"  ? Action::kill_after
                 : action == "kill-inside" ? Action::kill_inside

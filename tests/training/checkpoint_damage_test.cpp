@@ -214,6 +214,37 @@ TEST_F(CheckpointDamageTest, EveryByteOfAShardIsGuarded) {
   }
 }
 
+/// Under a checksum that fits; the file's own header says where the tensor is.
+TEST_F(CheckpointDamageTest, LoadingRefusesAPlaceThatVerifyRefuses) {
+  const int64_t place = manifest_.find("w", "")->pieces.front().offset;
+  for (const int64_t lie : {int64_t{3}, place - 4}) {
+    write_manifest(edited("offset: " + std::to_string(place), "offset: " + std::to_string(lie)));
+    const std::string expected = "' is not at byte " + std::to_string(lie);
+    const auto damage = verify_checkpoint(step_);
+    ASSERT_EQ(damage.size(), 1u);
+    EXPECT_NE(damage[0].message.find(expected), std::string::npos) << damage[0].message;
+    CheckpointReader reader(step_);
+    float out[24];
+    EXPECT_TRUE(throws_with<FileError>(
+        [&] {
+          reader.read(*reader.find("w"), {whole_box({4, 6}), {0, 24}},
+                      reinterpret_cast<char*>(out));
+        },
+        expected));
+  }
+}
+
+TEST_F(CheckpointDamageTest, ARunMayRemoveOrReplaceWhatIsRead) {
+  const CheckpointReader reader(folder_.path());
+  EXPECT_TRUE(reader.is_unchanged());
+  write_manifest(edited("iteration: 7", "iteration: 8"));
+  EXPECT_FALSE(reader.is_unchanged());
+  write_manifest(text_);
+  EXPECT_TRUE(reader.is_unchanged());
+  std::filesystem::remove(folder_.path() / "step_7" / "manifest.textproto");
+  EXPECT_FALSE(reader.is_unchanged());
+}
+
 /// A header that is damaged, under checksums that fit.
 TEST_F(CheckpointDamageTest, EveryByteOfAHeaderIsReadOrRefused) {
   const std::string whole = folder_.read("step_7/rank_00001.safetensors");

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -104,9 +105,7 @@ TEST(IndexedDataset, ReadsWhatMegatronWrites) {
         const PackedTokens found = set.sequence(sequence);
         tokens += found.size;
         if (is_float(index.type))
-          EXPECT_EQ(std::string(found.data,
-                                static_cast<size_t>(found.size * token_type_bytes(index.type))),
-                    packed_floats(documents[d][s], index.type));
+          EXPECT_EQ(found.bytes(0, found.size), packed_floats(documents[d][s], index.type));
         else
           EXPECT_EQ(ids_of(found), documents[d][s].get<std::vector<int64_t>>()) << test["name"];
         if (!test["modes"].is_null()) {
@@ -249,6 +248,40 @@ TEST_F(DamagedDataset, ThePairMustFit) {
   std::filesystem::remove(folder_.path() / "a.idx");
   std::filesystem::create_symlink("a.idx", folder_.path() / "a.idx");
   EXPECT_TRUE(throws_with<FileError>(open, "Too many levels of symbolic links"));
+}
+
+TEST(IndexedDataset, LongReadsAreThoseOfAnyParts) {
+  const TemporaryFolder folder;
+  for (const TokenType type : {TokenType::uint8, TokenType::uint16, TokenType::int32}) {
+    std::vector<int64_t> ids(50000);
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i * i % 251);
+    IndexedDatasetWriter writer(folder.path() / "set", type);
+    writer.append(ids);
+    writer.end_sequence();
+    writer.end_document();
+    writer.finish();
+    const IndexedDataset set(folder.path() / "set");
+    for (const auto [begin, end] :
+         {std::pair{0, 50000}, {1, 40000}, {7777, 7778}, {16383, 49153}}) {
+      std::vector<int64_t> found(static_cast<size_t>(end - begin));
+      set.tokens().part(begin, 50000).read(0, found);
+      EXPECT_TRUE(std::equal(found.begin(), found.end(), ids.begin() + begin)) << begin;
+      set.sequence(0).read(begin, found);
+      EXPECT_TRUE(std::equal(found.begin(), found.end(), ids.begin() + begin)) << begin;
+    }
+  }
+}
+
+TEST_F(DamagedDataset, AShorterBinIsNamedWhileItIsRead) {
+  folder_.write("a.idx", idx_);
+  folder_.write("a.bin", bin_);
+  const IndexedDataset set(folder_.path() / "a");
+  const std::vector<int64_t> before = ids_of(set.tokens());
+  std::filesystem::resize_file(folder_.path() / "a.idx", 3);
+  EXPECT_EQ(ids_of(set.tokens()), before);
+  std::filesystem::resize_file(folder_.path() / "a.bin", 3);
+  EXPECT_TRUE(throws_with<FileError>([&] { ids_of(set.tokens()); },
+                                     "a.bin' cannot be read at byte 3: it has become shorter"));
 }
 
 TEST(IndexedDatasetWriter, UntilTheEndThereIsNoPair) {

@@ -61,6 +61,16 @@ class Tree(unittest.TestCase):
                 self.assertNotRegex(text_of(listing.parent / name), r"#include <(torch|ATen|c10)/")
         self.assertGreater(pure, 15)
 
+    def test_files_are_read_in_one_way(self):
+        other_ways = r"\bifstream\b|\brdbuf\b|\bfopen\b|(?<!\w)::p?read\("
+        for path in sources(".h", ".cpp", ".cu"):
+            if path.parts[0] not in ROOMS or "codegen" in path.parts or \
+                    path.name == "input_file.cpp":
+                continue
+            for line in text_of(path).splitlines():
+                if "/proc/" not in line:  # what the kernel tells of itself
+                    self.assertNotRegex(line, other_ways, path)
+
     def test_files_have_a_readable_length(self):
         for path in sources(".h", ".cpp", ".cu", ".py"):
             self.assertLessEqual(len(text_of(path).splitlines()), 400, path)

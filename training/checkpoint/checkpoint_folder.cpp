@@ -15,6 +15,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/training/checkpoint/manifest.h"
 #include "lockstep/training/checkpoint/step_folders.h"
+#include "lockstep/training/data/unfinished_file.h"
 
 namespace lockstep {
 namespace {
@@ -24,11 +25,19 @@ namespace fs = std::filesystem;
 constexpr const char* kLatest = "latest";
 constexpr int64_t kLongestLatest = int64_t{1} << 20;
 
+bool is_folder(const std::string& path) {
+  try {
+    return kind_of_file(path) == FileKind::folder;
+  } catch (const FileError& error) {
+    fail<FileError>("checkpoint: folder {}", error.what());
+  }
+}
+
 std::vector<std::string> listed_steps(const fs::path& folder) {
-  std::error_code error;
   const fs::path latest = folder / kLatest;
-  if (!fs::exists(fs::symlink_status(latest, error))) return {};
-  require<FileError>(fs::is_regular_file(fs::symlink_status(latest, error)),
+  const FileKind kind = kind_of_file(latest, /*follow_links=*/false);
+  if (kind == FileKind::none) return {};
+  require<FileError>(kind == FileKind::regular,
                      "'{}': found no regular file, allowed: the list of steps that a run writes, "
                      "or nothing (then the highest step is the newest)",
                      latest.string());
@@ -37,19 +46,6 @@ std::vector<std::string> listed_steps(const fs::path& folder) {
   for (std::string name; text >> name;)
     if (step_number(name)) names.push_back(name);
   return names;
-}
-
-/// The names in `folder`; none where there is no such folder.
-std::vector<std::string> list(const fs::path& folder) {
-  try {
-    return entries_of(folder);
-  } catch (const fs::filesystem_error& error) {
-    const bool none = error.code() == std::errc::no_such_file_or_directory ||
-                      error.code() == std::errc::not_a_directory;
-    require<FileError>(none, "checkpoint: folder '{}' cannot be read: {}", folder.string(),
-                       error.code().message());
-    return {};
-  }
 }
 
 /// A checkpoint may lie aside.
@@ -81,16 +77,16 @@ int make_file(const std::string& path) {
 }  // namespace
 
 bool is_checkpoint(const std::string& folder) {
-  std::error_code error;
-  return fs::is_regular_file(fs::symlink_status(folder + "/" + kManifestName, error));
+  return kind_of_file(folder + "/" + kManifestName, /*follow_links=*/false) == FileKind::regular;
 }
 
 std::string step_name(int64_t iteration) { return fmt::format("{}{}", kStep, iteration); }
 
 std::vector<std::string> complete_checkpoints(const std::string& folder) {
+  if (!is_folder(folder)) return {};
   std::vector<std::string> names = listed_steps(folder);
   std::vector<std::pair<int64_t, std::string>> others;
-  for (std::string& name : list(folder)) {
+  for (std::string& name : names_in_folder(folder)) {
     if (name.ends_with(kAside)) name.resize(name.size() - kAside.size());
     if (const auto number = step_number(name)) others.emplace_back(*number, name);
   }
@@ -106,16 +102,16 @@ std::vector<std::string> complete_checkpoints(const std::string& folder) {
 }
 
 std::string find_checkpoint(const std::string& folder) {
+  require<FileError>(is_folder(folder), "checkpoint: '{}' is no folder", folder);
   if (is_checkpoint(folder)) return folder;
   const auto found = complete_checkpoints(folder);
-  require<FileError>(fs::is_directory(folder), "checkpoint: '{}' is no folder", folder);
   require<FileError>(!found.empty(), "checkpoint: '{}' holds no complete step_N/ with a {}", folder,
                      kManifestName);
   return found.front();
 }
 
 bool has_checkpoint(const std::string& folder) {
-  return is_checkpoint(folder) || !complete_checkpoints(folder).empty();
+  return is_folder(folder) && (is_checkpoint(folder) || !complete_checkpoints(folder).empty());
 }
 
 std::string newest_until(const std::vector<std::string>& checkpoints, int64_t iteration) {
@@ -225,28 +221,6 @@ void write_file(const std::string& path, const std::vector<std::string_view>& pi
   FileWriter file(path);
   for (const std::string_view piece : pieces) file.write(piece);
   file.finish();
-}
-
-std::string read_file(const std::string& path, int64_t limit, bool follow_links) {
-  const int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | (follow_links ? 0 : O_NOFOLLOW);
-  const int file = ::open(path.c_str(), flags);
-  require<FileError>(file >= 0, "'{}' cannot be read: {}", path, std::strerror(errno));
-  struct stat status = {};
-  const bool regular = ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);
-  std::string text;
-  bool good = regular && status.st_size <= limit;
-  if (good) text.resize(static_cast<size_t>(status.st_size));
-  for (size_t at = 0; good && at < text.size();) {
-    const ssize_t count = ::read(file, text.data() + at, text.size() - at);
-    if (count < 0 && errno == EINTR) continue;
-    good = count > 0;
-    if (good) at += static_cast<size_t>(count);
-  }
-  ::close(file);
-  require<FileError>(regular, "'{}' cannot be read: found no regular file", path);
-  require<FileError>(good, "'{}': {} bytes cannot be read, allowed: up to {}", path,
-                     static_cast<int64_t>(status.st_size), limit);
-  return text;
 }
 
 }  // namespace lockstep

@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/core/input_file.h"
+
 /// The folder that checkpoint.save names:
 ///
 ///     step_500/                 a complete checkpoint: it has a manifest
@@ -28,7 +30,8 @@ namespace lockstep {
 /// "step_12"
 std::string step_name(int64_t iteration);
 
-/// Whether `folder` is a complete checkpoint itself.
+/// Whether `folder` is a complete checkpoint itself. FileError, here and below, where that cannot
+/// be found out: what cannot be read is no checkpoint that is not there.
 bool is_checkpoint(const std::string& folder);
 
 /// The folders of complete checkpoints in `folder`, the newest first: in the order of `latest`,
@@ -107,9 +110,5 @@ class FileWriter {
 
 /// Writes a whole file and waits until it is on disk. FileError names the path.
 void write_file(const std::string& path, const std::vector<std::string_view>& pieces);
-
-/// The content of a regular file of at most `limit` bytes; a symbolic link is not followed unless
-/// `follow_links`. FileError names the path.
-std::string read_file(const std::string& path, int64_t limit, bool follow_links = false);
 
 }  // namespace lockstep

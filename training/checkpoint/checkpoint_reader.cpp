@@ -5,9 +5,11 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/core/input_file.h"
 #include "lockstep/core/integers.h"
 #include "lockstep/training/checkpoint/checkpoint_folder.h"
 #include "lockstep/training/checkpoint/safetensors_header.h"
+#include "lockstep/training/data/crc32.h"
 
 namespace lockstep {
 namespace {
@@ -41,14 +43,14 @@ std::string tensor_at(const std::vector<Placed>& placed, int64_t begin, int64_t 
 }
 
 /// The header of a shard against the manifest.
-std::optional<CheckpointDamage> check_header(ShardReader& reader,
-                                             const std::vector<Placed>& placed) {
+std::optional<CheckpointDamage> check_header(ShardReader& reader, const std::vector<Placed>& placed,
+                                             std::string_view what) {
   const int64_t size = reader.file().size;
   std::string first(static_cast<size_t>(std::min<int64_t>(size, 8)), '\0');
-  reader.read(0, static_cast<int64_t>(first.size()), first.data(), "header");
+  reader.read(0, static_cast<int64_t>(first.size()), first.data(), what);
   const int64_t length = parse_safetensors_length(first, size, reader.path());
   std::string json(static_cast<size_t>(length), '\0');
-  reader.read(8, length, json.data(), "header");
+  reader.read(8, length, json.data(), what);
   const int64_t data = 8 + length;
   const auto header = parse_safetensors_header(json, size - data, reader.path());
   std::map<std::string, const SafetensorsEntry*> entries;
@@ -71,11 +73,34 @@ std::optional<CheckpointDamage> check_header(ShardReader& reader,
 }  // namespace
 
 CheckpointReader::CheckpointReader(const std::string& folder) : path_(find_checkpoint(folder)) {
-  const std::string path = path_ + "/" + kManifestName;
-  manifest_ = parse_manifest(read_file(path, kLongestManifest), path);
+  for (bool good = false; !good;) {
+    try {
+      read_manifest();
+      good = true;
+    } catch (const FileError&) {
+      const std::string newest = find_checkpoint(folder);
+      if (newest == path_) throw;
+      path_ = newest;
+    }
+  }
   for (const ManifestTensor& tensor : manifest_.tensors)
     tensors_[{tensor.name, tensor.state}] = &tensor;
   shards_.resize(manifest_.files.size());
+}
+
+void CheckpointReader::read_manifest() {
+  const std::string path = path_ + "/" + kManifestName;
+  const std::string text = read_file(path, kLongestManifest);
+  manifest_ = parse_manifest(text, path);
+  manifest_checksum_ = crc32(text);
+}
+
+bool CheckpointReader::is_unchanged() const {
+  try {
+    return crc32(read_file(path_ + "/" + kManifestName, kLongestManifest)) == manifest_checksum_;
+  } catch (const FileError&) {
+    return is_checkpoint(path_);
+  }
 }
 
 const ManifestTensor* CheckpointReader::find(const std::string& name,
@@ -84,10 +109,14 @@ const ManifestTensor* CheckpointReader::find(const std::string& name,
   return found == tensors_.end() ? nullptr : found->second;
 }
 
-ShardReader& CheckpointReader::shard(int64_t file) {
+ShardReader& CheckpointReader::shard(int64_t file, std::string_view what) {
   auto& reader = shards_[static_cast<size_t>(file)];
-  if (!reader)
-    reader = std::make_unique<ShardReader>(path_, manifest_.files[static_cast<size_t>(file)]);
+  if (reader) return *reader;
+  auto opened = std::make_unique<ShardReader>(path_, manifest_.files[static_cast<size_t>(file)]);
+  const auto placed = pieces_of(manifest_, file);
+  const auto damage = placed.empty() ? std::nullopt : check_header(*opened, placed, what);
+  require<FileError>(!damage, "{}", damage ? damage->message : "");
+  reader = std::move(opened);
   return *reader;
 }
 
@@ -99,7 +128,7 @@ void CheckpointReader::read(const ManifestTensor& tensor, const TensorPart& part
   int64_t copied = 0;
   for (const ManifestPiece& piece : tensor.pieces)
     for_each_overlap(part, piece.part, [&](int64_t target, int64_t source, int64_t count) {
-      shard(piece.file)
+      shard(piece.file, what)
           .read(piece.offset + (source - piece.part.range.first) * element, count * element,
                 out + (target - part.range.first) * element, what);
       copied += count;
@@ -115,7 +144,7 @@ Config CheckpointReader::config() {
   });
   require<FileError>(found != files.end(), "'{}': the manifest lists no {}", path_, kConfigName);
   std::string text(static_cast<size_t>(found->size), '\0');
-  shard(found - files.begin()).read(0, found->size, text.data(), "the configuration");
+  shard(found - files.begin(), kConfigName).read(0, found->size, text.data(), "the configuration");
   try {
     return parse_config(text, path_ + "/" + kConfigName);
   } catch (const ConfigError& error) {
@@ -131,7 +160,10 @@ int64_t CheckpointReader::bytes_read() const {
 }
 
 std::vector<CheckpointDamage> verify_checkpoint(const std::string& folder) {
-  const CheckpointReader checkpoint(folder);
+  return verify_checkpoint(CheckpointReader(folder));
+}
+
+std::vector<CheckpointDamage> verify_checkpoint(const CheckpointReader& checkpoint) {
   const Manifest& manifest = checkpoint.manifest();
   std::vector<CheckpointDamage> found;
   for (size_t i = 0; i < manifest.files.size(); ++i) {
@@ -150,7 +182,8 @@ std::vector<CheckpointDamage> verify_checkpoint(const std::string& folder) {
                                      path, tensor.empty() ? "no tensor" : "tensor '" + tensor + "'",
                                      begin, end - 1)});
       } else if (!placed.empty()) {
-        if (auto damage = check_header(reader, placed)) found.push_back(std::move(*damage));
+        if (auto damage = check_header(reader, placed, "header"))
+          found.push_back(std::move(*damage));
       }
     } catch (const FileError& error) {
       found.push_back({path, placed.empty() ? "" : placed.front().tensor->key(), 0, error.what()});

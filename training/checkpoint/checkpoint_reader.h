@@ -18,19 +18,24 @@ namespace lockstep {
 /// threads at once.
 class CheckpointReader {
  public:
-  /// Opens `folder`, or the newest checkpoint in it. FileError: there is none, a manifest that is
-  /// damaged.
+  /// Opens `folder`, or the newest checkpoint in it, also where a run saves there and removes
+  /// others meanwhile. FileError: there is none, a manifest that is damaged.
   explicit CheckpointReader(const std::string& folder);
 
   /// Of the checkpoint itself.
   const std::string& path() const { return path_; }
   const Manifest& manifest() const { return manifest_; }
 
+  /// Whether it is still on disk as it was opened: a run that saves there may have removed it, or
+  /// have saved the step anew.
+  bool is_unchanged() const;
+
   /// nullptr if the checkpoint does not hold it.
   const ManifestTensor* find(const std::string& name, const std::string& state = "") const;
 
   /// Reads `part` of `tensor`, in the tensor's dtype, into `out`. FileError names file, tensor and
-  /// bytes of what is damaged.
+  /// bytes of what is damaged, and a tensor that a shard's own header does not have where the
+  /// manifest says.
   void read(const ManifestTensor& tensor, const TensorPart& part, char* out);
 
   /// The configuration of the run that saved. FileError if it is damaged.
@@ -40,10 +45,12 @@ class CheckpointReader {
   int64_t bytes_read() const;
 
  private:
-  ShardReader& shard(int64_t file);
+  ShardReader& shard(int64_t file, std::string_view what);
+  void read_manifest();
 
   std::string path_;
   Manifest manifest_;
+  uint32_t manifest_checksum_ = 0;
   std::map<std::pair<std::string, std::string>, const ManifestTensor*> tensors_;
   std::vector<std::unique_ptr<ShardReader>> shards_;
 };
@@ -63,5 +70,6 @@ struct CheckpointDamage {
 /// whose tensors lie where the manifest says. The first damage of each file; empty if all is good.
 /// FileError where there is no checkpoint or its manifest is damaged.
 std::vector<CheckpointDamage> verify_checkpoint(const std::string& folder);
+std::vector<CheckpointDamage> verify_checkpoint(const CheckpointReader& checkpoint);
 
 }  // namespace lockstep

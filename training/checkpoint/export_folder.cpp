@@ -13,8 +13,10 @@
 #include <utility>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/input_file.h"
 #include "lockstep/training/checkpoint/checkpoint_folder.h"
 #include "lockstep/training/checkpoint/step_folders.h"
+#include "lockstep/training/data/unfinished_file.h"
 
 namespace lockstep {
 namespace {
@@ -73,7 +75,7 @@ ExportFolder::~ExportFolder() {
 
 bool ExportFolder::holds_these_alone() const {
   if (!on_one_file_system(folder_, folder_.parent_path())) return false;
-  const auto entries = entries_of(folder_);
+  const auto entries = names_in_folder(folder_);
   return std::all_of(entries.begin(), entries.end(), [&](const std::string& name) {
     return std::find(names_.begin(), names_.end(), name) != names_.end() &&
            fs::is_regular_file(fs::symlink_status(folder_ / name));
@@ -83,7 +85,7 @@ bool ExportFolder::holds_these_alone() const {
 void ExportFolder::remove_abandoned(const std::string& prefix) const {
   const fs::path around = fs::path(prefix).parent_path();
   const std::string begin = fs::path(prefix).filename();
-  for (const std::string& name : entries_of(around)) {
+  for (const std::string& name : names_in_folder(around)) {
     if (!name.starts_with(begin)) continue;
     const int lock = lock_temporary(around / name);
     if (lock < 0) continue;

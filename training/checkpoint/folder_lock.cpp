@@ -11,6 +11,7 @@
 #include <filesystem>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/input_file.h"
 #include "lockstep/training/checkpoint/checkpoint_folder.h"
 
 namespace lockstep {
@@ -36,7 +37,8 @@ FolderLock::FolderLock(const std::string& folder, const std::string& given_as)
                      "{}: folder '{}' is a checkpoint itself, allowed: the folder around it",
                      given_as, folder);
   for (;;) {
-    file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
+    do file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
+    while (file_ < 0 && errno == EINTR);
     require<FileError>(file_ >= 0, "{}: '{}' cannot be written: {}", given_as, path_,
                        std::strerror(errno));
     check_file(given_as);
@@ -67,15 +69,30 @@ void FolderLock::check_file(const std::string& given_as) const {
 bool FolderLock::try_to_lock() {
   while (::flock(file_, LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) return false;
-    if (errno != EINTR) return true;
+    if (errno == EINTR) continue;
+    const bool without_locks = errno == ENOLCK || errno == ENOTSUP || errno == ENOSYS;
+    if (!without_locks) fail_to_lock();
+    return true;
   }
   return true;
 }
 
 bool FolderLock::is_at_path() const {
   struct stat mine = {}, there = {};
-  return ::fstat(file_, &mine) == 0 && ::lstat(path_.c_str(), &there) == 0 &&
-         mine.st_dev == there.st_dev && mine.st_ino == there.st_ino;
+  int result = 0;
+  do result = ::fstat(file_, &mine);
+  while (result != 0 && errno == EINTR);
+  if (result != 0) fail_to_lock();
+  do result = ::lstat(path_.c_str(), &there);
+  while (result != 0 && errno == EINTR);
+  if (result != 0 && errno != ENOENT) fail_to_lock();
+  return result == 0 && mine.st_dev == there.st_dev && mine.st_ino == there.st_ino;
+}
+
+void FolderLock::fail_to_lock() const {
+  const int error = errno;
+  ::close(file_);
+  fail<FileError>("'{}' cannot be locked: {}", path_, std::strerror(error));
 }
 
 void FolderLock::fail_as_taken(const std::string& folder, const std::string& given_as) const {

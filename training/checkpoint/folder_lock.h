@@ -24,6 +24,7 @@ class FolderLock {
   /// Whether it was possible to lock the file that is at path_ now.
   bool try_to_lock();
   bool is_at_path() const;
+  [[noreturn]] void fail_to_lock() const;
   [[noreturn]] void fail_as_taken(const std::string& folder, const std::string& given_as) const;
 
   std::string path_;

@@ -1,6 +1,7 @@
 #include "lockstep/training/checkpoint/hugging_face.h"
 
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -8,6 +9,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/core/input_file.h"
 #include "lockstep/training/checkpoint/checkpoint_folder.h"
 #include "lockstep/training/checkpoint/export_folder.h"
 #include "lockstep/training/checkpoint/finite_values.h"
@@ -16,6 +18,7 @@
 #include "lockstep/training/checkpoint/safetensors.h"
 #include "lockstep/training/checkpoint/saved_model.h"
 #include "lockstep/training/checkpoint/training_state.h"
+#include "lockstep/training/stage_shapes.h"
 
 namespace lockstep {
 namespace {
@@ -43,24 +46,47 @@ NamedTensors weights_of(const GPTModel& model) {
   return weights;
 }
 
-void set_weights(const GPTModel& model, const NamedTensors& weights, const std::string& path) {
+/// Before a model of that size takes memory.
+void check_shapes(const Config& config, const NamedTensors& weights, const std::string& path) {
+  const ModelChunk whole = {
+      .num_layers = config.model.num_layers, .has_embedding = true, .has_output = true};
+  for (const ShapedParameter& param : chunk_parameters(config, whole)) {
+    std::vector<int64_t> rows_and_columns = param.shape;
+    if (param.name == "embedding.word_embeddings.weight" || param.name == "output_layer.weight")
+      rows_and_columns.front() = config.model.vocab_size;  // there without padding
+    // A gate and its inner matrix are one below the other there.
+    if (param.shape.size() > 2)
+      rows_and_columns = {param.shape[0] * param.shape[1], param.shape[2]};
+    const at::Tensor& found = weights.at(param.name);
+    require<FileError>(found.sizes() == at::IntArrayRef(rows_and_columns),
+                       "'{}': weight '{}': found shape [{}], allowed: [{}]", path, param.name,
+                       fmt::join(found.sizes(), ", "), fmt::join(rows_and_columns, ", "));
+  }
+}
+
+/// What the weights do not tell is the length of the table of rotary angles.
+std::unique_ptr<GPTModel> make_model(const TransformerConfig& config, const std::string& path) {
+  try {
+    return std::make_unique<GPTModel>(config);
+  } catch (const c10::Error& error) {
+    fail<FileError>("'{}': a model of {} positions cannot be made: {}", path, config.seq_length,
+                    error.what_without_backtrace());
+  }
+}
+
+void set_weights(const GPTModel& model, const NamedTensors& weights) {
   const at::NoGradGuard no_grad;
   for (const NamedParameter& param : collect_parameters(model)) {
     const at::Tensor& source = weights.at(param.name);
     const auto& rows = param.description.unpadded_rows;
     const at::Tensor target = rows ? param.tensor.narrow(0, 0, *rows) : param.tensor;
-    // A gate and its inner matrix are one below the other there.
-    const at::Tensor rows_of_target = target.dim() > 2 ? target.flatten(0, -2) : target;
-    require<FileError>(source.sizes() == rows_of_target.sizes(),
-                       "'{}': weight '{}': found shape [{}], allowed: [{}]", path, param.name,
-                       fmt::join(source.sizes(), ", "), fmt::join(rows_of_target.sizes(), ", "));
     at::Tensor(target).copy_(source.view(target.sizes()));
   }
 }
 
 NamedTensors read_all_weights(const fs::path& in) {
-  if (!fs::exists(in / kIndexFile) || fs::exists(in / kWeightsFile))
-    return load_safetensors(in / kWeightsFile);
+  const auto is_there = [&](const char* name) { return kind_of_file(in / name) != FileKind::none; };
+  if (!is_there(kIndexFile) || is_there(kWeightsFile)) return load_safetensors(in / kWeightsFile);
   const std::string path = in / kIndexFile;
   const auto json = nlohmann::json::parse(read_json(path), nullptr, /*allow_exceptions=*/false);
   std::set<std::string> files;
@@ -114,9 +140,10 @@ std::string import_from_hugging_face(const std::string& in, const std::string& f
   config = resolve(config);
   const std::string file = fs::path(in) / kWeightsFile;
   const NamedTensors weights = from_hugging_face(config.model, read_finite_weights(in), file);
-  const GPTModel model(config.model);
-  set_weights(model, weights, file);
-  return save_model(folder, 0, config, model);
+  check_shapes(config, weights, file);
+  const auto model = make_model(config.model, path);
+  set_weights(*model, weights);
+  return save_model(folder, 0, config, *model);
 }
 
 }  // namespace lockstep

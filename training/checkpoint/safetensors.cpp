@@ -1,11 +1,10 @@
 #include "lockstep/training/checkpoint/safetensors.h"
 
-#include <filesystem>
-#include <fstream>
+#include <algorithm>
 
 #include <ATen/ATen.h>
 
-#include "lockstep/core/check.h"
+#include "lockstep/core/input_file.h"
 #include "lockstep/training/checkpoint/checkpoint_folder.h"
 #include "lockstep/training/checkpoint/safetensors_header.h"
 #include "lockstep/training/checkpoint/training_state.h"
@@ -32,23 +31,20 @@ void save_safetensors(const std::string& path,
 }
 
 std::map<std::string, at::Tensor> load_safetensors(const std::string& path) {
-  std::error_code error;
-  const auto file_bytes = static_cast<int64_t>(std::filesystem::file_size(path, error));
-  require<FileError>(!error, "'{}' cannot be read: {}", path, error.message());
-  std::ifstream file(path, std::ios::binary);
-  std::string prefix(static_cast<size_t>(std::min<int64_t>(8, file_bytes)), '\0');
-  file.read(prefix.data(), static_cast<std::streamsize>(prefix.size()));
-  const int64_t length = parse_safetensors_length(prefix, file_bytes, path);
+  InputFile file(path);
+  std::string prefix(static_cast<size_t>(std::min<int64_t>(8, file.size())), '\0');
+  file.read(prefix.data(), prefix.size());
+  const int64_t length = parse_safetensors_length(prefix, file.size(), path);
   std::string text(static_cast<size_t>(length), '\0');
-  file.read(text.data(), length);
-  const auto header = parse_safetensors_header(text, file_bytes - 8 - length, path);
+  file.read(text.data(), text.size());
+  const auto header = parse_safetensors_header(text, file.size() - 8 - length, path);
   std::map<std::string, at::Tensor> tensors;
   for (const SafetensorsEntry& entry : header.entries) {
     at::Tensor tensor = at::empty(entry.shape, dtype_of_safetensors(entry.dtype));
-    file.read(static_cast<char*>(tensor.mutable_data_ptr()), entry.end - entry.begin);
+    file.read(static_cast<char*>(tensor.mutable_data_ptr()),
+              static_cast<size_t>(entry.end - entry.begin));
     tensors[entry.name] = std::move(tensor);
   }
-  require<FileError>(file.good(), "'{}' cannot be read to its end", path);
   return tensors;
 }
 

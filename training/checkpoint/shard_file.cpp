@@ -1,11 +1,6 @@
 #include "lockstep/training/checkpoint/shard_file.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 
 #include "lockstep/core/check.h"
@@ -56,36 +51,20 @@ ManifestFile write_checked(const std::string& folder, const std::string& name,
 }  // namespace
 
 ShardReader::ShardReader(const std::string& folder, ManifestFile expected)
-    : path_(folder + "/" + expected.name), expected_(std::move(expected)) {
-  file_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
-  require<FileError>(file_ >= 0, "'{}' cannot be read: {}", path_, std::strerror(errno));
-  struct stat status = {};
-  const bool regular = ::fstat(file_, &status) == 0 && S_ISREG(status.st_mode);
-  const auto size = static_cast<int64_t>(status.st_size);
-  if (regular && size == expected_.size) return;
-  ::close(file_);
-  require<FileError>(regular, "'{}' cannot be read: found no regular file", path_);
-  fail<FileError>("'{}': found {} bytes, allowed: {}, as the manifest says", path_, size,
-                  expected_.size);
+    : opened_(folder + "/" + expected.name, {.follow_links = false}),
+      expected_(std::move(expected)) {
+  require<FileError>(opened_.size() == expected_.size,
+                     "'{}': found {} bytes, allowed: {}, as the manifest says", path(),
+                     opened_.size(), expected_.size);
 }
-
-ShardReader::~ShardReader() { ::close(file_); }
 
 int64_t ShardReader::block_size(int64_t block) const {
   return std::min(kChecksumBlock, expected_.size - block * kChecksumBlock);
 }
 
 void ShardReader::read_bytes(int64_t offset, int64_t count, char* out) {
-  while (count > 0) {
-    const ssize_t got = ::pread(file_, out, static_cast<size_t>(count), offset);
-    if (got < 0 && errno == EINTR) continue;
-    require<FileError>(got > 0, "'{}' cannot be read at byte {}: {}", path_, offset,
-                       got < 0 ? std::strerror(errno) : "it has become shorter");
-    out += got;
-    offset += got;
-    count -= got;
-    bytes_read_ += got;
-  }
+  opened_.read_at(offset, out, static_cast<size_t>(count));
+  bytes_read_ += count;
 }
 
 bool ShardReader::block_fits(int64_t block, std::string_view bytes) const {
@@ -94,8 +73,8 @@ bool ShardReader::block_fits(int64_t block, std::string_view bytes) const {
 
 void ShardReader::fail_block(int64_t block, std::string_view what) const {
   const int64_t begin = block * kChecksumBlock;
-  fail<FileError>("'{}': {}: bytes {} to {} do not have the checksum that the manifest says", path_,
-                  what, begin, begin + block_size(block) - 1);
+  fail<FileError>("'{}': {}: bytes {} to {} do not have the checksum that the manifest says",
+                  path(), what, begin, begin + block_size(block) - 1);
 }
 
 std::string_view ShardReader::load_block(int64_t block, std::string_view what) {
@@ -111,7 +90,7 @@ std::string_view ShardReader::load_block(int64_t block, std::string_view what) {
 
 void ShardReader::read(int64_t offset, int64_t count, char* out, std::string_view what) {
   require<UsageError>(offset >= 0 && count >= 0 && count <= expected_.size - offset,
-                      "'{}': bytes {} to {} of {}", path_, offset, offset + count, expected_.size);
+                      "'{}': bytes {} to {} of {}", path(), offset, offset + count, expected_.size);
   while (count > 0) {
     const int64_t block = offset / kChecksumBlock, inside = offset % kChecksumBlock;
     const int64_t part = std::min(count, block_size(block) - inside);

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/core/input_file.h"
 #include "lockstep/training/checkpoint/manifest.h"
 
 /// Reading and writing the files of a checkpoint with a checksum for each block of kChecksumBlock
@@ -17,9 +18,6 @@ class ShardReader {
   /// FileError with the path: the file is missing, no regular file (a symbolic link is none), or
   /// its size is not that of `expected`.
   ShardReader(const std::string& folder, ManifestFile expected);
-  ~ShardReader();
-  ShardReader(const ShardReader&) = delete;
-  ShardReader& operator=(const ShardReader&) = delete;
 
   /// Bytes offset ... offset + count - 1 into `out`. Reads the blocks that hold them; FileError
   /// with the path, `what` they are and the bytes of the first block whose checksum does not fit.
@@ -28,7 +26,7 @@ class ShardReader {
   /// Checks all blocks; returns the block whose checksum does not fit, -1 if there is none.
   int64_t find_damage();
 
-  const std::string& path() const { return path_; }
+  const std::string& path() const { return opened_.path(); }
   const ManifestFile& file() const { return expected_; }
   /// Bytes that were read from the disk.
   int64_t bytes_read() const { return bytes_read_; }
@@ -40,9 +38,8 @@ class ShardReader {
   std::string_view load_block(int64_t block, std::string_view what);
   [[noreturn]] void fail_block(int64_t block, std::string_view what) const;
 
-  std::string path_;
+  InputFile opened_;
   ManifestFile expected_;
-  int file_ = -1;
   std::string buffer_;     ///< the last block of which a part was read
   int64_t buffered_ = -1;  ///< its number
   int64_t bytes_read_ = 0;

@@ -2,14 +2,15 @@
 
 #include <fcntl.h>
 #include <stdio.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <charconv>
 #include <cstring>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/input_file.h"
 #include "lockstep/training/checkpoint/checkpoint_folder.h"
+#include "lockstep/training/data/unfinished_file.h"
 
 namespace lockstep {
 namespace {
@@ -50,22 +51,6 @@ std::optional<fs::path> place_of_step(const fs::path& folder, const std::string&
   return {};
 }
 
-std::vector<std::string> entries_of(const fs::path& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
-  return names;
-}
-
-void sync_folder(const fs::path& folder) {
-  const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const bool good = file >= 0 && ::fsync(file) == 0;
-  const int error = errno;
-  if (file >= 0) ::close(file);
-  // Some file systems cannot synchronize folders; there the rename is as durable as it gets.
-  require<FileError>(good || error == EINVAL, "'{}' cannot be synchronized: {}", folder.string(),
-                     std::strerror(error));
-}
-
 void put_in_place(const fs::path& from, const fs::path& to) {
   if (!fs::exists(to)) return fs::rename(from, to);
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) return;
@@ -84,9 +69,9 @@ void put_in_place(const fs::path& from, const fs::path& to) {
 }
 
 void clean_up_steps(const fs::path& folder) {
-  for (const std::string& name : entries_of(folder))
+  for (const std::string& name : names_in_folder(folder))
     if (is_leftover(name) && name.ends_with(kAside)) restore(folder, name);
-  for (const std::string& name : entries_of(folder)) {
+  for (const std::string& name : names_in_folder(folder)) {
     std::error_code ignored;  // it is in nobody's way
     if (is_leftover(name)) fs::remove_all(folder / name, ignored);
   }

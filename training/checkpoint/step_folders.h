@@ -32,12 +32,6 @@ std::optional<std::filesystem::path> place_of_step(const std::filesystem::path& 
 
 // Each throws std::filesystem::filesystem_error, or FileError, with the path.
 
-/// The names of the entries of a folder.
-std::vector<std::string> entries_of(const std::filesystem::path& folder);
-
-/// Waits until the entries of a folder are on disk.
-void sync_folder(const std::filesystem::path& folder);
-
 /// Renames `from` to `to`, in one step; what was at `to` is then at `from`, or aside. Where that
 /// takes more than one step, and the process ends between them, place_of_step() finds what was at
 /// `to`.

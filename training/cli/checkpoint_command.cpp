@@ -87,10 +87,14 @@ void inspect(const CheckpointArguments& arguments) {
 }
 
 void verify(const CheckpointArguments& arguments) {
-  const CheckpointReader checkpoint(arguments.folder);
-  const auto damage = verify_checkpoint(checkpoint.path());
-  const Manifest& manifest = checkpoint.manifest();
-  Json json = {{"path", checkpoint.path()},       {"ok", damage.empty()},
+  auto checkpoint = std::make_unique<CheckpointReader>(arguments.folder);
+  auto damage = verify_checkpoint(*checkpoint);
+  while (!damage.empty() && !checkpoint->is_unchanged()) {
+    checkpoint = std::make_unique<CheckpointReader>(arguments.folder);
+    damage = verify_checkpoint(*checkpoint);
+  }
+  const Manifest& manifest = checkpoint->manifest();
+  Json json = {{"path", checkpoint->path()},      {"ok", damage.empty()},
                {"iteration", manifest.iteration}, {"files", manifest.files.size()},
                {"bytes", total_bytes(manifest)},  {"damage", Json::array()}};
   std::string message;
@@ -104,7 +108,7 @@ void verify(const CheckpointArguments& arguments) {
   if (arguments.json) print(json);
   if (!damage.empty()) throw ExitStatus{1, message};
   if (!arguments.json)
-    std::cout << fmt::format("{}: {} files, {} bytes, all good", checkpoint.path(),
+    std::cout << fmt::format("{}: {} files, {} bytes, all good", checkpoint->path(),
                              manifest.files.size(), total_bytes(manifest))
               << std::endl;
 }

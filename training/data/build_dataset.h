@@ -28,8 +28,8 @@ struct BuildProgress {
 
 /// Reads the files piece by piece, so that they may exceed the memory, and writes the data set. The
 /// numbers are of the type that Megatron takes for the tokenizer's vocabulary. `progress` is told
-/// now and then, and at the end. FileError names a file that cannot be read or written, and files
-/// without any token; then nothing is written.
+/// now and then, and at the end. FileError names a file that cannot be read or written, or that
+/// ends before the size that it had, and files without any token; then nothing is written.
 BuildProgress build_dataset(const BuildDataset& build, Tokenizer& tokenizer,
                             const std::function<void(const BuildProgress&)>& progress);
 

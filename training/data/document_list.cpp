@@ -72,10 +72,8 @@ void DocumentList::append(const std::shared_ptr<const IndexedDataset>& dataset,
   if (documents == 0) return;
   parts_.push_back({dataset, part, size_, tokens_.size()});
   size_ += documents;
-  const PackedTokens all = dataset->tokens();
-  tokens_.append(dataset,
-                 {all.data + part.begin * token_type_bytes(all.type), all.type, part.tokens()},
-                 dataset->prefix() + ".bin", part.begin);
+  tokens_.append(dataset, dataset->tokens().part(part.begin, part.end), dataset->prefix() + ".bin",
+                 part.begin);
 }
 
 const DocumentList::Part& DocumentList::part_of(int64_t document) const {

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <charconv>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
 #include "lockstep/core/check.h"
-#include "lockstep/training/data/mapped_file.h"
+#include "lockstep/core/input_file.h"
 
 namespace lockstep {
 namespace {
@@ -17,6 +16,7 @@ using Json = nlohmann::json;
 
 constexpr std::string_view kEndOfText = "<|endoftext|>";
 constexpr size_t kLongestToken = 1024;
+constexpr int64_t kLongestFile = int64_t{1} << 30;
 
 /// The names of the two files, as they were published and as Hugging Face has them.
 constexpr std::pair<const char*, const char*> kTokensAndMerges[] = {{"encoder.json", "vocab.bpe"},
@@ -219,15 +219,20 @@ Gpt2Vocabulary parse_tiktoken_ranks(std::string_view text, const std::string& pa
 
 Gpt2Vocabulary read_gpt2_vocabulary(const std::string& folder) {
   const auto in_folder = [&](const char* name) { return folder + "/" + name; };
+  const auto is_there = [](const std::string& path) {
+    return kind_of_file(path) != FileKind::none;
+  };
+  const auto read = [](const std::string& path) {
+    return read_file(path, kLongestFile, /*follow_links=*/true);
+  };
   for (const auto& [tokens, pairs] : kTokensAndMerges) {
     const std::string encoder = in_folder(tokens), merges = in_folder(pairs);
-    if (std::filesystem::exists(encoder) || std::filesystem::exists(merges))
-      return parse_gpt2_vocabulary(MappedFile(encoder).bytes(), encoder, MappedFile(merges).bytes(),
-                                   merges);
+    if (is_there(encoder) || is_there(merges))
+      return parse_gpt2_vocabulary(read(encoder), encoder, read(merges), merges);
   }
   for (const char* name : {"gpt2.tiktoken", "r50k_base.tiktoken", "p50k_base.tiktoken"})
-    if (std::filesystem::exists(in_folder(name)))
-      return parse_tiktoken_ranks(MappedFile(in_folder(name)).bytes(), in_folder(name));
+    if (is_there(in_folder(name)))
+      return parse_tiktoken_ranks(read(in_folder(name)), in_folder(name));
   fail<FileError>(
       "'{}/' has no vocabulary of GPT-2's encoding; allowed: encoder.json and vocab.bpe, "
       "vocab.json and merges.txt, or gpt2.tiktoken, r50k_base.tiktoken or p50k_base.tiktoken",

@@ -13,7 +13,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/training/data/crc32.h"
 #include "lockstep/training/data/field_reader.h"
-#include "lockstep/training/data/mapped_file.h"
+#include "lockstep/training/data/file_bytes.h"
 #include "lockstep/training/data/unfinished_file.h"
 
 namespace lockstep {
@@ -37,7 +37,7 @@ PackedArray<T> packed(const std::vector<T>& values) {
 class FileLock {
  public:
   explicit FileLock(const std::string& path)
-      : file_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
+      : file_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666)) {
     if (file_ < 0) return;
     while (::flock(file_, LOCK_EX) != 0 && errno == EINTR) continue;
   }
@@ -52,15 +52,14 @@ class FileLock {
 };
 
 /// The file's index, if it is there, whole and of this description.
-std::optional<SampleIndexView> read_file(const IndexCacheFile& file) {
-  if (!std::filesystem::exists(file.path)) return std::nullopt;
+std::optional<SampleIndexView> find_index(const IndexCacheFile& file) {
   try {
-    const auto mapped = std::make_shared<const MappedFile>(file.path);
-    SampleIndexView view = parse_index_cache(mapped->bytes(), file.path);
-    view.owner = mapped;
+    const auto content = std::make_shared<const FileBytes>(file.path);
+    SampleIndexView view = parse_index_cache(content->bytes(), file.path);
+    view.owner = content;
     if (view.description == file.description) return view;
   } catch (const FileError&) {
-    // It is built again.
+    // It is built again, to the same bytes.
   }
   return std::nullopt;
 }
@@ -134,20 +133,21 @@ SampleIndexView view_of(SampleIndex index) {
 
 SampleIndexView cached_sample_index(const IndexCacheFile& file,
                                     const std::function<SampleIndex()>& build) {
-  if (auto found = read_file(file)) return *std::move(found);
-  std::error_code ignored;  // writing the file tells what is wrong
+  if (auto found = find_index(file)) return *std::move(found);
+  std::error_code error;
   const auto folder = std::filesystem::path(file.path).parent_path();
-  if (!folder.empty()) std::filesystem::create_directories(folder, ignored);
+  if (!folder.empty()) std::filesystem::create_directories(folder, error);
   const FileLock lock(folder / ".lock");
-  if (auto found = read_file(file)) return *std::move(found);
+  if (auto found = find_index(file)) return *std::move(found);
   SampleIndex index = build();
   try {
+    require<FileError>(!error, "'{}' cannot be made: {}", file.path, error.message());
     write_file(file, index);
   } catch (const FileError&) {
     if (file.required) throw;
     return view_of(std::move(index));
   }
-  if (auto written = read_file(file)) return *std::move(written);
+  if (auto written = find_index(file)) return *std::move(written);
   return view_of(std::move(index));
 }
 

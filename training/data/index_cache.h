@@ -8,7 +8,7 @@
 
 #include "lockstep/training/data/sample_index.h"
 
-/// Sample indices on disk, so that one rank builds them and all map them. Needs no libtorch.
+/// Sample indices on disk, so that one rank builds them and all read them. Needs no libtorch.
 ///
 /// "LSINDEX\1" (8 bytes) | bytes of the description (u64) | description | documents (u64) | samples
 /// (u64) | documents in the order in which they are read (i32) | document and offset where each

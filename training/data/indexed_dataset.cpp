@@ -1,7 +1,5 @@
 #include "lockstep/training/data/indexed_dataset.h"
 
-#include <filesystem>
-
 #include "lockstep/core/check.h"
 
 namespace lockstep {
@@ -11,28 +9,33 @@ IndexedDataset::IndexedDataset(const std::string& prefix)
       idx_(prefix + ".idx"),
       bin_(prefix + ".bin"),
       index_(parse_dataset_index(idx_.bytes(), idx_.path())) {
-  const auto found = static_cast<int64_t>(bin_.bytes().size());
-  require<FileError>(found == index_.bin_bytes(),
+  require<FileError>(bin_.size() == index_.bin_bytes(),
                      "'{}': found {} bytes, allowed: {}, the {} numbers of {} that '{}' lists",
-                     bin_.path(), found, index_.bin_bytes(), index_.num_tokens,
+                     bin_.path(), bin_.size(), index_.bin_bytes(), index_.num_tokens,
                      token_type_name(index_.type), idx_.path());
 }
 
 PackedTokens IndexedDataset::tokens() const {
-  return {bin_.bytes().data(), index_.type, index_.num_tokens};
+  return {.data = nullptr, .type = index_.type, .size = index_.num_tokens, .file = &bin_};
 }
 
 PackedTokens IndexedDataset::sequence(int64_t sequence) const {
   require<UsageError>(sequence >= 0 && sequence < index_.num_sequences(),
                       "'{}': sequence: found {}, allowed: 0 to {}", idx_.path(), sequence,
                       index_.num_sequences() - 1);
-  return {bin_.bytes().data() + index_.pointers[sequence], index_.type, index_.lengths[sequence]};
+  return {.data = nullptr,
+          .type = index_.type,
+          .size = index_.lengths[sequence],
+          .file = &bin_,
+          .offset = index_.pointers[sequence]};
 }
 
 bool is_dataset_prefix(const std::string& path) {
-  namespace fs = std::filesystem;
-  const bool idx = fs::exists(path + ".idx"), bin = fs::exists(path + ".bin");
-  return (idx && bin) || ((idx || bin) && !fs::exists(path));
+  const auto is_there = [](const std::string& name) {
+    return kind_of_file(name) != FileKind::none;
+  };
+  const bool idx = is_there(path + ".idx"), bin = is_there(path + ".bin");
+  return (idx && bin) || ((idx || bin) && !is_there(path));
 }
 
 }  // namespace lockstep

@@ -5,7 +5,7 @@
 #include <filesystem>
 
 #include "lockstep/core/check.h"
-#include "lockstep/training/data/mapped_file.h"
+#include "lockstep/training/data/file_bytes.h"
 #include "lockstep/training/data/sentencepiece_functions.h"
 
 namespace lockstep {
@@ -60,7 +60,7 @@ bool has_sentencepiece() { return loaded() != nullptr; }
 
 SentencepieceTokenizer::SentencepieceTokenizer(const std::string& path, const std::string& field)
     : path_(path), functions_(loaded_functions(field)), model_(nullptr) {
-  const MappedFile file(path);
+  const FileBytes file(path);
   model_ = functions_.open(file.bytes().data(), file.bytes().size());
   require<FileError>(model_ != nullptr && vocabulary_size() > 0, "'{}' is no SentencePiece model",
                      path);

@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <memory>
-#include <sstream>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_rules.h"
+#include "lockstep/core/input_file.h"
 #include "lockstep/core/philox.h"
 #include "lockstep/training/data/indexed_dataset.h"
 #include "lockstep/training/data/tokenizer.h"
@@ -29,23 +27,24 @@ Source tokens_of_dataset(const std::string& prefix, const std::string& field) {
   return {dataset, dataset->tokens(), prefix + ".bin"};
 }
 
-std::string read_file(const std::string& path, const std::string& field) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream content;
-  if (file) content << file.rdbuf();
-  std::error_code none;  // a folder opens, and reads as an empty file
-  require<FileError>(file && !std::filesystem::is_directory(path, none),
-                     "{}: '{}' cannot be read; allowed: plain text files, and prefixes of data "
-                     "sets that `lockstep data build` writes",
-                     field, path);
-  std::string text = std::move(content).str();
+std::string read_text_file(const std::string& path, const std::string& field) {
+  std::string text;
+  try {
+    InputFile file(path, {.kinds = InputKinds::regular_or_pipe});
+    text = read_all(file);
+  } catch (const FileError& error) {
+    fail<FileError>(
+        "{}: {}; allowed: plain text files, and prefixes of data sets that `lockstep data build` "
+        "writes",
+        field, error.what());
+  }
   require<FileError>(!text.empty(), "{}: '{}' is empty", field, path);
   return text;
 }
 
 Source tokenize_file(const std::string& path, Tokenizer& tokenizer, const std::string& field) {
   constexpr size_t kAtOnce = 1 << 20;  // 8 bytes an id, for a moment
-  const std::string text = read_file(path, field);
+  const std::string text = read_text_file(path, field);
   const TokenType type = token_type_of_vocabulary(tokenizer.vocabulary_size());
   auto packed = std::make_shared<std::string>();
   std::vector<int64_t> ids;
@@ -82,9 +81,7 @@ TextSplit read_text(const DataConfig& config, int64_t vocabulary_size, const std
       return std::min<int64_t>(std::llround(share * static_cast<double>(size)), size);
     };
     const auto add = [&](TokenSequence& to, int64_t begin, int64_t end) {
-      const PackedTokens part{tokens.data + begin * token_type_bytes(tokens.type), tokens.type,
-                              end - begin};
-      to.append(owner, part, file, begin);
+      to.append(owner, tokens.part(begin, end), file, begin);
     };
     const int64_t training = cut(shares[0]), validation = cut(shares[0] + shares[1]);
     add(split.training, 0, training);

@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-/// Token ids out of several places, one after another. They stay where they are (in a mapped file,
-/// say) and are read on demand. Needs no libtorch.
+/// Token ids out of several places, one after another. They stay where they are (in a file, say)
+/// and are read on demand. Needs no libtorch.
 class TokenSequence {
  public:
   /// Ids are below `vocabulary_size`; so says the field `vocabulary_field`.
@@ -21,14 +21,14 @@ class TokenSequence {
       : vocabulary_size_(vocabulary_size), vocabulary_field_(std::move(vocabulary_field)) {}
 
   /// Adds `tokens`, which lie in the file `path`, the first of them as its token `first`. `owner`
-  /// keeps the memory. UsageError unless they are integers.
+  /// keeps the memory or the open file. UsageError unless they are integers.
   void append(std::shared_ptr<const void> owner, const PackedTokens& tokens, std::string path,
               int64_t first);
 
   int64_t size() const { return size_; }
 
   /// Tokens start ... start + out.size() - 1. UsageError unless all are there; FileError names the
-  /// file and the place of an id that is outside the vocabulary.
+  /// file and the place of an id that is outside the vocabulary, or that cannot be read.
   void read(int64_t start, std::span<int64_t> out) const;
 
  private:

@@ -1,16 +1,20 @@
 #include "lockstep/training/data/token_type.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
 #include <utility>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/input_file.h"
 
 namespace lockstep {
 namespace {
 
 static_assert(std::endian::native == std::endian::little);
+
+constexpr size_t kBytesAtOnce = size_t{1} << 15;
 
 struct TypeTraits {
   std::string_view name;
@@ -49,6 +53,17 @@ void visit_integer(TokenType type, Visitor visitor) {
   }
 }
 
+/// As many numbers as `ids` holds.
+template <class Number>
+void unpack(const char* from, std::span<int64_t> ids) {
+  for (int64_t& id : ids) {
+    Number number;
+    std::memcpy(&number, from, sizeof number);
+    from += sizeof number;
+    id = number;
+  }
+}
+
 }  // namespace
 
 bool is_token_type(uint8_t code) { return code >= 1 && code <= kTypes.size(); }
@@ -66,13 +81,36 @@ TokenType token_type_of_vocabulary(int64_t vocabulary_size) {
 
 void PackedTokens::read(int64_t start, std::span<int64_t> out) const {
   visit_integer(type, [&](auto number) {
-    const char* from = data + start * static_cast<int64_t>(sizeof number);
-    for (int64_t& id : out) {
-      std::memcpy(&number, from, sizeof number);
-      from += sizeof number;
-      id = number;
+    const int64_t begin = start * static_cast<int64_t>(sizeof number);
+    if (file == nullptr) return unpack<decltype(number)>(data + begin, out);
+    std::array<char, kBytesAtOnce> buffer;
+    int64_t at = offset + begin;
+    while (!out.empty()) {
+      const auto front = out.first(std::min(out.size(), buffer.size() / sizeof number));
+      file->read_at(at, buffer.data(), front.size() * sizeof number);
+      unpack<decltype(number)>(buffer.data(), front);
+      at += static_cast<int64_t>(front.size() * sizeof number);
+      out = out.subspan(front.size());
     }
   });
+}
+
+std::string PackedTokens::bytes(int64_t start, int64_t count) const {
+  const int64_t begin = start * token_type_bytes(type);
+  const auto length = static_cast<size_t>(count * token_type_bytes(type));
+  if (file == nullptr) return {data + begin, length};
+  std::string found(length, '\0');
+  file->read_at(offset + begin, found.data(), length);
+  return found;
+}
+
+PackedTokens PackedTokens::part(int64_t begin, int64_t end) const {
+  const int64_t bytes_before = begin * token_type_bytes(type);
+  return {.data = file == nullptr ? data + bytes_before : nullptr,
+          .type = type,
+          .size = end - begin,
+          .file = file,
+          .offset = offset + bytes_before};
 }
 
 void pack_tokens(std::span<const int64_t> ids, TokenType type, std::string& packed) {

@@ -8,6 +8,8 @@
 /// How token ids lie in a file: packed numbers, little endian. Needs no libtorch.
 namespace lockstep {
 
+class InputFile;
+
 /// The type of a number; the values are the codes of Megatron's `.idx`.
 enum class TokenType : uint8_t {
   uint8 = 1,
@@ -35,15 +37,23 @@ int64_t token_type_bytes(TokenType type);
 /// The type that Megatron takes for a vocabulary: uint16 below 65500 ids, else int32.
 TokenType token_type_of_vocabulary(int64_t vocabulary_size);
 
-/// Packed numbers that somebody else keeps in memory.
+/// Packed numbers that somebody else keeps, in memory or in an open file.
 struct PackedTokens {
-  const char* data = nullptr;
+  const char* data = nullptr;  ///< in memory
   TokenType type = TokenType::uint8;
-  int64_t size = 0;  ///< numbers
+  int64_t size = 0;                 ///< numbers
+  const InputFile* file = nullptr;  ///< instead of `data`
+  int64_t offset = 0;               ///< bytes: where they begin in `file`
 
   /// Numbers start ... start + out.size() - 1, which must be there. UsageError for types that are
-  /// no integers.
+  /// no integers; FileError as of InputFile::read_at().
   void read(int64_t start, std::span<int64_t> out) const;
+
+  /// The bytes of `count` numbers from `start` on. FileError likewise.
+  std::string bytes(int64_t start, int64_t count) const;
+
+  /// Numbers begin ... end - 1 of these.
+  PackedTokens part(int64_t begin, int64_t end) const;
 };
 
 /// Appends `ids` to `packed`. UsageError names an id that the type does not hold, and types that

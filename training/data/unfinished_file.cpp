@@ -50,12 +50,19 @@ void UnfinishedFile::publish() {
   path_.clear();
 }
 
+void sync_folder(const std::filesystem::path& folder) {
+  const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const bool good = file >= 0 && ::fsync(file) == 0;
+  const int error = errno;
+  const bool impossible = file < 0 ? error == EACCES : error == EINVAL;
+  if (file >= 0) ::close(file);
+  require<FileError>(good || impossible, "'{}' cannot be synchronized: {}", folder.string(),
+                     std::strerror(error));
+}
+
 void sync_folder_of(const std::string& path) {
   const auto parent = std::filesystem::path(path).parent_path();
-  const int folder = ::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY);
-  if (folder < 0) return;
-  ::fsync(folder);  // some file systems refuse it for folders
-  ::close(folder);
+  sync_folder(parent.empty() ? "." : parent);
 }
 
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <filesystem>
 #include <string>
 #include <string_view>
 
@@ -32,7 +33,12 @@ class UnfinishedFile {
   int file_ = -1;
 };
 
-/// Makes the names in the folder of `path` last, where the file system can.
+/// Waits until the names in a folder are on disk. Some file systems cannot do that for folders, and
+/// some folders may not be opened; there a rename is as durable as it gets. FileError with the
+/// path.
+void sync_folder(const std::filesystem::path& folder);
+
+/// The same for the folder of a file.
 void sync_folder_of(const std::string& path);
 
 }  // namespace lockstep
