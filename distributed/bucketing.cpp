@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 
 #include "lockstep/core/check.h"
+#include "lockstep/distributed/model_check.h"
+#include "lockstep/distributed/partial_axes.h"
 
 namespace lockstep {
 namespace {
@@ -13,8 +16,26 @@ struct BufferKey {
   at::ScalarType grad_dtype;
   bool is_expert;
   bool whole_matrices;
+  std::vector<MeshAxis> apart;  ///< see axes_apart()
   bool operator==(const BufferKey&) const = default;
 };
+
+/// Of which parameters the buffers are laid out differently along an axis that is reduced later.
+struct UnlikeLayouts {
+  bool dense = false;
+  bool experts = false;
+};
+
+/// The axes over which the gradient is still to be reduced and whose ranks hold other parameters
+/// beside this one: always the stages of a pipeline, others where they have `unlike` layouts. Those
+/// that have the same share buffers, so that these look the same to all ranks of the axes.
+std::vector<MeshAxis> axes_apart(const ParamDescription& description, const RankGrids& grids,
+                                 const UnlikeLayouts& unlike) {
+  const std::vector<MeshAxis> axes = partial_axes(description, grids);
+  const bool over_stages = !axes.empty() && axes.back() == MeshAxis::pp;
+  if (over_stages || (description.is_expert ? unlike.experts : unlike.dense)) return axes;
+  return {};
+}
 
 /// The parameters of one buffer, with their positions among all parameters.
 struct KeyedParams {
@@ -28,11 +49,16 @@ at::ScalarType grad_dtype(at::ScalarType param_dtype, bool reduce_in_fp32) {
   return half && reduce_in_fp32 ? at::kFloat : param_dtype;
 }
 
-/// The reduction adds the terms of all ranks; a gradient that is declared otherwise would come out
-/// wrong.
+/// The reduction adds the terms of all ranks; a gradient that is declared otherwise, or is of
+/// another piece on each rank, would come out wrong.
 void require_partial_sums(const NamedParameter& param, const RankGrids& grids) {
   using enum MeshAxis;
   const auto check = [&](MeshAxis axis, int64_t ranks) {
+    const Placement placement = param.description.placement(axis);
+    require<UsageError>(ranks == 1 || !std::holds_alternative<Shard>(placement),
+                        "parameter '{}': found {} over {}, which has {} ranks, allowed: Replicate, "
+                        "because the gradients of all of them are added",
+                        param.name, to_string(placement), to_string(axis), ranks);
     const GradientState state = param.description.gradient_state(axis);
     require<UsageError>(ranks == 1 || state == GradientState::partial_sum,
                         "parameter '{}': its gradient is declared {} over {}, which has {} ranks; "
@@ -45,8 +71,8 @@ void require_partial_sums(const NamedParameter& param, const RankGrids& grids) {
 }
 
 std::vector<KeyedParams> group_by_key(const std::vector<NamedParameter>& parameters,
-                                      bool reduce_in_fp32,
-                                      const ParameterPredicate& whole_matrices) {
+                                      bool reduce_in_fp32, const ParameterPredicate& whole_matrices,
+                                      const RankGrids& grids, const UnlikeLayouts& unlike) {
   std::vector<KeyedParams> lists;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const NamedParameter& param = parameters[i];
@@ -55,13 +81,37 @@ std::vector<KeyedParams> group_by_key(const std::vector<NamedParameter>& paramet
     require<UsageError>(at::isFloatingType(dtype), "parameter '{}': {} cannot be trained",
                         param.name, at::toString(dtype));
     const BufferKey key{dtype, grad_dtype(dtype, reduce_in_fp32), param.description.is_expert,
-                        param.tensor.dim() >= 2 && whole_matrices && whole_matrices(param)};
+                        param.tensor.dim() >= 2 && whole_matrices && whole_matrices(param),
+                        axes_apart(param.description, grids, unlike)};
     auto list = std::find_if(lists.begin(), lists.end(), [&](auto& l) { return l.key == key; });
     if (list == lists.end()) list = lists.insert(lists.end(), {key, {}, {}});
     list->params.push_back(param);
     list->positions.push_back(static_cast<int64_t>(i));
   }
   return lists;
+}
+
+/// Whether the ranks over which gradients are reduced later lay out the buffers of `lists`
+/// differently. Says nothing to ranks that have no such gradients.
+bool are_unlike(const std::vector<KeyedParams>& lists, bool experts, const ParallelState& state) {
+  std::vector<MeshAxis> axes = remaining_axes(experts);
+  axes.pop_back();  // pp, which lies apart in any case
+  std::vector<bool> used(axes.size(), false);
+  std::string text;
+  for (const KeyedParams& list : lists) {
+    if (list.key.is_expert != experts || !list.key.apart.empty()) continue;
+    text += "buffer\n";
+    for (const NamedParameter& param : list.params) {
+      const std::vector<MeshAxis> over = partial_axes(param.description, state.grids());
+      for (size_t i = 0; i < axes.size(); ++i)
+        if (std::find(over.begin(), over.end(), axes[i]) != over.end()) used[i] = true;
+      text += fmt::format("{} {}\n", fmt::join(param.tensor.sizes(), ","),
+                          over.empty() ? "" : param.name);
+    }
+  }
+  for (size_t i = axes.size(); i-- > 0;)
+    if (!used[i]) axes.erase(axes.begin() + static_cast<std::ptrdiff_t>(i));
+  return !same_over_axes(text, axes, state);
 }
 
 std::vector<Bucketing::Piece> pieces_in_launch_order(
@@ -98,8 +148,8 @@ Bucket make_bucket(const ParamAndGradBuffer& buffer, size_t index) {
   return bucket;
 }
 
-std::string label_of(size_t position, const std::vector<Bucket>& buckets) {
-  return fmt::format("bucket {} ('{}' to '{}')", position, buckets.back().parameters.back(),
+std::string label_of(size_t number, const std::vector<Bucket>& buckets) {
+  return fmt::format("bucket {} ('{}' to '{}')", number, buckets.back().parameters.back(),
                      buckets.front().parameters.front());
 }
 
@@ -173,9 +223,11 @@ void group_buckets(Bucketing& result, const std::vector<BufferPlan>& plans, bool
       places[param].group = group;
     groups[group].push_back(make_bucket(buffer, piece.bucket));
   }
+  std::map<RankList, size_t> numbers;  // among those of the same ranks
   for (size_t g = 0; g < groups.size(); ++g) {
-    const std::string label = label_of(g, groups[g]);
-    result.groups.emplace_back(label, std::move(groups[g]), plans[plan_of[g]].reduction, checks);
+    const GradReduction& reduction = plans[plan_of[g]].reduction;
+    const std::string label = label_of(numbers[reduction.group.ranks()]++, groups[g]);
+    result.groups.emplace_back(label, std::move(groups[g]), reduction, checks);
   }
   for (const Bucketing::Place& place : result.places)
     result.params.push_back(
@@ -197,11 +249,17 @@ Bucketing make_bucketing(const std::vector<NamedParameter>& parameters,
                          const ParallelState& parallel_state,
                          const DistributedDataParallelConfig& config, GradientScalingMode mode,
                          bool disable_bucketing, const ParameterPredicate& whole_matrices) {
-  std::vector<KeyedParams> lists =
-      group_by_key(parameters, config.grad_reduce_in_fp32, whole_matrices);
+  const auto lists_with = [&](const UnlikeLayouts& unlike) {
+    return group_by_key(parameters, config.grad_reduce_in_fp32, whole_matrices,
+                        parallel_state.grids(), unlike);
+  };
+  std::vector<KeyedParams> lists = lists_with({});
   require<UsageError>(!lists.empty(),
                       "DistributedDataParallel: none of the {} parameters requires a gradient",
                       parameters.size());
+  const UnlikeLayouts unlike = {are_unlike(lists, /*experts=*/false, parallel_state),
+                                are_unlike(lists, /*experts=*/true, parallel_state)};
+  if (unlike.dense || unlike.experts) lists = lists_with(unlike);
   const Reductions reductions =
       make_reductions(lists, parallel_state, mode, config.use_distributed_optimizer,
                       config.reduce_scatter_with_fp32_accumulation);

@@ -8,6 +8,7 @@
 #include "lockstep/core/optimizer_rules.h"
 #include "lockstep/distributed/finalize_passes.h"
 #include "lockstep/distributed/grad_sync.h"
+#include "lockstep/distributed/model_check.h"
 #include "lockstep/distributed/param_sync.h"
 #include "lockstep/distributed/parameter_check.h"
 
@@ -64,7 +65,7 @@ struct DistributedDataParallel::Impl {
         module_buffers(std::move(buffers_of_module)) {
     refuse_repeated(parameters);
     for (const NamedParameter& param : parameters) refuse_hooked(param);
-    check_same_parameters(parameters, group, settings_of(config, disable_bucketing));
+    check_same_model(parameters, state, settings_of(config, disable_bucketing), whole_matrices);
     for (const NamedParameter& param : parameters)
       if (!param.tensor.requires_grad())
         frozen.push_back(param);

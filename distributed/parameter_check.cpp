@@ -11,11 +11,26 @@
 namespace lockstep {
 namespace {
 
+/// "2, 3", or "cut, 3" where one of `cut_over` cuts dimension 0.
+std::string shape_text(const NamedParameter& param, const std::vector<MeshAxis>& cut_over) {
+  std::vector<std::string> lengths;
+  for (const int64_t length : param.tensor.sizes()) lengths.push_back(std::to_string(length));
+  const auto dims = static_cast<int64_t>(lengths.size());
+  for (const MeshAxis axis : cut_over) {
+    const Placement placement = param.description.placement(axis);
+    const auto* const shard = std::get_if<Shard>(&placement);
+    if (shard == nullptr || shard->dim < -dims || shard->dim >= dims) continue;
+    lengths[static_cast<size_t>(shard->dim < 0 ? shard->dim + dims : shard->dim)] = "cut";
+  }
+  return fmt::format("{}", fmt::join(lengths, ", "));
+}
+
 /// One line a parameter: "name<TAB>[2, 3] float32, trained, dense, ...".
-std::string description_text(const std::vector<NamedParameter>& parameters) {
+std::string description_text(const std::vector<NamedParameter>& parameters,
+                             const std::vector<MeshAxis>& cut_over) {
   std::string text;
   for (const NamedParameter& param : parameters)
-    text += fmt::format("{}\t[{}] {}, {}, {}\n", param.name, fmt::join(param.tensor.sizes(), ", "),
+    text += fmt::format("{}\t[{}] {}, {}, {}\n", param.name, shape_text(param, cut_over),
                         at::toString(param.tensor.scalar_type()),
                         param.tensor.requires_grad() ? "trained" : "frozen",
                         param.description.to_string());
@@ -68,12 +83,8 @@ std::string settings_text(const std::vector<ConfigValue>& settings) {
   return text;
 }
 
-}  // namespace
-
-void check_same_parameters(const std::vector<NamedParameter>& parameters, const ProcessGroup& group,
-                           const std::vector<ConfigValue>& settings) {
-  if (group.size() == 1) return;
-  const std::string text = settings_text(settings) + description_text(parameters);
+void compare(const std::string& text, const ProcessGroup& group,
+             const std::vector<ConfigValue>& settings) {
   at::Tensor digests = at::empty({group.size()}, at::kLong);
   all_gather(group, digests, at::full({1}, digest(text), at::kLong), "parameter digests").wait();
   if (digests.eq(digests[0]).all().item<bool>()) return;
@@ -95,6 +106,16 @@ void check_same_parameters(const std::vector<NamedParameter>& parameters, const 
                                 "the ranks of group {} have different parameters: {}",
                                 group.to_string(), difference);
   }
+}
+
+}  // namespace
+
+void check_same_parameters(const std::vector<NamedParameter>& parameters, const ProcessGroup& group,
+                           const std::vector<ConfigValue>& settings,
+                           const std::vector<MeshAxis>& cut_over) {
+  if (group.size() > 1)
+    compare(settings_text(settings) + description_text(parameters, cut_over), group, settings);
+  for (const NamedParameter& param : parameters) param.description.validate(param.name);
 }
 
 void check_model_list(const std::vector<DistributedDataParallel*>& models, const char* caller) {

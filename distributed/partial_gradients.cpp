@@ -1,11 +1,13 @@
 #include <algorithm>
 #include <map>
+#include <tuple>
 
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/finalize_passes.h"
 #include "lockstep/distributed/owned_grads.h"
+#include "lockstep/distributed/partial_axes.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
@@ -30,25 +32,6 @@ struct Piece {
 };
 
 using Pieces = std::map<Key, std::vector<Piece>>;
-
-/// The axes that the data-parallel reduction does not cover.
-std::vector<MeshAxis> remaining_axes(bool is_expert) {
-  using enum MeshAxis;
-  return is_expert ? std::vector{etp, ep, pp} : std::vector{tp, pp};
-}
-
-GroupKind group_kind(MeshAxis axis) {
-  switch (axis) {
-    case MeshAxis::tp:
-      return GroupKind::tp;
-    case MeshAxis::etp:
-      return GroupKind::expert_tp;
-    case MeshAxis::ep:
-      return GroupKind::ep;
-    default:
-      return GroupKind::pp;
-  }
-}
 
 /// Adds what is partial over `axis` in one bucket of `buffer`. Parameters that lie side by side
 /// become one piece, except over pp, where other stages may have others between them.
@@ -78,13 +61,29 @@ void collect(const ParamAndGradBuffer& buffer, const ParamLayout::Bucket& bucket
   add_range();
 }
 
+/// The buffers of a model in an order that what else a rank holds does not change.
+std::vector<const ParamAndGradBuffer*> buffers_in_order(const DistributedDataParallel& model,
+                                                        const RankGrids& grids) {
+  std::vector<const ParamAndGradBuffer*> buffers;
+  for (const auto& buffer : model.buffers()) buffers.push_back(buffer.get());
+  const auto key = [&](const ParamAndGradBuffer* buffer) {
+    const NamedParameter& first = buffer->params().front();
+    return std::tuple(first.description.is_expert, first.tensor.scalar_type(),
+                      buffer->grad_data().scalar_type(), buffer->holds_whole_matrices(),
+                      partial_axes(first.description, grids));
+  };
+  std::stable_sort(buffers.begin(), buffers.end(),
+                   [&](const auto* a, const auto* b) { return key(a) < key(b); });
+  return buffers;
+}
+
 Pieces collect(const FinalizeContext& context) {
   const RankGrids& grids = context.state().grids();
   Pieces pieces;
   for (const DistributedDataParallel* model : context.models)
-    for (const auto& buffer : model->buffers())
+    for (const ParamAndGradBuffer* buffer : buffers_in_order(*model, grids))
       for (const MeshAxis axis : remaining_axes(buffer->params().front().description.is_expert))
-        if (grids.size(group_kind(axis)) > 1)
+        if (grids.size(group_kind_of(axis)) > 1)
           for (const auto& bucket : buffer->layout().buckets)
             collect(*buffer, bucket, axis, pieces);
   return pieces;
@@ -95,7 +94,7 @@ class PieceReducer {
  public:
   PieceReducer(FinalizeContext& context, const Key& key)
       : context_(context),
-        group_(context.state().group(group_kind(key.axis))),
+        group_(context.state().group(group_kind_of(key.axis))),
         op_(key.state == GradientState::partial_mean ? ReduceOp::average : ReduceOp::sum),
         label_(fmt::format("gradients that are {} over {}", to_string(key.state),
                            to_string(key.axis))) {}
@@ -164,11 +163,7 @@ class PieceReducer {
 
 bool has_further_passes(const ParamDescription& description, const RankGrids& grids) {
   if (description.tie && grids.size(GroupKind::pp) > 1) return true;
-  const std::vector<MeshAxis> axes = remaining_axes(description.is_expert);
-  return std::any_of(axes.begin(), axes.end(), [&](MeshAxis axis) {
-    return grids.size(group_kind(axis)) > 1 &&
-           description.gradient_state(axis) != GradientState::complete;
-  });
+  return !partial_axes(description, grids).empty();
 }
 
 void reduce_partial_gradients(FinalizeContext& context) {

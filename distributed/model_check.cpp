@@ -1,0 +1,105 @@
+#include "lockstep/distributed/model_check.h"
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/error.h"
+#include "lockstep/distributed/parameter_check.h"
+#include "lockstep/distributed/partial_axes.h"
+#include "lockstep/parallel_state/collectives.h"
+#include "lockstep/parallel_state/text_digest.h"
+
+namespace lockstep {
+namespace {
+
+using Parameters = std::vector<NamedParameter>;
+
+template <class Predicate>
+Parameters chosen(const Parameters& parameters, Predicate predicate) {
+  Parameters result;
+  std::copy_if(parameters.begin(), parameters.end(), std::back_inserter(result), predicate);
+  return result;
+}
+
+bool is_expert_parameter(const NamedParameter& param) { return param.description.is_expert; }
+
+/// Ranks outside the group would wait for those that refuse.
+void check_over(GroupKind kind, const Parameters& parameters, const ParallelState& state,
+                const std::vector<ConfigValue>& settings,
+                const std::vector<MeshAxis>& cut_over = {}) {
+  const ProcessGroup group = state.group(kind);
+  try {
+    check_same_parameters(parameters, group, settings, cut_over);
+  } catch (const Error& error) {
+    if (group.size() < state.world_size()) state.post_failure(error.what());
+    throw;
+  }
+}
+
+void check_experts(const Parameters& parameters, const ParallelState& state,
+                   const std::vector<ConfigValue>& settings) {
+  const Parameters experts = chosen(parameters, is_expert_parameter);
+  const auto ranks = [&](GroupKind kind) { return state.grids().group_of(kind, state.rank()); };
+  if (!experts.empty() && ranks(GroupKind::expert_dp) != ranks(GroupKind::dp_cp))
+    check_over(GroupKind::expert_dp, experts, state, settings);
+}
+
+/// What passes over `axis` after the data-parallel reduction, or in an update.
+void check_axis(const Parameters& parameters, MeshAxis axis, const ParallelState& state,
+                const std::vector<ConfigValue>& settings,
+                const std::function<bool(const NamedParameter&)>& whole_matrices) {
+  const RankGrids& grids = state.grids();
+  if (grids.size(group_kind_of(axis)) == 1) return;
+  const bool experts = axis != MeshAxis::tp;
+  const auto lives_there = [&](const NamedParameter& param) {
+    return param.description.is_expert == experts;
+  };
+  const auto is_whole_matrix = [&](const NamedParameter& param) {
+    return param.tensor.requires_grad() && param.tensor.dim() >= 2 && whole_matrices &&
+           whole_matrices(param);
+  };
+  const bool gathers =
+      axis != MeshAxis::ep &&
+      std::any_of(parameters.begin(), parameters.end(), [&](const NamedParameter& param) {
+        return lives_there(param) && is_whole_matrix(param) &&
+               std::holds_alternative<Shard>(param.description.placement(axis));
+      });
+  const Parameters alike = chosen(parameters, [&](const NamedParameter& param) {
+    const bool partial = param.description.gradient_state(axis) != GradientState::complete;
+    return lives_there(param) && (partial || (gathers && is_whole_matrix(param)));
+  });
+  if (!alike.empty()) check_over(group_kind_of(axis), alike, state, settings);
+}
+
+}  // namespace
+
+void check_same_model(const Parameters& parameters, const ParallelState& state,
+                      const std::vector<ConfigValue>& settings,
+                      const std::function<bool(const NamedParameter&)>& whole_matrices) {
+  using enum MeshAxis;
+  std::vector<MeshAxis> cut_over = {etp, ep};
+  std::erase_if(cut_over,
+                [&](MeshAxis axis) { return state.grids().size(group_kind_of(axis)) == 1; });
+  check_over(GroupKind::dp_cp, parameters, state, settings, cut_over);
+  check_experts(parameters, state, settings);
+  for (const MeshAxis axis : {tp, etp, ep})
+    check_axis(parameters, axis, state, settings, whole_matrices);
+}
+
+bool same_over_axes(const std::string& text, const std::vector<MeshAxis>& axes,
+                    const ParallelState& state) {
+  const auto own = static_cast<int64_t>(text_digest(text));
+  bool same = true;
+  for (const MeshAxis axis : axes) {
+    const ProcessGroup group = state.group(group_kind_of(axis));
+    const at::Tensor said = at::empty({group.size(), 2}, at::kLong);
+    all_gather(group, said.view(-1), at::tensor({own, int64_t{same}}, at::kLong),
+               "layouts of buffers")
+        .wait();
+    same = same && said.eq(at::tensor({own, int64_t{1}}, at::kLong)).all().item<bool>();
+  }
+  return same;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,35 @@
+#pragma once
+
+// Internal: what the ranks must have alike before their gradients share buffers.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "lockstep/core/config_io.h"
+#include "lockstep/core/parameters.h"
+#include "lockstep/parallel_state/parallel_state.h"
+
+namespace lockstep {
+
+/// Compares what is reduced together, whatever differs beside it, and checks the descriptions:
+///
+/// - over dp-cp all parameters and `settings`. Of experts that are cut over etp or ep the lengths
+///   that differ by that are left out;
+/// - over expert-dp, where it has other ranks than dp-cp, the experts with all lengths;
+/// - over tp, etp and ep the parameters whose gradients are partial there, and `settings`; and
+///   where it cuts one of the `whole_matrices` all of these, because Muon's update gathers them.
+///
+/// Nothing is sent over an axis that needs it for no parameter. CommunicationError, on every rank
+/// of the group, with the first difference. UsageError, on all of them, naming a parameter: a
+/// description that contradicts itself.
+void check_same_model(const std::vector<NamedParameter>& parameters, const ParallelState& state,
+                      const std::vector<ConfigValue>& settings,
+                      const std::function<bool(const NamedParameter&)>& whole_matrices);
+
+/// Whether `text` is the same on all ranks of the grid that `axes` span. All of them get the same
+/// answer. Sends 16 bytes per rank over each axis.
+bool same_over_axes(const std::string& text, const std::vector<MeshAxis>& axes,
+                    const ParallelState& state);
+
+}  // namespace lockstep
