@@ -147,6 +147,9 @@ class Optimizer {
   /// Bytes of the state.
   int64_t state_bytes() const;
 
+  /// Whose parameters it updates.
+  const std::vector<DistributedDataParallel*>& models() const { return models_; }
+
  protected:
   Optimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config,
             const std::vector<ParamOverride>& overrides, bool sharded);

@@ -120,7 +120,8 @@ TEST(Descriptions, ContradictionsInAListAreRefusedOnEveryRank) {
                             DistributedDataParallel ddp(params, state);
                           },
                           {.sizes = {.tensor = 2}});
-      for (const std::string& error : errors) EXPECT_EQ(error, expected);
+      for (const std::string& error : errors)  // its own, or that it has heard of
+        EXPECT_NE(error.find(expected), std::string::npos) << error;
     }
 }
 

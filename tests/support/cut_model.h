@@ -168,8 +168,9 @@ inline OptimizerConfig cut_model_optimizer() {
   return config;
 }
 
-inline WholeTraining train_whole(const std::vector<WholeParam>& model, const RankGrids& grids,
-                                 int steps) {
+/// As many steps as `grids` has elements: each with the terms of those ranks.
+inline WholeTraining train_whole(const std::vector<WholeParam>& model,
+                                 const std::vector<RankGrids>& grids) {
   const OptimizerConfig config = cut_model_optimizer();
   WholeTraining result;
   std::vector<at::Tensor> trained;
@@ -181,9 +182,9 @@ inline WholeTraining train_whole(const std::vector<WholeParam>& model, const Ran
   torch::optim::AdamW adamw(trained, torch::optim::AdamWOptions(config.lr)
                                          .betas({config.adam_beta1, config.adam_beta2})
                                          .weight_decay(config.weight_decay));
-  for (int step = 0; step < steps; ++step) {
+  for (size_t step = 0; step < grids.size(); ++step) {
     adamw.zero_grad();
-    whole_loss(model, result.params, grids, step).backward();
+    whole_loss(model, result.params, grids[step], static_cast<int>(step)).backward();
     int64_t zeros = 0;
     for (const at::Tensor& param : trained) zeros += param.grad().eq(0).sum().item<int64_t>();
     result.zeros.push_back(zeros);

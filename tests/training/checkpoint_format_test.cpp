@@ -125,6 +125,26 @@ TEST(SavePlan, IsMegatronCoresFullyParallelSave) {
   EXPECT_EQ(assign_writers(units, 8), (Sizes{0, 1, 2, 3, 5, 4, 6, 0, 1, 2, 3, 4, 5, 6, 7}));
 }
 
+TEST(SavePlan, CopiesThatAreCutElsewhereAreWrittenOnce) {
+  const auto kept = [](const std::vector<std::string>& keys) {
+    std::vector<SaveUnit> units;
+    for (const std::string& key : keys) units.push_back({key, 8, {0}});
+    std::vector<std::string> rest;
+    for (const SaveUnit& unit : without_overlaps(units)) rest.push_back(unit.key);
+    return rest;
+  };
+  using Keys = std::vector<std::string>;
+  const Keys parts = {"a#0:4",      "a#4:9",      "b",         "c[0:2]#0:3",
+                      "c[0:2]#3:8", "c[2:4]#0:5", "c[2:4]#5:8"};
+  EXPECT_EQ(kept(parts), parts);
+  EXPECT_EQ(kept({"a#0:4", "a#0:6", "a#4:9", "a#6:9"}), (Keys{"a#0:6", "a#6:9"}));
+  EXPECT_EQ(kept({"a#0:4", "a#3:9", "a#0:3", "a#4:9", "b#0:9"}), (Keys{"a#0:4", "a#4:9", "b#0:9"}));
+  EXPECT_EQ(kept({"a", "a#0:4", "a#4:9"}), (Keys{"a"}));
+  const Keys gap = {"a#0:4", "a#5:9"}, odd = {"a#", "a#1", "a#1:", "a#:2", "a#1:2x"};
+  EXPECT_EQ(kept(gap), gap);  // the manifest's check will tell
+  EXPECT_EQ(kept(odd), odd);
+}
+
 TEST(SavePlan, MergesWhatTheRanksHold) {
   const std::vector<HeldUnit> first = {{"a b", 8}, {"c", 4}}, second = {{"c", 4}};
   const auto units =

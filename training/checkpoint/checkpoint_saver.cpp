@@ -185,7 +185,7 @@ void CheckpointSaver::make_plan(const std::vector<StateTensor>& tensors) {
   for (const std::string& text :
        all_gather_texts(state_.world(), format_held_units(held), "checkpoint plan"))
     of_ranks.push_back(parse_held_units(text));
-  const auto units = merge_units(of_ranks);
+  const auto units = without_overlaps(merge_units(of_ranks));
   const auto writers = assign_writers(units, state_.world_size());
   std::set<std::string> mine;
   for (size_t i = 0; i < units.size(); ++i)

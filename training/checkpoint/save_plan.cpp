@@ -1,6 +1,8 @@
 #include "lockstep/training/checkpoint/save_plan.h"
 
 #include <algorithm>
+#include <charconv>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <sstream>
@@ -8,6 +10,64 @@
 #include "lockstep/core/check.h"
 
 namespace lockstep {
+namespace {
+
+/// The elements of a block that a unit holds.
+struct UnitRange {
+  int64_t first = 0;
+  int64_t last = std::numeric_limits<int64_t>::max();  ///< of the whole block
+  size_t unit = 0;
+};
+
+/// Takes "#first:last" off the end of `key`.
+UnitRange take_range(std::string& key, size_t unit) {
+  UnitRange range = {.unit = unit};
+  const size_t hash = key.rfind('#');
+  if (hash == std::string::npos) return range;
+  const char* const end = key.data() + key.size();
+  int64_t first = 0, last = 0;
+  const auto [colon, bad_first] = std::from_chars(key.data() + hash + 1, end, first);
+  if (bad_first != std::errc() || colon == end || *colon != ':') return range;
+  const auto [rest, bad_last] = std::from_chars(colon + 1, end, last);
+  if (bad_last != std::errc() || rest != end) return range;
+  key.resize(hash);
+  return {first, last, unit};
+}
+
+/// Of ranges of one block, longest first where several begin at one place, those that follow each
+/// other; all of them if they do not reach the end.
+std::vector<UnitRange> chain(std::vector<UnitRange> ranges) {
+  std::sort(ranges.begin(), ranges.end(), [](const UnitRange& a, const UnitRange& b) {
+    return a.first != b.first ? a.first < b.first : a.last > b.last;
+  });
+  int64_t total = 0, end = 0;
+  for (const UnitRange& range : ranges) total = std::max(total, range.last);
+  std::vector<UnitRange> chosen;
+  for (const UnitRange& range : ranges)
+    if (range.first == end && range.last > end) {
+      chosen.push_back(range);
+      end = range.last;
+    }
+  return end == total ? chosen : ranges;
+}
+
+}  // namespace
+
+std::vector<SaveUnit> without_overlaps(const std::vector<SaveUnit>& units) {
+  std::map<std::string, std::vector<UnitRange>> blocks;
+  for (size_t i = 0; i < units.size(); ++i) {
+    std::string block = units[i].key;
+    const UnitRange range = take_range(block, i);
+    blocks[block].push_back(range);
+  }
+  std::vector<bool> stays(units.size(), false);
+  for (const auto& [block, ranges] : blocks)
+    for (const UnitRange& range : chain(ranges)) stays[range.unit] = true;
+  std::vector<SaveUnit> rest;
+  for (size_t i = 0; i < units.size(); ++i)
+    if (stays[i]) rest.push_back(units[i]);
+  return rest;
+}
 
 std::vector<int64_t> assign_writers(const std::vector<SaveUnit>& units, int64_t world_size) {
   std::vector<size_t> order(units.size());

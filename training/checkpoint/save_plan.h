@@ -27,6 +27,12 @@ struct HeldUnit {
 };
 std::vector<SaveUnit> merge_units(const std::vector<std::vector<HeldUnit>>& held);
 
+/// The units without those that hold again what others hold. Ranks that hold copies of a tensor may
+/// cut it into ranges at different places (keys that end in "#first:last", see shard_entry_name());
+/// of these, ranges that follow each other without overlap stay. Units in which no overlap is found
+/// stay as they are.
+std::vector<SaveUnit> without_overlaps(const std::vector<SaveUnit>& units);
+
 /// What a rank holds as a text, and back. FileError if it is none.
 std::string format_held_units(const std::vector<HeldUnit>& units);
 std::vector<HeldUnit> parse_held_units(const std::string& text);

@@ -8,6 +8,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/training/checkpoint/finite_values.h"
+#include "lockstep/training/checkpoint/held_blocks.h"
 
 namespace lockstep {
 namespace {
@@ -17,46 +18,11 @@ constexpr std::pair<at::ScalarType, const char*> kDtypes[] = {
     {at::kLong, "I64"},   {at::kInt, "I32"},   {at::kShort, "I16"},     {at::kChar, "I8"},
     {at::kByte, "U8"},    {at::kBool, "BOOL"}};
 
-GroupKind group_kind(MeshAxis axis) {
-  switch (axis) {
-    case MeshAxis::tp:
-      return GroupKind::tp;
-    case MeshAxis::cp:
-      return GroupKind::cp;
-    case MeshAxis::dp:
-      return GroupKind::dp;
-    case MeshAxis::pp:
-      return GroupKind::pp;
-    case MeshAxis::etp:
-      return GroupKind::expert_tp;
-    case MeshAxis::ep:
-      return GroupKind::ep;
-    case MeshAxis::edp:
-      return GroupKind::expert_dp;
-  }
-  fail<UsageError>("unknown axis {}", static_cast<int>(axis));
-}
-
-/// The block that this rank holds, padding included.
-TensorBox padded_box(const std::vector<int64_t>& local_shape, const ParamDescription& description,
-                     const ParallelState& state) {
-  std::vector<BoxShard> shards;
-  for (const auto& [axis, placement] : description.placements) {
-    const auto* const shard = std::get_if<Shard>(&placement);
-    if (shard == nullptr) continue;
-    const RankList ranks = state.grids().group_of(group_kind(axis), state.rank());
-    const auto at = std::find(ranks.begin(), ranks.end(), state.rank());
-    const auto dims = static_cast<int64_t>(local_shape.size());
-    shards.push_back({shard->dim < 0 ? shard->dim + dims : shard->dim, at - ranks.begin(),
-                      static_cast<int64_t>(ranks.size())});
-  }
-  return box_of(local_shape, shards);
-}
-
-/// Adds what is left of `tensor` without padding.
+/// Adds what is left of `tensor` without padding, nothing for an empty piece.
 void add(std::vector<StateTensor>& list, StateTensor tensor,
          const std::optional<int64_t>& unpadded_rows) {
   TensorBox& box = tensor.part.box;
+  if (box.numel() == 0 && !box.is_whole()) return;
   if (unpadded_rows && !box.shape.empty()) {
     const int64_t rows =
         std::clamp<int64_t>(*unpadded_rows - box.start[0], 0, std::max<int64_t>(box.size[0], 0));
@@ -137,8 +103,10 @@ bool scale_adapts_itself(const Config& config) {
 
 std::vector<StateTensor> model_state(const torch::nn::Module& model, const ParallelState& state) {
   std::vector<StateTensor> list;
-  for (const NamedParameter& param : collect_parameters(model)) {
-    const TensorBox box = padded_box(param.tensor.sizes().vec(), param.description, state);
+  const std::vector<NamedParameter> parameters = collect_parameters(model);
+  const auto blocks = held_blocks(parameters, state);
+  for (const NamedParameter& param : parameters) {
+    const TensorBox& box = blocks.at(param.name);
     add(list, {param.name, "", {box, {0, box.numel()}}, flat_view(param.name, param.tensor)},
         param.description.unpadded_rows);
   }
@@ -151,9 +119,14 @@ std::vector<StateTensor> model_state(const torch::nn::Module& model, const Paral
 }
 
 std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const ParallelState& state) {
+  std::vector<NamedParameter> parameters;
+  for (const DistributedDataParallel* model : optimizer.models())
+    for (const auto& buffer : model->buffers())
+      parameters.insert(parameters.end(), buffer->params().begin(), buffer->params().end());
+  const auto blocks = held_blocks(parameters, state);
   std::vector<StateTensor> list;
   for (const StateSlice& slice : optimizer.state_slices()) {
-    const TensorBox box = padded_box(slice.shape, slice.description, state);
+    const TensorBox& box = blocks.at(slice.parameter);
     for (const auto& [name, tensor] : slice.values)
       add(list, {slice.parameter, name, {box, {slice.range.start, slice.range.end}}, tensor},
           slice.description.unpadded_rows);
