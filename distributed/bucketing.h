@@ -57,6 +57,12 @@ struct BufferPlan {
 
 /// Allocates the buffers and cuts them into buckets. The bucket whose gradients are expected first
 /// goes first; the order follows from the plans alone. `overlap`: every bucket is a group.
+///
+/// Ranks of one reduction may share other reductions with other ranks, whose buffers are cut
+/// elsewhere. They agree all the same, because what they compare follows from what a reduction's
+/// own ranks share: the number in a bucket's label counts those of the same ranks, and buckets are
+/// launched by the position of their last gradient, a number that all ranks of a bucket know. So
+/// one order of all collectives fits every rank, and none waits for another in a circle.
 Bucketing make_bucketing(const std::vector<BufferPlan>& plans, bool overlap, GradChecks checks);
 
 /// Allocates the buffers of the parameters that require a gradient, one for each (parameter dtype,
@@ -65,7 +71,13 @@ Bucketing make_bucketing(const std::vector<BufferPlan>& plans, bool overlap, Gra
 /// expected first goes first. `disable_bucketing`: one bucket for each buffer, whatever the
 /// configuration says. `whole_matrices`, where given: matrices for which it is true lie in buffers
 /// of their own, with LayoutOptions::whole_parameters. UsageError: a gradient that is not a term of
-/// a sum over data- or context-parallel ranks.
+/// a sum over data- or context-parallel ranks, or a parameter of which these hold pieces.
+///
+/// What is reduced over a further axis lies at the same places on all of its ranks. Where
+/// parameters are partial over tp, etp or ep, the ranks compare how they lay out their buffers (16
+/// bytes each over the axis), and if that differs, because one holds a longer piece of a table,
+/// those parameters get buffers of their own, one for each set of axes. Those that are partial over
+/// pp always do, since other stages hold other parameters.
 Bucketing make_bucketing(const std::vector<NamedParameter>& parameters,
                          const ParallelState& parallel_state,
                          const DistributedDataParallelConfig& config, GradientScalingMode mode,

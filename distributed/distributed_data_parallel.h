@@ -52,10 +52,13 @@ class DistributedDataParallel {
   /// Takes over the parameters of `module` that require a gradient. Collective over the
   /// data-parallel ranks. First compares `config` and the parameters of all ranks (names, shapes,
   /// dtypes, descriptions, whether they are trained): where they differ, every rank throws
-  /// CommunicationError naming the first difference. Then gives all ranks the parameters and
-  /// registered buffers of the first one (see broadcast_params, which nobody calls later: ranks
-  /// whose buffers change in training, as running means do, have their own). UsageError if nothing
-  /// is to be trained, or if a parameter is wrapped already.
+  /// CommunicationError naming the first difference. The same over tp, etp and ep for parameters
+  /// whose gradients are partial there; over any of these the pieces of a parameter that is cut may
+  /// have different lengths. Then gives all ranks the parameters and registered buffers of the
+  /// first one (see broadcast_params, which nobody calls later: ranks whose buffers change in
+  /// training, as running means do, have their own). UsageError if nothing is to be trained, if a
+  /// parameter is wrapped already, if a description contradicts itself
+  /// (ParamDescription::validate).
   ///
   /// `disable_bucketing`: one bucket for each buffer whatever `config` says, for model chunks whose
   /// reduction is hidden by those of other chunks; on all pipeline stages but the first it is
@@ -63,9 +66,10 @@ class DistributedDataParallel {
   ///
   /// `whole_matrices` chooses the matrices that Muon will update (optimizer.optimizer = muon). They
   /// get buffers of their own, and with the distributed optimizer no such matrix is cut; see
-  /// compute_whole_param_layout(). UsageError for a gradient that is declared complete or a
-  /// partial mean over data- or context-parallel ranks: all of them are added. ConfigError: fields
-  /// that do not go together.
+  /// compute_whole_param_layout(). Those that tp or etp cuts are compared over it: their pieces
+  /// must have one shape. UsageError for a gradient that is declared complete or a partial mean
+  /// over data- or context-parallel ranks, or a parameter that they cut: the gradients of all of
+  /// them are added. ConfigError: fields that do not go together.
   DistributedDataParallel(const torch::nn::Module& module, const ParallelState& parallel_state,
                           const DistributedDataParallelConfig& config = {},
                           bool disable_bucketing = false,
@@ -186,7 +190,9 @@ class DistributedDataParallel {
   std::string state_text() const;
   const ParallelState& parallel_state() const;
 
-  /// The buffers: one for each (parameter dtype, gradient dtype, dense or expert).
+  /// The buffers: one for each (parameter dtype, gradient dtype, dense or expert), and more for
+  /// parameters that must lie apart: whole matrices, and those whose gradients are partial over pp,
+  /// or over an axis whose ranks lay out their buffers differently.
   const std::vector<std::unique_ptr<ParamAndGradBuffer>>& buffers() const;
 
   /// In the order in which buckets are launched.

@@ -44,7 +44,8 @@ struct RouterBias {
 /// 2. partial gradients: what is declared partial over another axis (tp, pp; for experts etp, ep,
 ///    pp) is summed over the ranks of that axis, or averaged if it is partial-mean. Such are the
 ///    layer norms under sequence parallelism. Gradients of more than 256 KiB are reduced where they
-///    lie, smaller ones together, through a buffer of at most 1 MiB.
+///    lie, smaller ones together, through a buffer of at most 1 MiB. The ranks of the axis may hold
+///    anything beside such parameters; stages of a pipeline register theirs in the same order.
 /// 3. tied gradients: all copies of a tied parameter, in the models of this rank and on the stages
 ///    that ParamDescription::tie names, get the sum of their gradients. Only the ranks that hold a
 ///    copy take part, and all of them must (see Tie).

@@ -38,11 +38,12 @@ struct TrainingProgress {
 bool scale_adapts_itself(const Config& config);
 
 /// The parameters, frozen ones included, and the registered buffers of `model`. With
-/// ddp.overlap_param_gather wait for them first (finish_param_sync). UsageError: a parameter that
-/// is not contiguous.
+/// ddp.overlap_param_gather wait for them first (finish_param_sync). Collective over the axes that
+/// cut parameters, whose ranks may hold pieces of any lengths. UsageError: a parameter that is not
+/// contiguous. CommunicationError: one that a rank of such an axis does not have.
 std::vector<StateTensor> model_state(const torch::nn::Module& model, const ParallelState& state);
 
-/// The optimizer's state, as far as this rank holds it.
+/// The optimizer's state, as far as this rank holds it. Collective as model_state().
 std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const ParallelState& state);
 
 /// Fills `targets` from a checkpoint, converted to their dtypes. Weights in fp32 or fp64 come from
