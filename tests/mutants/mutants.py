@@ -51,8 +51,8 @@ MUTANTS = [Mutant(*fields) for fields in [
     # Groups and passes of finalize_model_grads
     ("layernorm-not-reduced", "LayerNorm gradients of the sequence's parts are not added over tp",
      "distributed/partial_gradients.cpp",
-     "if (grids.size(group_kind(axis)) > 1)",
-     "if (grids.size(group_kind(axis)) > 1 && axis != MeshAxis::tp)",
+     "if (grids.size(group_kind_of(axis)) > 1)",
+     "if (grids.size(group_kind_of(axis)) > 1 && axis != MeshAxis::tp)",
      ["finalize_test", TENSOR]),
     ("tied-gradient-twice", "the tied gradient is added twice over the stages",
      "distributed/tied_gradients.cpp",
