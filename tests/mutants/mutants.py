@@ -244,9 +244,9 @@ MUTANTS = [Mutant(*fields) for fields in [
      "return {rank * numel, (rank + 1) * numel};",
      ["gradient_state_test", "distributed_optimizer_test"]),
     ("saved-as-the-first-part", "a checkpoint holds each part as that of the first rank",
-     "training/checkpoint/training_state.cpp",
-     "dims : shard->dim, at - ranks.begin(),",
-     "dims : shard->dim, (at - ranks.begin()) * 0,",
+     "training/checkpoint/held_blocks.cpp",
+     "if (static_cast<int64_t>(i) == group.rank()) block.start[dim] += total;",
+     "",
      ["checkpoint_test"]),
     # Optimizer and resuming
     ("master-in-bf16", "the master weights are rounded to the parameters' dtype",
