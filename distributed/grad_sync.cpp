@@ -1,6 +1,7 @@
 #include "lockstep/distributed/grad_sync.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "lockstep/core/check.h"
 
@@ -19,7 +20,8 @@ GradSync::GradSync(Bucketing bucketing, bool overlap, bool allow_unused, GradSyn
     : bucketing_(std::move(bucketing)),
       group_(bucketing_.groups.front().reduction().group),
       state_(bucketing_.params, static_cast<int64_t>(bucketing_.groups.size()), overlap,
-             allow_unused, calls) {
+             allow_unused, calls),
+      notes_passes_(allow_unused) {
   GradientObserver& observer = *this;
   for (const Bucketing::Place& place : bucketing_.places)
     hooks_.emplace_back(place.buffer->params()[place.index].tensor,
@@ -30,7 +32,10 @@ GradSync::GradSync(Bucketing bucketing, bool overlap, bool allow_unused, GradSyn
 void GradSync::on_gradient(int64_t position, bool in_place) {
   guarded([&] {
     // First: once a bucket is under way, a gradient that comes too late must not be touched.
-    const auto ready = state_.on_gradient(position, *no_sync_depth_ == 0);
+    const bool synchronizes = *no_sync_depth_ == 0;
+    const auto ready = state_.on_gradient(position, synchronizes);
+    if (notes_passes_ && synchronizes)
+      state_.note_pass(torch::autograd::get_current_graph_task_id());
     if (!in_place) [[unlikely]] {
       const Bucketing::Place& place = bucketing_.places[static_cast<size_t>(position)];
       place.buffer->adopt_grad(place.index);

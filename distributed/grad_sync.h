@@ -69,6 +69,7 @@ class GradSync final : private GradientObserver {
   Bucketing bucketing_;
   ProcessGroup group_;
   GradSyncState state_;
+  bool notes_passes_;
   std::shared_ptr<int> no_sync_depth_ = std::make_shared<int>(0);
   std::mutex mutex_;
   std::vector<GradientHook> hooks_;  // last, so that they go first

@@ -81,6 +81,11 @@ GradSyncState::Launch GradSyncState::on_gradient(int64_t param, bool synchronize
   return overlap_ ? launch_ready() : Launch{next_, next_};
 }
 
+void GradSyncState::note_pass(int64_t pass) {
+  while (!passes_.empty() && passes_.back() > pass) passes_.pop_back();
+  if (passes_.empty() || passes_.back() != pass) passes_.push_back(pass);
+}
+
 GradSyncState::Launch GradSyncState::launch_ready() {
   Launch launch{next_, next_};
   while (launch.last < num_buckets() && pending_[static_cast<size_t>(launch.last)] == 0)
@@ -125,8 +130,9 @@ void GradSyncState::refuse_missing(bool needs_ready) const {
 
 void GradSyncState::refuse_early_finish() const {
   const bool begun = phase_ == Phase::accumulating;
+  const bool complete = !begun || static_cast<int64_t>(passes_.size()) >= microbatches_;
   if (phase_ == Phase::reducing || phase_ == Phase::ready || pending_ != bucket_sizes_ ||
-      (allow_unused_ && !begun))
+      (allow_unused_ && complete))
     return;
   size_t missing = 0;
   const std::string names = list_missing(/*needs_ready=*/true, missing);
@@ -174,6 +180,7 @@ void GradSyncState::reset() {
   for (Counts& counts : counts_) counts.received = counts.synchronized = 0;
   pending_ = bucket_sizes_;
   next_ = 0;
+  passes_.clear();
 }
 
 }  // namespace lockstep

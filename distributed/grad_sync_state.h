@@ -65,6 +65,12 @@ class GradSyncState {
   /// Throws if the parameter was ready already (one backward too many) or the step is over.
   Launch on_gradient(int64_t param, bool synchronize);
 
+  /// The gradient of the last on_gradient() came in the backward `pass`, a number that grows from
+  /// pass to pass. With `allow_unused` the passes tell how many micro-batches there were, because
+  /// no parameter need be used in all of them. One that runs inside another counts with it as soon
+  /// as the outer one brings a gradient.
+  void note_pass(int64_t pass);
+
   /// The caller states that all gradients are there: launches all buckets that were not launched.
   /// Throws with the names of the parameters that received no gradient in any micro-batch.
   Launch start();
@@ -74,7 +80,8 @@ class GradSyncState {
   Launch finish();
 
   /// Throws, with names and counts, if finish() would come before the last micro-batch has reached
-  /// any parameter. With `allow_unused` a step without any backward may be finished.
+  /// any parameter. With `allow_unused` a step without any backward may be finished, and one in
+  /// which as many passes were noted as there are micro-batches.
   void refuse_early_finish() const;
 
   /// All launched buckets are reduced: reducing → ready.
@@ -120,6 +127,7 @@ class GradSyncState {
   std::vector<int64_t> bucket_sizes_;  ///< parameters of each bucket
   std::vector<int64_t> pending_;       ///< parameters of each bucket that are not ready
   int64_t next_ = 0;                   ///< first bucket that was not launched
+  std::vector<int64_t> passes_;        ///< of this step, in their order; with allow_unused_
 };
 
 /// "idle", "accumulating", "reducing", "ready"

@@ -310,6 +310,41 @@ TEST(GradSyncState, AnEarlyFinishIsToldFromAMissingParameter) {
   EXPECT_NE(refusal([&] { unused.refuse_early_finish(); }), "");
 }
 
+TEST(GradSyncState, PassesTellTheMicrobatchesOfParametersThatAlternate) {
+  using Passes = std::vector<int64_t>;
+  const auto is_early = [](const Passes& passes, int64_t microbatches) {
+    GradSyncState state = make(/*overlap=*/true, /*allow_unused=*/true);
+    state.set_microbatches(microbatches);
+    for (size_t i = 0; i < passes.size(); ++i) {
+      (void)state.on_gradient(static_cast<int64_t>(i), true);
+      state.note_pass(passes[i]);
+    }
+    return refusal([&] { state.refuse_early_finish(); }) != "";
+  };
+  EXPECT_TRUE(is_early({7}, 2));
+  EXPECT_TRUE(is_early({7, 7}, 2));
+  EXPECT_FALSE(is_early({7, 9}, 2));
+  EXPECT_TRUE(is_early({7, 9}, 3));
+  EXPECT_FALSE(is_early({1, 1, 4, 6}, 3));
+  // 8 and 9 ran inside 7.
+  EXPECT_TRUE(is_early({8, 9, 7}, 2));
+  EXPECT_FALSE(is_early({3, 8, 9, 7}, 2));
+  EXPECT_TRUE(is_early({7, 8, 7, 9, 7}, 2));
+
+  GradSyncState state = make(/*overlap=*/true, /*allow_unused=*/true);
+  state.set_microbatches(2);
+  for (const int64_t param : {0, 3}) {
+    (void)state.on_gradient(param, true);
+    state.note_pass(param);
+  }
+  EXPECT_EQ(state.finish().last, state.num_buckets());
+  state.finished();
+  state.reset();  // the next step begins to count anew
+  (void)state.on_gradient(0, true);
+  state.note_pass(5);
+  EXPECT_NE(refusal([&] { state.refuse_early_finish(); }), "");
+}
+
 TEST(GradSyncState, MessagesNameTheCallsOfTheirOwner) {
   GradSyncState state({{"a", 0}}, 1, true, false,
                       {.count = "COUNT",
