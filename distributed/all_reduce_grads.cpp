@@ -1,6 +1,8 @@
 #include "lockstep/distributed/all_reduce_grads.h"
 
+#include <array>
 #include <map>
+#include <string_view>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/variable.h>
@@ -8,7 +10,9 @@
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/gradient_scaling.h"
 #include "lockstep/distributed/param_layout.h"
+#include "lockstep/distributed/parameter_check.h"
 #include "lockstep/parallel_state/collectives.h"
+#include "lockstep/parallel_state/text_digest.h"
 
 namespace lockstep {
 namespace {
@@ -21,28 +25,72 @@ struct Travelling {
   at::Tensor sent;
 };
 
+using Trained = std::vector<const MeshParameter*>;
+
+/// Names, shapes and dtypes as one number.
+uint64_t digest_of(const Trained& trained) {
+  const auto bytes_of = [](const auto& numbers) {
+    return std::string_view(reinterpret_cast<const char*>(numbers.data()),
+                            numbers.size() * sizeof(int64_t));
+  };
+  uint64_t digest = text_digest("");
+  for (const MeshParameter* param : trained) {
+    const at::Tensor& tensor = param->tensor;
+    const std::array<int64_t, 2> form = {tensor.dim(), static_cast<int64_t>(tensor.scalar_type())};
+    digest = text_digest(bytes_of(form), text_digest(param->name, digest));
+    digest = text_digest(bytes_of(tensor.sizes()), digest);
+  }
+  return digest;
+}
+
+void check_same_list(const MeshParameters& model, const Trained& trained,
+                     const ProcessGroup& group) {
+  if (is_same_on_all_ranks(digest_of(trained), group, "parameters of all_reduce_grads")) return;
+  std::vector<NamedParameter> named;
+  for (const MeshParameter& param : model) named.push_back({param.name, param.tensor, {}});
+  check_same_parameters(named, group);
+}
+
+/// What a rank has of a gradient, the worst last.
+enum Presence : int { kAbsent, kDense, kSparse, kOverlapping, kNoFloat };
+
+Presence presence_of(const at::Tensor& grad) {
+  if (!grad.defined()) return kAbsent;
+  if (grad.layout() != at::kStrided) return kSparse;
+  if (!at::isFloatingType(grad.scalar_type())) return kNoFloat;
+  return may_overlap(grad) ? kOverlapping : kDense;
+}
+
+void refuse_presence(int found, const std::string& name) {
+  require<UsageError>(found != kSparse,
+                      "all_reduce_grads: the gradient of '{}' is sparse, allowed: dense gradients",
+                      name);
+  require<UsageError>(found != kOverlapping,
+                      "all_reduce_grads: the gradient of '{}' has elements that share memory, "
+                      "allowed: dense gradients",
+                      name);
+  require<UsageError>(found != kNoFloat,
+                      "all_reduce_grads: the gradient of '{}' is no floating-point tensor, "
+                      "allowed: floating-point gradients",
+                      name);
+}
+
 /// Of the trained parameters, those that have a gradient on some rank of the group.
-std::vector<const MeshParameter*> parameters_with_gradients(const MeshParameters& model,
-                                                            const ProcessGroup& group) {
-  std::vector<const MeshParameter*> trained;
+Trained parameters_with_gradients(const MeshParameters& model, const ProcessGroup& group) {
+  Trained trained;
   for (const MeshParameter& param : model)
     if (param.tensor.requires_grad()) trained.push_back(&param);
+  check_same_list(model, trained, group);
   if (trained.empty()) return trained;
   at::Tensor present = at::zeros({static_cast<int64_t>(trained.size())}, at::kInt);
-  constexpr int kSparse = 2;
-  for (size_t i = 0; i < trained.size(); ++i) {
-    const at::Tensor& grad = trained[i]->tensor.grad();
-    present.data_ptr<int>()[i] = !grad.defined() ? 0 : grad.layout() == at::kStrided ? 1 : kSparse;
-  }
+  for (size_t i = 0; i < trained.size(); ++i)
+    present.data_ptr<int>()[i] = presence_of(trained[i]->tensor.grad());
   all_reduce(group, present, ReduceOp::max, "who has gradients").wait();
-  std::vector<const MeshParameter*> result;
+  Trained result;
   for (size_t i = 0; i < trained.size(); ++i) {
     const int found = present.data_ptr<int>()[i];
-    require<UsageError>(
-        found < kSparse,
-        "all_reduce_grads: the gradient of '{}' is sparse, allowed: dense gradients",
-        trained[i]->name);
-    if (found != 0) result.push_back(trained[i]);
+    refuse_presence(found, trained[i]->name);
+    if (found != kAbsent) result.push_back(trained[i]);
   }
   return result;
 }

@@ -20,12 +20,15 @@ namespace lockstep {
 ///
 /// Gradients are changed in place and stay the tensors that they were, also views of somebody's
 /// buffer. They travel in buckets of at most 25 MiB of one dtype, the last parameters first, all
-/// under way at once. First the ranks agree on who has a gradient, with one all-reduce of 4 bytes a
+/// under way at once. First the ranks compare their lists (names, shapes, dtypes), with one
+/// all-gather of 8 bytes a rank, and agree on who has a gradient, with one all-reduce of 4 bytes a
 /// parameter: where some rank has one, all have one afterwards, those without counting as zeros;
 /// where none has, none gets one.
 ///
 /// Collective over the group; does nothing in one of a single rank. UsageError: an axis that the
-/// mesh has not; on all ranks, a sparse gradient on any of them (by name).
+/// mesh has not; on all ranks and by name, a gradient on any of them that is sparse, no
+/// floating-point tensor, or whose elements share memory (an expanded tensor). CommunicationError:
+/// on all ranks, lists that differ, with the first difference.
 void all_reduce_grads(const MeshParameters& model, const DeviceMesh& world_mesh, bool use_ddp);
 
 }  // namespace lockstep

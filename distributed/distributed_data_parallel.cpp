@@ -1,7 +1,5 @@
 #include "lockstep/distributed/distributed_data_parallel.h"
 
-#include <map>
-
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
@@ -18,7 +16,6 @@ namespace {
 using Phase = GradSyncState::Phase;
 
 GradientScalingMode mode_of(const DistributedDataParallelConfig& config) {
-  check_ddp(config);
   if (config.calculate_per_token_loss.value_or(!config.average_in_collective))
     return GradientScalingMode::per_token;
   return config.average_in_collective ? GradientScalingMode::average_in_collective
@@ -41,17 +38,6 @@ std::vector<ConfigValue> settings_of(const DistributedDataParallelConfig& config
   return settings;
 }
 
-void refuse_repeated(const std::vector<NamedParameter>& parameters) {
-  std::map<const c10::TensorImpl*, const std::string*> names;
-  for (const NamedParameter& param : parameters) {
-    const auto [first, is_new] = names.emplace(param.tensor.unsafeGetTensorImpl(), &param.name);
-    require<UsageError>(is_new,
-                        "DistributedDataParallel: parameter '{}' is '{}' too; list each tensor "
-                        "once",
-                        param.name, *first->second);
-  }
-}
-
 }  // namespace
 
 struct DistributedDataParallel::Impl {
@@ -63,9 +49,11 @@ struct DistributedDataParallel::Impl {
         needs_finalize(mode == GradientScalingMode::per_token),
         group(parallel_state.group(GroupKind::dp_cp)),
         module_buffers(std::move(buffers_of_module)) {
-    refuse_repeated(parameters);
-    for (const NamedParameter& param : parameters) refuse_hooked(param);
-    check_same_model(parameters, state, settings_of(config, disable_bucketing), whole_matrices);
+    check_same_model(parameters, state, settings_of(config, disable_bucketing), whole_matrices,
+                     [&] {
+                       check_ddp(config);
+                       check_parameter_list(parameters, "DistributedDataParallel");
+                     });
     for (const NamedParameter& param : parameters)
       if (!param.tensor.requires_grad())
         frozen.push_back(param);

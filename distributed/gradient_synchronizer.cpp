@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
+#include <string_view>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/variable.h>
@@ -117,6 +119,14 @@ struct GradientSynchronizer::Impl {
         options.token_group.has_value() == (options.reduction == GradientReduction::per_token),
         "token_group: found {} with the reduction {}, allowed: one with per-token, and only there",
         options.token_group ? "one" : "none", to_string(options.reduction));
+    for (size_t g = 0; g < param_groups.size(); ++g) {
+      std::set<std::string_view> in_group;
+      for (const MeshParameter& param : param_groups[g])
+        require<UsageError>(in_group.insert(param.name).second,
+                            "parameter group {}: two parameters are called '{}', allowed: names "
+                            "that differ",
+                            g, param.name);
+    }
     for (const MeshParameters& group : param_groups)
       for (const MeshParameter& param : group) {
         const auto [entry, is_new] = names.emplace(param.tensor.unsafeGetTensorImpl(), param.name);
@@ -163,12 +173,29 @@ struct GradientSynchronizer::Impl {
             .contents = BufferContents::grads};
   }
 
+  /// What the ranks that share the parameters of a buffer must agree on.
+  std::vector<ConfigValue> settings_of(const BufferPlan& plan) const {
+    return {{"reduction", to_string(options.reduction)},
+            {"bucket_size_mb", fmt::format("{}", bucket_size_mb)},
+            {"require_accumulations", fmt::format("{}", require_accumulations)},
+            {"allow_unused_parameters", fmt::format("{}", options.allow_unused_parameters)},
+            {"dtype of gradients", at::toString(plan.grad_dtype)}};
+  }
+
+  void compare(const BufferPlan& plan) const {
+    try {
+      check_same_parameters(plan.params, plan.reduction.group, settings_of(plan), [&] {
+        for (const NamedParameter& param : plan.params) refuse_hooked(param);
+      });
+    } catch (const CommunicationError& error) {
+      plan.reduction.group.post_failure(error.what());  // to ranks of other groups of this one's
+      throw;
+    }
+  }
+
   void bind() {
     const std::vector<BufferPlan> plans = make_plans();
-    for (const BufferPlan& plan : plans) {
-      for (const NamedParameter& param : plan.params) refuse_hooked(param);
-      check_same_parameters(plan.params, plan.reduction.group);
-    }
+    for (const BufferPlan& plan : plans) compare(plan);
     if (!plans.empty()) {
       sync = std::make_unique<GradSync>(make_bucketing(plans, /*overlap=*/true, /*checks=*/{}),
                                         /*overlap=*/true, options.allow_unused_parameters, kCalls);

@@ -28,7 +28,9 @@ struct GradientSynchronizerOptions {
   /// The ranks whose tokens make up the batch: of all axes that split samples or sequences. For
   /// per_token only, and necessary there.
   std::optional<ProcessGroup> token_group = {};
-  /// Parameters without a gradient count as zeros when wait() is called. Otherwise it throws.
+  /// What a parameter lacks of its gradients, in some micro-batches or in all, counts as zeros when
+  /// wait() is called. Otherwise it throws. wait() still throws in a step of which some backwards
+  /// came, but fewer than required; one that reaches no parameter of a bucket is not seen to come.
   bool allow_unused_parameters = false;
 };
 
@@ -60,14 +62,20 @@ struct GradientSynchronizerOptions {
 /// parameters alone.
 ///
 /// Misuse throws UsageError with names and counts, and the ranks that would wait for this one are
-/// told: a backward too many, a gradient that was replaced, a parameter without a gradient while
-/// others have all of theirs. A wait() before any parameter has all of its gradients throws too,
-/// but ends nothing: the missing backwards may still come.
+/// told: a backward too many, a gradient that was replaced after the last one, a parameter without
+/// a gradient while others have all of theirs. A wait() before any parameter has all of its
+/// gradients throws too, but ends nothing: the missing backwards may still come.
+///
+/// Between two micro-batches a gradient is the caller's, as in plain autograd: the next backward
+/// adds to what param.grad() is then, also to another tensor, whose value is copied into the
+/// bucket. From undefined it begins anew, so that what was accumulated before is gone. A gradient
+/// that is undefined when wait() is called gets its view back, with what was accumulated.
 class GradientSynchronizer {
  public:
   /// `param_groups`: those of the optimizer. `bucket_size_mb`: in MiB. `require_accumulations`:
   /// backwards of a step. Does nothing yet. UsageError: a size that is not positive, a count below
-  /// 1, a parameter in two groups, a token group without per_token or the other way round.
+  /// 1, a parameter in two groups, a name twice in one group, a token group without per_token or
+  /// the other way round.
   GradientSynchronizer(std::vector<MeshParameters> param_groups, double bucket_size_mb,
                        int64_t require_accumulations, GradientSynchronizerOptions options = {});
   /// Removes the hooks. Gradients keep their values.
@@ -77,9 +85,10 @@ class GradientSynchronizer {
 
   /// Makes the buckets, zeroed, with the gradients as views of them, and hooks the parameters.
   /// Parameters that do not require a gradient are left out. Collective over the ranks that share
-  /// parameters: connects their groups and compares what they hold (CommunicationError, on every
-  /// rank, with the first difference). UsageError: bound already, here or by another front; a
-  /// Partial parameter; a gradient dtype that is not stated.
+  /// parameters: connects their groups and compares what they hold, the dtypes of the gradients,
+  /// and reduction, bucket size, backwards of a step and allow_unused_parameters
+  /// (CommunicationError, on every rank, with the first difference). UsageError: bound already,
+  /// here or by another front; a Partial parameter; a gradient dtype that is not stated.
   void bind();
 
   /// Waits for reductions that are under way, removes the hooks, frees the buckets; gradients

@@ -26,7 +26,8 @@ MeshParameters::MeshParameters(std::vector<MeshParameter> parameters) {
   std::set<const c10::TensorImpl*> seen;
   for (size_t i = 0; i < parameters.size(); ++i) {
     MeshParameter& parameter = parameters[i];
-    require<UsageError>(parameter.tensor.defined(), "parameter {}: the tensor is undefined", i);
+    require<UsageError>(parameter.tensor.defined(), "parameter {}{}: the tensor is undefined", i,
+                        parameter.name.empty() ? "" : fmt::format(" ('{}')", parameter.name));
     if (!seen.insert(parameter.tensor.unsafeGetTensorImpl()).second) continue;
     if (parameter.name.empty()) parameter.name = fmt::format("parameter {}", i);
     parameters_.push_back(std::move(parameter));

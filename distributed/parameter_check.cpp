@@ -1,12 +1,17 @@
 #include "lockstep/distributed/parameter_check.h"
 
 #include <algorithm>
+#include <exception>
+#include <map>
 #include <sstream>
+#include <string_view>
 
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/distributed/gradient_hook.h"
 #include "lockstep/parallel_state/collectives.h"
+#include "lockstep/parallel_state/text_digest.h"
 
 namespace lockstep {
 namespace {
@@ -35,12 +40,6 @@ std::string description_text(const std::vector<NamedParameter>& parameters,
                         param.tensor.requires_grad() ? "trained" : "frozen",
                         param.description.to_string());
   return text;
-}
-
-int64_t digest(const std::string& text) {
-  uint64_t hash = 0xCBF29CE484222325;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
-  return static_cast<int64_t>(hash);
 }
 
 struct Line {
@@ -83,17 +82,42 @@ std::string settings_text(const std::vector<ConfigValue>& settings) {
   return text;
 }
 
-void compare(const std::string& text, const ProcessGroup& group,
-             const std::vector<ConfigValue>& settings) {
-  at::Tensor digests = at::empty({group.size()}, at::kLong);
-  all_gather(group, digests, at::full({1}, digest(text), at::kLong), "parameter digests").wait();
-  if (digests.eq(digests[0]).all().item<bool>()) return;
-  const auto texts = all_gather_texts(group, text, "parameter descriptions");
+/// What the checks of a rank's own arguments threw, if anything.
+struct OwnFault {
+  std::exception_ptr error;
+  std::string text;
+
+  void rethrow() const {
+    if (error) std::rethrow_exception(error);
+  }
+};
+
+OwnFault fault_of(const std::function<void()>& checks) {
+  try {
+    if (checks) checks();
+    return {};
+  } catch (const Error& error) {
+    return {std::current_exception(), error.what()};
+  }
+}
+
+constexpr std::string_view kFault = "refused\t";
+
+void refuse_faults(const std::vector<std::string>& texts, const ProcessGroup& group) {
+  for (size_t i = 0; i < texts.size(); ++i)
+    require<CommunicationError>(!texts[i].starts_with(kFault),
+                                "rank {} of group {} refused its own arguments: {}",
+                                group.ranks()[i], group.to_string(),
+                                texts[i].substr(std::min(kFault.size(), texts[i].size())));
+}
+
+void refuse_differences(const std::vector<std::string>& texts, size_t num_settings,
+                        const ProcessGroup& group) {
   const auto first = split_lines(texts[0]);
-  const auto count = static_cast<std::ptrdiff_t>(settings.size());
+  const auto count = static_cast<std::ptrdiff_t>(num_settings);
   for (size_t i = 1; i < texts.size(); ++i) {
     const auto other = split_lines(texts[i]);
-    for (size_t line = 0; line < settings.size(); ++line)
+    for (size_t line = 0; line < num_settings; ++line)
       require<CommunicationError>(
           first[line].facts == other[line].facts,
           "the ranks of group {} have different settings: {} is {} on rank {} and {} on rank {}",
@@ -108,14 +132,88 @@ void compare(const std::string& text, const ProcessGroup& group,
   }
 }
 
+/// Returns where all ranks say the same.
+void compare(const std::string& text, const OwnFault& fault, size_t num_settings,
+             const ProcessGroup& group) {
+  if (is_same_on_all_ranks(text_digest(text), group, "parameter digests")) return;
+  const auto texts = all_gather_texts(group, text, "parameter descriptions");
+  fault.rethrow();
+  refuse_faults(texts, group);
+  refuse_differences(texts, num_settings, group);
+}
+
+void refuse_undefined(const std::vector<NamedParameter>& parameters, const char* front) {
+  for (size_t i = 0; i < parameters.size(); ++i)
+    require<UsageError>(parameters[i].tensor.defined(),
+                        "{}: parameter {} ('{}') is an undefined tensor, allowed: defined ones",
+                        front, i, parameters[i].name);
+}
+
 }  // namespace
+
+void check_parameter_list(const std::vector<NamedParameter>& parameters, const char* front) {
+  refuse_undefined(parameters, front);
+  std::map<const c10::TensorImpl*, const std::string*> tensors;
+  std::map<std::string_view, size_t> names;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const NamedParameter& param = parameters[i];
+    refuse_hooked(param);
+    const auto [first, is_new] = tensors.emplace(param.tensor.unsafeGetTensorImpl(), &param.name);
+    require<UsageError>(is_new || *first->second != param.name,
+                        "{}: parameter '{}' is listed twice; list each tensor once", front,
+                        param.name);
+    require<UsageError>(is_new, "{}: parameter '{}' is '{}' too; list each tensor once", front,
+                        param.name, *first->second);
+    const auto [named, is_first] = names.emplace(param.name, i);
+    require<UsageError>(is_first,
+                        "{}: parameters {} and {} are both called '{}', allowed: names that differ",
+                        front, named->second, i, param.name);
+  }
+}
+
+bool is_same_on_all_ranks(uint64_t number, const ProcessGroup& group, const std::string& label) {
+  at::Tensor numbers = at::empty({group.size()}, at::kLong);
+  const at::Tensor own = at::full({1}, static_cast<int64_t>(number), at::kLong);
+  all_gather(group, numbers, own, label).wait();
+  return numbers.eq(numbers[0]).all().item<bool>();
+}
 
 void check_same_parameters(const std::vector<NamedParameter>& parameters, const ProcessGroup& group,
                            const std::vector<ConfigValue>& settings,
+                           const std::function<void()>& own_checks,
                            const std::vector<MeshAxis>& cut_over) {
+  const OwnFault fault = fault_of(own_checks);
   if (group.size() > 1)
-    compare(settings_text(settings) + description_text(parameters, cut_over), group, settings);
+    compare(fault.error ? std::string(kFault) + fault.text
+                        : settings_text(settings) + description_text(parameters, cut_over),
+            fault, settings.size(), group);
+  fault.rethrow();
   for (const NamedParameter& param : parameters) param.description.validate(param.name);
+}
+
+void check_same_text(const std::string& text, const ProcessGroup& group, const char* what) {
+  if (group.size() == 1) return;
+  if (is_same_on_all_ranks(text_digest(text), group, fmt::format("digest of {}", what))) return;
+  const auto texts = all_gather_texts(group, text, what);
+  for (size_t i = 1; i < texts.size(); ++i)
+    require<CommunicationError>(texts[i] == texts[0],
+                                "the ranks of group {} have different {}: {} on rank {} and {} on "
+                                "rank {}",
+                                group.to_string(), what, texts[0], group.ranks()[0], texts[i],
+                                group.ranks()[i]);
+}
+
+bool may_overlap(const at::Tensor& tensor) {
+  std::vector<std::pair<int64_t, int64_t>> steps;  // stride, elements
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim)
+    if (tensor.size(dim) > 1) steps.emplace_back(tensor.stride(dim), tensor.size(dim));
+  std::sort(steps.begin(), steps.end());
+  int64_t reach = 0;
+  for (const auto& [stride, elements] : steps) {
+    if (stride <= reach) return tensor.numel() > 0;
+    reach += stride * (elements - 1);
+  }
+  return false;
 }
 
 void check_model_list(const std::vector<DistributedDataParallel*>& models, const char* caller) {

@@ -2,6 +2,9 @@
 
 // Internal.
 
+#include <cstdint>
+#include <functional>
+#include <string>
 #include <vector>
 
 #include "lockstep/core/config_io.h"
@@ -13,16 +16,37 @@ namespace lockstep {
 
 class DistributedDataParallel;
 
+/// UsageError naming `front`: a tensor that is undefined, a tensor or a name that is listed twice,
+/// a trained parameter that a front has taken over already.
+void check_parameter_list(const std::vector<NamedParameter>& parameters, const char* front);
+
 /// Compares the parameters of all ranks of `group`: names, order, shapes, dtypes, descriptions and
 /// whether they require a gradient; and `settings`. Every rank throws the same CommunicationError,
 /// with the first difference, if there is one. Sends 8 bytes per rank while all agree. `cut_over`:
 /// axes of which the group may have several ranks; what these cut is left out of the shapes.
 ///
-/// Then UsageError, on every rank, naming the first parameter whose description contradicts itself
+/// `own_checks` look at the arguments of this rank first. Where they throw, this rank throws that
+/// again, and the ranks whose own are right CommunicationError with rank and message: nobody waits
+/// for a rank that has refused its list.
+///
+/// Last UsageError, on every rank, naming the first parameter whose description contradicts itself
 /// (see ParamDescription::validate).
 void check_same_parameters(const std::vector<NamedParameter>& parameters, const ProcessGroup& group,
                            const std::vector<ConfigValue>& settings = {},
+                           const std::function<void()>& own_checks = {},
                            const std::vector<MeshAxis>& cut_over = {});
+
+/// Every rank throws CommunicationError where `text` is not the same on all ranks: "the ranks of
+/// group dp [0, 1] have different communication hooks: none on rank 0 and ... on rank 1". Sends 8
+/// bytes per rank while all agree.
+void check_same_text(const std::string& text, const ProcessGroup& group, const char* what);
+
+/// Whether all ranks of `group` give the same number. Sends 8 bytes per rank.
+bool is_same_on_all_ranks(uint64_t number, const ProcessGroup& group, const std::string& label);
+
+/// Whether elements of `tensor` may share memory, as those of an expanded tensor do. What is
+/// written to one of them would change another.
+bool may_overlap(const at::Tensor& tensor);
 
 /// UsageError naming `caller`: no model, a null pointer, a model that is listed twice.
 void check_model_list(const std::vector<DistributedDataParallel*>& models, const char* caller);

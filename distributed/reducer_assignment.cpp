@@ -39,9 +39,11 @@ void check_input(const std::vector<at::Tensor>& tensors, const std::vector<int64
           (tensor_indices.empty() || tensor_indices.size() == tensors.size()),
       "bucket assignment: found {} tensors, {} sparse flags and {} indices, allowed: one each",
       tensors.size(), expect_sparse.size(), tensor_indices.size());
-  for (size_t i = 0; i < tensors.size(); ++i)
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    require<UsageError>(tensors[i].defined(), "bucket assignment: tensor {} is undefined", i);
     require<UsageError>(tensors[i].layout() == at::kStrided,
                         "bucket assignment: no support for sparse tensors; found one at {}", i);
+  }
 }
 
 void sort_by_smallest(BucketAssignment& assignment) {
@@ -98,6 +100,10 @@ BucketAssignment compute_bucket_assignment_by_size(const std::vector<at::Tensor>
 void check_bucket_indices(const std::vector<std::vector<size_t>>& buckets,
                           const std::vector<NamedParameter>& parameters,
                           const std::vector<bool>& expect_sparse) {
+  for (size_t p = 0; p < parameters.size(); ++p)
+    require<UsageError>(parameters[p].tensor.defined(),
+                        "bucket_indices: parameter {} ('{}') is an undefined tensor", p,
+                        parameters[p].name);
   std::vector<bool> seen(parameters.size(), false);
   for (size_t b = 0; b < buckets.size(); ++b) {
     require<UsageError>(!buckets[b].empty(), "bucket_indices: bucket {} is empty", b);

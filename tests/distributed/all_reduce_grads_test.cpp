@@ -84,9 +84,9 @@ TEST(AllReduceGrads, SendsOneAgreementAndOneBucketForEachDtype) {
               EXPECT_FALSE(params[3].tensor.grad().defined());
             },
             {.log = &log});
-  EXPECT_EQ(sent_by(log, 5),
-            (Sent{"all_reduce (max) [0 1 4 5] 16", "all_reduce (sum) [0 1 4 5] 32",
-                  "all_reduce (sum) [0 1 4 5] 16", "all_reduce (sum) [0 1 4 5] 8"}));
+  EXPECT_EQ(sent_by(log, 5), (Sent{"all_gather [0 1 4 5] 8", "all_reduce (max) [0 1 4 5] 16",
+                                   "all_reduce (sum) [0 1 4 5] 32", "all_reduce (sum) [0 1 4 5] 16",
+                                   "all_reduce (sum) [0 1 4 5] 8"}));
 }
 
 TEST(AllReduceGrads, CutsBucketsOf25MebibytesTheLastParametersFirst) {
@@ -102,9 +102,9 @@ TEST(AllReduceGrads, CutsBucketsOf25MebibytesTheLastParametersFirst) {
               EXPECT_TRUE(grad_is(tensors[1], 1));
             },
             {.log = &log});
-  EXPECT_EQ(sent_by(log, 0),
-            (Sent{"all_reduce (max) [0 1] 12", "all_reduce (sum) [0 1] " + std::to_string(25 << 20),
-                  "all_reduce (sum) [0 1] " + std::to_string(10 << 20)}));
+  EXPECT_EQ(sent_by(log, 0), (Sent{"all_gather [0 1] 8", "all_reduce (max) [0 1] 12",
+                                   "all_reduce (sum) [0 1] " + std::to_string(25 << 20),
+                                   "all_reduce (sum) [0 1] " + std::to_string(10 << 20)}));
 }
 
 TEST(AllReduceGrads, RanksWithoutAGradientCountAsZeros) {
