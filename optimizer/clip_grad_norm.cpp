@@ -1,6 +1,7 @@
 #include "lockstep/optimizer/clip_grad_norm.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 
@@ -8,6 +9,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/distributed/parameter_check.h"
 #include "lockstep/optimizer/norms.h"
 
 namespace lockstep {
@@ -31,9 +33,43 @@ bool counts_on_this_stage(const MeshParameter& param, const std::vector<std::str
   return true;
 }
 
+constexpr std::array kGradientTypes = {at::kFloat, at::kDouble,       at::kBFloat16,
+                                       at::kHalf,  at::kComplexFloat, at::kComplexDouble};
+
+/// A view of `grad` in which each place in memory occurs once, of a tensor that repeats itself by
+/// being expanded.
+at::Tensor without_repetition(at::Tensor grad) {
+  for (int64_t dim = 0; dim < grad.dim(); ++dim)
+    if (grad.stride(dim) == 0 && grad.size(dim) > 1) grad = grad.narrow(dim, 0, 1);
+  return grad;
+}
+
+void check_gradient(const MeshParameter& param, bool clips) {
+  const at::Tensor& grad = param.tensor.grad();
+  require<UsageError>(grad.layout() == at::kStrided,
+                      "clip_grad_norm_: the gradient of '{}' is sparse, allowed: dense gradients",
+                      param.name);
+  if (std::find(kGradientTypes.begin(), kGradientTypes.end(), grad.scalar_type()) ==
+      kGradientTypes.end()) {
+    std::vector<std::string> allowed;
+    for (const at::ScalarType type : kGradientTypes) allowed.emplace_back(at::toString(type));
+    fail<UsageError>("clip_grad_norm_: the gradient of '{}' is {}, allowed: {}", param.name,
+                     at::toString(grad.scalar_type()), fmt::join(allowed, ", "));
+  }
+  require<UsageError>(!clips || !may_overlap(without_repetition(grad)),
+                      "clip_grad_norm_: the gradient of '{}' has elements that share memory, "
+                      "allowed: elements of their own, or a tensor that was expanded",
+                      param.name);
+}
+
+/// Contiguous, with what a lazy conjugation or negation stands for.
+at::Tensor flat_copy_or_view(const at::Tensor& grad) {
+  return grad.detach().resolve_conj().resolve_neg().contiguous().view({-1});
+}
+
 /// In an order that follows from the ranks of the groups alone, local parameters last.
 std::vector<ShardClass> make_classes(const MeshParameters& parameters,
-                                     const std::optional<DeviceMesh>& pp_mesh) {
+                                     const std::optional<DeviceMesh>& pp_mesh, bool clips) {
   std::map<RankList, ShardClass> sharded;
   ShardClass local;
   for (const MeshParameter& param : parameters) {
@@ -46,17 +82,29 @@ std::vector<ShardClass> make_classes(const MeshParameters& parameters,
     }
     const at::Tensor& grad = param.tensor.grad();
     if (!grad.defined()) continue;
-    require<UsageError>(grad.layout() == at::kStrided,
-                        "clip_grad_norm_: the gradient of '{}' is sparse, allowed: dense gradients",
-                        param.name);
+    check_gradient(param, clips);
     if (counts_on_this_stage(param, axes.replicated, pp_mesh))
-      found->pieces.push_back(grad.detach().reshape({-1}));
+      found->pieces.push_back(flat_copy_or_view(grad));
   }
   std::vector<ShardClass> classes;
   classes.reserve(sharded.size() + 1);
   for (auto& [ranks, entry] : sharded) classes.push_back(std::move(entry));
   classes.push_back(std::move(local));
   return classes;
+}
+
+/// make_classes(). If it throws, the ranks that wait for this one are told.
+std::vector<ShardClass> classes_or_failure(const MeshParameters& parameters,
+                                           const std::optional<DeviceMesh>& pp_mesh, bool clips) {
+  try {
+    return make_classes(parameters, pp_mesh, clips);
+  } catch (const UsageError& error) {
+    std::optional<DeviceMesh> mesh = pp_mesh;
+    for (const MeshParameter& param : parameters)
+      if (!mesh && param.dtensor) mesh = param.dtensor->device_mesh();
+    if (mesh) mesh->parallel_state().post_failure(error.what());
+    throw;
+  }
 }
 
 at::Tensor combine(const std::vector<ShardClass>& classes, const std::optional<DeviceMesh>& pp_mesh,
@@ -87,8 +135,8 @@ void refuse_nonfinite(const MeshParameters& parameters, double norm, double norm
 void scale(const MeshParameters& parameters, const at::Tensor& coefficient, bool foreach) {
   std::map<std::pair<std::string, at::ScalarType>, std::vector<at::Tensor>> lists;
   for (const MeshParameter& param : parameters) {
-    at::Tensor grad = param.tensor.grad();
-    if (!grad.defined()) continue;
+    if (!param.tensor.grad().defined()) continue;
+    at::Tensor grad = without_repetition(param.tensor.grad());
     const at::ScalarType dtype = grad.scalar_type();
     if (foreach && (dtype == at::kFloat || dtype == at::kDouble))
       lists[{grad.device().str(), dtype}].push_back(grad);
@@ -108,7 +156,8 @@ at::Tensor clip_grad_norm_(const MeshParameters& parameters, std::optional<doubl
   require<UsageError>(!max_norm || *max_norm >= 0,
                       "clip_grad_norm_: max_norm: found {}, allowed: >= 0", max_norm.value_or(0));
   const at::NoGradGuard no_grad;
-  const std::vector<ShardClass> classes = make_classes(parameters, pp_mesh);
+  const std::vector<ShardClass> classes =
+      classes_or_failure(parameters, pp_mesh, max_norm.has_value());
   PieceClasses pieces;
   for (const ShardClass& entry : classes) pieces.push_back(entry.pieces);
   c10::Device device = c10::kCPU;

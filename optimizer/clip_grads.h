@@ -12,9 +12,12 @@ namespace lockstep {
 /// The `norm_type`-norm of the gradients of the whole model, (sum over elements |g|^p)^(1/p) or for
 /// infinity the largest |g|, as a 0-dim fp64 tensor on the models' device; accumulated in fp64.
 /// Every element of the global model counts exactly once, on whatever layout: of a parameter that
-/// is replicated over tensor-parallel ranks, or tied between pipeline stages, one copy counts. A
-/// gradient that is NaN or infinite makes it NaN or infinite. The bits are the same on all ranks,
-/// so that ranks which decide by it decide the same.
+/// is replicated over tensor-parallel ranks, or tied between pipeline stages, one copy counts. What
+/// two stages hold counts as two parameters unless it is tied (ParamDescription::tie) or its
+/// gradient is declared partial over pp, because nothing else tells that they are one: a parameter
+/// that all stages hold with complete gradients counts once for each of them. A gradient that is
+/// NaN or infinite makes it NaN or infinite. The bits are the same on all ranks, so that ranks
+/// which decide by it decide the same.
 ///
 /// `models` are the wrapped chunks of the model of this rank, with final gradients (see
 /// finalize_model_grads). Collective over the ranks that share the model: tp-pp and, where experts

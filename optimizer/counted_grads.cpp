@@ -160,6 +160,7 @@ at::Tensor combine_over_model(const std::vector<DistributedDataParallel*>& model
 }
 
 at::Tensor sum_of_squares(const at::Tensor& flat) {
+  if (flat.is_complex()) return sum_of_squares(at::view_as_real(flat).view({-1}));
   if (flat.scalar_type() != at::kHalf) return kernels::sum_of_squares(flat);
   at::Tensor total = at::zeros({}, flat.options().dtype(at::kDouble));
   for (const at::Tensor& part : cache_sized_parts(flat))

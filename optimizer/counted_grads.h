@@ -62,7 +62,8 @@ at::Tensor combine_over_model(const std::vector<DistributedDataParallel*>& model
                               const std::vector<at::Tensor>& of_class, ReduceOp op,
                               const char* label);
 
-/// The sum of the squares of a flat tensor (0-dim, fp64, on its device).
+/// The sum of the squares of a flat tensor (0-dim, fp64, on its device), of a complex one of its
+/// absolute values.
 at::Tensor sum_of_squares(const at::Tensor& flat);
 
 /// `flat` in parts that fit the cache on the CPU; in one on other devices.

@@ -28,12 +28,19 @@ std::vector<at::Tensor> sums(const PieceClasses& classes, c10::Device device, Of
   return result;
 }
 
+/// In fp64, or complex fp64.
+at::Tensor widened(const at::Tensor& piece) {
+  return piece.to(piece.is_complex() ? at::kComplexDouble : at::kDouble);
+}
+
 /// The largest absolute value.
 at::Tensor largest(const std::vector<at::Tensor>& pieces, c10::Device device) {
   at::Tensor most = zero(device);
   for (const at::Tensor& piece : pieces)
     if (piece.numel() > 0)
-      most = at::maximum(most, at::linalg_vector_norm(piece, kInfinity).to(at::kDouble));
+      most = at::maximum(
+          most, at::linalg_vector_norm(piece.is_complex() ? widened(piece) : piece, kInfinity)
+                    .to(at::kDouble));
   return at::nan_to_num(most, kInfinity, kInfinity);
 }
 
@@ -51,7 +58,7 @@ at::Tensor power_norm(const PieceClasses& classes, double p, c10::Device device,
   const auto powers = [&](const at::Tensor& piece) {
     at::Tensor total = at::zeros_like(most);
     for (const at::Tensor& part : cache_sized_parts(piece))
-      total += part.to(at::kDouble).abs().div_(unit).pow_(p).sum();
+      total += widened(part).abs().div_(unit).pow_(p).sum();
     return total;
   };
   return unit * combine(sums(classes, device, powers), ReduceOp::sum, "gradient norm").pow(1 / p);

@@ -11,7 +11,8 @@
 
 namespace lockstep {
 
-/// Flat pieces of gradients in classes: those of one class are put together over the same ranks.
+/// Flat, contiguous pieces of gradients, real or complex, in classes: those of one class are put
+/// together over the same ranks.
 using PieceClasses = std::vector<std::vector<at::Tensor>>;
 
 /// Puts together what each rank has of each class (0-dim) by `op`, sum or max, into one number.

@@ -224,6 +224,101 @@ TEST(ClipGradNorm, WhatIsNotFiniteThrowsOnEveryRankOrSpoilsTheGradientsAsInPyTor
   EXPECT_TRUE(at::allclose(ours.grad(), theirs.grad(), 1e-6, 0, /*equal_nan=*/true));
 }
 
+/// Gradients of every kind of memory, with the same values as tensors that are dense.
+std::vector<std::pair<const char*, at::Tensor>> odd_gradients() {
+  const at::Tensor values = at::sin(at::arange(48, at::kFloat) * 3.1 + 0.2);
+  const at::Tensor complex = at::complex(values.slice(0, 0, 24), values.slice(0, 24, 48));
+  return {{"every second row", values.view({8, 6}).slice(0, 0, 8, 2)},
+          {"every third element", values.slice(0, 1, 48, 3)},
+          {"transposed", values.view({8, 6}).t()},
+          {"channels last", values.view({2, 2, 3, 4}).contiguous(at::MemoryFormat::ChannelsLast)},
+          {"expanded", values.slice(0, 0, 6).expand({5, 6})},
+          {"expanded from one", values.slice(0, 3, 4).expand({7})},
+          {"a view expanded twice", values.slice(0, 0, 8, 2).view({1, 4, 1}).expand({3, 4, 2})},
+          {"fp16, strided", values.to(at::kHalf).slice(0, 0, 48, 5)},
+          {"bf16, strided", values.to(at::kBFloat16).slice(0, 0, 48, 5)},
+          {"complex", complex},
+          {"complex, strided", complex.slice(0, 0, 24, 2)},
+          {"complex, conjugated", complex.view({4, 6}).conj().t()},
+          {"complex fp64", complex.to(at::kComplexDouble)}};
+}
+
+/// |g| in fp64, flat.
+at::Tensor magnitudes(const at::Tensor& grad) {
+  return grad.to(grad.is_complex() ? at::kComplexDouble : at::kDouble).abs().flatten();
+}
+
+TEST(ClipGradNorm, GradientsOfEveryKindOfMemoryAndComplexOnesCountForEveryNorm) {
+  for (const double p : {0.5, 1.0, 2.0, 3.0, kInfinity})
+    for (const bool foreach : {true, false})
+      for (const auto& [kind, grad] : odd_gradients()) {
+        const at::Tensor size = magnitudes(grad);
+        const double expected = std::isinf(p) ? size.max().item<double>()
+                                              : std::pow(size.pow(p).sum().item<double>(), 1 / p);
+        const at::Tensor param = at::zeros(grad.sizes(), grad.options()).requires_grad_(true);
+        // clone() keeps strides only of dense memory; so the storage is copied.
+        const at::Tensor storage =
+            at::empty({0}, grad.options())
+                .set_(grad.storage(), 0,
+                      static_cast<int64_t>(grad.storage().nbytes()) / grad.element_size(), {1})
+                .clone();
+        const at::Tensor own =
+            storage.as_strided(grad.sizes(), grad.strides(), grad.storage_offset());
+        param.mutable_grad() = grad.is_conj() ? own.conj() : own;
+        const void* const place = param.grad().data_ptr();
+        const at::Tensor norm = clip_grad_norm_({MeshParameter(param, "odd")}, 0.5 * expected, p,
+                                                /*error_if_nonfinite=*/true, foreach);
+        EXPECT_NEAR(norm.item<double>(), expected, 1e-12 * expected) << kind << ", p " << p;
+        EXPECT_EQ(param.grad().data_ptr(), place) << kind;
+        const double tolerance = grad.element_size() == 2 ? 1e-2 : 1e-6;
+        const double coefficient = 0.5 * expected / (expected + 1e-6);
+        EXPECT_TRUE(at::allclose(magnitudes(param.grad()), size * coefficient, tolerance, 1e-7))
+            << kind << ", p " << p;
+      }
+}
+
+TEST(ClipGradNorm, AComplexShardIsPutTogetherOverItsRanks) {
+  for (const double p : {1.0, 2.0, 3.0, kInfinity})
+    run_ranks(2, [&](const ParallelState& state) {
+      MeshParameter param =
+          ones_on(DeviceMesh(state, {2}, {"tp"}), {4}, {Shard{0}}, "complex", at::kComplexFloat);
+      const double scale = 1. + state.rank();
+      param.tensor.mutable_grad() =
+          at::complex(at::full({2}, 3 * scale), at::full({2}, 4 * scale)).to(at::kComplexFloat);
+      const double expected =
+          std::isinf(p) ? 10 : std::pow(2 * (std::pow(5., p) + std::pow(10., p)), 1 / p);
+      EXPECT_NEAR(clip_grad_norm_({param}, kNoClipping, p).item<double>(), expected, 1e-12 * 30);
+    });
+}
+
+TEST(ClipGradNorm, GradientsThatItCannotTakeAreNamedOnEveryRank) {
+  const auto errors_of = [](const at::Tensor& grad, double p) {
+    return errors_of_ranks(2, [&](const ParallelState& state) {
+      MeshParameter param = with_grad(
+          ones_on(DeviceMesh(state, {2}, {"tp"}), {4}, {Shard{0}}, "odd", grad.scalar_type()), 1);
+      if (state.rank() == 1) param.tensor.mutable_grad() = grad;
+      clip_grad_norm_({param}, 1.0, p);
+    });
+  };
+  for (const double p : {1.0, 2.0, kInfinity}) {
+    for (const std::string& error : errors_of(at::ones({2}, at::kComplexHalf), p))
+      EXPECT_NE(error.find("clip_grad_norm_: the gradient of 'odd' is ComplexHalf, allowed: Float, "
+                           "Double, BFloat16, Half, ComplexFloat, ComplexDouble"),
+                std::string::npos)
+          << error;
+  }
+  // Windows that overlap: no element can be multiplied without its neighbour.
+  const at::Tensor window = at::zeros({3, 2}).requires_grad_(true);
+  window.mutable_grad() = at::arange(4, at::kFloat).as_strided({3, 2}, {1, 1});
+  for (const double p : {1.0, 2.0, kInfinity}) {
+    EXPECT_TRUE(throws_with<UsageError>(
+        [&] { clip_grad_norm_({MeshParameter(window, "window")}, 1.0, p); },
+        "clip_grad_norm_: the gradient of 'window' has elements that share memory"));
+    const double expected = p == 1 ? 9 : p == 2 ? std::sqrt(1. + 1 + 4 + 4 + 9) : 3;
+    EXPECT_NEAR(clip_grad_norm_({window}, kNoClipping, p).item<double>(), expected, 1e-14);
+  }
+}
+
 TEST(ClipGradNorm, WrongArgumentsAreNamed) {
   const at::Tensor param = leaf_with_grad(at::ones({2}));
   EXPECT_TRUE(throws_with<UsageError>([&] { clip_grad_norm_({param}, 1.0, 0.0); },

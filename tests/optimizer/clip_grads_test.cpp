@@ -276,6 +276,27 @@ TEST(GradNorm, HundredByHundredOnesInEveryDtype) {
   }
 }
 
+TEST(GradNorm, WhatStagesHoldWithoutATieCountsForEachOfThem) {
+  const auto norm_of = [](const ParamDescription& description) {
+    double norm = 0;
+    run_ranks(2,
+              [&](const ParallelState& state) {
+                DescribedParams net;
+                net.add("norm", {4}, description);
+                DistributedDataParallel ddp(net, state);
+                net.backward([](const auto&, const auto&) { return 3.; });
+                finalize_model_grads({&ddp}, testing::no_tokens());
+                const double found = grad_norm({&ddp}).item<double>();
+                if (state.rank() == 1) norm = found;
+              },
+              {.sizes = {.pipeline = 2}});
+    return norm;
+  };
+  EXPECT_DOUBLE_EQ(norm_of({}), std::sqrt(2 * 4 * 9.));
+  EXPECT_DOUBLE_EQ(norm_of({.gradient_states = {{pp, GradientState::partial_sum}}}),
+                   std::sqrt(4 * 36.));
+}
+
 TEST(GradNorm, RefusesANormBelowOne) {
   Single grads(at::ones({2}));
   EXPECT_TRUE(throws_with<UsageError>([&] { grad_norm({&grads.ddp}, 0.5); }, "found 0.5"));
