@@ -42,9 +42,13 @@ CompressHook::CompressHook(at::ScalarType dtype, std::shared_ptr<CommHook> inner
                        "compress hook: found {}, allowed: Half, BFloat16", at::toString(dtype));
 }
 
-std::string CompressHook::name() const {
-  return fmt::format("{}-compress({})", dtype_ == at::kHalf ? "fp16" : "bf16", inner_->name());
+std::string CompressHook::text_around(const std::string& inner) const {
+  return fmt::format("{}-compress({})", dtype_ == at::kHalf ? "fp16" : "bf16", inner);
 }
+
+std::string CompressHook::name() const { return text_around(inner_->name()); }
+
+std::string CompressHook::identity() const { return text_around(inner_->identity()); }
 
 CommHook::Finish CompressHook::start(const GradBucket& bucket) {
   if (bucket.buffer.layout() == at::kSparse) return inner_->start(bucket);

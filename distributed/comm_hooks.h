@@ -46,6 +46,8 @@ class CommHook {
   virtual ~CommHook() = default;
   /// For logs: "all-reduce", "fp16-compress(all-reduce)".
   virtual std::string name() const = 0;
+  /// What all ranks must have alike: the name and every setting that changes the result.
+  virtual std::string identity() const { return name(); }
   /// Starts to combine; what it starts runs beside backward. What it returns is called once, after
   /// backward, in the order of the buckets; it may communicate as well.
   virtual Finish start(const GradBucket& bucket) = 0;
@@ -66,9 +68,12 @@ class CompressHook : public CommHook {
   explicit CompressHook(at::ScalarType dtype,
                         std::shared_ptr<CommHook> inner = std::make_shared<AllReduceHook>());
   std::string name() const override;
+  std::string identity() const override;
   Finish start(const GradBucket& bucket) override;
 
  private:
+  std::string text_around(const std::string& inner) const;
+
   at::ScalarType dtype_;
   std::shared_ptr<CommHook> inner_;
 };

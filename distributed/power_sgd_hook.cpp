@@ -60,6 +60,15 @@ PowerSgdHook::PowerSgdHook(const PowerSgdOptions& options) : options_(options) {
 
 std::string PowerSgdHook::name() const { return fmt::format("powerSGD(rank {})", options_.rank); }
 
+std::string PowerSgdHook::identity() const {
+  const PowerSgdOptions& o = options_;
+  return fmt::format(
+      "powerSGD(rank {}, start_iteration {}, min_compression_rate {}, use_error_feedback {}, "
+      "warm_start {}, seed {})",
+      o.rank, o.start_iteration, o.min_compression_rate, o.use_error_feedback, o.warm_start,
+      o.seed);
+}
+
 bool PowerSgdHook::is_compressed(const at::Tensor& gradient) const {
   if (gradient.dim() < 2 || gradient.numel() == 0) return false;
   const int64_t rows = gradient.size(0), columns = columns_of(gradient);

@@ -31,6 +31,7 @@ class PowerSgdHook : public CommHook {
   /// ConfigError: a rank below 1, a negative iteration, a rate that is not positive.
   explicit PowerSgdHook(const PowerSgdOptions& options = {});
   std::string name() const override;
+  std::string identity() const override;
   Finish start(const GradBucket& bucket) override;
 
  private:

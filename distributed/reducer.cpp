@@ -1,7 +1,6 @@
 #include "lockstep/distributed/reducer.h"
 
 #include <algorithm>
-#include <unordered_set>
 
 #include <ATen/ATen.h>
 #include <torch/nn/modules/embedding.h>
@@ -17,26 +16,15 @@ namespace {
 
 std::string options_text(const ReducerOptions& o) {
   return fmt::format(
-      "bucket_bytes_caps [{}], initial_bucket_bytes_caps [{}], {} explicit buckets, "
+      "bucket_bytes_caps [{}], initial_bucket_bytes_caps [{}], bucket_indices {}, "
       "rebuild_buckets {}, find_unused_parameters {}, skip_all_reduce_unused_params {}, "
       "static_graph {}, gradient_as_bucket_view {}, sparse_parameters [{}], reduce_dtype {}, "
       "broadcast_parameters {}",
       fmt::join(o.bucket_bytes_caps, ", "), fmt::join(o.initial_bucket_bytes_caps, ", "),
-      o.bucket_indices.size(), o.rebuild_buckets, o.find_unused_parameters,
+      o.bucket_indices, o.rebuild_buckets, o.find_unused_parameters,
       o.skip_all_reduce_unused_params, o.static_graph, o.gradient_as_bucket_view,
       fmt::join(o.sparse_parameters, ", "), o.reduce_dtype ? at::toString(*o.reduce_dtype) : "none",
       o.broadcast_parameters);
-}
-
-void check_same_options(const ReducerOptions& options, const ProcessGroup& group) {
-  if (group.size() == 1) return;
-  const auto texts = all_gather_texts(group, options_text(options), "reducer options");
-  for (size_t i = 1; i < texts.size(); ++i)
-    require<CommunicationError>(texts[i] == texts[0],
-                                "the ranks of group {} have different Reducer options: {} on rank "
-                                "{} and {} on rank {}",
-                                group.to_string(), texts[0], group.ranks()[0], texts[i],
-                                group.ranks()[i]);
 }
 
 void check_options(const ReducerOptions& o) {
@@ -60,15 +48,8 @@ void check_options(const ReducerOptions& o) {
 
 std::vector<NamedParameter> trained(const std::vector<NamedParameter>& parameters) {
   std::vector<NamedParameter> result;
-  std::unordered_set<const c10::TensorImpl*> seen;
-  for (const NamedParameter& param : parameters) {
-    refuse_hooked(param);
-    if (!param.tensor.requires_grad()) continue;
-    require<UsageError>(seen.insert(param.tensor.unsafeGetTensorImpl()).second,
-                        "Reducer: parameter '{}' is listed twice; list each tensor once",
-                        param.name);
-    result.push_back(param);
-  }
+  for (const NamedParameter& param : parameters)
+    if (param.tensor.requires_grad()) result.push_back(param);
   require<UsageError>(!result.empty(),
                       "Reducer: not needed, none of the {} parameters requires a gradient",
                       parameters.size());
@@ -93,6 +74,18 @@ std::vector<bool> sparse_flags(const std::vector<NamedParameter>& params,
     flags[static_cast<size_t>(found - params.begin())] = true;
   }
   return flags;
+}
+
+/// Of the parameters that the ranks have agreed on, those that are trained.
+std::vector<NamedParameter> agreed(const std::vector<NamedParameter>& parameters,
+                                   const ReducerOptions& options, const ProcessGroup& group) {
+  check_same_parameters(parameters, group, {}, [&] {
+    check_parameter_list(parameters, "Reducer");
+    check_options(options);
+    (void)sparse_flags(trained(parameters), options.sparse_parameters);
+  });
+  check_same_text(options_text(options), group, "Reducer options");
+  return trained(parameters);
 }
 
 std::vector<std::string> sparse_embeddings(const torch::nn::Module& module) {
@@ -125,12 +118,9 @@ Reducer::Impl::Impl(std::vector<NamedParameter> parameters, std::vector<at::Tens
     : options(reducer_options),
       group(process_group),
       untrained(std::move(module_buffers)),
-      params(trained(parameters)),
+      params(agreed(parameters, options, group)),
       sparse(sparse_flags(params, reducer_options.sparse_parameters)),
       divisor(process_group.size()) {
-  check_options(options);
-  check_same_parameters(parameters, group);
-  check_same_options(options, group);
   for (const NamedParameter& param : parameters)
     if (!param.tensor.requires_grad()) untrained.push_back(param.tensor);
   if (options.find_unused_parameters || options.static_graph)
@@ -225,11 +215,14 @@ void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
                       impl_->hook ? impl_->hook->name() : "");
   require<UsageError>(!impl_->armed, "register_comm_hook: an iteration is open");
   impl_->hook = std::move(hook);
+  if (impl_->hooks_compared) impl_->guarded([&] { impl_->compare_hooks(); });
 }
 
 void Reducer::set_sparse_metadata(std::map<std::string, at::Tensor> rows) {
   require<UsageError>(!impl_->joining, "set_sparse_metadata: inside join()");
   for (const auto& [name, tensor] : rows) {
+    require<UsageError>(tensor.defined(), "set_sparse_metadata: the rows of '{}' are undefined",
+                        name);
     const auto& names = impl_->options.sparse_parameters;
     require<UsageError>(std::find(names.begin(), names.end(), name) != names.end(),
                         "set_sparse_metadata: found '{}', allowed: one of sparse_parameters", name);

@@ -33,15 +33,18 @@ struct ReducerOptions {
   /// Whether buckets are filled anew before the second iteration. Never with
   /// find_unused_parameters, unless the graph is static.
   bool rebuild_buckets = true;
-  /// Parameters may lack a gradient, others on each rank and in each iteration. Costs a walk over
-  /// the graph and an all-reduce of 4 bytes a parameter in each iteration.
+  /// Parameters may lack a gradient, others on each rank and in each iteration. One counts as used
+  /// if a backward on any rank has given it a gradient since the reduction before, inside no_sync()
+  /// too; one that is not keeps the gradient that it had. Costs a walk over the graph and an
+  /// all-reduce of 4 bytes a parameter in each iteration.
   bool find_unused_parameters = false;
-  /// With find_unused_parameters: buckets that no rank uses are not reduced. The ranks agree on
-  /// them in prepare_for_backward(), which costs one more all-reduce.
+  /// With find_unused_parameters: buckets whose parameters no rank has used are not reduced. The
+  /// ranks agree on them in prepare_for_backward(), which costs one more all-reduce.
   bool skip_all_reduce_unused_params = false;
   /// Every iteration gives each parameter its gradient as often as the first one did. Takes what
   /// the walk over the graph cannot see: recomputation that runs a backward of its own, parameters
   /// used in several of them, parameters that are never used. The first iteration does not overlap.
+  /// Which parameters are used is settled by its end, backwards inside no_sync() included.
   bool static_graph = false;
   /// Gradients are views of the buckets once they were there; otherwise they are copied in and out.
   bool gradient_as_bucket_view = true;
@@ -92,10 +95,12 @@ class Reducer {
  public:
   /// Reduces the parameters that require a gradient, over `group`, whose ranks all make this call.
   /// Compares parameters and options of the ranks: where they differ every rank throws
-  /// CommunicationError with the first difference. UsageError: nothing is trained, a parameter
-  /// listed twice or reduced already, buckets that do not hold each parameter once. ConfigError:
-  /// options that do not go together. Embeddings of `module` with sparse gradients join
-  /// sparse_parameters.
+  /// CommunicationError with the first difference. UsageError: nothing is trained, an undefined
+  /// tensor, a parameter or a name that is listed twice, a parameter that is reduced already,
+  /// buckets that do not hold each parameter once. ConfigError: options that do not go together. If
+  /// these are found on some ranks only, the others throw CommunicationError. Parameters that are
+  /// registered with the module later are not reduced. Embeddings of `module` with sparse gradients
+  /// join sparse_parameters.
   Reducer(const torch::nn::Module& module, const ProcessGroup& group, ReducerOptions options = {});
   Reducer(std::vector<NamedParameter> parameters, const ProcessGroup& group,
           const ReducerOptions& options = {});
@@ -123,10 +128,14 @@ class Reducer {
   void zero_grad_buffer();
 
   /// Buckets are combined by `hook` from now on. Once, between iterations; UsageError otherwise.
+  /// The hooks of all ranks have the same CommHook::identity(): the first prepare_for_forward()
+  /// compares them, with 8 bytes a rank, and throws CommunicationError on every rank where they
+  /// differ or some ranks have none. Later all ranks register together: then this call compares.
   void register_comm_hook(std::shared_ptr<CommHook> hook);
 
   /// For the next iteration: the rows (sorted, distinct) that the gradients of sparse parameters
   /// have on any rank, by name, the same on all ranks. Then only these are sent, in one all-reduce.
+  /// Where the ranks have other rows the sums do not meet, and the all-reduce fails at the timeout.
   void set_sparse_metadata(std::map<std::string, at::Tensor> rows);
 
   /// Runs `iterations`, which may be fewer on some ranks. A rank that is through adds zeros to the

@@ -37,10 +37,12 @@ struct Reducer::Impl final : GradientObserver {
 
   // reducer_iteration.cpp: what happens between two forwards.
   void prepare_for_forward();
+  void compare_hooks();
   void rebuild_if_due();
   void prepare_for_backward(const std::vector<at::Tensor>& outputs);
   void skip_unused_buckets();
   void on_gradient(int64_t position, bool in_place) override;
+  void note_without_reduction(size_t param);
   void arm(int64_t position);
   bool completes(size_t param, bool has_gradient);
   void mark_unused();
@@ -83,6 +85,7 @@ struct Reducer::Impl final : GradientObserver {
   std::vector<NamedParameter> params;
   std::vector<bool> sparse;
   std::shared_ptr<CommHook> hook;
+  bool hooks_compared = false;  ///< those of all ranks
   std::map<std::string, at::Tensor> sparse_rows;
 
   std::vector<std::vector<size_t>> indices;

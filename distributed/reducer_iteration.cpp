@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/distributed/parameter_check.h"
 #include "lockstep/distributed/reducer_assignment.h"
 #include "lockstep/distributed/reducer_impl.h"
 #include "lockstep/parallel_state/collectives.h"
@@ -18,9 +19,15 @@ void Reducer::Impl::prepare_for_forward() {
   guarded([&] { refuse_open(); });
   if (joining) meet_waiting_ranks();
   guarded([&] {
+    if (!hooks_compared) compare_hooks();
     rebuild_if_due();
     statistics.begin_forward(++iteration);
   });
+}
+
+void Reducer::Impl::compare_hooks() {
+  hooks_compared = true;
+  check_same_text(hook ? hook->identity() : "none", group, "communication hooks");
 }
 
 void Reducer::Impl::rebuild_if_due() {
@@ -80,7 +87,7 @@ void Reducer::Impl::prepare_for_backward(const std::vector<at::Tensor>& outputs)
 }
 
 void Reducer::Impl::skip_unused_buckets() {
-  const std::vector<bool> reached = usage->reachable_on_any_rank();
+  const std::vector<bool> reached = usage->needed_on_any_rank();
   skipped.assign(buckets.size(), true);
   for (size_t b = 0; b < buckets.size(); ++b)
     for (const size_t p : indices[b])
@@ -94,6 +101,7 @@ void Reducer::Impl::on_gradient(int64_t position, bool in_place) {
                         "prepare_for_forward() announced a reduction; inside join() it belongs "
                         "inside no_sync() too",
                         params[static_cast<size_t>(position)].name);
+    if (usage) guarded([&] { note_without_reduction(static_cast<size_t>(position)); });
     return;
   }
   guarded([&] {
@@ -117,6 +125,16 @@ void Reducer::Impl::on_gradient(int64_t position, bool in_place) {
   });
 }
 
+/// A gradient that is accumulated counts as a use in the reduction that follows.
+void Reducer::Impl::note_without_reduction(size_t param) {
+  if (!params[param].tensor.grad().defined()) return;
+  require<UsageError>(!options.static_graph || counts_firings() || usage->counts()[param] > 0,
+                      "Reducer: static_graph: parameter {} ('{}') received a gradient inside "
+                      "no_sync(), but no rank used it up to the end of the first iteration",
+                      param, params[param].name);
+  usage->note(param);
+}
+
 /// Opens an iteration, whose first gradient is that of `position`.
 void Reducer::Impl::arm(int64_t position) {
   require<UsageError>(failure.empty(), "Reducer: an earlier call failed: {}", failure);
@@ -130,7 +148,6 @@ void Reducer::Impl::arm(int64_t position) {
   all_launched = false;
   sync->reset();
   buckets_reduced = 0;
-  if (usage) usage->clear();
   std::fill(fired.begin(), fired.end(), 0);
   const bool records = reductions == 0 && !rebuilt && options.rebuild_buckets;
   plain = !usage && !statistics.is_sampled() && !records;
@@ -203,7 +220,7 @@ void Reducer::Impl::complete_missing() {
   for (size_t p = 0; p < params.size(); ++p) {
     if (sync->is_ready(static_cast<int64_t>(p))) continue;
     const Place& place = places[p];
-    if (usage->is_used_here(p))
+    if (usage->is_used_here(p) && params[p].tensor.grad().defined())
       place.bucket->take(place.index, /*in_place=*/false);
     else
       place.bucket->take_unused(place.index);
@@ -242,6 +259,7 @@ void Reducer::Impl::finalize() {
     places[p].bucket->give(places[p].index, !unused[p] || usage->counts()[p] > 0);
   if (!last_unused.empty() && unused != last_unused) unused_changed = true;
   last_unused = std::move(unused);
+  usage->clear();
   if (counts_firings()) expected = fired;
 }
 

@@ -34,14 +34,15 @@ void Reducer::Impl::meet_waiting_ranks() {
 
 /// Zeros for an iteration of the other ranks.
 void Reducer::Impl::shadow_iteration() {
+  if (!hooks_compared) compare_hooks();
   rebuild_if_due();
   statistics.skip_iteration();
   prepared = 1;
+  if (usage) usage->clear();
   if (options.skip_all_reduce_unused_params) {
     usage->forget_search();
     skip_unused_buckets();
   }
-  if (usage) usage->clear();
   armed = true;
   all_launched = false;
   ends_later = true;  // there is no backward

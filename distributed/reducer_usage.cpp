@@ -49,10 +49,11 @@ bool ParameterUsage::any_reachable() const {
   return assume_all_ || std::find(reachable_.begin(), reachable_.end(), 1) != reachable_.end();
 }
 
-std::vector<bool> ParameterUsage::reachable_on_any_rank() const {
+std::vector<bool> ParameterUsage::needed_on_any_rank() const {
   const at::Tensor map = at::empty({static_cast<int64_t>(reachable_.size())}, at::kInt);
   int32_t* const values = map.mutable_data_ptr<int32_t>();
-  for (size_t i = 0; i < reachable_.size(); ++i) values[i] = is_reachable(i) ? 1 : 0;
+  for (size_t i = 0; i < reachable_.size(); ++i)
+    values[i] = is_reachable(i) || is_used_here(i) ? 1 : 0;
   all_reduce(group_, map, ReduceOp::max, "reachable parameters").wait();
   return std::vector<bool>(values, values + reachable_.size());
 }

@@ -29,10 +29,11 @@ class ParameterUsage {
   void forget_search();
   bool is_reachable(size_t param) const { return assume_all_ || reachable_[param] != 0; }
   bool any_reachable() const;
-  /// Whether any rank reaches each parameter. Blocks; all ranks call it.
-  std::vector<bool> reachable_on_any_rank() const;
+  /// Whether any rank reaches each parameter or has used it since the last iteration. Blocks; all
+  /// ranks call it.
+  std::vector<bool> needed_on_any_rank() const;
 
-  /// Begins an iteration: nothing is used yet.
+  /// An iteration is reduced: nothing is used yet of the next one.
   void clear();
   void note(size_t param) { used_[param] = 1; }
   bool is_used_here(size_t param) const { return used_[param] != 0; }

@@ -6,6 +6,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/collectives.h"
+#include "lockstep/parallel_state/text_digest.h"
 
 namespace lockstep {
 namespace {
@@ -61,7 +62,12 @@ std::function<at::Tensor()> start_over_rows(const ProcessGroup& group, const at:
   shape[0] = rows.numel();
   const at::Tensor values = at::zeros(shape, tensor.values().options());
   values.index_add_(0, places, tensor.values());
-  Work work = all_reduce(group, values, {ReduceOp::sum, 1, divisor}, label);
+  // The digest keeps the sums of other rows from meeting.
+  const at::Tensor flat = rows.contiguous();
+  const std::string_view bytes(static_cast<const char*>(flat.const_data_ptr()), flat.nbytes());
+  Work work = all_reduce(
+      group, values, {ReduceOp::sum, 1, divisor},
+      fmt::format("{}, {} rows with digest {:x}", label, rows.numel(), text_digest(bytes)));
   return [=]() mutable {
     work.wait();
     return at::sparse_coo_tensor(rows.unsqueeze(0), values, tensor.sizes()).coalesce();

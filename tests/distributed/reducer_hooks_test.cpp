@@ -91,8 +91,10 @@ TEST(CommHooks, R30CompressedGradientsAreThoseOfC10dAndHalfTheBytes) {
         const at::Tensor input = at::sin(at::arange(40) * (1. + state.rank()));
         const size_t before = log.of_rank(state.rank()).size();
         reduce(reducer, [&] { return params[0].tensor.dot(input); });
-        EXPECT_EQ(log.of_rank(state.rank()).at(before).bytes, 80);
-        EXPECT_EQ(log.of_rank(state.rank()).at(before).dtype, "Half");
+        EXPECT_EQ(log.of_rank(state.rank()).at(before).operation, "all_gather");  // of hooks
+        EXPECT_EQ(log.of_rank(state.rank()).at(before).bytes, 8);
+        EXPECT_EQ(log.of_rank(state.rank()).at(before + 1).bytes, 80);
+        EXPECT_EQ(log.of_rank(state.rank()).at(before + 1).dtype, "Half");
         oracle.prepare_for_forward();
         const at::Tensor loss = theirs[0].tensor.dot(input);
         oracle.prepare_for_backward({loss});

@@ -84,8 +84,8 @@ TEST(SparseGradients, R60R61RowsAreAddedWithAndWithoutMetadata) {
                 for (size_t i = before; i < calls.size(); ++i) bytes.push_back(calls[i].bytes);
                 if (with_metadata)  // the order of gradients, then rows times two columns
                   EXPECT_EQ(bytes, (std::vector<int64_t>{8, 24}));
-                else  // number of entries, indices, values
-                  EXPECT_EQ(bytes, (std::vector<int64_t>{8, 16, 16}));
+                else  // the comparison of hooks, then number of entries, indices, values
+                  EXPECT_EQ(bytes, (std::vector<int64_t>{8, 8, 16, 16}));
               }
               reducer.set_sparse_metadata({{"p0", at::tensor({3}, at::kLong)}});
             },

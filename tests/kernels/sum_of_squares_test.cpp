@@ -46,7 +46,7 @@ TEST(SumOfSquares, RefusesOtherTensors) {
       [] {
         sum_of_squares(at::ones({4, 4}).t()[0]);
       },
-      "contiguous"));
+      "found Float that is not contiguous, allowed: contiguous"));
 }
 
 }  // namespace

@@ -8,18 +8,24 @@
 
 namespace lockstep::testing {
 
-/// PyTorch's own gradient reducer over `group`, with gradients as views of its buckets. `buckets`
-/// are indices into `params` in the order in which buckets are reduced. The oracle of our gradients
-/// and the peer of our benchmarks.
+/// The switches of c10d::Reducer that the tests turn.
+struct C10dReducerOptions {
+  bool find_unused_parameters = false;
+  bool gradient_as_bucket_view = true;
+};
+
+/// PyTorch's own gradient reducer over `group`. `buckets` are indices into `params` in the order in
+/// which buckets are reduced. The oracle of our gradients and the peer of our benchmarks.
 inline c10d::Reducer make_c10d_reducer(std::vector<at::Tensor> params,
                                        std::vector<std::vector<size_t>> buckets,
-                                       c10::intrusive_ptr<c10d::ProcessGroup> group) {
+                                       c10::intrusive_ptr<c10d::ProcessGroup> group,
+                                       const C10dReducerOptions& options = {}) {
   constexpr int64_t kNoCap = int64_t{1} << 60;
   const size_t count = params.size();
   return c10d::Reducer(std::move(params), std::move(buckets), std::move(group),
                        /*expect_sparse_gradients=*/std::vector<bool>(count, false),
-                       /*bucket_bytes_cap=*/kNoCap,
-                       /*find_unused_parameters=*/false, /*gradient_as_bucket_view=*/true,
+                       /*bucket_bytes_cap=*/kNoCap, options.find_unused_parameters,
+                       options.gradient_as_bucket_view,
                        /*param_names=*/{}, /*first_bucket_bytes_cap=*/kNoCap,
                        /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
                        /*bucket_bytes_cap_list=*/{});
@@ -28,10 +34,12 @@ inline c10d::Reducer make_c10d_reducer(std::vector<at::Tensor> params,
 /// The same over a group of ours, which has more than one rank.
 inline c10d::Reducer make_c10d_reducer(std::vector<at::Tensor> params,
                                        std::vector<std::vector<size_t>> buckets,
-                                       const ProcessGroup& group) {
+                                       const ProcessGroup& group,
+                                       const C10dReducerOptions& options = {}) {
   return make_c10d_reducer(
       std::move(params), std::move(buckets),
-      c10::intrusive_ptr<c10d::ProcessGroup>::unsafe_reclaim_from_nonowning(group.c10d_group()));
+      c10::intrusive_ptr<c10d::ProcessGroup>::unsafe_reclaim_from_nonowning(group.c10d_group()),
+      options);
 }
 
 }  // namespace lockstep::testing

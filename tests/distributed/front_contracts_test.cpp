@@ -1,0 +1,146 @@
+// What the fronts take, where one could think otherwise.
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "lockstep/core/error.h"
+#include "lockstep/distributed/distributed_data_parallel.h"
+#include "lockstep/distributed/gradient_synchronizer.h"
+#include "lockstep/tests/distributed/reducer_nets.h"
+#include "lockstep/tests/support/mesh_params.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep {
+namespace {
+
+using testing::all_equal_to;
+using testing::grad_is;
+using testing::named_zeros;
+using testing::ones_on;
+using testing::run_ranks;
+using testing::throws_with;
+
+/// alpha is used by the first micro-batch and beta by the second one; on rank 1 the other way round
+/// if `crosswise`.
+void alternate(const ParallelState& state, bool crosswise, const at::Tensor& alpha,
+               const at::Tensor& beta) {
+  const bool swapped = crosswise && state.rank() == 1;
+  ((swapped ? beta : alpha) * (1. + state.rank())).sum().backward();
+  ((swapped ? alpha : beta) * (3. + state.rank())).sum().backward();
+}
+
+TEST(FrontContracts, UnusedParametersMayAlternateBetweenMicrobatches) {
+  for (const bool crosswise : {false, true}) {
+    const double of_alpha = crosswise ? 1 + 4 : 1 + 2, of_beta = crosswise ? 2 + 3 : 3 + 4;
+    run_ranks(2, [&](const ParallelState& state) {
+      const DeviceMesh mesh(state, {2}, {"dp"});
+      const MeshParameters params = {ones_on(mesh, {2}, {Replicate{}}, "alpha"),
+                                     ones_on(mesh, {3}, {Replicate{}}, "beta")};
+      GradientSynchronizer sync({params}, 1. / (1 << 20), 2, {.allow_unused_parameters = true});
+      sync.bind();
+      for (int step = 0; step < 2; ++step) {
+        alternate(state, crosswise, params[0].tensor, params[1].tensor);
+        EXPECT_EQ(sync.state_text(), "accumulating 1/2");
+        sync.wait();
+        EXPECT_TRUE(grad_is(params[0], of_alpha));
+        EXPECT_TRUE(grad_is(params[1], of_beta));
+        sync.zero_grad();
+      }
+      // One backward of two is still too early.
+      (params[0].tensor.sum() + params[1].tensor.sum()).backward();
+      EXPECT_TRUE(throws_with<UsageError>([&] { sync.wait(); }, "came before the last of 2"));
+      params[0].tensor.sum().backward();
+      sync.wait();
+      EXPECT_TRUE(grad_is(params[0], 4));
+      EXPECT_TRUE(grad_is(params[1], 2));
+    });
+    run_ranks(2, [&](const ParallelState& state) {
+      const std::vector<NamedParameter> list = named_zeros({2, 3});
+      DistributedDataParallelConfig config;
+      config.allow_unused_parameters = true;
+      config.calculate_per_token_loss = false;
+      DistributedDataParallel ddp(list, state, config);
+      ddp.set_num_microbatches(2);
+      for (int step = 0; step < 2; ++step) {
+        ddp.zero_grad_buffer();
+        alternate(state, crosswise, list[0].tensor, list[1].tensor);
+        ddp.finish_grad_sync();
+        EXPECT_TRUE(all_equal_to(list[0].tensor.grad(), of_alpha / 2));
+        EXPECT_TRUE(all_equal_to(list[1].tensor.grad(), of_beta / 2));
+      }
+    });
+  }
+}
+
+/// What is done to param.grad() between two micro-batches.
+const std::vector<std::pair<const char*, std::function<void(at::Tensor& grad)>>> kMeddlings = {
+    {"nothing", [](at::Tensor&) {}},
+    {"replaced by a copy", [](at::Tensor& grad) { grad = grad.clone(); }},
+    {"scaled out of place", [](at::Tensor& grad) { grad = grad * 3; }},
+    {"undefined", [](at::Tensor& grad) { grad.reset(); }}};
+
+TEST(FrontContracts, BetweenMicrobatchesWhatTheCallerMakesOfAGradientHoldsAsInPlainAutograd) {
+  for (const auto& [what, meddle] : kMeddlings) {
+    const auto two_backwards = [&meddling = meddle](const at::Tensor& weight) {
+      (weight * 2).sum().backward();
+      meddling(weight.mutable_grad());
+      (weight * 2).sum().backward();
+    };
+    const at::Tensor plain = at::ones({2}).requires_grad_(true);
+    two_backwards(plain);
+    const double expected = plain.grad()[0].item<double>();
+    run_ranks(2, [&, &text = what](const ParallelState& state) {
+      const MeshParameters params = {
+          ones_on(DeviceMesh(state, {2}, {"dp"}), {2}, {Replicate{}}, "weight")};
+      GradientSynchronizer sync({params}, 1, 2, {.reduction = GradientReduction::mean});
+      sync.bind();
+      two_backwards(params[0].tensor);
+      sync.wait();
+      EXPECT_TRUE(grad_is(params[0], expected)) << "GradientSynchronizer, " << text;
+
+      const NamedParameter weight = named_zeros({2})[0];
+      DistributedDataParallelConfig config;
+      config.calculate_per_token_loss = false;
+      DistributedDataParallel ddp({weight}, state, config);
+      ddp.set_num_microbatches(2);
+      two_backwards(weight.tensor);
+      ddp.finish_grad_sync();
+      EXPECT_TRUE(all_equal_to(weight.tensor.grad(), expected)) << "DDP, " << text;
+    });
+  }
+}
+
+TEST(FrontContracts, AParameterThatIsRegisteredAfterWrappingIsLeftAlone) {
+  struct Growing : torch::nn::Module {
+    at::Tensor add(const char* name) { return register_parameter(name, at::ones({2})); }
+  };
+  run_ranks(2, [](const ParallelState& state) {
+    Growing net;
+    const at::Tensor first = net.add("first");
+    DistributedDataParallelConfig config;
+    config.calculate_per_token_loss = false;
+    DistributedDataParallel ddp(net, state, config);
+    const at::Tensor late = net.add("late");
+    ((first + late) * (1. + state.rank())).sum().backward();
+    ddp.finish_grad_sync();
+    EXPECT_TRUE(all_equal_to(first.grad(), 1.5));
+    EXPECT_TRUE(all_equal_to(late.grad(), 1. + state.rank()));
+    ASSERT_EQ(ddp.buckets().size(), 1u);
+    EXPECT_EQ(ddp.buckets()[0].parameters, std::vector<std::string>{"first"});
+  });
+}
+
+TEST(FrontContracts, AChannelsLastParameterIsContiguousAfterWrappingWithItsValues) {
+  const at::Tensor values = at::randn({2, 3, 4, 5});
+  const at::Tensor weight =
+      values.clone().contiguous(at::MemoryFormat::ChannelsLast).requires_grad_(true);
+  DistributedDataParallel ddp(std::vector<NamedParameter>{{"weight", weight, {}}},
+                              ParallelState::single_process());
+  EXPECT_TRUE(weight.is_contiguous());
+  EXPECT_TRUE(at::equal(weight, values));
+}
+
+}  // namespace
+}  // namespace lockstep
