@@ -32,8 +32,8 @@ at::Tensor sum_of_squares(const at::Tensor& flat) {
   const at::ScalarType dtype = flat.scalar_type();
   require<UsageError>(flat.is_contiguous() &&
                           (dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16),
-                      "sum_of_squares: found {} {}, allowed: contiguous Float, Double, BFloat16",
-                      flat.is_contiguous() ? "contiguous" : "strided", at::toString(dtype));
+                      "sum_of_squares: found {}{}, allowed: contiguous Float, Double, BFloat16",
+                      at::toString(dtype), flat.is_contiguous() ? "" : " that is not contiguous");
   if (flat.is_cuda()) return sum_of_squares_cuda(flat);
   const int64_t n = flat.numel();
   const double sum =
