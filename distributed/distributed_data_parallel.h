@@ -46,19 +46,28 @@ namespace lockstep {
 ///
 /// Misuse throws UsageError with the names of the parameters, and the other ranks are told, so that
 /// they raise CommunicationError instead of waiting: a second backward too many, a step that is
-/// finished before every parameter has its gradient, a gradient that somebody replaced.
+/// finished before every parameter has its gradient, a gradient that somebody replaced after the
+/// last backward. Between two micro-batches a gradient is the caller's, as in plain autograd: the
+/// next backward adds to what param.grad() is then, and from undefined it begins anew, so that what
+/// was accumulated before is gone.
 class DistributedDataParallel {
  public:
-  /// Takes over the parameters of `module` that require a gradient. Collective over the
+  /// Takes over the parameters of `module` that require a gradient; they keep their values and
+  /// become contiguous in the default memory format, channels-last ones too. A parameter that is
+  /// registered with the module later is not trained: its gradient stays this rank's own, and no
+  /// optimizer of this object updates it. Collective over the
   /// data-parallel ranks. First compares `config` and the parameters of all ranks (names, shapes,
   /// dtypes, descriptions, whether they are trained): where they differ, every rank throws
   /// CommunicationError naming the first difference. The same over tp, etp and ep for parameters
   /// whose gradients are partial there; over any of these the pieces of a parameter that is cut may
   /// have different lengths. Then gives all ranks the parameters and registered buffers of the
   /// first one (see broadcast_params, which nobody calls later: ranks whose buffers change in
-  /// training, as running means do, have their own). UsageError if nothing is to be trained, if a
-  /// parameter is wrapped already, if a description contradicts itself
-  /// (ParamDescription::validate).
+  /// training, as running means do, have their own).
+  ///
+  /// UsageError if nothing is to be trained, if a parameter is wrapped already, for an undefined
+  /// tensor, for a tensor or a name that is listed twice, for a description that contradicts itself
+  /// (ParamDescription::validate); if some ranks find that of their own arguments, the others throw
+  /// CommunicationError.
   ///
   /// `disable_bucketing`: one bucket for each buffer whatever `config` says, for model chunks whose
   /// reduction is hidden by those of other chunks; on all pipeline stages but the first it is
