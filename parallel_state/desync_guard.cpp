@@ -11,8 +11,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-/// Longer than a waiting rank takes to notice a failure.
-constexpr milliseconds kAnswerTime{2000};
 constexpr milliseconds kLookAgain{20};
 
 std::string ledger_key(const std::string& name, int64_t rank) {
@@ -26,8 +24,13 @@ std::string rank_key(int64_t rank) { return fmt::format("doing/{}", rank); }
 DesyncGuard::DesyncGuard(std::shared_ptr<FailureBoard> board, int64_t rank)
     : board_(std::move(board)), rank_(rank) {}
 
-DesyncGuard::~DesyncGuard() {
-  if (!ledgers_.empty() && !has_failed_) publish("has ended");
+void DesyncGuard::say_end() const noexcept {
+  if (has_failed_ || board_->lost_server()) return;
+  try {
+    publish("has ended");
+  } catch (const std::exception&) {
+    // The store is gone with the process that served it.
+  }
 }
 
 std::shared_ptr<DesyncGuard::NamedLedger> DesyncGuard::ledger(const std::string& name) {
@@ -44,10 +47,48 @@ void DesyncGuard::publish(const std::string& elsewhere) const {
   board_->write_note(rank_key(rank_), elsewhere);
 }
 
-std::string DesyncGuard::explain(const RankList& ranks, const NamedLedger& ledger,
-                                 const std::string& waits_for) const noexcept try {
+FailureBoard::Lost DesyncGuard::find_lost(const RankList& ranks) const {
+  return board_->find_lost(ranks, rank_key);
+}
+
+std::string DesyncGuard::find_culprit(const RankList& ranks) const noexcept try {
+  if (const auto lost = board_->lost_server()) return board_->rank_serves() ? *lost : "";
+  if (const auto posted = board_->ask()) return posted->culprit;
+  return find_lost(ranks).text();
+} catch (const std::exception&) {
+  return board_->rank_serves() ? board_->lost_server().value_or("") : "";
+}
+
+DesyncGuard::Explanation DesyncGuard::explain(const RankList& ranks, const NamedLedger& ledger,
+                                              const std::string& waits_for,
+                                              const std::string& reason) const noexcept {
   has_failed_ = true;
-  publish("waits for " + waits_for);
+  Explanation result{.culprit = "", .reason = reason, .difference = ""};
+  try {
+    if (board_->lost_server()) return without_store(reason);
+    publish("waits for " + waits_for);
+    if (const auto posted = board_->ask()) {
+      result.culprit = posted->culprit;
+      result.reason = posted->text();
+    } else {
+      const FailureBoard::Lost lost = find_lost(ranks);
+      result.culprit = lost.text();
+      board_->post(fmt::format("{} failed: {}", waits_for, reason), lost);
+    }
+    if (result.culprit.empty()) result.difference = difference(ranks, ledger);
+    return result;
+  } catch (const std::exception&) {
+    return result.culprit.empty() ? without_store(result.reason) : result;
+  }
+}
+
+DesyncGuard::Explanation DesyncGuard::without_store(const std::string& reason) const {
+  const std::string lost = board_->lost_server().value_or("");
+  if (lost.empty() || board_->rank_serves()) return {lost, reason, ""};
+  return {"", reason + "; " + lost, ""};
+}
+
+std::string DesyncGuard::difference(const RankList& ranks, const NamedLedger& ledger) const {
   std::vector<RankAccount> accounts;
   for (const int64_t rank : ranks) accounts.push_back({.rank = rank, .entries = {}});
   const auto deadline = steady_clock::now() + kAnswerTime;
@@ -63,8 +104,6 @@ std::string DesyncGuard::explain(const RankList& ranks, const NamedLedger& ledge
   for (RankAccount& account : accounts)
     while (!ask(account) && steady_clock::now() < deadline) std::this_thread::sleep_for(kLookAgain);
   return first_difference(accounts).value_or("");
-} catch (const std::exception&) {
-  return "";
 }
 
 }  // namespace lockstep

@@ -20,8 +20,9 @@ namespace lockstep {
 class DesyncGuard {
  public:
   DesyncGuard(std::shared_ptr<FailureBoard> board, int64_t rank);
-  /// Tells the other ranks that this one has ended.
-  ~DesyncGuard();
+  /// Tells the other ranks that this one ends; to be called before its groups end, so that nobody
+  /// takes it for lost. Never throws.
+  void say_end() const noexcept;
 
   /// A group's ledger and the name under which all its members know it.
   struct NamedLedger : CollectiveLedger {
@@ -34,14 +35,29 @@ class DesyncGuard {
   void set_step(int64_t step) { step_ = step; }
   int64_t step() const { return step_; }
 
-  /// Called where an operation over `ranks` has failed; `waits_for` says which. Tells the others,
-  /// waits up to two seconds for what they tell, and returns the first difference between the
-  /// ranks, or an empty text where they agree. Never throws.
-  std::string explain(const RankList& ranks, const NamedLedger& ledger,
-                      const std::string& waits_for) const noexcept;
+  /// Why an operation failed, as far as the ranks can still tell.
+  struct Explanation {
+    std::string culprit;     ///< "rank 1 has gone"; empty where no rank is lost
+    std::string reason;      ///< what another rank has posted, else the reason that was given
+    std::string difference;  ///< the first one between the ranks; empty where they agree
+  };
+
+  /// Called where an operation over `ranks` has failed; `waits_for` says which. Looks for ranks
+  /// that are lost, which takes 1.25 s at most, and posts the failure. Where none is lost it tells
+  /// the others what this rank has done, and waits up to two seconds for what they tell. Never
+  /// throws.
+  Explanation explain(const RankList& ranks, const NamedLedger& ledger,
+                      const std::string& waits_for, const std::string& reason) const noexcept;
+
+  /// The rank that is lost, the server of the store or one of `ranks`, in words. Empty if there is
+  /// none, or if none can be asked. Never throws.
+  std::string find_culprit(const RankList& ranks) const noexcept;
 
  private:
   void publish(const std::string& elsewhere) const;
+  FailureBoard::Lost find_lost(const RankList& ranks) const;
+  Explanation without_store(const std::string& reason) const;
+  std::string difference(const RankList& ranks, const NamedLedger& ledger) const;
 
   std::shared_ptr<FailureBoard> board_;
   int64_t rank_;

@@ -1,6 +1,5 @@
 #include "lockstep/parallel_state/direct_memory.h"
 
-#include <sys/stat.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,25 +8,15 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <random>
 
 #include "lockstep/core/check.h"
-#include "lockstep/parallel_state/text_digest.h"
+#include "lockstep/parallel_state/process_mark.h"
 
 namespace lockstep {
 namespace {
 
 constexpr char kVariable[] = "LOCKSTEP_DIRECT_MEMORY";
-
-/// Tells hosts, their boots and namespaces of process ids apart; 0 if the system does not.
-uint64_t process_namespace() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  struct stat ids = {};
-  if (boot.empty() || ::stat("/proc/self/ns/pid", &ids) != 0) return 0;
-  return text_digest(fmt::format("{} {} {}", boot, ids.st_dev, ids.st_ino));
-}
 
 DirectMemory::Secret draw_secret() {
   std::random_device random;

@@ -1,16 +1,93 @@
 #include "lockstep/parallel_state/failure_board.h"
 
+#include <algorithm>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "lockstep/core/check.h"
+#include "lockstep/parallel_state/process_mark.h"
+#include "lockstep/parallel_state/store_client.h"
+
 namespace lockstep {
 namespace {
 
-constexpr char kKey[] = "failure";
+using std::chrono::milliseconds;
+
+constexpr char kKey[] = "failure", kNumberLost[] = "lost";
+constexpr char kFieldEnd = '\n';
+constexpr size_t kMostLookedFor = 64;
+constexpr milliseconds kLeastPeriod{250}, kBeatPause{20};
+constexpr int kBeatsToMiss = 5;
 
 std::string note_key(const std::string& key) { return "note/" + key; }
+std::string beat_key(int64_t rank) { return fmt::format("beat/{}", rank); }
+std::string process_key(int64_t rank) { return fmt::format("process/{}", rank); }
+
+std::optional<std::string> read(c10d::Store& store, const std::string& key) {
+  if (!store.check({key})) return std::nullopt;
+  return store.get_to_str(key);
+}
+
+std::string encode(const Failure& failure) {
+  return fmt::format("{1}{0}{2}{0}{3}", kFieldEnd, failure.rank, failure.culprit, failure.message);
+}
+
+Failure decode(const std::string& text) {
+  const size_t first = text.find(kFieldEnd), second = text.find(kFieldEnd, first + 1);
+  return {std::stoll(text), text.substr(first + 1, second - first - 1), text.substr(second + 1)};
+}
+
+std::string list(const RankList& ranks, const char* one, const char* several) {
+  return fmt::format("rank{} {} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "),
+                     ranks.size() == 1 ? one : several);
+}
 
 }  // namespace
 
-FailureBoard::FailureBoard(c10::intrusive_ptr<c10d::Store> store, int64_t rank)
-    : store_(std::move(store)), rank_(rank) {}
+std::string Failure::text() const {
+  return fmt::format("{}{}rank {}: {}", culprit, culprit.empty() ? "" : ": ", rank, message);
+}
+
+std::optional<Failure> posted_failure(c10d::Store& store) {
+  const auto text = read(store, kKey);
+  return text ? std::optional(decode(*text)) : std::nullopt;
+}
+
+void note_process(c10d::Store& store, int64_t rank) {
+  store.set(process_key(rank), process_mark());
+}
+
+void take_process_back(c10d::Store& store, int64_t rank) { store.set(process_key(rank), ""); }
+
+RankList ended_processes(c10d::Store& store, const RankList& ranks) {
+  RankList ended;
+  if (ranks.size() > kMostLookedFor) return ended;
+  std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(ended), [&](int64_t rank) {
+    return process_has_ended(read(store, process_key(rank)).value_or(""));
+  });
+  return ended;
+}
+
+int64_t number_lost(c10d::Store& store) { return store.add(kNumberLost, 0); }
+
+std::string FailureBoard::Lost::text() const {
+  if (!gone.empty()) return list(gone, "has gone", "have gone");
+  return silent.empty() ? "" : list(silent, "does not answer", "do not answer");
+}
+
+FailureBoard::FailureBoard(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank,
+                           int64_t world_size)
+    : rank_(rank),
+      world_size_(world_size),
+      period_(std::max(kLeastPeriod, milliseconds(world_size / 2))),
+      last_answer_(Clock::now().time_since_epoch().count()) {
+  if (!store) return;
+  store_ = store->clone();
+  store_->setTimeout(kAnswerTime);
+  if (const auto prefixed = c10::dynamic_intrusive_pointer_cast<c10d::PrefixStore>(store_))
+    client_ = dynamic_cast<StoreClient*>(prefixed->getUnderlyingNonPrefixStore().get());
+  lookout_ = std::thread([this] { look_out(); });
+}
 
 FailureBoard::~FailureBoard() {
   {
@@ -18,68 +95,119 @@ FailureBoard::~FailureBoard() {
     ended_ = true;
   }
   wake_.notify_all();
+  if (client_) client_->interrupt();
   if (lookout_.joinable()) lookout_.join();
 }
 
-void FailureBoard::post(const std::string& message) const noexcept {
+void FailureBoard::post(const std::string& message, const Lost& lost) const noexcept {
   if (!store_) return;
   posted_ = true;
+  if (lost_server()) return;
   try {
-    store_->compareSet(kKey, "", "rank " + std::to_string(rank_) + ": " + message);
+    const std::string mine = encode({rank_, lost.text(), message});
+    if (store_->compareSet(kKey, "", mine) == mine)
+      store_->add(kNumberLost, static_cast<int64_t>(lost.gone.size() + lost.silent.size()));
   } catch (const std::exception&) {
     // The store is gone with the process that served it; the peers see their connections close.
   }
 }
 
-std::optional<std::string> FailureBoard::find() const noexcept {
-  if (!store_) return std::nullopt;
-  try {
-    if (!store_->check({kKey})) return std::nullopt;
-    std::string message = store_->get_to_str(kKey);
-    const bool own = message.starts_with("rank " + std::to_string(rank_) + ": ");
-    return own ? std::nullopt : std::optional<std::string>(std::move(message));
-  } catch (const std::exception&) {
-    return std::nullopt;
+std::optional<Failure> FailureBoard::find() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return found_;
+}
+
+std::optional<Failure> FailureBoard::ask() const {
+  auto found = find();
+  if (found || !store_) return found;
+  found = posted_failure(*store_);
+  return found && found->rank == rank_ ? std::nullopt : found;
+}
+
+void FailureBoard::write_note(const std::string& key, const std::string& text) const {
+  if (store_) store_->set(note_key(key), text);
+}
+
+std::optional<std::string> FailureBoard::read_note(const std::string& key) const {
+  return store_ ? read(*store_, note_key(key)) : std::nullopt;
+}
+
+int64_t FailureBoard::beats_of(int64_t rank) const { return store_->add(beat_key(rank), 0); }
+
+FailureBoard::Lost FailureBoard::find_lost(
+    const RankList& ranks, const std::function<std::string(int64_t)>& note_of) const {
+  if (!store_) return {};
+  RankList open = ranks;
+  for (int64_t rank = 0; rank < world_size_ && open.size() <= kMostLookedFor; ++rank)
+    if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) open.push_back(rank);
+  std::erase(open, rank_);
+  if (open.size() > kMostLookedFor) open.resize(kMostLookedFor);
+  std::vector<int64_t> first;
+  for (const int64_t rank : open) first.push_back(beats_of(rank));
+  const auto deadline = Clock::now() + kBeatsToMiss * period_;
+  for (;;) {
+    for (size_t i = open.size(); i-- > 0;) {
+      if (!read_note(note_of(open[i])) && beats_of(open[i]) == first[i]) continue;
+      open.erase(open.begin() + static_cast<std::ptrdiff_t>(i));
+      first.erase(first.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    const RankList gone = ended_processes(*store_, open);
+    if (!gone.empty() || open.empty()) return {gone, {}};
+    if (Clock::now() >= deadline) return {{}, open};
+    std::this_thread::sleep_for(kBeatPause);
   }
 }
 
-void FailureBoard::write_note(const std::string& key, const std::string& text) const noexcept {
-  if (!store_) return;
-  try {
-    store_->set(note_key(key), text);
-  } catch (const std::exception&) {
-    // As in post().
-  }
+FailureBoard::Lost FailureBoard::find_gone(const RankList& ranks) const {
+  return {store_ ? ended_processes(*store_, ranks) : RankList(), {}};
 }
 
-std::optional<std::string> FailureBoard::read_note(const std::string& key) const noexcept {
-  if (!store_) return std::nullopt;
-  try {
-    if (!store_->check({note_key(key)})) return std::nullopt;
-    return store_->get_to_str(note_key(key));
-  } catch (const std::exception&) {
+bool FailureBoard::rank_serves() const { return client_ && !client_->address().of_launcher; }
+
+std::optional<std::string> FailureBoard::lost_server() const {
+  if (!client_) return std::nullopt;
+  const std::string& server = client_->address().server;
+  if (client_->server_has_gone()) return server + " has gone";
+  const auto silence = Clock::now().time_since_epoch() - Clock::duration(last_answer_.load());
+  if (silence < kAnswerTime) return std::nullopt;
+  return fmt::format("{} has not answered for {:.1f} s", server,
+                     std::chrono::duration<double>(silence).count());
+}
+
+std::optional<std::string> FailureBoard::lost_launcher() const {
+  if (!client_ || !client_->address().of_launcher || !client_->server_has_gone())
     return std::nullopt;
+  return client_->address().server + " has gone";
+}
+
+void FailureBoard::look() {
+  if (client_ && client_->server_has_gone()) return;
+  try {
+    store_->add(beat_key(rank_), 1);
+    const auto failure = posted_failure(*store_);
+    last_answer_ = Clock::now().time_since_epoch().count();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (failure && failure->rank != rank_) found_ = failure;
+  } catch (const std::exception&) {
+    // lost_server() tells.
   }
 }
 
 void FailureBoard::look_out() {
   std::unique_lock<std::mutex> lock(mutex_);
-  while (!wake_.wait_for(lock, kPatience, [&] { return ended_; })) {
-    if (watched_.empty()) continue;
+  do {
     lock.unlock();
-    const bool failed = posted_ || find().has_value();
+    look();
     lock.lock();
-    if (!failed) continue;
+    if (!posted_ && !found_) continue;
     for (std::function<void()>& abort : watched_)
       if (abort) std::exchange(abort, nullptr)();
-  }
+  } while (!wake_.wait_for(lock, period_, [&] { return ended_; }));
 }
 
 FailureBoard::Watch::Watch(FailureBoard& board, std::function<void()> abort) : board_(board) {
   const std::lock_guard<std::mutex> lock(board.mutex_);
   entry_ = board.watched_.insert(board.watched_.end(), std::move(abort));
-  if (!board.store_) return;
-  if (!board.lookout_.joinable()) board.lookout_ = std::thread([&board] { board.look_out(); });
 }
 
 FailureBoard::Watch::~Watch() {

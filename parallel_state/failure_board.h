@@ -3,6 +3,7 @@
 // Internal.
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <list>
@@ -13,32 +14,82 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "lockstep/parallel_state/rank_generator.h"
+
 namespace lockstep {
 
-/// Where a rank that fails says so, for the ranks that would otherwise wait for it. Lies in the
-/// store of the rendezvous, so it costs nothing while all goes well: a waiting rank looks at it
-/// only when a communication takes unusually long, or has failed. After a failure is posted the
-/// groups of the job cannot be used.
+class StoreClient;
+
+/// What a rank has posted.
+struct Failure {
+  int64_t rank = 0;     ///< that posted it
+  std::string culprit;  ///< "rank 1 has gone"; empty where the rank itself failed
+  std::string message;
+
+  /// "rank 2: no text", after the culprit where there is one.
+  std::string text() const;
+};
+
+/// The failure that was posted in `store`, if any. Asks it.
+std::optional<Failure> posted_failure(c10d::Store& store);
+
+/// Where a rank that fails says so, for the ranks that would otherwise wait for it, and where every
+/// rank shows that it is alive. Lies in the store of the rendezvous, over a connection of its own.
+/// A thread looks for failures and counts a beat four times a second (more rarely from 500 ranks
+/// on), so that a rank that waits need not ask: the store may be stopped or cut off, and a question
+/// to it takes up to two seconds then. After a failure is posted the groups of the job cannot be
+/// used.
 class FailureBoard {
  public:
+  /// Ranks from which nothing is to be expected.
+  struct Lost {
+    RankList gone;    ///< known to have ended
+    RankList silent;  ///< stopped, cut off, or ended on another host
+    bool none() const { return gone.empty() && silent.empty(); }
+    /// "rank 1 has gone", "ranks 1, 3 do not answer"
+    std::string text() const;
+  };
+
   /// `store` may be null (a single process): then nothing is posted and nothing is found.
-  FailureBoard(c10::intrusive_ptr<c10d::Store> store, int64_t rank);
+  FailureBoard(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t world_size);
   ~FailureBoard();
+  FailureBoard(const FailureBoard&) = delete;
+  FailureBoard& operator=(const FailureBoard&) = delete;
 
-  /// Posts "rank R: message". The first failure of the job stays; later ones are dropped. Never
-  /// throws.
-  void post(const std::string& message) const noexcept;
+  /// Posts that this rank has failed, or that it has found `lost` ranks. The first failure of the
+  /// job stays; later ones are dropped. Never throws.
+  void post(const std::string& message, const Lost& lost = {}) const noexcept;
 
-  /// The posted failure of another rank. Empty if there is none, or if the store cannot be reached.
-  std::optional<std::string> find() const noexcept;
+  /// The failure of another rank that the thread has seen. Asks nobody and never blocks.
+  std::optional<Failure> find() const;
+  /// The same, with a question to the store if none was seen. c10::Error if that cannot be reached.
+  std::optional<Failure> ask() const;
 
   /// Writes a note that the other ranks can read, and reads one; empty where there is none.
-  void write_note(const std::string& key, const std::string& text) const noexcept;
-  std::optional<std::string> read_note(const std::string& key) const noexcept;
+  /// c10::Error if the store cannot be reached.
+  void write_note(const std::string& key, const std::string& text) const;
+  std::optional<std::string> read_note(const std::string& key) const;
 
-  /// For a wait that nothing but its end can interrupt: while the returned object lives, a thread
-  /// looks for failures now and then and calls `abort`, once, when any rank has posted one, this
-  /// one included.
+  /// Those of `ranks`, and then of the other ranks, that have ended without a word, or have
+  /// stopped: their processes are gone, or their beats stand still, and they have written no note
+  /// under note_of(rank). Looks at 64 at most. Takes 1.25 s at most (more from 500 ranks on), less
+  /// where all are found alive, or one gone. c10::Error as above.
+  Lost find_lost(const RankList& ranks, const std::function<std::string(int64_t)>& note_of) const;
+
+  /// Those of `ranks` whose processes are known to have ended without a check-out, on this host.
+  /// Nobody is looked for among more than 64. c10::Error as above.
+  Lost find_gone(const RankList& ranks) const;
+
+  /// "rank 0, which serves the store at ..., has gone", or has not answered for so and so long;
+  /// nothing while it answers. Asks nobody.
+  std::optional<std::string> lost_server() const;
+  /// Whether a rank serves the store, not the launcher.
+  bool rank_serves() const;
+  /// Where the launcher serves the store and has ended: "the launcher's store at ... has gone".
+  std::optional<std::string> lost_launcher() const;
+
+  /// For a wait that nothing but its end can interrupt: while the returned object lives, the thread
+  /// calls `abort`, once, when any rank has posted a failure, this one included.
   class [[nodiscard]] Watch {
    public:
     Watch(FailureBoard& board, std::function<void()> abort);
@@ -52,20 +103,40 @@ class FailureBoard {
   };
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   void look_out();
+  void look();
+  int64_t beats_of(int64_t rank) const;
 
   c10::intrusive_ptr<c10d::Store> store_;
+  StoreClient* client_ = nullptr;  ///< behind store_; null for a store of this process
   int64_t rank_;
+  int64_t world_size_;
+  std::chrono::milliseconds period_;
   mutable std::atomic<bool> posted_ = false;
+  std::atomic<Clock::rep> last_answer_;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  std::optional<Failure> found_;
   std::condition_variable wake_;
   std::list<std::function<void()>> watched_;
-  std::thread lookout_;  ///< started by the first Watch
   bool ended_ = false;
+  std::thread lookout_;
 };
 
 /// How long a rank waits before it looks whether another one has failed.
 inline constexpr std::chrono::milliseconds kPatience{500};
+
+/// How long a rank that has failed waits for an answer of the store, or of other ranks.
+inline constexpr std::chrono::milliseconds kAnswerTime{2000};
+
+/// Writes in `store` that this process is rank `rank`, or that it is so no more.
+void note_process(c10d::Store& store, int64_t rank);
+void take_process_back(c10d::Store& store, int64_t rank);
+/// Those of `ranks` whose noted processes are known to have ended. Nobody among more than 64.
+RankList ended_processes(c10d::Store& store, const RankList& ranks);
+/// Ranks that a posted failure names as lost.
+int64_t number_lost(c10d::Store& store);
 
 }  // namespace lockstep

@@ -31,7 +31,8 @@ struct AbsentRanks {
 AbsentRanks absent_ranks(c10d::Store& store, const RankList& ranks);
 
 /// Returns nothing once all of `ranks` have called it with the same empty `store`; else why not:
-/// the ranks that did not come before `deadline`, or what `failure` has found.
+/// the ranks that did not come before `deadline`, or what `failure`, called now and then, has
+/// found.
 std::optional<std::string> gather(c10d::Store& store, const RankList& ranks, int64_t rank,
                                   std::chrono::steady_clock::time_point deadline,
                                   const std::function<std::optional<std::string>()>& failure);

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/parallel_state/operation.h"
 
 namespace lockstep {
 namespace {
@@ -34,14 +35,20 @@ HostMessages::Message HostMessages::post(bool is_send, std::byte* data, int64_t 
       static_cast<int>(uint64_t{1} << kTagBits | hash << kNumberBits | number_ % kNumbers);
   const std::lock_guard<std::mutex> lock(mutex_);
   require<CommunicationError>(!given_up_, "given up");
-  messages_.push_back(is_send ? backend_.send(tensors, peer, tag)
-                              : backend_.recv(tensors, peer, tag));
+  messages_.push_back(
+      {is_send ? backend_.send(tensors, peer, tag) : backend_.recv(tensors, peer, tag), peer});
   return messages_.back();
 }
 
 void HostMessages::wait(const Message& message) const {
-  if (!message || message->isCompleted()) return;
-  require<CommunicationError>(message->wait(timeout_), "given up");
+  if (!message || message.work->isCompleted()) return;
+  bool done = false;
+  try {
+    done = message.work->wait(timeout_);
+  } catch (const std::exception& error) {
+    fail<CommunicationError>("rank {} of the group: {}", message.peer, reason_of(error));
+  }
+  require<CommunicationError>(done, "given up");
 }
 
 void HostMessages::finish() {
@@ -52,7 +59,7 @@ void HostMessages::give_up() {
   const std::lock_guard<std::mutex> lock(mutex_);
   given_up_ = true;
   for (const Message& message : messages_)
-    if (!message->isCompleted()) message->abort();
+    if (!message.work->isCompleted()) message.work->abort();
 }
 
 void HostMessages::check_not_given_up() {

@@ -22,7 +22,13 @@ int message_tag(uint64_t identity, int64_t bytes);
 /// The messages of one task of HostExchange. Used by one thread; give_up() may come from another.
 class HostMessages {
  public:
-  using Message = c10::intrusive_ptr<c10d::Work>;
+  struct Message {
+    c10::intrusive_ptr<c10d::Work> work;  ///< null for an empty message
+    int peer = 0;
+
+    explicit operator bool() const { return work.defined(); }
+    void reset() { work.reset(); }
+  };
 
   /// `identity` and `number` of the call make the tags; `scratch` belongs to the thread.
   HostMessages(c10d::Backend& backend, std::chrono::milliseconds timeout, at::Tensor& scratch,
@@ -47,7 +53,7 @@ class HostMessages {
   }
 
   /// Returns when the message has been read or written. Throws when that fails, takes longer than
-  /// the timeout, or was given up.
+  /// the timeout, or was given up; the error names the peer.
   void wait(const Message& message) const;
   /// Waits for all messages.
   void finish();

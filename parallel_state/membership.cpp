@@ -86,6 +86,8 @@ Membership::Membership(c10::intrusive_ptr<c10d::Store> store, MembershipSpec spe
 Membership::~Membership() {
   if (claimed_.empty()) return;
   try {
+    root_->setTimeout(kAnswerTime);
+    take_process_back(*keys_, spec_.rank);
     root_->compareSet(claim_key(spec_.rank), claimed_,
                       fmt::format("{} {}", generation_, kGivenBack));
     keys_->add("left", 1);
@@ -111,6 +113,7 @@ void Membership::claim() {
     if (holder != kGivenBack) refuse_second_claim(generation_, holder);
     seen = now;
   }
+  note_process(*keys_, spec_.rank);
   note_here(*keys_, spec_.rank);
   keys_->add("members", 1);
 }
@@ -133,8 +136,8 @@ void Membership::meet() {
     obey(keys_->get_to_str("verdict"));
     agreed_ = true;
   } catch (const c10::Error& error) {
-    fail<CommunicationError>("rank {} lost the store in which the ranks meet: {}", spec_.rank,
-                             error.what_without_backtrace());
+    fail<CommunicationError>("{}: rank {} lost the store in which the ranks meet",
+                             error.what_without_backtrace(), spec_.rank);
   }
 }
 
@@ -152,16 +155,25 @@ void Membership::compare_fields() {
 
 /// A rank whose time is over says for all which ranks are missing.
 void Membership::wait_for(const char* key) {
-  if (wait_for_key(*keys_, key, spec_.world_size, deadline_)) return;
-  if (keys_->compareSet("reporter", "", token_) == token_) post(kMissing, missing_ranks());
+  RankList gone;
+  const auto look = [&] { return !(gone = ended_processes(*keys_, all_ranks())).empty(); };
+  if (wait_for_key(*keys_, key, spec_.world_size, deadline_, look)) return;
+  if (keys_->compareSet("reporter", "", token_) == token_) post(kMissing, missing_ranks(gone));
   wait_for_key(*keys_, "verdict", spec_.world_size, Clock::now() + kGrace);
   obey(keys_->get_to_str("verdict"));
 }
 
-std::string Membership::missing_ranks() const {
+RankList Membership::all_ranks() const {
   RankList ranks(static_cast<size_t>(spec_.world_size));
   std::iota(ranks.begin(), ranks.end(), 0);
-  const AbsentRanks absent = absent_ranks(*keys_, ranks);
+  return ranks;
+}
+
+std::string Membership::missing_ranks(const RankList& gone) const {
+  if (!gone.empty())
+    return fmt::format("{} before all ranks had met (run id '{}')",
+                       FailureBoard::Lost{gone, {}}.text(), spec_.run_id);
+  const AbsentRanks absent = absent_ranks(*keys_, all_ranks());
   return fmt::format("{} did not come within {:.1f} s: {} of {} ranks are there (run id '{}')",
                      absent.text, static_cast<double>(spec_.timeout.count()) / 1e3,
                      spec_.world_size - absent.count, spec_.world_size, spec_.run_id);
@@ -185,17 +197,23 @@ void Membership::obey(const std::string& verdict) {
 /// Ranks that are yet to come learn of a refusal too.
 void Membership::wait_for_check_outs() {
   constexpr milliseconds kAfterSuccess{5000}, kAfterFailure{2000}, kAfterRefusal{10000}, kPause{5};
-  constexpr int64_t kNobody = -1;  // so that the board shows this rank's own failure too
-  const FailureBoard board(keys_, kNobody);
   const auto start = Clock::now();
-  const int64_t members = incomplete_ ? keys_->add("members", 0) : spec_.world_size;
-  while (keys_->add("left", 0) < members) {
-    const milliseconds bound = !agreed_       ? kAfterRefusal
-                               : board.find() ? kAfterFailure
-                                              : kAfterSuccess;
+  while (num_absent_members() > 0) {
+    const milliseconds bound = !agreed_                 ? kAfterRefusal
+                               : posted_failure(*keys_) ? kAfterFailure
+                                                        : kAfterSuccess;
     if (Clock::now() - start > bound) break;
     std::this_thread::sleep_for(kPause);
   }
+}
+
+/// That have not checked out and may still do so.
+int64_t Membership::num_absent_members() const {
+  const int64_t members = incomplete_ ? keys_->add("members", 0) : spec_.world_size;
+  const int64_t absent = members - keys_->add("left", 0);
+  if (absent == 0) return 0;
+  const auto ended = static_cast<int64_t>(ended_processes(*keys_, all_ranks()).size());
+  return absent - std::max(ended, number_lost(*keys_));
 }
 
 }  // namespace lockstep

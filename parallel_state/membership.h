@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "lockstep/parallel_state/announced_field.h"
+#include "lockstep/parallel_state/rank_generator.h"
 
 namespace lockstep {
 
@@ -25,7 +26,7 @@ struct MembershipSpec {
 
 /// One rank's part in a run, from its claim to its check-out. Lies in the store alone, so that all
 /// is settled before a group is made. A rank makes a fixed number of requests, whatever the size of
-/// the world, and waits.
+/// the world, and waits; among up to 64 ranks it also looks for processes of its host that died.
 ///
 /// A store can hold several generations of a run, one after the other: a rank whose claim was given
 /// back claims the next one, and meets the ranks that do likewise. A claim that was never given
@@ -39,8 +40,9 @@ class Membership {
   /// names host and process of both.
   Membership(c10::intrusive_ptr<c10d::Store> store, MembershipSpec spec,
              Clock::time_point deadline);
-  /// Checks out. Where this rank serves the store, waits until the others have done so: 5 s at
-  /// most, 2 s after a failure, 10 s after a refusal, for ranks that are yet to learn of it.
+  /// Checks out. Where this rank serves the store, waits until the others have done so, or are
+  /// known to be lost: 5 s at most, 2 s after a failure, 10 s after a refusal, for ranks that are
+  /// yet to learn of it.
   ~Membership();
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
@@ -61,7 +63,9 @@ class Membership {
   void refuse_second_claim(int64_t generation, const std::string& holder);
   void compare_fields();
   void wait_for(const char* key);
-  std::string missing_ranks() const;
+  std::string missing_ranks(const RankList& gone) const;
+  RankList all_ranks() const;
+  int64_t num_absent_members() const;
   std::string post(char kind, const std::string& message);
   void obey(const std::string& verdict);
   void wait_for_check_outs();

@@ -80,16 +80,21 @@ bool answers(int socket, const std::string& request, const std::string& answer) 
   return received == answer;
 }
 
+/// Connecting, sending and receiving fail then; EINPROGRESS or EAGAIN.
+void limit_steps(const Socket& socket, std::chrono::milliseconds patience) {
+  const timeval limit = {.tv_sec = patience.count() / 1000,
+                         .tv_usec = patience.count() % 1000 * 1000};
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+}
+
 /// Empty if somebody at one of the addresses gives the answer.
 std::string ask(const addrinfo* addresses, const std::string& request, const std::string& answer,
                 std::chrono::milliseconds patience) {
-  const timeval limit = {.tv_sec = patience.count() / 1000,
-                         .tv_usec = patience.count() % 1000 * 1000};
   std::string reason = "it has no address";
   for (const addrinfo* at = addresses; at; at = at->ai_next) {
     const Socket socket(*at);
-    ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-    ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    limit_steps(socket, patience);
     if (::connect(socket.get(), at->ai_addr, at->ai_addrlen) != 0) {
       reason = std::strerror(errno);
     } else if (request.empty() || answers(socket.get(), request, answer)) {
@@ -151,13 +156,24 @@ int bound_socket(const std::string& host, int port, bool for_other_hosts) {
   fail<CommunicationError>("{}:{} cannot be listened at: {}", host, port, reason);
 }
 
-int connected_socket(const std::string& host, int port) {
+int connected_socket(const std::string& host, int port, std::chrono::milliseconds patience,
+                     int* error) {
+  *error = EHOSTUNREACH;
   const Addresses addresses = resolve(host, port);
   for (const addrinfo* at = addresses.get(); at; at = at->ai_next) {
     Socket socket(*at);
+    limit_steps(socket, patience);
     if (::connect(socket.get(), at->ai_addr, at->ai_addrlen) == 0) return socket.release();
+    *error = errno;
   }
   return -1;
+}
+
+std::string peer_address(int socket) {
+  sockaddr_storage address = {};
+  socklen_t size = sizeof address;
+  auto* const plain = reinterpret_cast<sockaddr*>(&address);
+  return ::getpeername(socket, plain, &size) == 0 ? numeric(plain) : "";
 }
 
 std::string wait_for_answer(const std::string& host, int port, const std::string& request,

@@ -35,8 +35,13 @@ std::string process_name();
 /// address of this host.
 int bound_socket(const std::string& host, int port, bool for_other_hosts);
 
-/// A connection to host:port; -1 if there is none. The caller owns it.
-int connected_socket(const std::string& host, int port);
+/// A connection to host:port; -1, and an errno in `error`, if there is none after `patience`. The
+/// caller owns it.
+int connected_socket(const std::string& host, int port, std::chrono::milliseconds patience,
+                     int* error);
+
+/// The address of the other end of a connection.
+std::string peer_address(int socket);
 
 /// Waits until somebody at host:port answers `request` with exactly `answer`; with neither, until
 /// somebody listens there. Returns why nobody did before `deadline`, or nothing.

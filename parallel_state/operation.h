@@ -22,11 +22,12 @@ struct Work::Operation {
   std::vector<Part> parts = {};
 };
 
-/// The message without the stack of C++ frames that c10::Error appends.
+/// The message without the stack of C++ frames that c10::Error appends, and without the place in
+/// Gloo's sources where it arose.
 std::string reason_of(const std::exception& error);
 
-/// Posts the failure of `operation`, asks the other ranks what they did, and throws
-/// CommunicationError with all that.
+/// Posts the failure of `operation`, finds out which rank is lost or did something else, and throws
+/// CommunicationError with all that. A rank that is lost comes first.
 [[noreturn]] void fail_operation(const Work::Operation& operation, const std::string& reason);
 
 /// Starts `operation`: call() -> its parts.

@@ -117,10 +117,13 @@ struct ParallelState::Impl {
         rank(global_rank),
         options(std::move(with_options)),
         grids(options.sizes),
-        failures(std::make_shared<FailureBoard>(store, rank)),
+        failures(std::make_shared<FailureBoard>(store, rank, options.sizes.world_size)),
         guard(std::make_shared<DesyncGuard>(failures, rank)) {
     if (membership) membership->meet();
   }
+  ~Impl() { guard->say_end(); }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
 
   ProcessGroup group(const std::string& name, Key key) {
     auto state = std::make_shared<ProcessGroup::State>();
@@ -163,7 +166,7 @@ struct ParallelState::Impl {
     } catch (const std::exception& error) {
       entry = nullptr;
       const auto posted = failures->find();
-      fail_to_connect(spec, posted ? *posted : reason_of(error));
+      fail_to_connect(spec, posted ? posted->text() : reason_of(error));
     }
     return entry;
   }
@@ -172,10 +175,14 @@ struct ParallelState::Impl {
   void await_members(const BackendSpec& spec) const {
     if (!membership) return;
     std::optional<std::string> absent;
+    const auto failure = [&]() -> std::optional<std::string> {
+      if (const auto posted = failures->find()) return posted->text();
+      const FailureBoard::Lost lost = failures->find_gone(spec.ranks);
+      return lost.none() ? std::nullopt : std::optional(lost.text());
+    };
     try {
-      absent =
-          gather(*spec.store, spec.ranks, rank, std::chrono::steady_clock::now() + spec.timeout,
-                 [this] { return failures->find(); });
+      absent = gather(*spec.store, spec.ranks, rank,
+                      std::chrono::steady_clock::now() + spec.timeout, failure);
     } catch (const c10::Error& error) {
       absent = reason_of(error);
     }
@@ -183,9 +190,10 @@ struct ParallelState::Impl {
   }
 
   [[noreturn]] void fail_to_connect(const BackendSpec& spec, const std::string& reason) const {
-    fail<CommunicationError>("group {} could not be connected on rank {} within {:.1f} s: {}",
-                             spec.group_name, rank, static_cast<double>(spec.timeout.count()) / 1e3,
-                             reason);
+    const std::string culprit = guard->find_culprit(spec.ranks);
+    fail<CommunicationError>("{}{}group {} could not be connected on rank {} within {:.1f} s: {}",
+                             culprit, culprit.empty() ? "" : ": ", spec.group_name, rank,
+                             static_cast<double>(spec.timeout.count()) / 1e3, reason);
   }
 
   /// Keeps one group for each communicator.
@@ -310,6 +318,10 @@ void ParallelState::check_in_step() const {
 
 void ParallelState::post_failure(const std::string& message) const noexcept {
   impl_->failures->post(message);
+}
+
+std::optional<std::string> ParallelState::lost_launcher() const {
+  return impl_->failures->lost_launcher();
 }
 
 void prepare_rank_threads() { ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0); }

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,11 @@ struct ParallelStateOptions {
 /// every rank throws the same error if they differ: ConfigError with the first field that differs;
 /// CommunicationError with the ranks that did not come within the timeout, or with the two
 /// processes that claim one rank.
+///
+/// No call waits longer than about the timeout for ranks that have stopped, died or lost their
+/// network, and the error begins with the rank where that can be known, the one that serves the
+/// store included. A thread looks for failures and shows that this rank is alive, four times a
+/// second.
 ///
 /// When the last copy goes, the rank checks out. Rank 0, where it serves the store, waits for the
 /// others to do so, for 5 s at most, 2 s after a failure, 10 s after a refusal; no rank can make a
@@ -132,6 +138,11 @@ class ParallelState {
   /// call it at the same point, with the same groups connected; it costs one all-gather of 16 bytes
   /// a group. CommunicationError, on every rank of the group, says which rank did what instead.
   void check_in_step() const;
+
+  /// Where a launcher serves the store of the ranks (torchrun does) and has ended: "the launcher's
+  /// store at HOST:PORT has gone". Groups that are connected can be used on, others cannot be made.
+  /// Asks nobody; costs one system call.
+  std::optional<std::string> lost_launcher() const;
 
   /// Tells the other ranks that this one fails; see ProcessGroup::post_failure. Connects nothing.
   void post_failure(const std::string& message) const noexcept;

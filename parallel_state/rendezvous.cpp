@@ -10,7 +10,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/gathering.h"
 #include "lockstep/parallel_state/network.h"
-#include "lockstep/parallel_state/watched_store.h"
+#include "lockstep/parallel_state/store_client.h"
 
 namespace lockstep {
 namespace {
@@ -21,17 +21,17 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 constexpr char kRunId[] = "lockstep run id";
 
-milliseconds until(Clock::time_point deadline) {
-  const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
-  return std::max(left, milliseconds(1));
-}
-
-c10d::TCPStoreOptions store_options(const LaunchEnvironment& environment, milliseconds timeout) {
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<std::uint16_t>(environment.master_port);
-  options.waitWorkers = false;
-  options.timeout = timeout;
-  return options;
+StorePtr client_of(const LaunchEnvironment& environment, milliseconds timeout,
+                   StorePtr served = {}) {
+  const bool of_launcher = environment.agent_serves_store;
+  StoreAddress address = {
+      .host = environment.store_address(),
+      .port = environment.master_port,
+      .server = fmt::format("{}:{}", environment.store_address(), environment.master_port),
+      .of_launcher = of_launcher};
+  address.server = of_launcher ? "the launcher's store at " + address.server
+                               : "rank 0, which serves the store at " + address.server + ",";
+  return c10::make_intrusive<StoreClient>(std::move(address), timeout, std::move(served));
 }
 
 [[noreturn]] void fail_at_store(const LaunchEnvironment& environment, const char* verb,
@@ -41,14 +41,23 @@ c10d::TCPStoreOptions store_options(const LaunchEnvironment& environment, millis
                            to_string(environment.launcher), reason);
 }
 
+[[noreturn]] void fail_to_use_store(const LaunchEnvironment& environment, const c10::Error& error) {
+  fail<CommunicationError>("{}: rank {} cannot use the store ({})", error.what_without_backtrace(),
+                           environment.rank, to_string(environment.launcher));
+}
+
 StorePtr serve(const LaunchEnvironment& environment, milliseconds timeout) {
-  c10d::TCPStoreOptions options = store_options(environment, timeout);
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<std::uint16_t>(environment.master_port);
+  options.waitWorkers = false;
+  options.timeout = timeout;
   options.isServer = true;
   try {
     options.masterListenFd = bound_socket(environment.store_address(), environment.master_port,
                                           !environment.single_host());
     const StorePtr store =
-        c10::make_intrusive<c10d::TCPStore>(environment.store_address(), options);
+        client_of(environment, timeout,
+                  c10::make_intrusive<c10d::TCPStore>(environment.store_address(), options));
     store->set(kRunId, environment.run_id);
     return store;
   } catch (const CommunicationError& error) {
@@ -80,10 +89,7 @@ StorePtr reach(const LaunchEnvironment& environment, Clock::time_point deadline,
                   fmt::format("{} did not serve it within {:.1f} s ({})",
                               environment.agent_serves_store ? "torchrun's agent" : "rank 0",
                               static_cast<double>(timeout.count()) / 1e3, reason));
-  const StorePtr store = c10::make_intrusive<c10d::TCPStore>(
-      environment.store_address(), store_options(environment, until(deadline)));
-  store->setTimeout(timeout);
-  return watch_store(store, environment.store_address(), environment.master_port);
+  return client_of(environment, timeout);
 }
 
 void check_run_id(const LaunchEnvironment& environment, c10d::Store& store,
@@ -104,16 +110,16 @@ std::unique_ptr<Membership> join_served_by_rank_0(const LaunchEnvironment& envir
                                                   Clock::time_point deadline) {
   constexpr milliseconds kPause{50};
   for (;;) {
-    std::string reason = "the run that this rank has left goes on there";
     try {
       StorePtr store = reach(environment, deadline, spec.timeout);
       check_run_id(environment, *store, deadline);
       auto membership = std::make_unique<Membership>(std::move(store), spec, deadline);
       if (membership->generation() == 1) return membership;
     } catch (const c10::Error& error) {
-      reason = error.what_without_backtrace();
+      if (Clock::now() >= deadline) fail_to_use_store(environment, error);
     }
-    if (Clock::now() >= deadline) fail_at_store(environment, "use", reason);
+    if (Clock::now() >= deadline)
+      fail_at_store(environment, "use", "the run that this rank has left goes on there");
     std::this_thread::sleep_for(kPause);
   }
 }
@@ -132,7 +138,7 @@ std::unique_ptr<Membership> join_run(const LaunchEnvironment& environment, Membe
         spec.serves_store ? serve(environment, timeout) : reach(environment, deadline, timeout);
     return std::make_unique<Membership>(std::move(store), std::move(spec), deadline);
   } catch (const c10::Error& error) {
-    fail_at_store(environment, "use", error.what_without_backtrace());
+    fail_to_use_store(environment, error);
   }
 }
 

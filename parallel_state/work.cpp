@@ -38,7 +38,7 @@ void wait_on_host(const Work::Operation& operation, const Work::Operation::Part&
   for (;;) {
     if (std::visit([](const auto& p) { return wait_for(p); }, part)) return;
     if (const auto failure = operation.group->failures->find())
-      fail<CommunicationError>("{}", *failure);
+      throw CommunicationError(failure->text());
     require<CommunicationError>(steady_clock::now() < deadline, "timed out");
   }
 }
@@ -60,28 +60,35 @@ void wait_for_part(const Work::Operation& operation, const Work::Operation::Part
     wait_on_host(operation, part);
 }
 
+/// Gloo's messages begin with "[/path/gloo/transport/tcp/pair.cc:534] ".
+std::string without_place(std::string text) {
+  const size_t begin = text.find("[/"), end = text.find("] ", begin);
+  const bool place = begin != std::string::npos && end != std::string::npos &&
+                     text.substr(begin, end - begin).find("/gloo/") != std::string::npos;
+  return place ? text.erase(begin, end + 2 - begin) : text;
+}
+
 }  // namespace
 
 std::string reason_of(const std::exception& error) {
   const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
   std::string text = c10_error ? c10_error->what_without_backtrace() : error.what();
   std::replace(text.begin(), text.end(), '\n', ' ');
-  return text;
+  return without_place(std::move(text));
 }
 
 void fail_operation(const Work::Operation& operation, const std::string& reason) {
   const ProcessGroup::State& group = *operation.group;
-  const auto posted = group.failures->find();
   const std::string what = describe(operation);
-  group.failures->post(fmt::format("{} failed: {}", what, reason));
   const double seconds =
       std::chrono::duration<double>(steady_clock::now() - operation.start).count();
-  const std::string difference =
-      group.guard->explain(group.ranks, group.communicator->ledger(), what);
+  const auto [culprit, cause, difference] =
+      group.guard->explain(group.ranks, group.communicator->ledger(), what, reason);
   const std::string recording = dump_flight_recorder(group.global_rank);
-  fail<CommunicationError>("{} failed on rank {} after {:.1f} s (timeout {:.1f} s): {}{}{}", what,
-                           group.global_rank, seconds, group.timeout.count() / 1e3,
-                           posted ? *posted : reason, difference.empty() ? "" : "; " + difference,
+  fail<CommunicationError>("{}{}{} failed on rank {} after {:.1f} s (timeout {:.1f} s): {}{}{}",
+                           culprit, culprit.empty() ? "" : ": ", what, group.global_rank, seconds,
+                           group.timeout.count() / 1e3, cause,
+                           difference.empty() ? "" : "; " + difference,
                            recording.empty() ? "" : "; c10d's flight recorder is in " + recording);
 }
 

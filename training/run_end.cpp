@@ -5,7 +5,7 @@
 namespace lockstep {
 namespace {
 
-constexpr RunEnd kLastWish = RunEnd::sigterm;
+constexpr RunEnd kLastWish = RunEnd::launcher_lost;
 
 /// The ranks that want an end are counted in a digit of their own, in base ranks + 1.
 double digit(RunEnd end, int64_t ranks) {
@@ -13,6 +13,8 @@ double digit(RunEnd end, int64_t ranks) {
 }
 
 }  // namespace
+
+bool is_stop(RunEnd end) { return end > RunEnd::none && end <= kLastWish; }
 
 std::string_view name_of(RunEnd end) {
   switch (end) {
@@ -22,6 +24,8 @@ std::string_view name_of(RunEnd end) {
       return "SIGINT";
     case RunEnd::sigterm:
       return "SIGTERM";
+    case RunEnd::launcher_lost:
+      return "launcher lost";
     case RunEnd::diverged:
       return "divergence";
     case RunEnd::done:

@@ -57,7 +57,7 @@ class Desync(Ranks):
     def test_a_dead_rank(self):
         outcomes = self.outcome("die")
         self.assertEqual(outcomes[2][0], -signal.SIGKILL)
-        self.assert_survivors_say(outcomes, "all_reduce (sum) of bucket 2", "rank 2: no answer")
+        self.assert_survivors_say(outcomes, "rank 2 has gone: all_reduce (sum) of bucket 2")
 
 
 if __name__ == "__main__":

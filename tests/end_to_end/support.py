@@ -91,7 +91,10 @@ def metrics(folder):
 
 def end(process):
     process.kill()
-    process.communicate()
+    process.wait()
+    for pipe in (process.stdout, process.stderr):
+        if pipe:
+            pipe.close()
 
 
 class EndToEnd(unittest.TestCase):

@@ -117,7 +117,8 @@ void check_sample(const Config& config, const std::string& folder) {
                        config.train.sample_tokens);
 }
 
-RunEnd wish_of_signals() {
+RunEnd wish_for_stop(const ParallelState& state) {
+  if (state.lost_launcher()) return RunEnd::launcher_lost;
   const int signal = noted_signal();
   if (signal == 0) return RunEnd::none;
   return signal == SIGINT ? RunEnd::sigint : RunEnd::sigterm;
@@ -140,6 +141,13 @@ std::string told_of_stop(const Trainer& trainer, const std::string& folder) {
                   good.empty() ? "" : "; the last checkpoint from before is '" + good + "'")};
 }
 
+[[noreturn]] void end_as_stopped(const Trainer& trainer, const ParallelState& state) {
+  if (trainer.end() != RunEnd::launcher_lost) throw ExitStatus{kStopped, ""};
+  fail<CommunicationError>("{}; stopped after iteration {}",
+                           state.lost_launcher().value_or("the launcher's store has gone"),
+                           trainer.iteration());
+}
+
 void train(const Config& config, const std::string& output, const ParallelState& state) {
   std::unique_ptr<Reporter> reporter;
   if (state.rank() == 0) reporter = std::make_unique<Reporter>(config, state.device());
@@ -154,7 +162,7 @@ void train(const Config& config, const std::string& output, const ParallelState&
     tell(fmt::format("loaded {}, iteration {}", *loaded, trainer.iteration()));
   if (reporter) reporter->begin(trainer, state.group(GroupKind::dp_cp).size(), output);
   TrainCallbacks callbacks;
-  callbacks.should_stop = wish_of_signals;
+  callbacks.should_stop = [&] { return wish_for_stop(state); };
   callbacks.checkpoint = [&](bool last) {
     if (last && is_stop(trainer.end())) tell(told_of_stop(trainer, folder));
     tell(checkpoints.after_iteration(trainer, last));
@@ -173,7 +181,7 @@ void train(const Config& config, const std::string& output, const ParallelState&
   tell(checkpoints.finish());
   if (trainer.end() == RunEnd::diverged)
     end_as_diverged(trainer.divergence(), trainer, checkpoints, state);
-  if (is_stop(trainer.end())) throw ExitStatus{kStopped, ""};
+  if (is_stop(trainer.end())) end_as_stopped(trainer, state);
   if (trainer.config().train.sample_tokens == 0) return;
   if (!standard_output_is_open())
     tell("standard output is closed: the text of train.sample_tokens is not written");

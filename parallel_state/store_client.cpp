@@ -1,0 +1,157 @@
+#include "lockstep/parallel_state/store_client.h"
+
+#include <algorithm>
+#include <thread>
+
+#include <torch/csrc/distributed/c10d/TCPStoreBackend.hpp>
+
+#include "lockstep/core/check.h"
+
+namespace lockstep {
+namespace {
+
+using c10d::detail::QueryType;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr char kKeyPrefix[] = "/";  // as libtorch's client has it
+
+template <class T>
+T receive_value(Connection& connection, Connection::Deadline deadline) {
+  T value{};
+  connection.receive(&value, sizeof value, deadline);
+  return value;
+}
+
+StoreClient::Bytes receive_bytes(Connection& connection, Connection::Deadline deadline) {
+  StoreClient::Bytes bytes(receive_value<uint64_t>(connection, deadline));
+  connection.receive(bytes.data(), bytes.size(), deadline);
+  return bytes;
+}
+
+}  // namespace
+
+class StoreClient::Request {
+ public:
+  explicit Request(QueryType type) { value(type); }
+
+  template <class T>
+  Request& value(T value) {
+    text_.append(reinterpret_cast<const char*>(&value), sizeof value);
+    return *this;
+  }
+  Request& bytes(const Bytes& bytes) {
+    value(uint64_t{bytes.size()});
+    text_.append(bytes.begin(), bytes.end());
+    return *this;
+  }
+  Request& key(const std::string& key) {
+    value(uint64_t{key.size() + sizeof kKeyPrefix - 1});
+    text_ += kKeyPrefix + key;
+    return *this;
+  }
+  Request& keys(const Keys& keys) {
+    value(uint64_t{keys.size()});
+    for (const std::string& one : keys) key(one);
+    return *this;
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+StoreClient::StoreClient(StoreAddress address, milliseconds timeout,
+                         c10::intrusive_ptr<c10d::Store> served)
+    : Store(timeout), address_(std::move(address)), served_(std::move(served)) {}
+
+c10::intrusive_ptr<c10d::Store> StoreClient::clone() {
+  return c10::make_intrusive<StoreClient>(address_, getTimeout());
+}
+
+template <class Answer>
+auto StoreClient::ask(const Request& request, Answer answer) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto deadline = steady_clock::now() + getTimeout();
+  try {
+    if (connection_.open(address_.host, address_.port, deadline))
+      connection_.send(
+          Request(QueryType::VALIDATE).value(c10d::detail::validationMagicNumber).text(), deadline);
+    connection_.send(request.text(), deadline);
+    return answer(connection_, deadline);
+  } catch (const Connection::Ended&) {
+    C10_THROW_ERROR(DistNetworkError, address_.server + " has gone");
+  } catch (const Connection::Silent&) {
+    C10_THROW_ERROR(DistNetworkError,
+                    fmt::format("{} has not answered for {:.1f} s", address_.server,
+                                static_cast<double>(getTimeout().count()) / 1e3));
+  }
+}
+
+void StoreClient::set(const std::string& key, const Bytes& value) {
+  ask(Request(QueryType::SET).key(key).bytes(value), [](auto&, auto) {});
+}
+
+StoreClient::Bytes StoreClient::compareSet(const std::string& key, const Bytes& expected,
+                                           const Bytes& wanted) {
+  return ask(Request(QueryType::COMPARE_SET).key(key).bytes(expected).bytes(wanted), receive_bytes);
+}
+
+StoreClient::Bytes StoreClient::get(const std::string& key) {
+  wait({key});
+  return ask(Request(QueryType::GET).key(key), receive_bytes);
+}
+
+int64_t StoreClient::add(const std::string& key, int64_t value) {
+  return ask(Request(QueryType::ADD).key(key).value(value), receive_value<int64_t>);
+}
+
+bool StoreClient::deleteKey(const std::string& key) {
+  return ask(Request(QueryType::DELETE_KEY).key(key), receive_value<int64_t>) == 1;
+}
+
+bool StoreClient::check(const Keys& keys) {
+  using c10d::detail::CheckResponseType;
+  return ask(Request(QueryType::CHECK).keys(keys), receive_value<CheckResponseType>) ==
+         CheckResponseType::READY;
+}
+
+int64_t StoreClient::getNumKeys() {
+  return ask(Request(QueryType::GETNUMKEYS), receive_value<int64_t>);
+}
+
+void StoreClient::wait(const Keys& keys, const milliseconds& timeout) {
+  const auto deadline = steady_clock::now() + timeout;
+  for (milliseconds pause(1); !check(keys); pause = std::min(2 * pause, milliseconds(50))) {
+    if (steady_clock::now() >= deadline)
+      C10_THROW_ERROR(
+          DistStoreError,
+          fmt::format("nobody has written '{}' to the store for {:.1f} s", fmt::join(keys, "', '"),
+                      static_cast<double>(timeout.count()) / 1e3));
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+void StoreClient::append(const std::string& key, const Bytes& value) {
+  ask(Request(QueryType::APPEND).key(key).bytes(value), [](auto&, auto) {});
+}
+
+std::vector<StoreClient::Bytes> StoreClient::multiGet(const Keys& keys) {
+  wait(keys);
+  return ask(Request(QueryType::MULTI_GET).keys(keys), [&](Connection& connection, auto deadline) {
+    std::vector<Bytes> values;
+    for (size_t i = 0; i < keys.size(); ++i) values.push_back(receive_bytes(connection, deadline));
+    return values;
+  });
+}
+
+void StoreClient::multiSet(const Keys& keys, const std::vector<Bytes>& values) {
+  TORCH_CHECK(keys.size() == values.size(), "multiSet: ", keys.size(), " keys, ", values.size(),
+              " values");
+  Request request(QueryType::MULTI_SET);
+  request.value(uint64_t{keys.size()});
+  for (size_t i = 0; i < keys.size(); ++i) request.key(keys[i]).bytes(values[i]);
+  ask(request, [](auto&, auto) {});
+}
+
+}  // namespace lockstep

@@ -1,0 +1,70 @@
+#pragma once
+
+// Internal.
+
+#include <string>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "lockstep/parallel_state/connection.h"
+
+namespace lockstep {
+
+/// Where a c10d::TCPStore is served, and by whom.
+struct StoreAddress {
+  std::string host;
+  int port = 0;
+  std::string server;  ///< "rank 0, which serves the store at 10.0.0.1:29500,"
+  bool of_launcher = false;
+};
+
+/// A client of a c10d::TCPStore that never waits longer than its timeout for an answer, whether the
+/// server has ended, is stopped or cannot be reached; libtorch's own client then waits for ever. A
+/// question that fails is a c10::DistNetworkError that begins with the server: it "has gone", and
+/// so for all later questions, or "has not answered for 5.0 s". A client whose question got no
+/// answer connects anew for the next one.
+class StoreClient : public c10d::Store {
+ public:
+  /// Connects at the first question. `served`: the server, which lives as long as this.
+  StoreClient(StoreAddress address, std::chrono::milliseconds timeout,
+              c10::intrusive_ptr<c10d::Store> served = {});
+
+  /// With a connection of its own.
+  c10::intrusive_ptr<c10d::Store> clone() override;
+
+  using Bytes = std::vector<uint8_t>;
+  using Keys = std::vector<std::string>;
+  void set(const std::string& key, const Bytes& value) override;
+  Bytes compareSet(const std::string& key, const Bytes& expected, const Bytes& wanted) override;
+  Bytes get(const std::string& key) override;
+  int64_t add(const std::string& key, int64_t value) override;
+  bool deleteKey(const std::string& key) override;
+  bool check(const Keys& keys) override;
+  int64_t getNumKeys() override;
+  void wait(const Keys& keys) override { wait(keys, getTimeout()); }
+  /// Asks now and then, so that other threads can use this client meanwhile. DistStoreError at the
+  /// end of the timeout.
+  void wait(const Keys& keys, const std::chrono::milliseconds& timeout) override;
+  void append(const std::string& key, const Bytes& value) override;
+  std::vector<Bytes> multiGet(const Keys& keys) override;
+  void multiSet(const Keys& keys, const std::vector<Bytes>& values) override;
+  bool hasExtendedApi() const override { return true; }
+
+  const StoreAddress& address() const { return address_; }
+  /// Whether the server is known to have ended. Asks nobody.
+  bool server_has_gone() { return connection_.state() == Connection::State::ended; }
+  /// Ends the questions of other threads, and those to come.
+  void interrupt() { connection_.interrupt(); }
+
+ private:
+  class Request;
+  template <class Answer>
+  auto ask(const Request& request, Answer answer);
+
+  StoreAddress address_;
+  c10::intrusive_ptr<c10d::Store> served_;
+  std::mutex mutex_;  ///< one question at a time
+  Connection connection_;
+};
+
+}  // namespace lockstep
