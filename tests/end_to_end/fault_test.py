@@ -5,6 +5,7 @@ LOCKSTEP_FAULTS=all takes every rank of 2, 3 and 4 in every phase, with either k
 
 import concurrent.futures
 import os
+import pathlib
 import random
 import re
 import shutil
@@ -20,8 +21,8 @@ from support import LOCKSTEP, TORCHRUN, Ranks, clean_environment, end, free_port
 
 ALL = os.environ.get("LOCKSTEP_FAULTS") == "all"
 TIMEOUT = 5  # seconds, of runs with a rank that stops
-LONG = 30    # of runs with a rank that dies, which nobody needs to wait for
-SLACK = 8    # for a machine that does other things as well
+LONG = 60    # of runs with a rank that dies, which nobody needs to wait for
+SLACK = 15   # for a machine that does other things as well
 ENDLESS = ("--set", "train.train_iters=1000000", "--set", "train.eval_iters=0",
            "--set", "train.global_batch_size=12")
 LAYOUTS = {
@@ -51,6 +52,11 @@ def command(*arguments):
     return subprocess.run([str(a) for a in arguments], capture_output=True, check=False)
 
 
+def sockets_of(process):
+    folder = pathlib.Path(f"/proc/{process.pid}/fd")
+    return sum(os.readlink(entry).startswith("socket:") for entry in folder.iterdir())
+
+
 class Run:
     """Some ranks of one run, the time at which something happens to them, and how they end."""
 
@@ -73,6 +79,14 @@ class Run:
                     self.test.fail(f"{what}: {process.communicate()[1].decode()}")
             self.test.assertLess(time.monotonic(), deadline, what)
             time.sleep(0.002)
+
+    def wait_for_claims(self, rank_0_serves):
+        """Until each process has the two connections to the store of a rank that has claimed its
+        place. Rank 0 listens, and holds both ends of its own, where it serves the store."""
+        others = len(self.processes) - 1
+        needed = [5 + 2 * others if rank_0_serves else 2] + [2] * others
+        self.wait_for(lambda: all(sockets_of(process) >= number for process, number in
+                                  zip(self.processes, needed)), "claims")
 
     def wait_for_iterations(self):
         file = self.output / "metrics.jsonl"
@@ -131,7 +145,7 @@ class Faults(Ranks):
         (run.wait_for_save if phase == "save" else run.wait_for_iterations)()
         run.processes[victim].send_signal(signal.SIGSTOP)
         return self.check_survivors(
-            run, victim, 3 * TIMEOUT,
+            run, victim, TIMEOUT + SLACK,
             rf"rank {victim}( does not answer|, which serves the store at \S+, has not answered)")
 
     def test_a_stopped_rank_is_named_within_the_timeout(self):
@@ -173,7 +187,8 @@ class Faults(Ranks):
         """Rank 2 has not come yet."""
         def kill(victim, agent):
             run = Run(self, 3, (), LONG, self.agent_port if agent else None, leave_out={2})
-            time.sleep(4)
+            run.wait_for_claims(not agent)
+            time.sleep(0.2)
             run.processes[victim].kill()
             message = rf"rank {victim}(, which serves the store at \S+,)? has gone"
             return self.check_survivors(run, victim, 2 + SLACK, message)
@@ -182,7 +197,7 @@ class Faults(Ranks):
 
     def test_a_store_that_stops_before_all_have_met_is_named_within_the_timeout(self):
         run = Run(self, 3, (), 2 * TIMEOUT, leave_out={2})
-        time.sleep(3)
+        run.wait_for_claims(True)
         run.processes[0].send_signal(signal.SIGSTOP)
         self.check_survivors(run, 0, 2 * TIMEOUT + SLACK,
                              r"rank 0, which serves the store at \S+, has not answered for")
@@ -224,7 +239,7 @@ class Faults(Ranks):
         at_once(self, [("dp",), ("pp",), ("dist-opt",)], kill, 3)
 
     def assert_saved_without_launcher(self, run, port):
-        for rank, found in run.outcome(3 * TIMEOUT).items():
+        for rank, found in run.outcome(TIMEOUT + SLACK).items():
             self.assertIsNotNone(found, f"rank {rank} goes on without its launcher")
             self.assertEqual(found[1], 1, found[2])
             self.assertRegex(found[2], rf"(?m)^lockstep: rank {rank}: the launcher's store at "
@@ -257,7 +272,7 @@ class Faults(Ranks):
         self.addCleanup(end, launcher)
         self.wait_for_iterations(output)
         launcher.kill()
-        error = launcher.communicate(timeout=3 * TIMEOUT)[1].decode()  # the ranks hold it
+        error = launcher.communicate(timeout=TIMEOUT + SLACK)[1].decode()  # the ranks hold it
         for number in range(2):
             self.assertRegex(error, rf"lockstep: rank {number}: the launcher's store at \S+ has "
                              r"gone; stopped after iteration \d+")
@@ -313,7 +328,7 @@ class Links(Ranks):
         run = Run(self, 2, (*LAYOUTS[layout], *(SAVING if phase == "save" else ())), TIMEOUT)
         (run.wait_for_save if phase == "save" else run.wait_for_iterations)()
         command("ip", "-n", self.spaces[1], "link", "set", self.links[1], "down")
-        outcome = run.outcome(3 * TIMEOUT)
+        outcome = run.outcome(TIMEOUT + SLACK)
         command("ip", "-n", self.spaces[1], "link", "set", self.links[1], "up")
         for rank, message in ((0, "rank 1 does not answer"),
                               (1, r"rank 0, which serves the store at \S+, has not answered")):
