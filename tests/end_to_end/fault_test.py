@@ -53,8 +53,11 @@ def command(*arguments):
 
 
 def sockets_of(process):
-    folder = pathlib.Path(f"/proc/{process.pid}/fd")
-    return sum(os.readlink(entry).startswith("socket:") for entry in folder.iterdir())
+    try:
+        folder = pathlib.Path(f"/proc/{process.pid}/fd")
+        return sum(os.readlink(entry).startswith("socket:") for entry in folder.iterdir())
+    except OSError:
+        return 0  # one was closed meanwhile
 
 
 class Run:

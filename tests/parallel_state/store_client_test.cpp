@@ -105,7 +105,7 @@ TEST(StoreClient, AWaitEndsAndLetsOtherThreadsAskMeanwhile) {
       std::async(std::launch::async, [&] { return seconds_of([&] { client->wait({"late"}); }); });
   std::this_thread::sleep_for(milliseconds(100));
   EXPECT_EQ(client->add("count", 1), 1);
-  libtorch->set("late", "now");
+  libtorch->set("late", Bytes{1});
   EXPECT_LT(waiting.get(), 3);
   EXPECT_TRUE(
       throws_with<c10::DistStoreError>([&] { client->wait({"never"}, milliseconds(200)); },
