@@ -69,7 +69,7 @@ DesyncGuard::Explanation DesyncGuard::explain(const RankList& ranks, const Named
     publish("waits for " + waits_for);
     if (const auto posted = board_->ask()) {
       result.culprit = posted->culprit;
-      result.reason = posted->text();
+      result.reason = fmt::format("rank {}: {}", posted->rank, posted->message);
     } else {
       const FailureBoard::Lost lost = find_lost(ranks);
       result.culprit = lost.text();

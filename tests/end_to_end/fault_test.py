@@ -24,7 +24,7 @@ TIMEOUT = 5  # seconds, of runs with a rank that stops
 LONG = 60    # of runs with a rank that dies, which nobody needs to wait for
 SLACK = 15   # for a machine that does other things as well
 ENDLESS = ("--set", "train.train_iters=1000000", "--set", "train.eval_iters=0",
-           "--set", "train.global_batch_size=12")
+           "--set", "train.global_batch_size=24")
 LAYOUTS = {
     "dp": (), "dist-opt": ("--set", "ddp.use_distributed_optimizer=true"),
     "tp": ("--set", "parallel.tensor_model_parallel_size=2"),

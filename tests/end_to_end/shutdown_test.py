@@ -19,8 +19,6 @@ RANKS = 3
 ENDLESS = ["--set", "train.train_iters=1000000"]
 # What libtorch, libstdc++ and the shell say of an unclean end.
 COMPLAINTS = re.compile(r"terminate called|Aborted|core dumped|Segmentation|\[[WE]\d{4} .*\.cpp:")
-# What libtorch's store client says when the store is killed in the middle of a request.
-OF_THE_STORE = re.compile(r"\[W\d{4} \S+ TCPStore\.cpp:")
 
 
 def processes_of(marker):
@@ -69,14 +67,12 @@ class Run:
             self.test.assertLess(time.monotonic(), deadline)
             time.sleep(0.05)
 
-    def check_end(self, *statuses, store_is_killed=False):
+    def check_end(self, *statuses):
         """Every launched process ends soon with its status (None: any)."""
         for process, status in zip(self.launched, statuses, strict=True):
             error = process.communicate(timeout=60)[1].decode()
             if status is not None:
                 self.test.assertEqual(process.returncode, status, error)
-            if store_is_killed:
-                error = OF_THE_STORE.sub("", error)
             self.test.assertIsNone(COMPLAINTS.search(error), error)
         deadline = time.monotonic() + 5
         while stray := processes_of(self.marker):
@@ -114,8 +110,7 @@ class Shutdown(Ranks):
         run = Run(self, ENDLESS, False)
         run.wait_for_training()
         run.launched[rank].kill()
-        run.check_end(*[-signal.SIGKILL if r == rank else 1 for r in range(RANKS)],
-                      store_is_killed=rank == 0)
+        run.check_end(*[-signal.SIGKILL if r == rank else 1 for r in range(RANKS)])
 
     def sigkill_of_one_under_torchrun(self, rank):
         run = Run(self, ENDLESS, True)

@@ -231,8 +231,8 @@ TEST_F(KillTest, EveryLifeGoesOnFromTheLastCheckpointBitForBit) {
     const auto victim = static_cast<size_t>(below(3));  // 2: both
     for (size_t rank = 0; rank < ranks.size(); ++rank)
       if (victim == 2 || victim == rank) ::kill(ranks[rank], SIGKILL);
-    // Whom the kill has spared goes on until it notices. It then asks the others for four seconds
-    // what they do, so that most launchers here are as impatient as torchrun's.
+    // Whom the kill has spared goes on until it notices; most launchers here are as impatient as
+    // torchrun's.
     const bool launcher_waits = !in_start && kill % 8 == 0;
     const auto patience = milliseconds(static_cast<int64_t>(below(300)));
     const auto statuses = wait_for_end(ranks, launcher_waits ? kPatience : patience);
