@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import time
 import unittest
 import uuid
 
-from support import LOCKSTEP, TORCHRUN, Ranks, clean_environment, end, free_port, metrics
+from support import LOCKSTEP, TORCHRUN, Ranks, clean_environment, end, metrics
 
 ALL = os.environ.get("LOCKSTEP_FAULTS") == "all"
 TIMEOUT = 5  # seconds, of runs with a rank that stops
@@ -32,9 +33,9 @@ LAYOUTS = {
     "cp": ("--set", "parallel.context_parallel_size=2")}
 SAVING = ("--set", "checkpoint.save_interval=1", "--set", "checkpoint.keep=1")
 # Serves the store as torchrun's agent does.
-AGENT = """import sys, time, torch.distributed as d
-store = d.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False)
-print("ready", flush=True)
+AGENT = """import time, torch.distributed as d
+store = d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
 time.sleep(1e6)"""
 
 
@@ -50,6 +51,19 @@ def at_once(test, cases, body, width):
 
 def command(*arguments):
     return subprocess.run([str(a) for a in arguments], capture_output=True, check=False)
+
+
+def quiet_port():
+    """A free port that no other run is given for a connection meanwhile, as those of the system's
+    own choice may be."""
+    while True:
+        port = random.randrange(10000, 30000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
 
 
 def sockets_of(process):
@@ -72,7 +86,8 @@ class Run:
                             "LOCKSTEP_RUN_ID": self.output.name}
         self.processes = test.start(
             ranks, "--output", self.output, *ENDLESS, *arguments, "--set",
-            f"parallel.distributed_timeout_seconds={timeout}", port=agent, **start, **environment)
+            f"parallel.distributed_timeout_seconds={timeout}", port=agent or quiet_port(), **start,
+            **environment)
 
     def wait_for(self, reached, what):
         deadline = time.monotonic() + 60
@@ -115,19 +130,18 @@ class Run:
 class Faults(Ranks):
     @classmethod
     def setUpClass(cls):
-        cls.agent_port = free_port()
-        cls.agent = cls.start_agent(cls.agent_port)
+        cls.agent, cls.agent_port = cls.start_agent()
 
     @classmethod
     def tearDownClass(cls):
         end(cls.agent)
 
     @staticmethod
-    def start_agent(port):
-        agent = subprocess.Popen([sys.executable, "-c", AGENT, str(port)], stdout=subprocess.PIPE,
+    def start_agent():
+        """A process that serves a store, and its port."""
+        agent = subprocess.Popen([sys.executable, "-c", AGENT], stdout=subprocess.PIPE,
                                  env=clean_environment())
-        assert agent.stdout.readline() == b"ready\n"
-        return agent
+        return agent, int(agent.stdout.readline())
 
     def check_survivors(self, run, victim, limit, message):
         """All but the victim end with status 1, and their message begins with `message`."""
@@ -232,8 +246,7 @@ class Faults(Ranks):
 
     def test_without_its_launcher_a_run_saves_and_ends(self):
         def kill(layout):
-            port = free_port()
-            agent = self.start_agent(port)
+            agent, port = self.start_agent()
             self.addCleanup(end, agent)
             run = Run(self, 2, LAYOUTS[layout], TIMEOUT, port)
             run.wait_for_iterations()
@@ -253,8 +266,7 @@ class Faults(Ranks):
         self.assertTrue((run.output / "checkpoint" / f"step_{last}").exists())
 
     def test_a_launcher_that_stops_changes_nothing(self):
-        port = free_port()
-        agent = self.start_agent(port)
+        agent, port = self.start_agent()
         self.addCleanup(end, agent)
         run = Run(self, 2, (), TIMEOUT, port)
         run.wait_for_iterations()
