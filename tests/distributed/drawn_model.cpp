@@ -93,8 +93,7 @@ void DrawnModel::draw_config(Draw& draw, const ParallelSizes& sizes) {
   config.average_in_collective = !per_token && draw.one_in(3);
   if (draw.one_in(3)) config.num_buckets = draw.between(1, 4);
   if (!config.num_buckets && !draw.one_in(3)) config.bucket_size = draw.between(1, 400);
-  if (std::getenv("H3_CHUNKS") == nullptr && chunks > 1 && config.allow_unused_parameters)
-    config.overlap_grad_reduce = false;
+  if (chunks > 1 && config.allow_unused_parameters) config.overlap_grad_reduce = false;
   if (!config.use_distributed_optimizer) return;
   config.overlap_param_gather = draw.one_in(2);
   force_all_reduce = draw.one_in(6);
@@ -128,8 +127,6 @@ void DrawnModel::draw_axes(Draw& draw, ModelParam& param) {
     const AxisRole role = draw.of<AxisRole>({same, same, cut, cut, cut, cut, sum, sum, sum, mean});
     param.drawn.axes[axis] = {role == cut && dims == 0 ? same : role};
     if (role == cut && dims > 0) param.drawn.axes[axis].dim = draw.below(dims);
-    if (std::getenv("H3_UNEVEN") == nullptr && param.expert && role == cut && dims > 0)
-      param.drawn.shape[param.drawn.axes[axis].dim] *= 12;
   }
 }
 

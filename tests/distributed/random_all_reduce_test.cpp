@@ -148,12 +148,12 @@ void check_script_step(const DrawnScript& script, const std::vector<at::Tensor>&
   }
 }
 
-/// What is sent: who has a gradient, and the gradients that somebody has.
+/// What is sent: a digest of the list, who has a gradient, and the gradients that somebody has.
 void check_script_bytes(const DrawnScript& script, const std::vector<at::Tensor>& tensors,
                         int64_t rank, int64_t step, size_t calls_before, RandomCase& one) {
   std::map<RankList, int64_t> wanted, sent;
   const RankList group = script.group(rank);
-  if (group.size() > 1) wanted[group] = 4 * static_cast<int64_t>(tensors.size());
+  if (group.size() > 1) wanted[group] = 8 + 4 * static_cast<int64_t>(tensors.size());
   for (size_t i = 0; i < tensors.size() && group.size() > 1; ++i)
     if (script.is_reduced(script.params[i], rank, step))
       wanted[group] += static_cast<int64_t>(tensors[i].nbytes());

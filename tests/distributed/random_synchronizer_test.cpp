@@ -41,6 +41,7 @@ struct ListedParam {
   int64_t stage = 0;
   size_t group = 0;  ///< of the optimizer's parameter groups
   bool wide_grad = false;
+  bool strided = false;  ///< somebody puts a strided gradient in the place of that of backward
 };
 
 /// A drawn case.
@@ -55,7 +56,6 @@ struct DrawnList {
     reduction = draw.of<GradientReduction>(
         {GradientReduction::sum, GradientReduction::mean, GradientReduction::per_token});
     bucket_bytes = draw.of<int64_t>({8, 24, 60, 200, 1000, 1 << 20});
-    if (std::getenv("H3_BUCKETS") == nullptr) bucket_bytes = 1 << 20;
     microbatches = {draw.between(1, 3), draw.between(1, 3)};
     norm_type = draw.of<double>({2, 2, 2, 1, 3, std::numeric_limits<double>::infinity()});
     const int64_t count = draw.between(1, 9);
@@ -98,12 +98,13 @@ struct DrawnList {
         mesh.text(), other.text(), to_string(reduction), bucket_bytes, microbatches[0],
         microbatches[1], allow_unused, norm_type);
     for (const ListedParam& param : params)
-      result += fmt::format("  {}{}{}{}\n", param.drawn.text(),
+      result += fmt::format("  {}{}{}{}{}\n", param.drawn.text(),
                             param.home == Home::stage   ? fmt::format(" stage {}", param.stage)
                             : param.home == Home::other ? " other mesh"
                             : param.home == Home::plain ? " plain"
                                                         : "",
-                            param.group == 1 ? " group 1" : "", param.wide_grad ? " wide" : "");
+                            param.group == 1 ? " group 1" : "", param.wide_grad ? " wide" : "",
+                            param.strided ? " strided" : "");
     return result;
   }
 
@@ -129,13 +130,19 @@ struct DrawnList {
         allow_unused ? std::vector{Usage::always, Usage::now_and_then} : std::vector{Usage::always};
     param.drawn = draw_param(draw, static_cast<int64_t>(params.size()), usages);
     param.drawn.trained = !draw.one_in(10);
-    param.group = static_cast<size_t>(draw.below(2));
+    param.group = pipeline ? 0 : static_cast<size_t>(draw.below(2));
     param.wide_grad = param.drawn.dtype == at::kBFloat16;
     param.home = pipeline ? draw.of<Home>({Home::mesh, Home::stage, Home::stage, Home::plain})
                           : draw.of<Home>({Home::mesh, Home::mesh, Home::other, Home::plain});
     param.stage = draw.below(mesh.sizes[0]);
+    param.strided = param.home == Home::plain && draw.one_in(2);
     draw_axes(param);
     params.push_back(std::move(param));
+  }
+
+  /// What each rank has of its own makes norms differ, which only the 2-norm and the largest bear.
+  AxisRole plain_role() const {
+    return norm_type == 2 || std::isinf(norm_type) ? AxisRole::own : AxisRole::same;
   }
 
   void draw_axes(ListedParam& param) {
@@ -147,7 +154,7 @@ struct DrawnList {
       if (share.role == AxisRole::cut && (dims == 0 || stages)) share.role = AxisRole::sum;
       if (share.role == AxisRole::cut) share.dim = draw.below(dims);
       if (stages && param.home == Home::stage) share.role = AxisRole::own;
-      if (param.home == Home::plain) share.role = AxisRole::own;
+      if (param.home == Home::plain) share.role = plain_role();
       param.drawn.axes.push_back(share);
     }
   }
@@ -303,7 +310,12 @@ class SynchronizedList {
     }
     if (!std::isinf(list_.norm_type)) wanted = std::pow(wanted, 1 / list_.norm_type);
     std::vector<MeshParameter> all;
-    for (const Listed& listed : listed_) all.push_back(listed.parameter);
+    for (const Listed& listed : listed_) {
+      const at::Tensor gradient = listed.parameter.tensor.grad();
+      if (listed.param->strided && gradient.defined())
+        listed.parameter.tensor.mutable_grad() = at::stack({gradient, gradient}, -1).select(-1, 0);
+      all.push_back(listed.parameter);
+    }
     const double max_norm = 5;
     const double found = clip_grad_norm_(MeshParameters(all), max_norm, list_.norm_type, false, {},
                                          list_.pipeline ? std::optional(mesh_["pp"]) : std::nullopt)
