@@ -27,10 +27,11 @@ bool is_expert_parameter(const NamedParameter& param) { return param.description
 /// Ranks outside the group would wait for those that refuse.
 void check_over(GroupKind kind, const Parameters& parameters, const ParallelState& state,
                 const std::vector<ConfigValue>& settings,
+                const std::function<void()>& own_checks = {},
                 const std::vector<MeshAxis>& cut_over = {}) {
   const ProcessGroup group = state.group(kind);
   try {
-    check_same_parameters(parameters, group, settings, cut_over);
+    check_same_parameters(parameters, group, settings, own_checks, cut_over);
   } catch (const Error& error) {
     if (group.size() < state.world_size()) state.post_failure(error.what());
     throw;
@@ -76,12 +77,13 @@ void check_axis(const Parameters& parameters, MeshAxis axis, const ParallelState
 
 void check_same_model(const Parameters& parameters, const ParallelState& state,
                       const std::vector<ConfigValue>& settings,
-                      const std::function<bool(const NamedParameter&)>& whole_matrices) {
+                      const std::function<bool(const NamedParameter&)>& whole_matrices,
+                      const std::function<void()>& own_checks) {
   using enum MeshAxis;
   std::vector<MeshAxis> cut_over = {etp, ep};
   std::erase_if(cut_over,
                 [&](MeshAxis axis) { return state.grids().size(group_kind_of(axis)) == 1; });
-  check_over(GroupKind::dp_cp, parameters, state, settings, cut_over);
+  check_over(GroupKind::dp_cp, parameters, state, settings, own_checks, cut_over);
   check_experts(parameters, state, settings);
   for (const MeshAxis axis : {tp, etp, ep})
     check_axis(parameters, axis, state, settings, whole_matrices);

@@ -22,10 +22,11 @@ namespace lockstep {
 ///
 /// Nothing is sent over an axis that needs it for no parameter. CommunicationError, on every rank
 /// of the group, with the first difference. UsageError, on all of them, naming a parameter: a
-/// description that contradicts itself.
+/// description that contradicts itself. `own_checks`: as in check_same_parameters().
 void check_same_model(const std::vector<NamedParameter>& parameters, const ParallelState& state,
                       const std::vector<ConfigValue>& settings,
-                      const std::function<bool(const NamedParameter&)>& whole_matrices);
+                      const std::function<bool(const NamedParameter&)>& whole_matrices,
+                      const std::function<void()>& own_checks);
 
 /// Whether `text` is the same on all ranks of the grid that `axes` span. All of them get the same
 /// answer. Sends 16 bytes per rank over each axis.
