@@ -169,7 +169,7 @@ std::optional<std::string> FailureBoard::lost_server() const {
   const std::string& server = client_->address().server;
   if (client_->server_has_gone()) return server + " has gone";
   const auto silence = Clock::now().time_since_epoch() - Clock::duration(last_answer_.load());
-  if (silence < kAnswerTime) return std::nullopt;
+  if (silence < kAnswerTime + period_) return std::nullopt;
   return fmt::format("{} has not answered for {:.1f} s", server,
                      std::chrono::duration<double>(silence).count());
 }

@@ -14,6 +14,7 @@ using c10d::detail::QueryType;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
+constexpr uint64_t kLargestValue = uint64_t{1} << 30;
 constexpr char kKeyPrefix[] = "/";  // as libtorch's client has it
 
 template <class T>
@@ -24,7 +25,13 @@ T receive_value(Connection& connection, Connection::Deadline deadline) {
 }
 
 StoreClient::Bytes receive_bytes(Connection& connection, Connection::Deadline deadline) {
-  StoreClient::Bytes bytes(receive_value<uint64_t>(connection, deadline));
+  const auto length = receive_value<uint64_t>(connection, deadline);
+  if (length > kLargestValue)
+    C10_THROW_ERROR(DistNetworkError,
+                    fmt::format("found an answer of {} bytes, allowed: {} at most; what listens "
+                                "there is no c10d store",
+                                length, kLargestValue));
+  StoreClient::Bytes bytes(length);
   connection.receive(bytes.data(), bytes.size(), deadline);
   return bytes;
 }

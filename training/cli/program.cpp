@@ -8,6 +8,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/training/cli/commands.h"
+#include "lockstep/training/data/mapped_files.h"
 
 namespace lockstep {
 namespace {
@@ -50,6 +51,7 @@ std::string without_frames(const std::string& message) {
 }  // namespace
 
 int run_program(int argc, char** argv, void (*add_commands)(CLI::App& program)) {
+  tell_faults_of_mapped_files();
   std::signal(SIGXFSZ, SIG_IGN);  // so that a write beyond ulimit -f fails, by name
   CLI::App program("Trains transformer models on many devices, on libtorch and c10d.", "lockstep");
   try {

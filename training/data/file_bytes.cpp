@@ -8,6 +8,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/input_file.h"
+#include "lockstep/training/data/mapped_files.h"
 
 namespace lockstep {
 namespace {
@@ -28,10 +29,13 @@ FileBytes::FileBytes(std::string path) : path_(std::move(path)) {
   require<FileError>(memory != MAP_FAILED, "'{}' cannot be mapped into memory: {}", path_,
                      std::strerror(errno));
   bytes_ = {static_cast<const char*>(memory), size};
+  note_mapping(memory, size, path_);
 }
 
 FileBytes::~FileBytes() {
-  if (bytes_.data() != copy_.data()) ::munmap(const_cast<char*>(bytes_.data()), bytes_.size());
+  if (bytes_.data() == copy_.data()) return;
+  forget_mapping(bytes_.data());
+  ::munmap(const_cast<char*>(bytes_.data()), bytes_.size());
 }
 
 }  // namespace lockstep
