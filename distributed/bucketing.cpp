@@ -127,10 +127,11 @@ std::vector<Bucketing::Piece> pieces_in_launch_order(
       pieces.push_back({b, k, first});
     }
   }
-  std::stable_sort(pieces.begin(), pieces.end(),
-                   [](const Bucketing::Piece& x, const Bucketing::Piece& y) {
-                     return x.last_expected > y.last_expected;
-                   });
+  std::stable_sort(
+      pieces.begin(), pieces.end(), [&](const Bucketing::Piece& x, const Bucketing::Piece& y) {
+        if (x.last_expected != y.last_expected) return x.last_expected > y.last_expected;
+        return plans[x.buffer].reduction.group.ranks() < plans[y.buffer].reduction.group.ranks();
+      });
   return pieces;
 }
 

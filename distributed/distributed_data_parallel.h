@@ -44,6 +44,10 @@ namespace lockstep {
 /// optimizer instances (ParallelSizes::optimizer_instances) the shards are cut inside an instance
 /// and an all-reduce adds them over the instances, begun in finish_grad_sync().
 ///
+/// Where several of these reduce over the same ranks, as the chunks of a pipeline stage do, and
+/// ddp.allow_unused_parameters is set, nothing is reduced before start_grad_sync() or
+/// finish_grad_sync(): ranks that use other parameters would reduce the chunks in another order.
+///
 /// Misuse throws UsageError with the names of the parameters, and the other ranks are told, so that
 /// they raise CommunicationError instead of waiting: a second backward too many, a step that is
 /// finished before every parameter has its gradient, a gradient that somebody replaced after the
@@ -114,7 +118,8 @@ class DistributedDataParallel {
   NoSyncGuard no_sync();
 
   /// Instead of no_sync(): the backwards of each following step are counted, and number `count`
-  /// reduces. Between steps only.
+  /// reduces. Between steps only. Every parameter must get a gradient in each of them, unless
+  /// ddp.allow_unused_parameters is set.
   void set_num_microbatches(int64_t count);
 
   /// States that all micro-batches are done and starts the reduction of every bucket that is not

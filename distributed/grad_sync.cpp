@@ -1,5 +1,8 @@
 #include "lockstep/distributed/grad_sync.h"
 
+#include <algorithm>
+#include <set>
+
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -21,7 +24,11 @@ GradSync::GradSync(Bucketing bucketing, bool overlap, bool allow_unused, GradSyn
       group_(bucketing_.groups.front().reduction().group),
       state_(bucketing_.params, static_cast<int64_t>(bucketing_.groups.size()), overlap,
              allow_unused, calls),
-      notes_passes_(allow_unused) {
+      allows_unused_(allow_unused) {
+  std::set<RankList> seen;
+  for (const BucketGroup& group : bucketing_.groups)
+    if (seen.insert(group.reduction().group.ranks()).second)
+      users_.emplace_back(group.reduction().group);
   GradientObserver& observer = *this;
   for (const Bucketing::Place& place : bucketing_.places)
     hooks_.emplace_back(place.buffer->params()[place.index].tensor,
@@ -33,8 +40,8 @@ void GradSync::on_gradient(int64_t position, bool in_place) {
   guarded([&] {
     // First: once a bucket is under way, a gradient that comes too late must not be touched.
     const bool synchronizes = *no_sync_depth_ == 0;
-    const auto ready = state_.on_gradient(position, synchronizes);
-    if (notes_passes_ && synchronizes)
+    const auto ready = state_.on_gradient(position, synchronizes, holds_back());
+    if (allows_unused_ && synchronizes)
       state_.note_pass(torch::autograd::get_current_graph_task_id());
     if (!in_place) [[unlikely]] {
       const Bucketing::Place& place = bucketing_.places[static_cast<size_t>(position)];
@@ -42,6 +49,11 @@ void GradSync::on_gradient(int64_t position, bool in_place) {
     }
     launch(ready);
   });
+}
+
+bool GradSync::holds_back() const {
+  return allows_unused_ && std::any_of(users_.begin(), users_.end(),
+                                       [](const GroupUser& user) { return user.shares(); });
 }
 
 void GradSync::launch(GradSyncState::Launch groups) {

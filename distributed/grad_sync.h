@@ -11,12 +11,18 @@
 #include "lockstep/distributed/bucketing.h"
 #include "lockstep/distributed/grad_sync_state.h"
 #include "lockstep/distributed/gradient_hook.h"
+#include "lockstep/parallel_state/group_user.h"
 
 namespace lockstep {
 
 /// The buckets of a set of parameters at work: hooks note the gradients, the state says which
 /// buckets may go, and these are reduced inside the backward that completes them. A front makes the
 /// buckets and names the calls.
+///
+/// Beside others that reduce over the same ranks (chunks of a model that are wrapped one by one)
+/// one that allows unused parameters launches nothing before start() or finish(): a rank that
+/// misses a gradient would launch late, after a bucket of another chunk that the other ranks launch
+/// first.
 class GradSync final : private GradientObserver {
  public:
   /// `overlap`, `allow_unused`, `calls`: see GradSyncState.
@@ -65,11 +71,13 @@ class GradSync final : private GradientObserver {
   void launch(GradSyncState::Launch groups);
   void finish_launched();
   void refuse_offloaded(const char* call) const;
+  bool holds_back() const;
 
   Bucketing bucketing_;
   ProcessGroup group_;
   GradSyncState state_;
-  bool notes_passes_;
+  bool allows_unused_;
+  std::vector<GroupUser> users_;  ///< of the groups over which is reduced
   std::shared_ptr<int> no_sync_depth_ = std::make_shared<int>(0);
   std::mutex mutex_;
   std::vector<GradientHook> hooks_;  // last, so that they go first

@@ -59,7 +59,7 @@ void GradSyncState::set_microbatches(int64_t count) {
   microbatches_ = count;
 }
 
-GradSyncState::Launch GradSyncState::on_gradient(int64_t param, bool synchronize) {
+GradSyncState::Launch GradSyncState::on_gradient(int64_t param, bool synchronize, bool hold_back) {
   const std::string& name = params_[static_cast<size_t>(param)].name;
   require<UsageError>(phase_ != Phase::ready,
                       "gradient sync: '{}' received a gradient, but the gradients of this step are "
@@ -78,7 +78,7 @@ GradSyncState::Launch GradSyncState::on_gradient(int64_t param, bool synchronize
   ++counts.received;
   if (!synchronize || ++counts.synchronized < microbatches_) return {next_, next_};
   --pending_[static_cast<size_t>(bucket)];
-  return overlap_ ? launch_ready() : Launch{next_, next_};
+  return overlap_ && !hold_back ? launch_ready() : Launch{next_, next_};
 }
 
 void GradSyncState::note_pass(int64_t pass) {
@@ -121,11 +121,13 @@ void GradSyncState::refuse_missing(bool needs_ready) const {
   size_t missing = 0;
   const std::string names = list_missing(needs_ready, missing);
   if (missing == 0) return;
+  const char* const where = !needs_ready         ? " in any micro-batch"
+                            : microbatches_ == 1 ? " in the last micro-batch"
+                                                 : " in one micro-batch or more";
   fail<UsageError>(
       "gradient sync: {} of {} parameters received no gradient{} (state {}): {}; check that the "
       "loss depends on them, or set {}",
-      missing, params_.size(), needs_ready ? " in the last micro-batch" : " in any micro-batch",
-      phase_text(), names, calls_.allow_unused);
+      missing, params_.size(), where, phase_text(), names, calls_.allow_unused);
 }
 
 void GradSyncState::refuse_early_finish() const {

@@ -57,13 +57,15 @@ class GradSyncState {
                 GradSyncCalls calls = {});
 
   /// The micro-batches of each following step are counted: the one with number `count` is the last.
-  /// `count` >= 1. Only between steps (idle or ready).
+  /// Without `allow_unused` every parameter must then get a gradient in each of them. `count` >= 1.
+  /// Only between steps (idle or ready).
   void set_microbatches(int64_t count);
 
   /// Parameter `param` received a gradient. `synchronize`: it is of the last micro-batch, as far as
   /// the caller states it; with set_microbatches(n) it is one of n that count.
   /// Throws if the parameter was ready already (one backward too many) or the step is over.
-  Launch on_gradient(int64_t param, bool synchronize);
+  /// `hold_back`: nothing is launched, even with `overlap`.
+  Launch on_gradient(int64_t param, bool synchronize, bool hold_back = false);
 
   /// The gradient of the last on_gradient() came in the backward `pass`, a number that grows from
   /// pass to pass. With `allow_unused` the passes tell how many micro-batches there were, because

@@ -71,6 +71,28 @@ int64_t bucket_limit(double megabytes, at::ScalarType dtype) {
   return std::max<int64_t>(static_cast<int64_t>(std::min(elements, 0x1p62)), 1);
 }
 
+/// Where the parameters of `plan` stand on the rank that has most before them: its ranks may hold
+/// further parameters, each others, and must order their buckets alike.
+void agree_on_positions(BufferPlan& plan) {
+  const ProcessGroup& group = plan.reduction.group;
+  if (group.size() == 1) return;
+  const auto count = static_cast<int64_t>(plan.positions.size());
+  const at::Tensor all = at::empty({group.size(), count}, at::kLong);
+  all_gather(group, all.view(-1), at::tensor(plan.positions, at::kLong), "positions").wait();
+  const at::Tensor most = at::amax(all, 0);
+  std::copy_n(most.const_data_ptr<int64_t>(), count, plan.positions.begin());
+}
+
+/// In an order that no list of parameters changes, so that no rank waits for another in a circle.
+std::vector<BufferPlan*> by_ranks(std::vector<BufferPlan>& plans) {
+  std::vector<BufferPlan*> sorted;
+  for (BufferPlan& plan : plans) sorted.push_back(&plan);
+  std::stable_sort(sorted.begin(), sorted.end(), [](const BufferPlan* x, const BufferPlan* y) {
+    return x->reduction.group.ranks() < y->reduction.group.ranks();
+  });
+  return sorted;
+}
+
 /// Where the parameter stands in its group, on one scale for groups of any size, because backward
 /// goes through all groups at once.
 int64_t expected_position(size_t index, size_t size) {
@@ -194,8 +216,11 @@ struct GradientSynchronizer::Impl {
   }
 
   void bind() {
-    const std::vector<BufferPlan> plans = make_plans();
-    for (const BufferPlan& plan : plans) compare(plan);
+    std::vector<BufferPlan> plans = make_plans();
+    for (BufferPlan* const plan : by_ranks(plans)) {
+      compare(*plan);
+      agree_on_positions(*plan);
+    }
     if (!plans.empty()) {
       sync = std::make_unique<GradSync>(make_bucketing(plans, /*overlap=*/true, /*checks=*/{}),
                                         /*overlap=*/true, options.allow_unused_parameters, kCalls);

@@ -119,6 +119,37 @@ at::Tensor combine(const std::vector<ShardClass>& classes, const std::optional<D
   return total;
 }
 
+/// Norms of classes put together: a rank's own tensors and other classes may differ between the
+/// ranks of one class, which must divide its elements by the same number.
+at::Tensor norm_by_class(const std::vector<ShardClass>& classes, double norm_type,
+                         c10::Device device, const std::optional<DeviceMesh>& pp_mesh) {
+  std::vector<at::Tensor> norms;
+  for (const ShardClass& entry : classes)
+    norms.push_back(norm_of_pieces(
+        {entry.pieces}, norm_type, device,
+        [&](const std::vector<at::Tensor>& of_class, ReduceOp op, const char* label) {
+          return combine({entry}, std::nullopt, of_class, op, label);
+        }));
+  return norm_of_pieces(
+      {{at::stack(norms)}}, norm_type, device,
+      [&](const std::vector<at::Tensor>& of_class, ReduceOp op, const char* label) {
+        return combine({ShardClass{}}, pp_mesh, of_class, op, label);
+      });
+}
+
+at::Tensor norm_over_meshes(const std::vector<ShardClass>& classes, double norm_type,
+                            c10::Device device, const std::optional<DeviceMesh>& pp_mesh) {
+  if (norm_type != 2 && !std::isinf(norm_type))
+    return norm_by_class(classes, norm_type, device, pp_mesh);
+  PieceClasses pieces;
+  for (const ShardClass& entry : classes) pieces.push_back(entry.pieces);
+  return norm_of_pieces(
+      pieces, norm_type, device,
+      [&](const std::vector<at::Tensor>& of_class, ReduceOp op, const char* label) {
+        return combine(classes, pp_mesh, of_class, op, label);
+      });
+}
+
 void refuse_nonfinite(const MeshParameters& parameters, double norm, double norm_type) {
   if (std::isfinite(norm)) return;
   std::string where = "none of this rank's gradients is at fault";
@@ -158,16 +189,10 @@ at::Tensor clip_grad_norm_(const MeshParameters& parameters, std::optional<doubl
   const at::NoGradGuard no_grad;
   const std::vector<ShardClass> classes =
       classes_or_failure(parameters, pp_mesh, max_norm.has_value());
-  PieceClasses pieces;
-  for (const ShardClass& entry : classes) pieces.push_back(entry.pieces);
   c10::Device device = c10::kCPU;
   if (parameters.size() > 0) device = parameters[0].tensor.device();
   if (pp_mesh) device = pp_mesh->parallel_state().device();
-  at::Tensor norm =
-      norm_of_pieces(pieces, norm_type, device,
-                     [&](const std::vector<at::Tensor>& of_class, ReduceOp op, const char* label) {
-                       return combine(classes, pp_mesh, of_class, op, label);
-                     });
+  const at::Tensor norm = norm_over_meshes(classes, norm_type, device, pp_mesh);
   if (error_if_nonfinite) refuse_nonfinite(parameters, norm.item<double>(), norm_type);
   if (max_norm) scale(parameters, (*max_norm / (norm + 1e-6)).clamp_max(1), foreach.value_or(true));
   return norm;

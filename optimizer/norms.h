@@ -22,7 +22,8 @@ using CombineClasses = std::function<at::Tensor(const std::vector<at::Tensor>& o
 /// The p-norm, 0-dim fp64 on `device`, accumulated in fp64: p = 2 by the sum of squares, infinity
 /// by the largest element, any other p > 0 by powers of elements that are divided by the largest
 /// first (one more combination), so that none overflows. For infinity a NaN counts as infinity,
-/// because a maximum over ranks may lose it.
+/// because a maximum over ranks may lose it. With other p `combine` must give the same to all ranks
+/// that put a class together.
 at::Tensor norm_of_pieces(const PieceClasses& classes, double p, c10::Device device,
                           const CombineClasses& combine);
 

@@ -2,6 +2,8 @@
 
 // Internal.
 
+#include <atomic>
+
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -32,11 +34,14 @@ class Communicator {
   DesyncGuard::NamedLedger& ledger() const { return *ledger_; }
   /// For CPU tensors. nullptr for a planning rank.
   HostExchange* exchange() { return exchange_ ? &*exchange_ : nullptr; }
+  /// See GroupUser.
+  std::atomic<int64_t>& users() { return users_; }
 
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::shared_ptr<DesyncGuard::NamedLedger> ledger_;
   std::optional<HostExchange> exchange_;
+  std::atomic<int64_t> users_ = 0;
 };
 
 }  // namespace lockstep

@@ -296,7 +296,7 @@ TEST(GradientSynchronizer, GX4AnUnusedParameterIsNamedAndNoRankHangs) {
         sync.wait();
       });
   const std::string expected =
-      "gradient sync: 1 of 2 parameters received no gradient in the last micro-batch (state "
+      "gradient sync: 1 of 2 parameters received no gradient in one micro-batch or more (state "
       "accumulating 2/2): 'a' (1/2); check that the loss depends on them, or set "
       "GradientSynchronizerOptions::allow_unused_parameters";
   EXPECT_EQ(errors[1], expected);
