@@ -93,7 +93,6 @@ void DrawnModel::draw_config(Draw& draw, const ParallelSizes& sizes) {
   config.average_in_collective = !per_token && draw.one_in(3);
   if (draw.one_in(3)) config.num_buckets = draw.between(1, 4);
   if (!config.num_buckets && !draw.one_in(3)) config.bucket_size = draw.between(1, 400);
-  if (chunks > 1 && config.allow_unused_parameters) config.overlap_grad_reduce = false;
   if (!config.use_distributed_optimizer) return;
   config.overlap_param_gather = draw.one_in(2);
   force_all_reduce = draw.one_in(6);

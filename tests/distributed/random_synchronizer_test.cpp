@@ -130,7 +130,7 @@ struct DrawnList {
         allow_unused ? std::vector{Usage::always, Usage::now_and_then} : std::vector{Usage::always};
     param.drawn = draw_param(draw, static_cast<int64_t>(params.size()), usages);
     param.drawn.trained = !draw.one_in(10);
-    param.group = pipeline ? 0 : static_cast<size_t>(draw.below(2));
+    param.group = static_cast<size_t>(draw.below(2));
     param.wide_grad = param.drawn.dtype == at::kBFloat16;
     param.home = pipeline ? draw.of<Home>({Home::mesh, Home::stage, Home::stage, Home::plain})
                           : draw.of<Home>({Home::mesh, Home::mesh, Home::other, Home::plain});
@@ -138,11 +138,6 @@ struct DrawnList {
     param.strided = param.home == Home::plain && draw.one_in(2);
     draw_axes(param);
     params.push_back(std::move(param));
-  }
-
-  /// What each rank has of its own makes norms differ, which only the 2-norm and the largest bear.
-  AxisRole plain_role() const {
-    return norm_type == 2 || std::isinf(norm_type) ? AxisRole::own : AxisRole::same;
   }
 
   void draw_axes(ListedParam& param) {
@@ -154,7 +149,7 @@ struct DrawnList {
       if (share.role == AxisRole::cut && (dims == 0 || stages)) share.role = AxisRole::sum;
       if (share.role == AxisRole::cut) share.dim = draw.below(dims);
       if (stages && param.home == Home::stage) share.role = AxisRole::own;
-      if (param.home == Home::plain) share.role = plain_role();
+      if (param.home == Home::plain) share.role = AxisRole::own;
       param.drawn.axes.push_back(share);
     }
   }

@@ -1,0 +1,87 @@
+// What differs between ranks, as it may, and must not change what is added up: which parameters
+// they use, which they hold besides, what each has of its own.
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/distributed/distributed_data_parallel.h"
+#include "lockstep/distributed/gradient_synchronizer.h"
+#include "lockstep/optimizer/clip_grad_norm.h"
+#include "lockstep/tests/support/rank_threads.h"
+
+namespace lockstep {
+namespace {
+
+TEST(ModelChunks, AParameterThatOneRankDoesNotUseMixesNoGradientsOfDifferentChunks) {
+  testing::run_ranks(2, [](const ParallelState& state) {
+    DistributedDataParallelConfig config;
+    config.allow_unused_parameters = true;
+    std::vector<NamedParameter> chunks[2];
+    std::vector<std::unique_ptr<DistributedDataParallel>> ddps;
+    for (auto& chunk : chunks) {
+      for (const char* name : {"a", "b"})
+        chunk.push_back({name, at::zeros({4}, at::kDouble).requires_grad_(true), {}});
+      ddps.push_back(std::make_unique<DistributedDataParallel>(chunk, state, config));
+    }
+    for (const auto& ddp : ddps) ddp->zero_grad_buffer();
+    at::Tensor loss = (chunks[1][0].tensor * 10).sum();
+    if (state.rank() == 1) loss = loss + (chunks[1][1].tensor * 20).sum();
+    loss.backward();  // of the last chunk, which is not complete on rank 0
+    (chunks[0][0].tensor + chunks[0][1].tensor).sum().backward();
+    for (const auto& ddp : ddps) ddp->finish_grad_sync();
+    const double wanted[2][2] = {{2, 2}, {20, 20}};
+    for (size_t chunk = 0; chunk < 2; ++chunk)
+      for (size_t i = 0; i < 2; ++i)
+        EXPECT_TRUE(
+            at::equal(chunks[chunk][i].tensor.grad(), at::full({4}, wanted[chunk][i], at::kDouble)))
+            << "chunk " << chunk << ", parameter " << chunks[chunk][i].name << ": "
+            << chunks[chunk][i].tensor.grad()[0].item<double>();
+  });
+}
+
+TEST(ClipGradNorm, PlainTensorsOfARanksOwnBesideACutOneForEveryNorm) {
+  testing::run_ranks(2, [](const ParallelState& state) {
+    const DeviceMesh mesh(state, {2}, {"dp"});
+    const at::Tensor cut = at::ones({1}, at::kDouble).requires_grad_(true);
+    const at::Tensor own = at::ones({1}, at::kDouble).requires_grad_(true);
+    const double mine = state.rank() == 0 ? 1 : 2;
+    (cut + own * mine).sum().backward();
+    const MeshParameters list = {{DTensor::from_local(cut, mesh, {Shard{0}}), "cut"}, {own, "own"}};
+    for (const double type : {1., 2., 3.})
+      EXPECT_NEAR(clip_grad_norm_(list, std::nullopt, type).item<double>(),
+                  std::pow(2 + std::pow(mine, type), 1 / type), 1e-12)
+          << "norm " << type << " on rank " << state.rank();
+  });
+}
+
+TEST(GradientSynchronizer, AParameterOfAllStagesIsReducedWhateverAStageHoldsBesides) {
+  testing::run_ranks(
+      2,
+      [](const ParallelState& state) {
+        const DeviceMesh mesh(state, {2, 1}, {"pp", "dp"});
+        const auto leaf = [](int64_t size, at::ScalarType dtype) {
+          return at::ones({size}, dtype).requires_grad_(true);
+        };
+        const std::vector<Placement> both = {Replicate{}, Replicate{}};
+        std::vector<MeshParameter> first, second;
+        first.push_back({DTensor::from_local(leaf(3, at::kDouble), mesh, both), "first"});
+        if (state.rank() == 1)
+          second.push_back({DTensor::from_local(leaf(8, at::kBFloat16), mesh["dp"], {Replicate{}}),
+                            "of the second stage"});
+        second.push_back({DTensor::from_local(leaf(31, at::kFloat), mesh, both), "second"});
+        GradientSynchronizer sync({first, second}, 1, 1);
+        sync.bind();
+        at::Tensor loss = at::zeros({}, at::kDouble);
+        for (const auto* list : {&first, &second})
+          for (const MeshParameter& param : *list) loss = loss + param.tensor.sum();
+        loss.backward();
+        sync.wait();
+        EXPECT_TRUE(first[0].tensor.grad().eq(2).all().item<bool>());
+        EXPECT_TRUE(second.back().tensor.grad().eq(2).all().item<bool>());
+      },
+      {.timeout = std::chrono::seconds(5)});
+}
+
+}  // namespace
+}  // namespace lockstep
