@@ -58,8 +58,8 @@ struct GradientSynchronizerOptions {
 /// reverse order. A bucket is one flat piece of memory of at most `bucket_size_mb`, counted as
 /// local elements times the size of a gradient's element; a parameter that is larger lies alone.
 /// Gradients are accumulated in place in it; at::Tensor::set_grad_dtype() chooses their dtype (fp32
-/// for bf16 parameters). All ranks launch in the same order, which follows from the list of
-/// parameters alone.
+/// for bf16 parameters). All ranks launch in the same order, which follows from the lists of
+/// parameters of all ranks: bind() compares them.
 ///
 /// Misuse throws UsageError with names and counts, and the ranks that would wait for this one are
 /// told: a backward too many, a gradient that was replaced after the last one, a parameter without

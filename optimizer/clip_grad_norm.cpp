@@ -107,46 +107,42 @@ std::vector<ShardClass> classes_or_failure(const MeshParameters& parameters,
   }
 }
 
-at::Tensor combine(const std::vector<ShardClass>& classes, const std::optional<DeviceMesh>& pp_mesh,
-                   const std::vector<at::Tensor>& of_class, ReduceOp op, const char* label) {
+/// Over the ranks of each class, in place.
+void reduce_classes(const std::vector<ShardClass>& classes, const std::vector<at::Tensor>& of_class,
+                    ReduceOp op, const char* label) {
   std::vector<Work> works;
   for (size_t i = 0; i < classes.size(); ++i)
     if (classes[i].group) works.push_back(all_reduce(*classes[i].group, of_class[i], op, label));
   for (Work& work : works) work.wait();
+}
+
+/// Over the classes of a rank, and then over the stages.
+at::Tensor combine_classes(const std::optional<DeviceMesh>& pp_mesh,
+                           const std::vector<at::Tensor>& of_class, ReduceOp op,
+                           const char* label) {
   const at::Tensor all = at::stack(of_class);
   at::Tensor total = op == ReduceOp::max ? all.max() : all.sum();
   if (pp_mesh) all_reduce(pp_mesh->get_group(), total, op, label).wait();
   return total;
 }
 
-/// Norms of classes put together: a rank's own tensors and other classes may differ between the
-/// ranks of one class, which must divide its elements by the same number.
-at::Tensor norm_by_class(const std::vector<ShardClass>& classes, double norm_type,
-                         c10::Device device, const std::optional<DeviceMesh>& pp_mesh) {
-  std::vector<at::Tensor> norms;
-  for (const ShardClass& entry : classes)
-    norms.push_back(norm_of_pieces(
-        {entry.pieces}, norm_type, device,
-        [&](const std::vector<at::Tensor>& of_class, ReduceOp op, const char* label) {
-          return combine({entry}, std::nullopt, of_class, op, label);
-        }));
-  return norm_of_pieces(
-      {{at::stack(norms)}}, norm_type, device,
-      [&](const std::vector<at::Tensor>& of_class, ReduceOp op, const char* label) {
-        return combine({ShardClass{}}, pp_mesh, of_class, op, label);
-      });
-}
-
-at::Tensor norm_over_meshes(const std::vector<ShardClass>& classes, double norm_type,
-                            c10::Device device, const std::optional<DeviceMesh>& pp_mesh) {
-  if (norm_type != 2 && !std::isinf(norm_type))
-    return norm_by_class(classes, norm_type, device, pp_mesh);
+/// For p = 2 and infinity in one step. Otherwise class by class first, because the ranks of a class
+/// must divide its elements by the same number, and other classes may differ between them.
+at::Tensor norm_over_meshes(const std::vector<ShardClass>& classes, double p, c10::Device device,
+                            const std::optional<DeviceMesh>& pp_mesh) {
   PieceClasses pieces;
   for (const ShardClass& entry : classes) pieces.push_back(entry.pieces);
+  const ReduceClasses reduce = [&](const std::vector<at::Tensor>& of_class, ReduceOp op,
+                                   const char* label) {
+    reduce_classes(classes, of_class, op, label);
+  };
+  const bool by_class = p != 2 && !std::isinf(p);
+  if (by_class) pieces = {{at::stack(norms_of_classes(pieces, p, device, reduce))}};
   return norm_of_pieces(
-      pieces, norm_type, device,
+      pieces, p, device,
       [&](const std::vector<at::Tensor>& of_class, ReduceOp op, const char* label) {
-        return combine(classes, pp_mesh, of_class, op, label);
+        if (!by_class) reduce(of_class, op, label);
+        return combine_classes(pp_mesh, of_class, op, label);
       });
 }
 

@@ -22,9 +22,18 @@ using CombineClasses = std::function<at::Tensor(const std::vector<at::Tensor>& o
 /// The p-norm, 0-dim fp64 on `device`, accumulated in fp64: p = 2 by the sum of squares, infinity
 /// by the largest element, any other p > 0 by powers of elements that are divided by the largest
 /// first (one more combination), so that none overflows. For infinity a NaN counts as infinity,
-/// because a maximum over ranks may lose it. With other p `combine` must give the same to all ranks
-/// that put a class together.
+/// because a maximum over ranks may lose it. With other p `combine` must give the same number to
+/// all ranks that put a class together.
 at::Tensor norm_of_pieces(const PieceClasses& classes, double p, c10::Device device,
                           const CombineClasses& combine);
+
+/// Puts together, in place, what the ranks of each class have of it (0-dim), and of no other class.
+using ReduceClasses =
+    std::function<void(const std::vector<at::Tensor>& of_class, ReduceOp op, const char* label)>;
+
+/// The same of each class by itself, for a p other than 2 and infinity: ranks that share one class
+/// need not share the others.
+std::vector<at::Tensor> norms_of_classes(const PieceClasses& classes, double p, c10::Device device,
+                                         const ReduceClasses& reduce);
 
 }  // namespace lockstep

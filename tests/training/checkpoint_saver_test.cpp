@@ -141,8 +141,9 @@ TEST_F(CheckpointSaverTest, WeightsOfAnyRankThatAreNotFiniteAreNotSaved) {
           [&] { save(2); }, "rank 2: tensor 'w2': found 1 of 1000 elements that are not finite"));
       if (state.rank() == 2) values[998] = 0;
       barrier(state.world(), "looked");
-      if (state.rank() == 0)
+      if (state.rank() == 0) {
         EXPECT_EQ(complete_checkpoints(into), (std::vector<std::string>{into + "/step_1"}));
+      }
       barrier(state.world(), "looked at");
       save(3);
     });

@@ -261,7 +261,7 @@ TEST(IndexedDataset, LongReadsAreThoseOfAnyParts) {
     writer.end_document();
     writer.finish();
     const IndexedDataset set(folder.path() / "set");
-    for (const auto [begin, end] :
+    for (const auto& [begin, end] :
          {std::pair{0, 50000}, {1, 40000}, {7777, 7778}, {16383, 49153}}) {
       std::vector<int64_t> found(static_cast<size_t>(end - begin));
       set.tokens().part(begin, 50000).read(0, found);
