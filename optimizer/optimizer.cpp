@@ -8,6 +8,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/finalize_passes.h"
 #include "lockstep/distributed/parameter_check.h"
+#include "lockstep/optimizer/agreement.h"
 #include "lockstep/optimizer/clip_grads.h"
 #include "lockstep/optimizer/counted_grads.h"
 #include "lockstep/optimizer/optimizer_state.h"
@@ -89,17 +90,19 @@ Optimizer::Optimizer(std::vector<DistributedDataParallel*> models, const Optimiz
     : models_(std::move(models)), config_(config) {
   const char* const name = sharded ? "DistributedOptimizer" : "Optimizer";
   check_model_list(models_, name);
-  check_config(config);
+  const ParallelState& state = models_.front()->parallel_state();
   const at::NoGradGuard no_grad;
-  for (DistributedDataParallel* model : models_) {
-    require<UsageError>(model->is_sharded() == sharded,
-                        "{}: found a model {} ddp.use_distributed_optimizer, allowed: {}", name,
-                        sharded ? "without" : "with", sharded ? "with it" : "without it");
-    model->finish_param_sync();
-  }
+  check_same_optimizer(state, config, [&] {
+    check_config(config);
+    for (const DistributedDataParallel* model : models_)
+      require<UsageError>(model->is_sharded() == sharded,
+                          "{}: found a model {} ddp.use_distributed_optimizer, allowed: {}", name,
+                          sharded ? "without" : "with", sharded ? "with it" : "without it");
+  });
+  for (DistributedDataParallel* model : models_) model->finish_param_sync();
   counted_ = std::make_unique<CountedRanges>(models_, Gaps::included, name);
   make_states(overrides);
-  scaler_ = make_scaler(config, has_fp16(models_));
+  scaler_ = make_scaler(config, any_rank(state, has_fp16(models_), "fp16 parameters"));
 }
 
 void Optimizer::make_states(const std::vector<ParamOverride>& overrides) {
@@ -117,7 +120,10 @@ void Optimizer::make_states(const std::vector<ParamOverride>& overrides) {
       group_params(params, config_, overrides, whole ? ListedParams::all : ListedParams::some);
   groups_ = grouped.groups;
   std::vector<std::string> settings;
-  for (const size_t group : grouped.group_of) settings.push_back(to_string(groups_[group]));
+  for (size_t i = 0; i < params.size(); ++i)
+    settings.push_back(fmt::format("[{}] {}, {}", fmt::join(params[i].tensor.sizes(), ", "),
+                                   at::toString(params[i].tensor.scalar_type()),
+                                   to_string(groups_[grouped.group_of[i]])));
   check_ties_over_stages(models_, settings);
   auto next = grouped.group_of.begin();
   for (const DistributedDataParallel* model : models_)

@@ -81,8 +81,9 @@ class Optimizer {
     std::optional<int64_t> num_zeros = {};  ///< with optimizer.log_num_zeros_in_grad: count_zeros()
   };
 
-  /// The models must outlive the optimizer. With pipeline stages it is collective over pp: the
-  /// ranks compare their tied parameters. UsageError: no model, a model for the distributed
+  /// The models must outlive the optimizer. Collective over dp-cp, tp and pp: the ranks compare
+  /// `config` (CommunicationError, naming the field and two ranks) and their tied parameters, and
+  /// agree on the loss scale. UsageError: no model, a model for the distributed
   /// optimizer. ConfigError: a number out of its bounds, parameters of a dtype other than fp32,
   /// fp64, bf16 and fp16, muon without any matrix that is whole (without pipeline and expert
   /// parallelism), copies of a tied parameter in groups with other settings, and those of
@@ -103,7 +104,8 @@ class Optimizer {
   StepResult step();
 
   /// What the loss of the next step must be multiplied by before backward; step() takes it out
-  /// again. It is 1 unless optimizer.loss_scale is set or a parameter is fp16; see GradScaler.
+  /// again. It is 1 unless optimizer.loss_scale is set or a parameter of any rank is fp16; see
+  /// GradScaler. The same on all ranks.
   double loss_scale() const { return scaler_->scale(); }
 
   /// Those of this rank's parameters; the first one has the configuration's numbers.

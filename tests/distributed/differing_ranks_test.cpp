@@ -5,10 +5,14 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/core/error.h"
 #include "lockstep/distributed/distributed_data_parallel.h"
+#include "lockstep/distributed/finalize_model_grads.h"
 #include "lockstep/distributed/gradient_synchronizer.h"
 #include "lockstep/optimizer/clip_grad_norm.h"
+#include "lockstep/optimizer/optimizer.h"
 #include "lockstep/tests/support/rank_threads.h"
+#include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep {
 namespace {
@@ -81,6 +85,60 @@ TEST(GradientSynchronizer, AParameterOfAllStagesIsReducedWhateverAStageHoldsBesi
         EXPECT_TRUE(second.back().tensor.grad().eq(2).all().item<bool>());
       },
       {.timeout = std::chrono::seconds(5)});
+}
+
+/// A model of one parameter, of `dtype` on this rank, and its optimizer.
+struct OneWeight {
+  OneWeight(const ParallelState& state, at::ScalarType dtype, const OptimizerConfig& config)
+      : weight(at::ones({4}, dtype).requires_grad_(true)),
+        ddp({{"weight", weight, {}}}, state, {}),
+        optimizer({&ddp}, config) {}
+
+  at::Tensor weight;
+  DistributedDataParallel ddp;
+  Optimizer optimizer;
+};
+
+TEST(Optimizer, AllRanksHaveTheLossScaleOfAModelWhoseLastStageAloneIsFp16) {
+  testing::RankThreadOptions options;
+  options.sizes.pipeline = 2;
+  testing::run_ranks(
+      2,
+      [](const ParallelState& state) {
+        OptimizerConfig config;
+        config.optimizer = OptimizerKind::sgd;
+        config.initial_loss_scale = 64;
+        config.lr = 1;
+        config.sgd_momentum = config.clip_grad = config.weight_decay = 0;
+        OneWeight stage(state, state.rank() == 1 ? at::kHalf : at::kFloat, config);
+        EXPECT_EQ(stage.optimizer.loss_scale(), 64);
+        stage.ddp.zero_grad_buffer();
+        (stage.weight.to(at::kFloat).sum() * stage.optimizer.loss_scale()).backward();
+        finalize_model_grads({&stage.ddp}, at::full({}, 1, at::kLong));
+        const Optimizer::StepResult result = stage.optimizer.step();
+        EXPECT_NEAR(result.grad_norm, std::sqrt(8.), 1e-6);
+        EXPECT_TRUE(stage.weight.eq(0).all().item<bool>()) << stage.weight;
+      },
+      options);
+}
+
+TEST(Optimizer, SettingsThatDifferAreNamedOnEveryRankWhateverTheAxis) {
+  for (const char* const axis : {"dp", "tp", "pp"}) {
+    testing::RankThreadOptions options;
+    options.sizes.tensor = axis == std::string("tp") ? 2 : 1;
+    options.sizes.pipeline = axis == std::string("pp") ? 2 : 1;
+    testing::run_ranks(
+        2,
+        [&](const ParallelState& state) {
+          OptimizerConfig config;
+          config.lr = state.rank() == 0 ? 0.5 : 0.25;
+          EXPECT_TRUE(testing::throws_with<CommunicationError>(
+              [&] { OneWeight(state, at::kFloat, config); },
+              "have different settings: optimizer.lr is 0.5 on rank 0 and 0.25 on rank 1"))
+              << axis;
+        },
+        options);
+  }
 }
 
 }  // namespace
