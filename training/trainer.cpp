@@ -17,6 +17,8 @@
 namespace lockstep {
 namespace {
 
+constexpr const char *kLoss = "loss", *kValidationLoss = "validation loss";
+
 void use_deterministic_operations() {
   // cuBLAS reads it when its first handle is made.
   ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
@@ -127,6 +129,12 @@ std::string Trainer::divergence() const {
       iteration_ - skipped_steps_ + 1, iteration_, skipped_steps_, config_.train.max_skipped_steps);
 }
 
+int64_t Trainer::last_good_iteration() const {
+  const int64_t before_loss =
+      bad_loss_ == kLoss ? 1 : 0;  // which is of the weights before the step
+  return iteration_ - std::max<int64_t>(1, skipped_steps_) - before_loss;
+}
+
 IterationMetrics Trainer::train_step(RunEnd wish) {
   const auto begin = std::chrono::steady_clock::now();
   parallel_state_.begin_step(iteration_ + 1);
@@ -149,7 +157,7 @@ IterationMetrics Trainer::train_step(RunEnd wish) {
   if (interval > 0 && iteration_ % interval == 0) parallel_state_.check_in_step();
   consumed_samples_ += batch.global;
   skipped_steps_ = step.skipped ? skipped_steps_ + 1 : 0;
-  bad_loss_ = std::isnan(sums.loss.loss) ? "loss" : nullptr;
+  bad_loss_ = std::isnan(sums.loss.loss) ? kLoss : nullptr;
   end_ = end_after(sums.wish);
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -202,7 +210,7 @@ void Trainer::validate_and_tell(const TrainCallbacks& callbacks) {
   const ValidationMetrics metrics = validate();
   if (callbacks.validation) callbacks.validation(metrics);
   if (!std::isnan(metrics.validation_loss)) return;
-  bad_loss_ = "validation loss";
+  bad_loss_ = kValidationLoss;
   end_ = RunEnd::diverged;
 }
 

@@ -68,6 +68,8 @@ class Trainer {
   RunEnd end() const { return end_; }
   /// Of a run that diverged: "iteration 12: the loss is not a number".
   std::string divergence() const;
+  /// Of a run that diverged: the last iteration with whose weights a loss was a number.
+  int64_t last_good_iteration() const;
   /// The configuration with the batch size that was worked out.
   const Config& config() const { return config_; }
   const BatchSchedule& batches() const { return batches_; }
@@ -108,7 +110,7 @@ class Trainer {
   int64_t iteration_ = 0;
   int64_t consumed_samples_ = 0;
   int64_t skipped_steps_ = 0;       ///< in a row, until now
-  const char* bad_loss_ = nullptr;  ///< the one that is not a number
+  const char* bad_loss_ = nullptr;  ///< kLoss or kValidationLoss, where that is not a number
   RunEnd end_ = RunEnd::none;
   std::function<void()> before_update_;
 };

@@ -157,7 +157,7 @@ void PartialCheckpoint::complete(std::string_view manifest) const {
 }
 
 std::string PartialCheckpoint::commit(std::string_view manifest, int64_t keep,
-                                      int64_t skipped_steps) const {
+                                      int64_t bad_steps) const {
   try {
     complete(manifest);
   } catch (const fs::filesystem_error& error) {
@@ -166,7 +166,7 @@ std::string PartialCheckpoint::commit(std::string_view manifest, int64_t keep,
   try {
     fs::remove_all(partial_);
     fs::remove_all(final_ + std::string(kAside));
-    return remove_old(keep, iteration_ - skipped_steps);
+    return remove_old(keep, iteration_ - bad_steps);
   } catch (const std::exception& error) {
     return fmt::format("older checkpoints in '{}' cannot be removed: {}", folder_, error.what());
   }

@@ -50,9 +50,10 @@ class CheckpointSaver {
   /// on all ranks, if any of them failed: what was there before is as it was, and the next save may
   /// be tried. It is a DivergenceError where a weight is not finite. With `async` a failure is
   /// known, and told, at the next save() or finish(). `may_skip`: options.when_busy decides what to
-  /// do while the last save is going on; otherwise this one waits.
+  /// do while the last save is going on; otherwise this one waits. `unproven`: no loss has been
+  /// computed with these weights yet, so the newest checkpoint from before them stays, too.
   SaveResult save(const std::vector<StateTensor>& tensors, const TrainingProgress& progress,
-                  const Config& config, bool may_skip = false);
+                  const Config& config, bool may_skip = false, bool unproven = false);
 
   /// Waits until the last save has copied what it writes. For this rank alone.
   void finish_copy();

@@ -58,7 +58,9 @@ FolderLock::~FolderLock() {
 
 void FolderLock::check_file(const std::string& given_as) const {
   struct stat status = {};
-  const int result = ::fstat(file_, &status);
+  int result = 0;
+  do result = ::fstat(file_, &status);
+  while (result != 0 && errno == EINTR);
   const char* const reason =
       result == 0 ? "found no regular file with one name" : std::strerror(errno);
   if (result == 0 && S_ISREG(status.st_mode) && status.st_nlink <= 1) return;

@@ -127,8 +127,7 @@ std::string RunCheckpoints::finish() {
 }
 
 std::string RunCheckpoints::last_good(const Trainer& trainer) const {
-  const int64_t bad = std::max<int64_t>(1, trainer.progress().skipped_steps);
-  const int64_t iteration = trainer.iteration() - bad;
+  const int64_t iteration = trainer.last_good_iteration();
   if (!folder_.empty()) {
     const std::string saved = newest_until(complete_checkpoints(folder_), iteration);
     if (!saved.empty()) return saved;
@@ -138,7 +137,7 @@ std::string RunCheckpoints::last_good(const Trainer& trainer) const {
 
 std::string RunCheckpoints::save(Trainer& trainer, bool last) {
   const SaveResult result = saver_->save(trainer.state(config_.save_optim), trainer.progress(),
-                                         trainer.config(), /*may_skip=*/!last);
+                                         trainer.config(), /*may_skip=*/!last, /*unproven=*/!last);
   const std::string last_problem = last ? saver_->finish() : "";
   if (config_.async_save && !last)
     trainer.before_next_update([saver = saver_] { saver->finish_copy(); });

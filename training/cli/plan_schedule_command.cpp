@@ -1,11 +1,12 @@
-#include <fstream>
 #include <iostream>
 #include <map>
 #include <memory>
+#include <sstream>
 
 #include "lockstep/core/check.h"
 #include "lockstep/pipeline/schedule_check.h"
 #include "lockstep/pipeline/timeline_svg.h"
+#include "lockstep/training/checkpoint/checkpoint_folder.h"
 #include "lockstep/training/cli/plan_arguments.h"
 
 namespace lockstep {
@@ -59,10 +60,9 @@ void write_schedule_text(const ScheduleOptions& options, const PipelineSchedule&
 
 void write_svg(const ScheduleArguments& arguments, const PipelineSchedule& schedule,
                const Timeline& timeline) {
-  std::ofstream file(arguments.svg, std::ios::trunc);
-  if (file) write_timeline_svg(file, summary(arguments.options, timeline), schedule, timeline);
-  require<FileError>(file.flush().good(), "plan schedule --svg: '{}' cannot be written",
-                     arguments.svg);
+  std::ostringstream text;
+  write_timeline_svg(text, summary(arguments.options, timeline), schedule, timeline);
+  write_file(arguments.svg, {text.view()});
 }
 
 void plan_schedule(const CLI::App& command, const ScheduleArguments& arguments) {
