@@ -82,7 +82,8 @@ struct Tie {
 /// All that the framework needs to know of one parameter. Buffers, collectives, norms, optimizer
 /// shards and initial weights are worked out from it; nothing else looks at the layer.
 struct ParamDescription {
-  /// Placement of the weight; axes that are not listed have Replicate.
+  /// Placement of the weight; axes that are not listed have Replicate. Where two axes cut one
+  /// dimension, the one that MeshAxis names first cuts first: etp before ep.
   std::map<MeshAxis, Placement> placements = {};
 
   /// State of the local gradient; axes that are not listed have default_gradient_state().
