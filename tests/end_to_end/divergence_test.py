@@ -53,8 +53,8 @@ class Divergence(Ranks):
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertEqual(self.steps(), ["step_4"])
             self.assert_failed(
-                self.train(*EXPLOSION, *saving, f"checkpoint.load={self.checkpoints}",
-                           "train.train_iters=9"), 4,
+                self.train(*EXPLOSION, "optimizer.lr=1e18", *saving,
+                           f"checkpoint.load={self.checkpoints}", "train.train_iters=9"), 4,
                 "iteration 6: the loss is not a number; the last checkpoint from before is "
                 f"'{self.checkpoints}/step_4'")
             self.assertEqual(self.steps(), ["step_4", "step_5"])

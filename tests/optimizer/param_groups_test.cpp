@@ -292,8 +292,8 @@ TEST(ParamGroups, CopiesOfATiedParameterMustHaveEqualSettings) {
   for (const std::string& error : errors({{.applies_to = matches_name("words"), .max_lr = 0.1}}))
     EXPECT_EQ(error,
               "the parameter tied as 'table' on the first and the last stage: found copies with "
-              "max_lr 0.1, min_lr 0, wd_mult 1 on rank 0 and with max_lr 0.0003, min_lr 0, wd_mult "
-              "1 on rank 1, allowed: equal settings");
+              "[2, 2] Double, max_lr 0.1, min_lr 0, wd_mult 1 on rank 0 and with [2, 2] Double, "
+              "max_lr 0.0003, min_lr 0, wd_mult 1 on rank 1, allowed: equal settings");
 }
 
 }  // namespace
