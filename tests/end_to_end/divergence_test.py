@@ -86,10 +86,10 @@ class Divergence(Ranks):
         lines = metrics(self.output)[0]
         self.assertEqual([line["iteration"] for line in lines], list(range(1, 11)))
         self.assertEqual([line["skipped"] for line in lines], [False] * 4 + [True] * 6)
-        self.assertEqual(self.steps(), ["step_4", "step_8", "step_9"])
+        self.assertEqual(self.steps(), ["step_3", "step_4", "step_8", "step_9"])
         # A run that is started again and again goes on counting.
         self.assert_failed(self.train(*OVERFLOW, *going_on), 4, ending)
-        self.assertEqual(self.steps(), ["step_4", "step_8", "step_9"])
+        self.assertEqual(self.steps(), ["step_3", "step_4", "step_8", "step_9"])
         self.assertEqual(metrics(self.output)[0][:9], lines[:9])
         # From the good one it goes on, and once a step is good the others go.
         result = self.train(*NO_OVERFLOW, *saving, "train.train_iters=7",

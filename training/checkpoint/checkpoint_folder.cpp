@@ -157,7 +157,7 @@ void PartialCheckpoint::complete(std::string_view manifest) const {
 }
 
 std::string PartialCheckpoint::commit(std::string_view manifest, int64_t keep,
-                                      int64_t bad_steps) const {
+                                      int64_t skipped_steps, bool unproven) const {
   try {
     complete(manifest);
   } catch (const fs::filesystem_error& error) {
@@ -166,18 +166,20 @@ std::string PartialCheckpoint::commit(std::string_view manifest, int64_t keep,
   try {
     fs::remove_all(partial_);
     fs::remove_all(final_ + std::string(kAside));
-    return remove_old(keep, iteration_ - bad_steps);
+    const int64_t last_good = iteration_ - skipped_steps;
+    return remove_old(keep, {last_good, unproven ? last_good - 1 : last_good});
   } catch (const std::exception& error) {
     return fmt::format("older checkpoints in '{}' cannot be removed: {}", folder_, error.what());
   }
 }
 
-std::string PartialCheckpoint::remove_old(int64_t keep, int64_t last_good) const {
+std::string PartialCheckpoint::remove_old(int64_t keep, const std::vector<int64_t>& good) const {
   const auto checkpoints = complete_checkpoints(folder_);
-  const std::string good = newest_until(checkpoints, last_good);
+  std::set<std::string> stay;
+  for (const int64_t iteration : good) stay.insert(newest_until(checkpoints, iteration));
   std::vector<std::string> old;
   for (size_t i = static_cast<size_t>(keep); keep > 0 && i < checkpoints.size(); ++i)
-    if (checkpoints[i] != good) old.push_back(checkpoints[i]);
+    if (!stay.contains(checkpoints[i])) old.push_back(checkpoints[i]);
   return remove_steps(folder_, old);
 }
 

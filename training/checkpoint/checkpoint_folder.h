@@ -61,12 +61,14 @@ class PartialCheckpoint {
   void begin() const;
   /// Writes the manifest and makes the checkpoint complete, in the place of an earlier one of the
   /// same iteration. FileError: it is not complete. Then removes all checkpoints but the newest
-  /// `keep` (0: none) and the newest from before the last `bad_steps` iterations, from which a run
-  /// that diverges goes on: those were skipped, or no loss has been computed with the weights of
-  /// the last one yet. Checkpoints that were saved while steps were skipped hold the same weights,
-  /// but may hold a loss scale that has fallen, and count among the `keep`.
+  /// `keep` (0: none) and the newest from before the last `skipped_steps` iterations, from which a
+  /// run that diverges goes on: those were skipped. Checkpoints that were saved meanwhile hold the
+  /// same weights, but may hold a loss scale that has fallen, and count among the `keep`. With
+  /// `unproven` one from an iteration earlier stays, too, because the weights of the last step that
+  /// was not skipped have not given a finite loss and gradient yet.
   /// Returns what cannot be removed and why; empty if there is nothing.
-  std::string commit(std::string_view manifest, int64_t keep, int64_t bad_steps = 0) const;
+  std::string commit(std::string_view manifest, int64_t keep, int64_t skipped_steps = 0,
+                     bool unproven = false) const;
   /// Removes what was written. Never throws.
   void discard() const noexcept;
 
@@ -77,7 +79,7 @@ class PartialCheckpoint {
 
  private:
   void complete(std::string_view manifest) const;
-  std::string remove_old(int64_t keep, int64_t last_good) const;
+  std::string remove_old(int64_t keep, const std::vector<int64_t>& good) const;
 
   std::string folder_;
   int64_t iteration_;

@@ -76,7 +76,7 @@ struct CheckpointSaver::Job {
   int64_t rank;
   int64_t world_size;
   int64_t keep;
-  int64_t bad_steps = 0;                ///< the newest checkpoint from before them stays
+  bool unproven = false;                ///< see PartialCheckpoint::commit()
   Manifest whole = {};                  ///< without files and tensors
   std::string config = {};              ///< text
   std::vector<at::Tensor> memory = {};  ///< what contents and copies point to
@@ -121,7 +121,7 @@ struct CheckpointSaver::Job {
     for (int64_t other = 1; other < world_size; ++other)
       std::filesystem::remove(checkpoint.file(report_name(other)));
     if (abandoned) fail<FileError>("the save was given up");
-    return checkpoint.commit(text, keep, bad_steps);
+    return checkpoint.commit(text, keep, whole.skipped_steps, unproven);
   }
 
   void check_finite() const {
@@ -273,7 +273,7 @@ SaveResult CheckpointSaver::save(const std::vector<StateTensor>& tensors,
   job->whole.consumed_samples = progress.consumed_samples;
   job->whole.optimizer_steps = progress.optimizer.num_steps;
   job->whole.skipped_steps = progress.skipped_steps;
-  job->bad_steps = std::max<int64_t>(progress.skipped_steps, unproven ? 1 : 0);
+  job->unproven = unproven;
   const GradScalerState& scaler = progress.optimizer.scaler;
   if (scale_adapts_itself(config))
     job->whole.scaler =
