@@ -68,7 +68,8 @@ class Trainer {
   RunEnd end() const { return end_; }
   /// Of a run that diverged: "iteration 12: the loss is not a number".
   std::string divergence() const;
-  /// Of a run that diverged: the last iteration with whose weights a loss was a number.
+  /// Of a run that diverged: the last iteration before the skipped steps, or before the step whose
+  /// weights gave a loss that is not a number.
   int64_t last_good_iteration() const;
   /// The configuration with the batch size that was worked out.
   const Config& config() const { return config_; }

@@ -37,8 +37,8 @@ class RunCheckpoints {
   /// it. Collective.
   std::string finish();
 
-  /// The newest checkpoint from before the run's last skipped steps, or from before the iteration
-  /// whose loss is not a number; empty if there is none.
+  /// The newest checkpoint from before the run's last skipped steps, or from before the step whose
+  /// weights gave a loss that is not a number; empty if there is none.
   std::string last_good(const Trainer& trainer) const;
 
   /// The checkpoint that was saved last, else the one that was loaded; empty if there was none.
