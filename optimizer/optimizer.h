@@ -50,8 +50,8 @@ struct OptimizerProgress {
 /// while the other parameters take adam:
 ///
 ///   m  = lerp(m, g, 1 - muon_momentum),  u = m, or lerp(g, m, muon_momentum) with Nesterov
-///   p  = (1 - lr * weight_decay) * p - lr * muon_scale() * muon_extra_scale_factor *
-///   orthogonalize(u)
+///   s  = muon_scale() * muon_extra_scale_factor
+///   p  = (1 - lr * weight_decay) * p - lr * s * orthogonalize(u)
 ///
 /// A matrix that is cut over tensor-parallel ranks is gathered for it (one all-gather over tp), so
 /// that the update does not depend on the layout. The last dimension of a parameter is the columns,
@@ -68,9 +68,9 @@ struct OptimizerProgress {
 /// flat tensors:
 ///
 ///     for (StateSlice& slice : optimizer.state_slices())
-///       for (auto& [name, tensor] : slice.values) tensor.copy_(/* saved elements of slice.range
-///       */);
-///     optimizer.restore(/* saved progress */);
+///       for (auto& [name, tensor] : slice.values)
+///         tensor.copy_(saved_elements(name, slice.range));
+///     optimizer.restore(saved_progress);
 ///     optimizer.apply_master_weights();      // or reload_model_params(), where weights alone came
 class Optimizer {
  public:

@@ -40,9 +40,9 @@ struct MemoryPlan {
   std::vector<StageMemory> stages;
 };
 
-/// `config` is resolved. `world_size` unset: the fewest ranks: pp times the least
-/// common multiple of tp * cp and expert-tp * ep. ConfigError naming the
-/// field: sizes that do not divide. UsageError: bytes that do not fit into 64 bits.
+/// `config` is resolved. `world_size` unset: the fewest ranks, which is pp times the least common
+/// multiple of tp * cp and expert-tp * ep. ConfigError naming the field: sizes that do not divide.
+/// UsageError: bytes that do not fit into 64 bits.
 MemoryPlan plan_memory(const Config& config, std::optional<int64_t> world_size = {});
 
 /// One JSON document, with a newline: "world_size" and "stages", a list of objects with the names

@@ -35,15 +35,14 @@ struct ParallelLinearOptions {
 /// (out rows) and `bias`, which may be undefined, has as many elements. `input` [..., in], with
 /// LinearInput::sequence_chunk [sequence / ranks, ..., in] -> [..., out], or [sequence, ..., out].
 ///
-/// The group's collectives, each beside a matrix product in backward:
+/// The group's collectives; in backward each runs beside a matrix product:
 ///
 ///     input            forward       backward
 ///     own              nothing       nothing
 ///     copied           nothing       all-reduce of the input's gradient, beside the weight's
-///     product sequence_chunk   all-gather    all-gather of the input again (only the chunk is
-///     kept), beside
-///                                    the input's product; reduce-scatter of the input's gradient,
-///                                    beside the weight's
+///     sequence_chunk   all-gather    all-gather of the input again (only the chunk is kept),
+///                                    beside the product for the input's gradient; then
+///                                    reduce-scatter of that gradient, beside the weight's
 ///
 /// What is not differentiated is neither kept nor computed nor sent. Backward with create_graph is
 /// a UsageError.

@@ -11,8 +11,7 @@
 
 namespace lockstep {
 
-/// A differentiable function of tensors that gives one tensor, the same for the
-/// same inputs.
+/// A differentiable function of tensors that gives one tensor, the same for the same inputs.
 using RecomputedFunction = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
 
 /// function(inputs), keeping only `inputs` for backward, which computes the function again. Gives
@@ -23,10 +22,10 @@ using RecomputedFunction = std::function<at::Tensor(const std::vector<at::Tensor
 /// use too, ends in libtorch's error of a second backward. create_graph is a UsageError.
 at::Tensor recompute(const RecomputedFunction& function, const std::vector<at::Tensor>& inputs);
 
-/// The same for inputs that are the same on all ranks of `group`, of each of
-/// which a rank keeps its part (1 / ranks of the elements, which must divide;
-/// UsageError) until backward gathers them, one all-gather an input with the
-/// label "saved <label>". The ranks call it, and backward, in the same order.
+/// The same for inputs that are equal on all ranks of `group`. Until backward a rank keeps only its
+/// part of each: 1 / ranks of the elements, which must divide (UsageError). Backward gathers them:
+/// one all-gather an input, with the label "saved <label>". The ranks call this function, and
+/// backward, in the same order.
 at::Tensor recompute_from_parts(const RecomputedFunction& function,
                                 const std::vector<at::Tensor>& inputs, const ProcessGroup& group,
                                 const std::string& label);
