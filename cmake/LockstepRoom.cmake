@@ -1,6 +1,7 @@
 # One room of the design: a folder, a shared library, a target lockstep::<name>.
 #
 #   lockstep_room(NAME
+#     SUBROOMS <folders>  folders of the room whose headers are included without the folder's name
 #     PURE <sources>      sources that need no libtorch. They are also the static library
 #                         lockstep_<name>_pure, which pure tests and fuzzers link.
 #     SOURCES <sources>   sources on libtorch
@@ -8,8 +9,9 @@
 #     DEPS <rooms>        the rooms that this one may include
 #     PURE_LIBS <libs>    libraries of the pure sources)
 function(lockstep_room name)
-  cmake_parse_arguments(arg "" "" "PURE;SOURCES;HEADERS;DEPS;PURE_LIBS" ${ARGN})
+  cmake_parse_arguments(arg "" "" "SUBROOMS;PURE;SOURCES;HEADERS;DEPS;PURE_LIBS" ${ARGN})
   set(room lockstep_${name})
+  lockstep_link_headers(${name} ${arg_SUBROOMS})
 
   add_library(${room} SHARED ${arg_SOURCES})
   add_library(lockstep::${name} ALIAS ${room})
@@ -42,13 +44,40 @@ function(lockstep_room name)
   install(TARGETS ${room} EXPORT LockstepTargets)
   foreach(header IN LISTS arg_HEADERS)
     set(folder "${CMAKE_INSTALL_INCLUDEDIR}/lockstep/${name}")
-    if(NOT IS_ABSOLUTE "${header}")  # generated ones lie directly in the room
-      cmake_path(GET header PARENT_PATH below)
+    cmake_path(GET header PARENT_PATH below)
+    # Generated headers, and those of sub-rooms, lie directly in the room.
+    if(NOT IS_ABSOLUTE "${header}" AND NOT below IN_LIST arg_SUBROOMS)
       cmake_path(APPEND folder "${below}")
     endif()
     install(FILES "${header}" DESTINATION "${folder}")
   endforeach()
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_ROOMS ${name})
+endfunction()
+
+# Makes "lockstep/<room>/<header>" name the headers of a room, and of the sub-rooms listed.
+function(lockstep_link_headers room)
+  set(folder "${LOCKSTEP_INCLUDE_DIR}/lockstep/${room}")
+  if(NOT ARGN)
+    file(CREATE_LINK "${CMAKE_CURRENT_SOURCE_DIR}" "${folder}" SYMBOLIC)
+    return()
+  endif()
+  if(IS_SYMLINK "${folder}")  # of a time when the room had no sub-rooms
+    file(REMOVE "${folder}")
+  endif()
+  file(MAKE_DIRECTORY "${folder}")
+  file(GLOB links LIST_DIRECTORIES false "${folder}/*.h")
+  foreach(link IN LISTS links)
+    if(NOT EXISTS "${link}")  # its header has gone, or stands in another sub-room
+      file(REMOVE "${link}")
+    endif()
+  endforeach()
+  foreach(subroom IN LISTS ARGN ITEMS .)
+    file(GLOB headers CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/${subroom}/*.h")
+    foreach(header IN LISTS headers)
+      cmake_path(GET header FILENAME name)
+      file(CREATE_LINK "${header}" "${folder}/${name}" SYMBOLIC)
+    endforeach()
+  endforeach()
 endfunction()
 
 # Include folders of a target that must not see libtorch: ours, and fmt alone out of the wheel.

@@ -8,11 +8,7 @@
 #include <ATen/ATen.h>
 #include <torch/nn/modules/linear.h>
 
-#include "lockstep/distributed/distributed_data_parallel.h"
-#include "lockstep/distributed/finalize_model_grads.h"
-#include "lockstep/optimizer/optimizer.h"
-#include "lockstep/parallel_state/collectives.h"
-#include "lockstep/parallel_state/parallel_state.h"
+#include "lockstep/lockstep.h"
 
 namespace {
 
@@ -40,20 +36,19 @@ double train() {
   lockstep::ParallelState state(lockstep::read_launch_environment(), {});
   Net net;
   lockstep::DistributedDataParallel ddp(net, state);
+  ddp.set_num_microbatches(kMicrobatches);
   lockstep::OptimizerConfig config;
   config.lr = 0.01;
   config.clip_grad = 1;  // the norm to which step() scales larger gradients down
   lockstep::Optimizer optimizer({&ddp}, config);
 
-  const lockstep::ProcessGroup ranks = state.group(lockstep::GroupKind::dp_cp);
+  const auto ranks = state.group(lockstep::GroupKind::dp_cp);
   at::Tensor mean_loss;
   for (int64_t step = 0; step < kSteps; ++step) {
     ddp.zero_grad_buffer();
     at::Tensor loss_sum = at::zeros({});
     for (int64_t m = 0; m < kMicrobatches; ++m) {
       const at::Tensor x = make_batch(ranks.rank(), ranks.size(), step, m);
-      std::optional<lockstep::DistributedDataParallel::NoSyncGuard> no_sync;
-      if (m + 1 < kMicrobatches) no_sync.emplace(ddp.no_sync());
       const at::Tensor loss = (net.forward(x) - x.sum(1)).square().sum();  // a sum over samples
       loss.backward();  // the last micro-batch reduces each bucket as soon as it is complete
       loss_sum += loss.detach();

@@ -1,0 +1,38 @@
+#pragma once
+
+/// The public API in one include: what a training loop or a model of one's own needs. Data sets,
+/// checkpoints and the planner have headers of their own.
+
+// Who the ranks are, and how they communicate.
+#include "lockstep/parallel_state/collectives.h"
+#include "lockstep/parallel_state/device_mesh.h"
+#include "lockstep/parallel_state/dtensor.h"
+#include "lockstep/parallel_state/parallel_functions.h"
+#include "lockstep/parallel_state/parallel_state.h"
+
+// Parameters that say where they live, and the layers and models made of them.
+#include "lockstep/core/config.h"
+#include "lockstep/core/error.h"
+#include "lockstep/core/parameters.h"
+#include "lockstep/core/placement.h"
+#include "lockstep/models/gpt/gpt_model.h"
+#include "lockstep/models/layers/linear.h"
+
+// Gradients.
+#include "lockstep/distributed/all_reduce_grads.h"
+#include "lockstep/distributed/distributed_data_parallel.h"
+#include "lockstep/distributed/finalize_model_grads.h"
+#include "lockstep/distributed/gradient_synchronizer.h"
+#include "lockstep/distributed/power_sgd_hook.h"
+#include "lockstep/distributed/reducer.h"
+
+// Norms, clipping, updates, schedules.
+#include "lockstep/optimizer/clip_grad_norm.h"
+#include "lockstep/optimizer/clip_grads.h"
+#include "lockstep/optimizer/distributed_optimizer.h"
+#include "lockstep/optimizer/loss_scaler.h"
+#include "lockstep/optimizer/optimizer.h"
+#include "lockstep/optimizer/param_scheduler.h"
+
+// Pipelines.
+#include "lockstep/pipeline/executor.h"
