@@ -47,7 +47,7 @@ std::vector<int64_t> for_all_ranks(const Change& change, std::vector<int64_t> sh
   return shape;
 }
 
-at::Tensor reduce(const Change& change, const Partial& from) {
+at::Tensor reduce_terms(const Change& change, const Partial& from) {
   at::Tensor result = change.local.clone(at::MemoryFormat::Contiguous);
   if (result.numel() > 0) all_reduce(change.group, result, reduce_op(from), change.label).wait();
   return result;
@@ -131,7 +131,7 @@ at::Tensor change_placement(const at::Tensor& local, const Placement& from, cons
   const Change change = {local, group, label};
   const auto* to_shard = std::get_if<Shard>(&to);
   if (const auto* partial = std::get_if<Partial>(&from))
-    return to_shard ? reduce_and_cut(change, *partial, to_shard->dim) : reduce(change, *partial);
+    return to_shard ? reduce_and_cut(change, *partial, to_shard->dim) : reduce_terms(change, *partial);
   const int64_t dim = std::get<Shard>(from).dim;
   return to_shard ? exchange(change, dim, length, to_shard->dim) : gather(change, dim, length);
 }
