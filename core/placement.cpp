@@ -26,6 +26,10 @@ const char* to_string(MeshAxis axis) {
   return "";
 }
 
+bool splits_batch(MeshAxis axis) {
+  return axis == MeshAxis::dp || axis == MeshAxis::cp || axis == MeshAxis::edp;
+}
+
 const char* to_string(PartialOp op) {
   switch (op) {
     case PartialOp::sum:
@@ -90,9 +94,8 @@ GradientState ParamDescription::gradient_state(MeshAxis axis) const {
 }
 
 GradientState ParamDescription::default_gradient_state(MeshAxis axis) const {
-  const bool splits_batch =
-      is_expert ? axis == MeshAxis::edp : axis == MeshAxis::dp || axis == MeshAxis::cp;
-  return splits_batch ? GradientState::partial_sum : GradientState::complete;
+  return lives_on(axis) && splits_batch(axis) ? GradientState::partial_sum
+                                              : GradientState::complete;
 }
 
 std::array<MeshAxis, 4> ParamDescription::axes() const {
@@ -100,12 +103,19 @@ std::array<MeshAxis, 4> ParamDescription::axes() const {
   return is_expert ? std::array{etp, ep, edp, pp} : std::array{tp, cp, dp, pp};
 }
 
+bool ParamDescription::lives_on(MeshAxis axis) const {
+  const auto list = axes();
+  return std::find(list.begin(), list.end(), axis) != list.end();
+}
+
+bool ParamDescription::is_on_all_stages() const {
+  return stages == StageCopies::all || gradient_state(MeshAxis::pp) != GradientState::complete;
+}
+
 void ParamDescription::validate(std::string_view parameter) const {
-  const auto lives_on = axes();
   const auto check_axis = [&](MeshAxis axis) {
-    require<UsageError>(std::find(lives_on.begin(), lives_on.end(), axis) != lives_on.end(),
-                        "parameter '{}': found a description over {}, allowed: {}", parameter,
-                        lockstep::to_string(axis),
+    require<UsageError>(lives_on(axis), "parameter '{}': found a description over {}, allowed: {}",
+                        parameter, lockstep::to_string(axis),
                         is_expert ? "etp, ep, edp, pp (an expert)" : "tp, cp, dp, pp (no expert)");
   };
   for (const auto& [axis, weight] : placements) {
@@ -113,6 +123,10 @@ void ParamDescription::validate(std::string_view parameter) const {
     require<UsageError>(!std::holds_alternative<Partial>(weight),
                         "parameter '{}': found {} over {}, allowed: Replicate, Shard", parameter,
                         lockstep::to_string(weight), lockstep::to_string(axis));
+    require<UsageError>(
+        std::holds_alternative<Replicate>(weight) || !(splits_batch(axis) || axis == MeshAxis::pp),
+        "parameter '{}': found {} over {}, allowed: Replicate; only tp, etp and ep cut parameters",
+        parameter, lockstep::to_string(weight), lockstep::to_string(axis));
   }
   for (const auto& [axis, gradient] : gradient_states) {
     check_axis(axis);
@@ -129,6 +143,11 @@ void ParamDescription::validate(std::string_view parameter) const {
                       "parameter '{}': found a tie, '{}', and a gradient that is {} over pp, "
                       "allowed: one of the two",
                       parameter, tie->name, lockstep::to_string(gradient_state(MeshAxis::pp)));
+  require<UsageError>(
+      !is_on_all_stages(),
+      "parameter '{}': found a tie, '{}', and copies on all stages, allowed: one of "
+      "the two",
+      parameter, tie->name);
 }
 
 std::string ParamDescription::to_string() const {
@@ -141,9 +160,12 @@ std::string ParamDescription::to_string() const {
       text += fmt::format(", {} over {}", lockstep::to_string(gradient_state(axis)),
                           lockstep::to_string(axis));
   }
+  if (stages == StageCopies::all && gradient_state(MeshAxis::pp) == GradientState::complete)
+    text += ", on all stages";
   if (tie) text += fmt::format(", tied '{}' on {}", tie->name, lockstep::to_string(tie->stages));
   if (unpadded_rows) text += fmt::format(", {} rows before padding", *unpadded_rows);
   if (is_embedding_or_output) text += ", embedding or output layer";
+  if (update == ParamUpdate::matrix) text += ", updated as a matrix";
   return text + (apply_weight_decay ? "" : ", no weight decay");
 }
 

@@ -19,6 +19,10 @@ enum class MeshAxis { tp, cp, dp, pp, etp, ep, edp };
 /// "tp", "cp", ...
 const char* to_string(MeshAxis axis);
 
+/// Whether the ranks of the axis work on different samples or tokens with the same weights: dp, cp
+/// and edp.
+bool splits_batch(MeshAxis axis);
+
 /// Every rank of the axis holds the whole tensor.
 struct Replicate {
   bool operator==(const Replicate&) const = default;
@@ -79,11 +83,25 @@ struct Tie {
   bool operator==(const Tie&) const = default;
 };
 
+/// Which pipeline stages hold a parameter that is not tied.
+enum class StageCopies {
+  one,  ///< this stage alone; the others hold other parameters
+  all,  ///< each of them holds a copy; all copies start from the same values
+};
+
+/// What the optimizer may take a parameter for. Muon (optimizer.optimizer = muon) updates matrices
+/// as a whole; other optimizers update all parameters element by element.
+enum class ParamUpdate {
+  elementwise,
+  matrix,  ///< two dimensions or more, of which the last one is the columns
+};
+
 /// All that the framework needs to know of one parameter. Buffers, collectives, norms, optimizer
 /// shards and initial weights are worked out from it; nothing else looks at the layer.
 struct ParamDescription {
-  /// Placement of the weight; axes that are not listed have Replicate. Where two axes cut one
-  /// dimension, the one that MeshAxis names first cuts first: etp before ep.
+  /// Placement of the weight; axes that are not listed have Replicate. Only tp, etp and ep may cut
+  /// it. Where two axes cut one dimension, the one that MeshAxis names first cuts first: etp before
+  /// ep. Over pp Replicate says nothing: `stages` and `tie` do.
   std::map<MeshAxis, Placement> placements = {};
 
   /// State of the local gradient; axes that are not listed have default_gradient_state().
@@ -92,7 +110,11 @@ struct ParamDescription {
   /// An expert parameter lives on the axes etp, ep, edp and pp instead of tp, cp, dp and pp.
   bool is_expert = false;
 
-  /// With whom the parameter is tied; unset: there is one copy.
+  /// Which stages hold the parameter. A gradient that is partial over pp means `all` as well; a
+  /// tied parameter names its stages itself.
+  StageCopies stages = StageCopies::one;
+
+  /// With whom the parameter is tied; unset: with none.
   std::optional<Tie> tie = {};
 
   /// Decoupled weight decay applies. False for biases and normalization weights.
@@ -107,6 +129,12 @@ struct ParamDescription {
   /// and a checkpoint leaves it out.
   std::optional<int64_t> unpadded_rows = {};
 
+  ParamUpdate update = ParamUpdate::elementwise;
+
+  /// The axes that the parameter lives on: tp, cp, dp, pp, of an expert etp, ep, edp, pp.
+  std::array<MeshAxis, 4> axes() const;
+  bool lives_on(MeshAxis axis) const;
+
   Placement placement(MeshAxis axis) const;
   GradientState gradient_state(MeshAxis axis) const;
 
@@ -114,23 +142,23 @@ struct ParamDescription {
   /// sequence (dp and cp, for experts edp), `complete` on the others.
   GradientState default_gradient_state(MeshAxis axis) const;
 
-  /// Whether this is an embedding whose weight the output layer uses too. Such a parameter lies
-  /// alone in its bucket (see LayoutParam::shared_embedding).
-  bool shared_embedding() const { return tie && tie->stages == TiedStages::first_and_last; }
+  /// Whether every pipeline stage holds a copy: `stages` says so, or a gradient that is partial
+  /// over pp.
+  bool is_on_all_stages() const;
+
+  /// The same, or the parameter is tied. Such a parameter lies alone in its bucket, so that the
+  /// shards of its copies line up (see LayoutParam::shared_embedding).
+  bool is_on_several_stages() const { return tie || is_on_all_stages(); }
 
   /// Throws UsageError naming `parameter` if the description contradicts itself: an axis that the
-  /// parameter does not live on, a weight that is Partial, a gradient that is partial over an axis
-  /// whose ranks hold different pieces (tp, etp, ep), a tie without a name, a tie beside a gradient
-  /// that is partial over pp.
+  /// parameter does not live on, a weight that is Partial, a Shard over another axis than tp, etp
+  /// and ep, a gradient that is partial over an axis whose ranks hold different pieces, a tie
+  /// without a name, a tie beside copies on all stages or a gradient that is partial over pp.
   void validate(std::string_view parameter) const;
 
   /// One line: "dense, Shard(0) over tp, partial-sum over cp, partial-sum over dp, tied
   /// 'word_embeddings' on the first and the last stage", for reports and for comparing ranks.
   std::string to_string() const;
-
- private:
-  /// The axes that the parameter lives on.
-  std::array<MeshAxis, 4> axes() const;
 };
 
 }  // namespace lockstep

@@ -19,6 +19,7 @@ struct BucketInfo {
   int64_t numel;
   int64_t bytes;
   std::vector<std::string> parameters;  ///< in buffer order
+  int64_t instance_bytes = 0;           ///< what that all-reduce over `instances` adds
 };
 
 /// A line for each bucket.

@@ -2,7 +2,6 @@
 
 // Internal: from parameters and configuration to buffers and bucket groups.
 
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -13,9 +12,6 @@
 #include "lockstep/parallel_state/parallel_state.h"
 
 namespace lockstep {
-
-/// Chooses parameters.
-using ParameterPredicate = std::function<bool(const NamedParameter&)>;
 
 /// The buffers of a model and the groups of buckets that cover them, in launch order.
 struct Bucketing {
@@ -66,12 +62,11 @@ struct BufferPlan {
 Bucketing make_bucketing(const std::vector<BufferPlan>& plans, bool overlap, GradChecks checks);
 
 /// Allocates the buffers of the parameters that require a gradient, one for each (parameter dtype,
-/// gradient dtype, dense or expert), and cuts them into buckets. The launch order depends on the
+/// gradient dtype, BufferKind), and cuts them into buckets. The launch order depends on the
 /// order of registration alone, so it is the same on all ranks: the bucket whose gradients are
 /// expected first goes first. `disable_bucketing`: one bucket for each buffer, whatever the
-/// configuration says. `whole_matrices`, where given: matrices for which it is true lie in buffers
-/// of their own, with LayoutOptions::whole_parameters. UsageError: a gradient that is not a term of
-/// a sum over data- or context-parallel ranks, or a parameter of which these hold pieces.
+/// configuration says. UsageError: a gradient that is not a term of a sum over data- or
+/// context-parallel ranks.
 ///
 /// What is reduced over a further axis lies at the same places on all of its ranks. Where
 /// parameters are partial over tp, etp or ep, the ranks compare how they lay out their buffers (16
@@ -81,6 +76,6 @@ Bucketing make_bucketing(const std::vector<BufferPlan>& plans, bool overlap, Gra
 Bucketing make_bucketing(const std::vector<NamedParameter>& parameters,
                          const ParallelState& parallel_state,
                          const DistributedDataParallelConfig& config, GradientScalingMode mode,
-                         bool disable_bucketing, const ParameterPredicate& whole_matrices = {});
+                         bool disable_bucketing, MatrixLayout matrices = MatrixLayout::cut);
 
 }  // namespace lockstep

@@ -4,11 +4,14 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/optimizer_rules.h"
+#include "lockstep/distributed/buffer_kind.h"
 #include "lockstep/distributed/finalize_passes.h"
 #include "lockstep/distributed/grad_sync.h"
 #include "lockstep/distributed/model_check.h"
 #include "lockstep/distributed/param_sync.h"
 #include "lockstep/distributed/parameter_check.h"
+#include "lockstep/parallel_state/axis_groups.h"
+#include "lockstep/parallel_state/pipeline_position.h"
 
 namespace lockstep {
 namespace {
@@ -29,12 +32,13 @@ std::vector<at::Tensor> module_buffers(const torch::nn::Module& module) {
 
 /// What the ranks must agree on, so that they have the same buckets.
 std::vector<ConfigValue> settings_of(const DistributedDataParallelConfig& config,
-                                     bool disable_bucketing) {
+                                     bool disable_bucketing, MatrixLayout matrices) {
   Config whole;
   whole.ddp = config;
   std::vector<ConfigValue> settings = config_values(whole);
   std::erase_if(settings, [](const ConfigValue& field) { return !field.path.starts_with("ddp."); });
   settings.push_back({"disable_bucketing", disable_bucketing ? "true" : "false"});
+  settings.push_back({"matrices", to_string(matrices)});
   return settings;
 }
 
@@ -42,14 +46,14 @@ std::vector<ConfigValue> settings_of(const DistributedDataParallelConfig& config
 
 struct DistributedDataParallel::Impl {
   Impl(const std::vector<NamedParameter>& parameters, const ParallelState& parallel_state,
-       const DistributedDataParallelConfig& config, bool disable_bucketing,
-       const ParameterPredicate& whole_matrices, std::vector<at::Tensor> buffers_of_module)
+       const DistributedDataParallelConfig& config, bool disable_bucketing, MatrixLayout matrices,
+       std::vector<at::Tensor> buffers_of_module)
       : state(parallel_state),
         mode(mode_of(config)),
         needs_finalize(mode == GradientScalingMode::per_token),
         group(parallel_state.group(GroupKind::dp_cp)),
         module_buffers(std::move(buffers_of_module)) {
-    check_same_model(parameters, state, settings_of(config, disable_bucketing), whole_matrices,
+    check_same_model(parameters, state, settings_of(config, disable_bucketing, matrices), matrices,
                      [&] {
                        check_ddp(config);
                        check_parameter_list(parameters, "DistributedDataParallel");
@@ -59,12 +63,11 @@ struct DistributedDataParallel::Impl {
         frozen.push_back(param);
       else if (has_further_passes(param.description, state.grids()))
         needs_finalize = true;
-    const bool later_stage =
-        state.grids().groups(GroupKind::pp).position_of(state.rank()).value_or(0) > 0;
-    sync =
-        std::make_unique<GradSync>(make_bucketing(parameters, parallel_state, config, mode,
-                                                  disable_bucketing || later_stage, whole_matrices),
-                                   config.overlap_grad_reduce, config.allow_unused_parameters);
+    const int64_t stage = PipelinePosition(state.grids(), state.rank()).stage();
+    sync = std::make_unique<GradSync>(
+        make_bucketing(parameters, parallel_state, config, mode,
+                       disable_bucketing || !has_buckets(stage, /*chunk=*/0), matrices),
+        config.overlap_grad_reduce, config.allow_unused_parameters);
     if (config.use_distributed_optimizer)
       params = std::make_unique<ParamSync>(sync->bucketing(), state);
     overlaps_param_gather = pre_hook = config.overlap_param_gather;
@@ -92,8 +95,8 @@ struct DistributedDataParallel::Impl {
     }
   }
 
-  ProcessGroup replicas(bool is_expert) const {
-    return is_expert ? state.group(GroupKind::expert_dp) : group;
+  ProcessGroup replicas_of(const NamedParameter& param) const {
+    return state.group(replicas(param.description));
   }
 
   static void broadcast_untrained(const ProcessGroup& ranks, const at::Tensor& tensor) {
@@ -135,20 +138,18 @@ struct DistributedDataParallel::Impl {
 DistributedDataParallel::DistributedDataParallel(const torch::nn::Module& module,
                                                  const ParallelState& parallel_state,
                                                  const DistributedDataParallelConfig& config,
-                                                 bool disable_bucketing,
-                                                 const ParameterPredicate& whole_matrices)
+                                                 bool disable_bucketing, MatrixLayout matrices)
     : impl_(std::make_unique<Impl>(collect_parameters(module), parallel_state, config,
-                                   disable_bucketing, whole_matrices, module_buffers(module))) {
+                                   disable_bucketing, matrices, module_buffers(module))) {
   broadcast_params();
 }
 
 DistributedDataParallel::DistributedDataParallel(const std::vector<NamedParameter>& parameters,
                                                  const ParallelState& parallel_state,
                                                  const DistributedDataParallelConfig& config,
-                                                 bool disable_bucketing,
-                                                 const ParameterPredicate& whole_matrices)
-    : impl_(std::make_unique<Impl>(parameters, parallel_state, config, disable_bucketing,
-                                   whole_matrices, std::vector<at::Tensor>())) {
+                                                 bool disable_bucketing, MatrixLayout matrices)
+    : impl_(std::make_unique<Impl>(parameters, parallel_state, config, disable_bucketing, matrices,
+                                   std::vector<at::Tensor>())) {
   broadcast_params();
 }
 
@@ -215,12 +216,12 @@ void DistributedDataParallel::broadcast_params() {
   const at::NoGradGuard no_grad;
   std::vector<Work> works;
   for (const auto& buffer : buffers())
-    works.push_back(broadcast(impl_->replicas(buffer->params().front().description.is_expert),
-                              buffer->param_data(), 0, "parameters"));
+    works.push_back(broadcast(impl_->replicas_of(buffer->params().front()), buffer->param_data(), 0,
+                              "parameters"));
   for (const at::Tensor& tensor : impl_->module_buffers)
     Impl::broadcast_untrained(impl_->group, tensor);
   for (const NamedParameter& param : impl_->frozen)
-    Impl::broadcast_untrained(impl_->replicas(param.description.is_expert), param.tensor);
+    Impl::broadcast_untrained(impl_->replicas_of(param), param.tensor);
   for (Work& work : works) work.wait();
 }
 

@@ -77,23 +77,24 @@ class DistributedDataParallel {
   /// reduction is hidden by those of other chunks; on all pipeline stages but the first it is
   /// always so.
   ///
-  /// `whole_matrices` chooses the matrices that Muon will update (optimizer.optimizer = muon). They
-  /// get buffers of their own, and with the distributed optimizer no such matrix is cut; see
+  /// `matrices` = whole: for an optimizer that updates matrices as a whole (optimizer.optimizer =
+  /// muon; see matrix_layout()). Those whose description says ParamUpdate::matrix get buffers of
+  /// their own, and with the distributed optimizer no such matrix is cut; see
   /// compute_whole_param_layout(). Those that tp or etp cuts are compared over it: their pieces
   /// must have one shape. UsageError for a gradient that is declared complete or a partial mean
-  /// over data- or context-parallel ranks, or a parameter that they cut: the gradients of all of
-  /// them are added. ConfigError: fields that do not go together.
+  /// over data- or context-parallel ranks: the gradients of all of them are added. ConfigError:
+  /// fields that do not go together.
   DistributedDataParallel(const torch::nn::Module& module, const ParallelState& parallel_state,
                           const DistributedDataParallelConfig& config = {},
                           bool disable_bucketing = false,
-                          const std::function<bool(const NamedParameter&)>& whole_matrices = {});
+                          MatrixLayout matrices = MatrixLayout::cut);
 
   /// The same for a list of parameters, with their descriptions.
   DistributedDataParallel(const std::vector<NamedParameter>& parameters,
                           const ParallelState& parallel_state,
                           const DistributedDataParallelConfig& config = {},
                           bool disable_bucketing = false,
-                          const std::function<bool(const NamedParameter&)>& whole_matrices = {});
+                          MatrixLayout matrices = MatrixLayout::cut);
 
   /// Removes the hooks. Parameters and gradients stay views of the buffers' memory, which lives as
   /// long as they do.

@@ -9,6 +9,7 @@
 #include "lockstep/distributed/owned_grads.h"
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/parallel_state/collectives.h"
+#include "lockstep/parallel_state/pipeline_position.h"
 
 namespace lockstep {
 namespace {
@@ -16,7 +17,6 @@ namespace {
 using Pass = void (*)(FinalizeContext&);
 
 void finish_data_parallel(FinalizeContext& context) {
-  const RankGrids& grids = context.state().grids();
   auto& entries = context.report.entries;
   for (DistributedDataParallel* model : context.models) {
     model->begin_finalize();
@@ -24,20 +24,15 @@ void finish_data_parallel(FinalizeContext& context) {
       const auto parameters = static_cast<int64_t>(bucket.parameters.size());
       entries.push_back(
           {"data-parallel", bucket.group, bucket.operation, bucket.bytes, parameters});
-      if (bucket.instances.empty()) continue;
-      const bool expert = bucket.group.starts_with(to_string(GroupKind::intra_expert_dp));
-      const int64_t shards =
-          bucket.operation.starts_with("all-reduce")
-              ? 1
-              : grids.size(expert ? GroupKind::intra_expert_dp : GroupKind::intra_dp_cp);
-      entries.push_back(
-          {"data-parallel", bucket.instances, "all-reduce sum", bucket.bytes / shards, parameters});
+      if (!bucket.instances.empty())
+        entries.push_back({"data-parallel", bucket.instances, "all-reduce sum",
+                           bucket.instance_bytes, parameters});
     }
   }
 }
 
 bool on_last_stage(const ParallelState& state) {
-  return state.grids().group_of(GroupKind::pp, state.rank()).back() == state.rank();
+  return PipelinePosition(state.grids(), state.rank()).is_last_stage();
 }
 
 /// The tokens of the global batch.

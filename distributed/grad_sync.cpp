@@ -129,12 +129,15 @@ std::vector<BucketInfo> GradSync::buckets() const {
   for (const BucketGroup& group : bucketing_.groups)
     for (const Bucket& bucket : group.buckets()) {
       const GradReduction& reduction = group.reduction();
+      const at::Tensor& reduced = group.reduces_shards(bucket) ? bucket.grad_shard : bucket.grads;
+      const int64_t instance_bytes =
+          reduction.instances ? static_cast<int64_t>(reduced.nbytes()) : 0;
       infos.push_back(
           {group.label(), reduction.group.to_string(),
            fmt::format("{} {}", group.reduces_shards(bucket) ? "reduce-scatter" : "all-reduce",
                        to_string(reduction.op)),
            reduction.instances ? reduction.instances->to_string() : "", bucket.grads.scalar_type(),
-           bucket.grads.numel(), bucket.bytes(), bucket.parameters});
+           bucket.grads.numel(), bucket.bytes(), bucket.parameters, instance_bytes});
     }
   return infos;
 }

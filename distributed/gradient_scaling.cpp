@@ -26,20 +26,23 @@ const char* to_string(GradientScalingMode mode) {
   return "";
 }
 
-GradientScaling gradient_scaling(GradientScalingMode mode, int64_t dp_cp, int64_t edp) {
-  require<ConfigError>(
-      dp_cp >= 1 && edp >= 1,
-      "gradient scaling: found {} data-parallel and {} expert-data-parallel ranks, "
-      "allowed: >= 1",
-      dp_cp, edp);
+ScalingFactor scaling_factor(GradientScalingMode mode, int64_t dp_cp, int64_t ranks) {
+  require<ConfigError>(dp_cp >= 1 && ranks >= 1,
+                       "gradient scaling: found a sum over {} of {} data-parallel ranks, allowed: "
+                       ">= 1 of >= 1",
+                       ranks, dp_cp);
   switch (mode) {
     case GradientScalingMode::average:
-      return {fraction(1, dp_cp), fraction(1, dp_cp)};
+      return fraction(1, dp_cp);
     case GradientScalingMode::average_in_collective:
-      return {fraction(1, 1), fraction(edp, dp_cp)};
+      return fraction(ranks, dp_cp);
     default:
       return {};
   }
+}
+
+GradientScaling gradient_scaling(GradientScalingMode mode, int64_t dp_cp, int64_t edp) {
+  return {scaling_factor(mode, dp_cp, dp_cp), scaling_factor(mode, dp_cp, edp)};
 }
 
 }  // namespace lockstep

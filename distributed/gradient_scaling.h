@@ -40,4 +40,8 @@ struct GradientScaling {
 /// ConfigError: a count below 1.
 GradientScaling gradient_scaling(GradientScalingMode mode, int64_t dp_cp, int64_t edp);
 
+/// The factor of one buffer, whose collective adds over `ranks`: `dp_cp` of them or, for experts,
+/// `edp`. ConfigError: a count below 1.
+ScalingFactor scaling_factor(GradientScalingMode mode, int64_t dp_cp, int64_t ranks);
+
 }  // namespace lockstep

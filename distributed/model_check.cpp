@@ -5,8 +5,9 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/error.h"
+#include "lockstep/distributed/buffer_kind.h"
 #include "lockstep/distributed/parameter_check.h"
-#include "lockstep/distributed/partial_axes.h"
+#include "lockstep/parallel_state/axis_groups.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/text_digest.h"
 
@@ -22,8 +23,6 @@ Parameters chosen(const Parameters& parameters, Predicate predicate) {
   return result;
 }
 
-bool is_expert_parameter(const NamedParameter& param) { return param.description.is_expert; }
-
 /// Ranks outside the group would wait for those that refuse.
 void check_over(GroupKind kind, const Parameters& parameters, const ParallelState& state,
                 const std::vector<ConfigValue>& settings,
@@ -38,32 +37,33 @@ void check_over(GroupKind kind, const Parameters& parameters, const ParallelStat
   }
 }
 
-void check_experts(const Parameters& parameters, const ParallelState& state,
-                   const std::vector<ConfigValue>& settings) {
-  const Parameters experts = chosen(parameters, is_expert_parameter);
+/// Those that are reduced over other ranks than dp-cp.
+void check_other_replicas(const Parameters& parameters, const ParallelState& state,
+                          const std::vector<ConfigValue>& settings) {
   const auto ranks = [&](GroupKind kind) { return state.grids().group_of(kind, state.rank()); };
-  if (!experts.empty() && ranks(GroupKind::expert_dp) != ranks(GroupKind::dp_cp))
-    check_over(GroupKind::expert_dp, experts, state, settings);
+  for (const GroupKind kind : kReplicaKinds) {
+    const Parameters reduced = chosen(parameters, [&](const NamedParameter& param) {
+      return replicas(param.description) == kind;
+    });
+    if (!reduced.empty() && ranks(kind) != ranks(GroupKind::dp_cp))
+      check_over(kind, reduced, state, settings);
+  }
 }
 
 /// What passes over `axis` after the data-parallel reduction, or in an update.
 void check_axis(const Parameters& parameters, MeshAxis axis, const ParallelState& state,
-                const std::vector<ConfigValue>& settings,
-                const std::function<bool(const NamedParameter&)>& whole_matrices) {
+                const std::vector<ConfigValue>& settings, MatrixLayout matrices) {
   const RankGrids& grids = state.grids();
   if (grids.size(group_kind_of(axis)) == 1) return;
-  const bool experts = axis != MeshAxis::tp;
   const auto lives_there = [&](const NamedParameter& param) {
-    return param.description.is_expert == experts;
+    return param.description.lives_on(axis);
   };
   const auto is_whole_matrix = [&](const NamedParameter& param) {
-    return param.tensor.requires_grad() && param.tensor.dim() >= 2 && whole_matrices &&
-           whole_matrices(param);
+    return param.tensor.requires_grad() && lies_whole(param.description, matrices);
   };
   const bool gathers =
-      axis != MeshAxis::ep &&
       std::any_of(parameters.begin(), parameters.end(), [&](const NamedParameter& param) {
-        return lives_there(param) && is_whole_matrix(param) &&
+        return axis == tensor_axis(param.description) && is_whole_matrix(param) &&
                std::holds_alternative<Shard>(param.description.placement(axis));
       });
   const Parameters alike = chosen(parameters, [&](const NamedParameter& param) {
@@ -76,17 +76,14 @@ void check_axis(const Parameters& parameters, MeshAxis axis, const ParallelState
 }  // namespace
 
 void check_same_model(const Parameters& parameters, const ParallelState& state,
-                      const std::vector<ConfigValue>& settings,
-                      const std::function<bool(const NamedParameter&)>& whole_matrices,
+                      const std::vector<ConfigValue>& settings, MatrixLayout matrices,
                       const std::function<void()>& own_checks) {
-  using enum MeshAxis;
-  std::vector<MeshAxis> cut_over = {etp, ep};
+  std::vector<MeshAxis> cut_over(kAxesInsideReplicas.begin(), kAxesInsideReplicas.end());
   std::erase_if(cut_over,
                 [&](MeshAxis axis) { return state.grids().size(group_kind_of(axis)) == 1; });
   check_over(GroupKind::dp_cp, parameters, state, settings, own_checks, cut_over);
-  check_experts(parameters, state, settings);
-  for (const MeshAxis axis : {tp, etp, ep})
-    check_axis(parameters, axis, state, settings, whole_matrices);
+  check_other_replicas(parameters, state, settings);
+  for (const MeshAxis axis : kCuttingAxes) check_axis(parameters, axis, state, settings, matrices);
 }
 
 bool same_over_axes(const std::string& text, const std::vector<MeshAxis>& axes,

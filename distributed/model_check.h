@@ -8,6 +8,7 @@
 
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/parameters.h"
+#include "lockstep/distributed/param_layout.h"
 #include "lockstep/parallel_state/parallel_state.h"
 
 namespace lockstep {
@@ -18,14 +19,13 @@ namespace lockstep {
 ///   that differ by that are left out;
 /// - over expert-dp, where it has other ranks than dp-cp, the experts with all lengths;
 /// - over tp, etp and ep the parameters whose gradients are partial there, and `settings`; and
-///   where it cuts one of the `whole_matrices` all of these, because Muon's update gathers them.
+///   where it cuts a matrix that lies whole all of these, because Muon's update gathers them.
 ///
 /// Nothing is sent over an axis that needs it for no parameter. CommunicationError, on every rank
 /// of the group, with the first difference. UsageError, on all of them, naming a parameter: a
 /// description that contradicts itself. `own_checks`: as in check_same_parameters().
 void check_same_model(const std::vector<NamedParameter>& parameters, const ParallelState& state,
-                      const std::vector<ConfigValue>& settings,
-                      const std::function<bool(const NamedParameter&)>& whole_matrices,
+                      const std::vector<ConfigValue>& settings, MatrixLayout matrices,
                       const std::function<void()>& own_checks);
 
 /// Whether `text` is the same on all ranks of the grid that `axes` span. All of them get the same

@@ -50,15 +50,4 @@ void divide_grads(const std::vector<at::Tensor>& grads, const at::Tensor& diviso
   at::_amp_foreach_non_finite_check_and_unscale_(narrow, unused, factor);
 }
 
-GroupKind tie_group_kind(TiedStages stages) {
-  switch (stages) {
-    case TiedStages::first:
-      return GroupKind::position_embedding;
-    case TiedStages::first_and_last:
-      return GroupKind::embedding;
-    default:
-      return GroupKind::pp;
-  }
-}
-
 }  // namespace lockstep

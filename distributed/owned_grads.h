@@ -7,7 +7,6 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/distributed/param_and_grad_buffer.h"
-#include "lockstep/parallel_state/rank_grids.h"
 
 namespace lockstep {
 
@@ -30,8 +29,5 @@ std::vector<at::Tensor> reduced_grads(const ParamAndGradBuffer& buffer);
 /// fp32: an operator would round the divisor to their dtype first, in which a count of tokens may
 /// be infinite.
 void divide_grads(const std::vector<at::Tensor>& grads, const at::Tensor& divisor);
-
-/// The groups whose ranks hold the copies of a tied parameter.
-GroupKind tie_group_kind(TiedStages stages);
 
 }  // namespace lockstep

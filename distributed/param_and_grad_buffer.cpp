@@ -5,6 +5,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/flat_tensor.h"
+#include "lockstep/distributed/buffer_kind.h"
 #include "lockstep/distributed/closed_storage.h"
 
 namespace lockstep {
@@ -29,11 +30,6 @@ void check_parameter(const NamedParameter& param, const NamedParameter& first,
       at::toString(first.tensor.scalar_type()), first.tensor.device().str());
 }
 
-/// Whether its gradients on several pipeline stages are added, so that their shards must line up.
-bool is_on_several_stages(const ParamDescription& description) {
-  return description.tie || description.gradient_state(MeshAxis::pp) != GradientState::complete;
-}
-
 at::Tensor slot_view(const at::Tensor& flat, const ParamLayout::Slot& slot,
                      const at::Tensor& shaped) {
   return flat.narrow(0, slot.start, slot.end - slot.start).view(shaped.sizes());
@@ -51,11 +47,8 @@ ParamAndGradBuffer::ParamAndGradBuffer(std::vector<NamedParameter> params,
   std::vector<LayoutParam> sizes;
   for (const NamedParameter& param : params_) {
     check_parameter(param, params_.front(), contents);
-    const bool matrix = param.tensor.dim() >= 2 && param.tensor.numel() > 0;
-    sizes.push_back({.numel = param.tensor.numel(),
-                     .shared_embedding = is_on_several_stages(param.description),
-                     .rows = matrix ? param.tensor.numel() / param.tensor.size(-1) : 0,
-                     .columns = matrix ? param.tensor.size(-1) : 0});
+    sizes.push_back(
+        layout_param(param.description, param.tensor.sizes().vec(), param.tensor.numel()));
   }
   layout_ = compute_param_layout(sizes, options);
   all_ = {{0, layout_.numel}};

@@ -70,6 +70,10 @@ class LayoutBuilder {
 
 }  // namespace
 
+const char* to_string(MatrixLayout layout) {
+  return layout == MatrixLayout::whole ? "whole" : "cut";
+}
+
 std::optional<int64_t> effective_bucket_size(const DistributedDataParallelConfig& config,
                                              int64_t numel, int64_t dp_cp) {
   if (config.num_buckets) return std::max<int64_t>(numel / *config.num_buckets, 1);

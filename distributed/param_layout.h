@@ -23,6 +23,15 @@ struct LayoutParam {
   int64_t columns = 0;
 };
 
+/// Where the matrices lie that the optimizer may update as a whole (ParamUpdate::matrix).
+enum class MatrixLayout {
+  cut,    ///< among the other parameters; shards of the distributed optimizer cut them
+  whole,  ///< in buffers of their own, and no shard cuts one: for Muon
+};
+
+/// "cut", "whole"
+const char* to_string(MatrixLayout layout);
+
 struct LayoutOptions {
   /// A bucket closes once it holds at least this many elements. Unset: one bucket.
   std::optional<int64_t> bucket_size = {};

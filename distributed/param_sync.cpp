@@ -6,6 +6,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/closed_storage.h"
+#include "lockstep/parallel_state/axis_groups.h"
 
 namespace lockstep {
 namespace {
@@ -39,15 +40,13 @@ class Busy {
 }  // namespace
 
 ParamSync::ParamSync(const Bucketing& bucketing, const ParallelState& state) {
-  const bool several = state.grids().sizes().optimizer_instances > 1;
-  const auto group_for = [&](bool is_expert) {
-    if (several)
-      return state.group(is_expert ? GroupKind::intra_expert_dp : GroupKind::intra_dp_cp);
-    return state.all_gather_group(is_expert ? GroupKind::expert_dp : GroupKind::dp_cp);
+  const auto group_for = [&](const ParamDescription& description) {
+    const ReductionKinds kinds = reduction_group(description, state.grids(), /*sharded=*/true);
+    return kinds.instances ? state.group(kinds.group) : state.all_gather_group(kinds.group);
   };
   for (auto piece = bucketing.pieces.rbegin(); piece != bucketing.pieces.rend(); ++piece) {
     const ParamAndGradBuffer& buffer = *bucketing.buffers[piece->buffer];
-    add_bucket(buffer, piece->bucket, group_for(buffer.params().front().description.is_expert));
+    add_bucket(buffer, piece->bucket, group_for(buffer.params().front().description));
   }
 }
 

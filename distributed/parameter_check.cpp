@@ -188,7 +188,14 @@ void check_same_parameters(const std::vector<NamedParameter>& parameters, const 
                         : settings_text(settings) + description_text(parameters, cut_over),
             fault, settings.size(), group);
   fault.rethrow();
-  for (const NamedParameter& param : parameters) param.description.validate(param.name);
+  for (const NamedParameter& param : parameters) {
+    param.description.validate(param.name);
+    require<UsageError>(
+        param.description.update != ParamUpdate::matrix || param.tensor.dim() >= 2,
+        "parameter '{}': found an update as a matrix for shape [{}], allowed: two dimensions or "
+        "more",
+        param.name, fmt::join(param.tensor.sizes(), ", "));
+  }
 }
 
 void check_same_text(const std::string& text, const ProcessGroup& group, const char* what) {

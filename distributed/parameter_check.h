@@ -30,7 +30,7 @@ void check_parameter_list(const std::vector<NamedParameter>& parameters, const c
 /// for a rank that has refused its list.
 ///
 /// Last UsageError, on every rank, naming the first parameter whose description contradicts itself
-/// (see ParamDescription::validate).
+/// (see ParamDescription::validate), or its shape: an update as a matrix of a vector.
 void check_same_parameters(const std::vector<NamedParameter>& parameters, const ProcessGroup& group,
                            const std::vector<ConfigValue>& settings = {},
                            const std::function<void()>& own_checks = {},

@@ -7,7 +7,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/finalize_passes.h"
 #include "lockstep/distributed/owned_grads.h"
-#include "lockstep/distributed/partial_axes.h"
+#include "lockstep/parallel_state/axis_groups.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
@@ -68,7 +68,7 @@ std::vector<const ParamAndGradBuffer*> buffers_in_order(const DistributedDataPar
   for (const auto& buffer : model.buffers()) buffers.push_back(buffer.get());
   const auto key = [&](const ParamAndGradBuffer* buffer) {
     const NamedParameter& first = buffer->params().front();
-    return std::tuple(first.description.is_expert, first.tensor.scalar_type(),
+    return std::tuple(replicas(first.description), first.tensor.scalar_type(),
                       buffer->grad_data().scalar_type(), buffer->holds_whole_matrices(),
                       partial_axes(first.description, grids));
   };
@@ -82,7 +82,7 @@ Pieces collect(const FinalizeContext& context) {
   Pieces pieces;
   for (const DistributedDataParallel* model : context.models)
     for (const ParamAndGradBuffer* buffer : buffers_in_order(*model, grids))
-      for (const MeshAxis axis : remaining_axes(buffer->params().front().description.is_expert))
+      for (const MeshAxis axis : model_axes(buffer->params().front().description))
         if (grids.size(group_kind_of(axis)) > 1)
           for (const auto& bucket : buffer->layout().buckets)
             collect(*buffer, bucket, axis, pieces);

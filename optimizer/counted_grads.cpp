@@ -1,5 +1,6 @@
 #include "lockstep/optimizer/counted_grads.h"
 
+#include <algorithm>
 #include <set>
 
 #include <ATen/ATen.h>
@@ -8,45 +9,24 @@
 #include "lockstep/distributed/owned_grads.h"
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/kernels/sum_of_squares.h"
+#include "lockstep/parallel_state/axis_groups.h"
 
 namespace lockstep {
 namespace {
 
-/// Whether this rank is the first of its group; false if it is in none.
-bool is_first(const ParallelState& state, GroupKind kind) {
-  const RankList ranks = state.grids().group_of(kind, state.rank());
-  return !ranks.empty() && ranks.front() == state.rank();
-}
-
 /// Decides which parameters count, going through the models of a rank in order.
 class Counter {
  public:
-  explicit Counter(const ParallelState& state)
-      : state_(state),
-        first_tp_(is_first(state, GroupKind::tp)),
-        first_etp_(is_first(state, GroupKind::expert_tp)),
-        first_ep_(is_first(state, GroupKind::ep)),
-        first_pp_(is_first(state, GroupKind::pp)) {}
+  explicit Counter(const ParallelState& state) : state_(state) {}
 
   bool counts(const ParamDescription& description) {
-    using enum MeshAxis;
-    const auto along = [&](MeshAxis axis, bool first) {
-      return first || std::holds_alternative<Shard>(description.placement(axis));
-    };
-    const bool in_its_grid = description.is_expert ? along(etp, first_etp_) && along(ep, first_ep_)
-                                                   : along(tp, first_tp_);
-    if (description.tie) {
-      const auto& [name, stages] = *description.tie;
-      const bool first_copy = seen_.emplace(stages, name).second;
-      return first_copy && in_its_grid && is_first(state_, tie_group_kind(stages));
-    }
-    const bool on_all_stages = description.gradient_state(pp) != GradientState::complete;
-    return in_its_grid && (!on_all_stages || first_pp_);
+    const auto& tie = description.tie;
+    const bool first_copy = !tie || seen_.emplace(tie->stages, tie->name).second;
+    return first_copy && is_first_holder(description, state_.grids(), state_.rank());
   }
 
  private:
   const ParallelState& state_;
-  bool first_tp_, first_etp_, first_ep_, first_pp_;
   std::set<std::pair<TiedStages, std::string>> seen_;
 };
 
@@ -88,22 +68,24 @@ void check_gradients(const std::vector<DistributedDataParallel*>& models, const 
   for (const DistributedDataParallel* model : models) model->require_final_gradients(caller);
 }
 
-/// 2 where what ranks have of experts is put together over other ranks than the rest.
-size_t num_classes(const DistributedDataParallel& model) {
+/// The groups over which ranks put the classes of gradients together.
+std::vector<GroupKind> groups_of_classes(const DistributedDataParallel& model) {
   const ParallelState& state = model.parallel_state();
-  const auto ranks = [&](GroupKind kind) { return state.grids().group_of(kind, state.rank()); };
-  return model.is_sharded() || ranks(GroupKind::tp_pp) == ranks(GroupKind::tp_ep_pp) ? 1 : 2;
+  return norm_groups(state.grids(), state.rank(), model.is_sharded());
 }
 
 /// Gives `visit` each buffer and the list that it belongs to.
 template <class List, class Visit>
 void visit_buffers(const std::vector<DistributedDataParallel*>& models, std::vector<List>& classes,
                    Visit visit) {
-  classes.resize(num_classes(*models.front()));
+  const std::vector<GroupKind> groups = groups_of_classes(*models.front());
+  classes.resize(groups.size());
   for (const DistributedDataParallel* model : models)
-    for (const auto& buffer : model->buffers())
-      visit(*buffer,
-            buffer->params().front().description.is_expert ? classes.back() : classes.front());
+    for (const auto& buffer : model->buffers()) {
+      const GroupKind own = model_ranks(buffer->params().front().description);
+      const auto found = std::find(groups.begin(), groups.end(), own);
+      visit(*buffer, classes[found == groups.end() ? 0 : found - groups.begin()]);
+    }
 }
 
 void add(std::vector<at::Tensor>& list, std::vector<at::Tensor> pieces) {
@@ -152,11 +134,13 @@ at::Tensor combine_over_model(const std::vector<DistributedDataParallel*>& model
     if (state.grids().size(kind) > 1) all_reduce(state.group(kind), value, op, label).wait();
     return value;
   };
-  if (models.front()->is_sharded()) return reduced(GroupKind::intra_optimizer, of_class[0]);
-  at::Tensor dense = reduced(GroupKind::tp_pp, of_class[0]);  // first, on all ranks
-  if (of_class.size() == 1) return dense;
-  const at::Tensor expert = reduced(GroupKind::tp_ep_pp, of_class[1]);
-  return op == ReduceOp::max ? at::maximum(dense, expert) : dense + expert;
+  const std::vector<GroupKind> groups = groups_of_classes(*models.front());
+  at::Tensor total = reduced(groups[0], of_class[0]);  // first, on all ranks
+  for (size_t i = 1; i < groups.size(); ++i) {
+    const at::Tensor more = reduced(groups[i], of_class[i]);
+    total = op == ReduceOp::max ? at::maximum(total, more) : total + more;
+  }
+  return total;
 }
 
 at::Tensor sum_of_squares(const at::Tensor& flat) {

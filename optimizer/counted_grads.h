@@ -23,7 +23,7 @@ enum class Gaps {
 /// model is counted once. With the distributed optimizer a rank holds its shard. Of ranks that hold
 /// the same the first one counts: tp for dense parameters that are replicated there, etp and ep for
 /// experts, the first stage (and there the first model chunk) for tied parameters and for those
-/// whose gradient is reduced over pp.
+/// that every stage holds.
 class CountedRanges {
  public:
   /// UsageError naming `caller`: no model, models with and without the distributed optimizer

@@ -110,8 +110,9 @@ void Optimizer::make_states(const std::vector<ParamOverride>& overrides) {
   const bool whole = grids.size(GroupKind::pp) == 1 && grids.size(GroupKind::ep) == 1;
   require<ConfigError>(
       config_.optimizer != OptimizerKind::muon || !whole || has_whole_matrices(models_),
-      "optimizer.optimizer: found muon, but no parameter is one of the whole_matrices of its "
-      "DistributedDataParallel; allowed: adam, sgd, or muon with some");
+      "optimizer.optimizer: found muon, but no parameter is a matrix that lies whole "
+      "(ParamUpdate::matrix in its description, MatrixLayout::whole of its "
+      "DistributedDataParallel); allowed: adam, sgd, or muon with some");
   std::vector<NamedParameter> params;
   for (const DistributedDataParallel* model : models_)
     for (const auto& buffer : model->buffers())

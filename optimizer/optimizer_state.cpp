@@ -10,6 +10,7 @@
 #include "lockstep/kernels/adamw.h"
 #include "lockstep/kernels/sgd.h"
 #include "lockstep/optimizer/orthogonalize.h"
+#include "lockstep/parallel_state/axis_groups.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
@@ -161,9 +162,9 @@ void OptimizerState::step_muon(const OptimizerConfig& config, const std::vector<
 
 at::Tensor OptimizerState::orthogonal_update(const NamedParameter& param, const at::Tensor& update,
                                              const OptimizerConfig& config) const {
-  const bool expert = param.description.is_expert;
-  const Placement placement = param.description.placement(expert ? MeshAxis::etp : MeshAxis::tp);
-  const ProcessGroup group = parallel_state_.group(expert ? GroupKind::expert_tp : GroupKind::tp);
+  const MeshAxis axis = tensor_axis(param.description);
+  const Placement placement = param.description.placement(axis);
+  const ProcessGroup group = parallel_state_.group(group_kind_of(axis));
   const auto* const shard = std::get_if<Shard>(&placement);
   const auto scaled = [&](const at::Tensor& whole) {
     return orthogonalize(whole, config.muon_num_ns_steps) *

@@ -2,10 +2,8 @@
 
 namespace lockstep {
 
-bool muon_updates(const OptimizerConfig& config, std::string_view name, int64_t dimensions,
-                  bool is_expert) {
-  return config.optimizer == OptimizerKind::muon && dimensions >= 2 && !is_expert &&
-         name.starts_with("decoder.");
+MatrixLayout matrix_layout(const OptimizerConfig& config) {
+  return config.optimizer == OptimizerKind::muon ? MatrixLayout::whole : MatrixLayout::cut;
 }
 
 UpdateRule rule_of(OptimizerKind kind, bool whole_matrices) {

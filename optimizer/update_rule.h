@@ -1,20 +1,18 @@
 #pragma once
 
 #include <cstdint>
-#include <string_view>
 
 #include "lockstep/core/config.h"
+#include "lockstep/distributed/param_layout.h"
 
 /// Which update a buffer's parameters take, and what it keeps. Plain arithmetic.
 namespace lockstep {
 
 enum class UpdateRule { adam, sgd, muon };
 
-/// Whether Muon updates a parameter of GPTModel: with optimizer.optimizer = muon the matrices of
-/// the transformer's layers ("decoder." in front of the name, two dimensions or more, of which the
-/// last one is the columns), but not experts.
-bool muon_updates(const OptimizerConfig& config, std::string_view name, int64_t dimensions,
-                  bool is_expert);
+/// How DistributedDataParallel must lay out the matrices (ParamUpdate::matrix): whole for
+/// optimizer.optimizer = muon, which updates them, cut for the others.
+MatrixLayout matrix_layout(const OptimizerConfig& config);
 
 /// The rule of a buffer. `whole_matrices`: it holds the matrices that Muon updates.
 UpdateRule rule_of(OptimizerKind kind, bool whole_matrices);

@@ -1,11 +1,13 @@
 #include "lockstep/training/memory_plan.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <ostream>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
+#include "lockstep/distributed/buffer_kind.h"
 #include "lockstep/distributed/param_layout.h"
 #include "lockstep/optimizer/update_rule.h"
 #include "lockstep/parallel_state/host_chunks.h"
@@ -23,12 +25,6 @@ int64_t times(int64_t count, int64_t bytes) { return checked_mul(count, bytes, "
 
 void add(int64_t& total, int64_t bytes) { total = checked_add(total, bytes, "bytes"); }
 
-/// What decides in which buffer a parameter lies.
-struct BufferKey {
-  bool muon = false;
-  bool experts = false;
-};
-
 /// What all stages have in common.
 class Planner {
  public:
@@ -38,65 +34,49 @@ class Planner {
         grids_(config_grids(parallel_, world_size)),
         num_microbatches_(batch_sizes(config.train, grids_.data_parallel_size()).num_microbatches),
         element_(element_bytes(config.train.precision)),
-        grad_element_(config.ddp.grad_reduce_in_fp32 ? std::max<int64_t>(element_, 4) : element_) {}
+        grad_element_(grad_element_bytes(element_, config.ddp.grad_reduce_in_fp32)) {}
 
   StageMemory stage(int64_t index) const {
     StageMemory memory;
     memory.stage = index;
     const std::vector<ModelChunk> chunks = chunks_of_stage(config_, index);
-    for (size_t c = 0; c < chunks.size(); ++c) add_buffers(memory, chunks[c], index > 0 || c > 0);
+    for (size_t c = 0; c < chunks.size(); ++c)
+      add_buffers(memory, chunks[c], has_buckets(index, static_cast<int64_t>(c)));
     add_activations(memory, chunks);
     add_transfers(memory);
     return memory;
   }
 
  private:
-  void add_buffers(StageMemory& memory, const ModelChunk& chunk, bool disable_bucketing) const {
-    for (const BufferKey key : {BufferKey{}, {.muon = true}, {.experts = true}}) {
-      std::vector<LayoutParam> params;
-      for (const ShapedParameter& param : chunk_parameters(config_, chunk)) {
-        const auto dimensions = static_cast<int64_t>(param.shape.size());
-        if (param.is_expert != key.experts ||
-            muon_updates(config_.optimizer, param.name, dimensions, param.is_expert) != key.muon)
-          continue;
-        const bool matrix = dimensions >= 2;
-        params.push_back({.numel = param.numel(),
-                          .shared_embedding = param.shared_embedding,
-                          .rows = matrix ? param.numel() / param.shape.back() : 0,
-                          .columns = matrix ? param.shape.back() : 0});
-      }
-      if (!params.empty()) add_buffer(memory, params, key, disable_bucketing);
+  void add_buffers(StageMemory& memory, const ModelChunk& chunk, bool bucketed) const {
+    std::map<BufferKind, std::vector<ShapedParameter>> buffers;
+    for (ShapedParameter& param : chunk_parameters(config_, chunk)) {
+      const MatrixLayout matrices = matrix_layout(config_.optimizer);
+      buffers[buffer_kind(param.description, grids_, matrices)].push_back(std::move(param));
     }
+    for (const auto& [kind, params] : buffers) add_buffer(memory, kind, params, bucketed);
   }
 
-  /// Ranks among which the buckets of a buffer are reduced.
-  int64_t shards(const BufferKey& key) const {
-    if (config_.ddp.use_distributed_optimizer)
-      return grids_.size(key.experts ? GroupKind::intra_expert_dp : GroupKind::intra_dp_cp);
-    return grids_.size(key.experts ? GroupKind::expert_dp : GroupKind::dp_cp);
-  }
-
-  void add_buffer(StageMemory& memory, const std::vector<LayoutParam>& params, const BufferKey& key,
-                  bool disable_bucketing) const {
+  void add_buffer(StageMemory& memory, const BufferKind& kind,
+                  const std::vector<ShapedParameter>& params, bool bucketed) const {
     int64_t numel = 0;
-    for (const LayoutParam& param : params) add(numel, param.numel);
-    LayoutOptions options = {
-        .distributed_optimizer = config_.ddp.use_distributed_optimizer,
-        .data_parallel_size = shards(key),
-        .pad_for_high_bus_bandwidth = config_.ddp.pad_buckets_for_high_nccl_busbw,
-        .whole_parameters = key.muon};
-    if (!disable_bucketing)
-      options.bucket_size =
-          effective_bucket_size(config_.ddp, numel, grids_.size(GroupKind::dp_cp));
-    const ParamLayout layout = compute_param_layout(params, options);
-    const int64_t owned = options.distributed_optimizer ? layout.numel / shards(key) : layout.numel;
-    const UpdateRule rule = rule_of(config_.optimizer.optimizer, key.muon);
+    std::vector<LayoutParam> sizes;
+    for (const ShapedParameter& param : params) {
+      sizes.push_back(layout_param(param.description, param.shape, param.numel()));
+      add(numel, param.numel());
+    }
+    const LayoutOptions options =
+        layout_options(config_.ddp, grids_, kind, params.front().description, numel, bucketed);
+    const ParamLayout layout = compute_param_layout(sizes, options);
+    const int64_t shards = options.data_parallel_size;
+    const int64_t owned = options.distributed_optimizer ? layout.numel / shards : layout.numel;
+    const UpdateRule rule = rule_of(config_.optimizer.optimizer, kind.whole_matrices);
     add(memory.parameters, numel);
     add(memory.parameter_bytes, times(layout.numel, element_));
     add(memory.gradient_bytes, times(layout.numel, grad_element_));
     add(memory.optimizer_bytes,
         times(owned, state_bytes_of_element(config_.optimizer, rule, element_)));
-    add(memory.communication_bytes, reduction_bytes(layout, shards(key)));
+    add(memory.communication_bytes, reduction_bytes(layout, shards));
   }
 
   int64_t reduction_bytes(const ParamLayout& layout, int64_t shards) const {

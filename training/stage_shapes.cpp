@@ -20,7 +20,9 @@ class ShapeList {
         expert_tensor_ranks_(config.parallel.expert_tensor_parallel_size.value_or(ranks_)) {}
 
   void table(const std::string& name, int64_t rows, bool shared) {
-    list_.push_back({name + ".weight", {rows, model_.hidden_size}, shared});
+    ParamDescription description;
+    if (shared) description.tie = Tie{"word_embeddings"};
+    list_.push_back({name + ".weight", {rows, model_.hidden_size}, description});
   }
 
   void norm(const std::string& name) {
@@ -32,8 +34,12 @@ class ShapeList {
   void linear(const std::string& name, std::vector<int64_t> rows, int64_t columns, bool bias) {
     std::vector<int64_t> shape = rows;
     shape.push_back(columns);
-    list_.push_back({name + ".weight", std::move(shape)});
-    if (bias) list_.push_back({name + ".bias", std::move(rows)});
+    const auto add = [&](const char* of, std::vector<int64_t> size) {
+      const auto update = size.size() >= 2 ? ParamUpdate::matrix : ParamUpdate::elementwise;
+      list_.push_back({name + of, std::move(size), {.update = update}});
+    };
+    add(".weight", std::move(shape));
+    if (bias) add(".bias", std::move(rows));
   }
 
   void experts(const std::string& name) {
@@ -46,7 +52,7 @@ class ShapeList {
     linear(name + ".experts.linear_fc1", gated ? gate_and_inner : plain, hidden,
            model_.add_bias_linear);
     linear(name + ".experts.linear_fc2", {experts, hidden}, inner, model_.add_bias_linear);
-    for (size_t i = first; i < list_.size(); ++i) list_[i].is_expert = true;
+    for (size_t i = first; i < list_.size(); ++i) list_[i].description = {.is_expert = true};
     if (model_.moe_shared_expert_intermediate_size)
       feed_forward(name + ".shared_experts", *model_.moe_shared_expert_intermediate_size / ranks_);
   }
@@ -162,7 +168,7 @@ int64_t num_parameters(const Config& config) {
 int64_t num_active_parameters(const Config& config) {
   int64_t idle = 0;
   for (const ShapedParameter& param : whole_model(config))
-    if (param.is_expert)
+    if (param.description.is_expert)
       idle += param.numel() / *config.model.num_experts *
               (*config.model.num_experts - config.model.moe_router_topk);
   return num_parameters(config) - idle;

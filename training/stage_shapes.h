@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "lockstep/core/config.h"
+#include "lockstep/core/placement.h"
 
 /// What one rank of a pipeline stage holds of a GPTModel, from the configuration alone. Over the
 /// ranks of tp, matrices are cut as in Megatron Core: linear_qkv, linear_fc1 and the embedding and
@@ -29,10 +30,10 @@ struct ModelChunk {
 };
 
 struct ShapedParameter {
-  std::string name;               ///< as in GPTModel; layers count from the chunk's first
-  std::vector<int64_t> shape;     ///< on this rank
-  bool shared_embedding = false;  ///< tied, with its copy on another stage
-  bool is_expert = false;         ///< of all experts of this rank
+  std::string name;            ///< as in GPTModel; layers count from the chunk's first
+  std::vector<int64_t> shape;  ///< on this rank
+  /// What decides in which buffer it lies and how; no placements, no states of gradients.
+  ParamDescription description = {};
 
   /// UsageError if it does not fit into 64 bits.
   int64_t numel() const;

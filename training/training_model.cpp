@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/distributed/buffer_kind.h"
 #include "lockstep/distributed/finalize_model_grads.h"
 #include "lockstep/models/layers/cross_entropy.h"
 #include "lockstep/models/layers/moe/router.h"
@@ -36,11 +37,9 @@ TrainingModel::TrainingModel(const Config& config, const ParallelState& parallel
   for (size_t c = 0; c < chunks_.size(); ++c)
     if (!chunks_[c]->parameters().empty())
       wrappers_.push_back(std::make_unique<DistributedDataParallel>(
-          *chunks_[c], parallel_state, config.ddp, /*disable_bucketing=*/c > 0,
-          [&](const NamedParameter& param) {
-            return muon_updates(config.optimizer, param.name, param.tensor.dim(),
-                                param.description.is_expert);
-          }));
+          *chunks_[c], parallel_state, config.ddp,
+          /*disable_bucketing=*/!has_buckets(rank, static_cast<int64_t>(c)),
+          matrix_layout(config.optimizer)));
 }
 
 std::vector<DistributedDataParallel*> TrainingModel::wrappers() const {

@@ -34,7 +34,8 @@ ParallelLinearOptions linear_options(const LayerContext& context, LinearInput in
 }
 
 ParamDescription cut_along(size_t dim) {
-  return {.placements = {{MeshAxis::tp, Shard{static_cast<int64_t>(dim)}}}};
+  return {.placements = {{MeshAxis::tp, Shard{static_cast<int64_t>(dim)}}},
+          .update = ParamUpdate::matrix};
 }
 
 }  // namespace
@@ -55,6 +56,7 @@ ColumnParallelLinear::ColumnParallelLinear(const LayerContext& context, int64_t 
   description.apply_weight_decay = false;
   std::vector<int64_t> shape = weight_.sizes().vec();
   shape.pop_back();
+  if (shape.size() < 2) description.update = ParamUpdate::elementwise;
   bias_ = register_described_parameter("bias", at::zeros(shape, context.options), description);
 }
 

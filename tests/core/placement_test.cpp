@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+
 #include "lockstep/core/error.h"
 
 namespace lockstep {
@@ -50,16 +52,58 @@ TEST(ParamDescription, WhatIsDeclaredOverridesTheDefault) {
             "output layer, no weight decay");
 }
 
+TEST(ParamDescription, ItsAxesAreThoseOfOneGrid) {
+  using enum MeshAxis;
+  const ParamDescription dense, expert{.is_expert = true};
+  EXPECT_EQ(dense.axes(), (std::array{tp, cp, dp, pp}));
+  EXPECT_EQ(expert.axes(), (std::array{etp, ep, edp, pp}));
+  for (const MeshAxis axis : {tp, cp, dp, pp, etp, ep, edp}) {
+    EXPECT_EQ(dense.lives_on(axis), axis == tp || axis == cp || axis == dp || axis == pp);
+    EXPECT_EQ(expert.lives_on(axis), axis == etp || axis == ep || axis == edp || axis == pp);
+    EXPECT_EQ(splits_batch(axis), axis == cp || axis == dp || axis == edp);
+  }
+}
+
+TEST(ParamDescription, OneStageHoldsItUnlessItSaysOtherwise) {
+  const ParamDescription own;
+  EXPECT_FALSE(own.is_on_all_stages());
+  EXPECT_FALSE(own.is_on_several_stages());
+  const ParamDescription everywhere{.stages = StageCopies::all};
+  EXPECT_TRUE(everywhere.is_on_all_stages());
+  EXPECT_TRUE(everywhere.is_on_several_stages());
+  EXPECT_EQ(everywhere.to_string(),
+            "dense, partial-sum over cp, partial-sum over dp, on all stages");
+  for (const GradientState state : {GradientState::partial_sum, GradientState::partial_mean}) {
+    ParamDescription terms{.gradient_states = {{MeshAxis::pp, state}}};
+    EXPECT_TRUE(terms.is_on_all_stages());
+    EXPECT_TRUE(terms.is_on_several_stages());
+    const std::string text = terms.to_string();
+    terms.stages = StageCopies::all;  // says the same again
+    EXPECT_EQ(terms.to_string(), text);
+    EXPECT_NO_THROW(terms.validate("w"));
+  }
+  const ParamDescription whole{.gradient_states = {{MeshAxis::pp, GradientState::complete}}};
+  EXPECT_FALSE(whole.is_on_all_stages());
+}
+
+TEST(ParamDescription, TheUpdateIsPartOfIt) {
+  const ParamDescription matrix{.update = ParamUpdate::matrix};
+  EXPECT_EQ(ParamDescription().update, ParamUpdate::elementwise);
+  EXPECT_EQ(matrix.to_string(),
+            "dense, partial-sum over cp, partial-sum over dp, updated as a matrix");
+}
+
 TEST(ParamDescription, ATieIsPartOfIt) {
   ParamDescription embedding;
-  EXPECT_FALSE(embedding.shared_embedding());
+  EXPECT_FALSE(embedding.is_on_several_stages());
   embedding.tie = Tie{"word_embeddings"};
-  EXPECT_TRUE(embedding.shared_embedding());
+  EXPECT_TRUE(embedding.is_on_several_stages());
+  EXPECT_FALSE(embedding.is_on_all_stages());
   EXPECT_EQ(embedding.to_string(),
             "dense, partial-sum over cp, partial-sum over dp, tied 'word_embeddings' on the first "
             "and the last stage");
   embedding.tie = Tie{"position_embeddings", TiedStages::first};
-  EXPECT_FALSE(embedding.shared_embedding());
+  EXPECT_TRUE(embedding.is_on_several_stages());
 }
 
 TEST(ParamDescription, ContradictionsAreRefusedByName) {
@@ -74,7 +118,15 @@ TEST(ParamDescription, ContradictionsAreRefusedByName) {
   using enum MeshAxis;
   constexpr auto kSum = GradientState::partial_sum;
   EXPECT_EQ(refusal({}), "");
-  EXPECT_EQ(refusal({.placements = {{dp, Shard{0}}}, .gradient_states = {{dp, kSum}}}), "");
+  for (const MeshAxis axis : {cp, dp, edp, pp}) {
+    EXPECT_EQ(refusal({.placements = {{axis, Shard{1}}}, .is_expert = axis == edp}),
+              std::string("parameter 'w': found Shard(1) over ") + to_string(axis) +
+                  ", allowed: Replicate; only tp, etp and ep cut parameters");
+    EXPECT_EQ(refusal({.placements = {{axis, Replicate{}}}, .is_expert = axis == edp}), "");
+  }
+  EXPECT_EQ(refusal({.placements = {{tp, Shard{0}}}}), "");
+  for (const MeshAxis axis : {etp, ep})
+    EXPECT_EQ(refusal({.placements = {{axis, Shard{0}}}, .is_expert = true}), "");
   EXPECT_EQ(refusal({.gradient_states = {{tp, kSum}}, .tie = Tie{"e"}}), "");
   EXPECT_EQ(refusal({.gradient_states = {{ep, kSum}}}),
             "parameter 'w': found a description over ep, allowed: tp, cp, dp, pp (no expert)");
@@ -89,6 +141,8 @@ TEST(ParamDescription, ContradictionsAreRefusedByName) {
   EXPECT_EQ(refusal({.gradient_states = {{pp, kSum}}, .tie = Tie{"e"}}),
             "parameter 'w': found a tie, 'e', and a gradient that is partial-sum over pp, allowed: "
             "one of the two");
+  EXPECT_EQ(refusal({.stages = StageCopies::all, .tie = Tie{"e"}}),
+            "parameter 'w': found a tie, 'e', and copies on all stages, allowed: one of the two");
 }
 
 }  // namespace

@@ -164,6 +164,7 @@ TEST(DistributedDataParallel, DifferentParametersFailEveryRankWithTheFirstDiffer
 
 TEST(DistributedDataParallel, DifferentSettingsFailEveryRankByName) {
   using Change = std::function<void(DistributedDataParallelConfig&, bool& disable_bucketing)>;
+  MatrixLayout other = MatrixLayout::cut;  // of rank 1
   const std::pair<std::string, Change> changes[] = {
       {"ddp.bucket_size is unset on rank 0 and 2 on rank 1",
        [](auto& config, bool&) { config.bucket_size = 2; }},
@@ -171,6 +172,8 @@ TEST(DistributedDataParallel, DifferentSettingsFailEveryRankByName) {
        [](auto& config, bool&) { config.use_distributed_optimizer = true; }},
       {"disable_bucketing is false on rank 0 and true on rank 1",
        [](auto&, bool& disable) { disable = true; }},
+      {"matrices is cut on rank 0 and whole on rank 1",
+       [&](auto&, bool&) { other = MatrixLayout::whole; }},
   };
   for (const auto& [expected, change] : changes) {
     const auto errors = errors_of_ranks(2, [&](const ParallelState& state) {
@@ -178,7 +181,8 @@ TEST(DistributedDataParallel, DifferentSettingsFailEveryRankByName) {
       bool disable_bucketing = false;
       if (state.rank() == 1) change(config, disable_bucketing);
       SmallNet net;
-      DistributedDataParallel ddp(net, state, config, disable_bucketing);
+      DistributedDataParallel ddp(net, state, config, disable_bucketing,
+                                  state.rank() == 1 ? other : MatrixLayout::cut);
     });
     for (const std::string& error : errors)
       EXPECT_EQ(error, "the ranks of group dp-cp [0, 1] have different settings: " + expected);

@@ -249,9 +249,11 @@ TEST(GradientStates, OtherThanSumsOverDataParallelRanksAreRefusedByName) {
 
 TEST(WholeMatrices, LieInABufferOfTheirOwnAndUncut) {
   run_ranks(3, [](const ParallelState& state) {
-    SmallNet net(5);
-    DistributedDataParallel ddp(net, state, sharded(), /*disable_bucketing=*/false,
-                                [](const NamedParameter& p) { return p.name != "weight0"; });
+    const SmallNet net(5);
+    const auto params = testing::with_matrices(
+        net, [](const NamedParameter& p) { return p.name != "weight0" && p.tensor.dim() == 2; });
+    DistributedDataParallel ddp(params, state, sharded(), /*disable_bucketing=*/false,
+                                MatrixLayout::whole);
     ASSERT_EQ(ddp.buffers().size(), 2u);
     for (const auto& buffer : ddp.buffers()) {
       const bool whole = buffer->holds_whole_matrices();

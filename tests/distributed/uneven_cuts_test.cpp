@@ -357,19 +357,18 @@ TEST(UnevenCuts, PartialParametersThatDifferAlongTheirAxisAreRefusedByName) {
 }
 
 TEST(UnevenCuts, MatricesOfMuonAreRefusedByName) {
-  const auto errors =
-      errors_of_ranks(2,
-                      [](const ParallelState& state) {
-                        const std::vector<WholeParam> model = {
-                            {"even", {4, 3}, {.placements = {{tp, Shard{0}}}}},
-                            {"uneven", {5, 3}, {.placements = {{tp, Shard{0}}}}}};
-                        DistributedDataParallelConfig config;
-                        config.use_distributed_optimizer = true;
-                        DistributedDataParallel ddp(pieces_of_rank(model, state), state, config,
-                                                    /*disable_bucketing=*/false,
-                                                    [](const NamedParameter&) { return true; });
-                      },
-                      {.sizes = {.tensor = 2}});
+  const auto errors = errors_of_ranks(
+      2,
+      [](const ParallelState& state) {
+        const std::vector<WholeParam> model = {
+            {"even", {4, 3}, {.placements = {{tp, Shard{0}}}, .update = ParamUpdate::matrix}},
+            {"uneven", {5, 3}, {.placements = {{tp, Shard{0}}}, .update = ParamUpdate::matrix}}};
+        DistributedDataParallelConfig config;
+        config.use_distributed_optimizer = true;
+        DistributedDataParallel ddp(pieces_of_rank(model, state), state, config,
+                                    /*disable_bucketing=*/false, MatrixLayout::whole);
+      },
+      {.sizes = {.tensor = 2}});
   for (const std::string& error : errors)
     EXPECT_TRUE(
         error.starts_with("the ranks of group tp [0, 1] have different parameters: "

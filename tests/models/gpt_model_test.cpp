@@ -5,6 +5,7 @@
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include <ATen/ATen.h>
 
@@ -152,6 +153,44 @@ TEST(GPTModel, LossIsThatOfTheLogitsAndLooksOnlyBack) {
 TEST(GPTModel, OnlyMatricesDecay) {
   for (const NamedParameter& param : collect_parameters(GPTModel(gpt2_config())))
     EXPECT_EQ(param.description.apply_weight_decay, param.tensor.dim() >= 2) << param.name;
+}
+
+/// Names of the parameters that Muon updates.
+std::set<std::string> matrices_of(const GPTModel& model) {
+  std::set<std::string> names;
+  for (const NamedParameter& param : collect_parameters(model))
+    if (param.description.update == ParamUpdate::matrix) names.insert(param.name);
+  return names;
+}
+
+TEST(GPTModel, MatricesOfTheLayersAreMarkedAndNothingElse) {
+  EXPECT_EQ(
+      matrices_of(GPTModel(gpt2_config(), {})),
+      (std::set<std::string>{
+          "decoder.layers.0.self_attention.linear_qkv.weight",
+          "decoder.layers.0.self_attention.linear_proj.weight",
+          "decoder.layers.0.mlp.linear_fc1.weight", "decoder.layers.0.mlp.linear_fc2.weight",
+          "decoder.layers.1.self_attention.linear_qkv.weight",
+          "decoder.layers.1.self_attention.linear_proj.weight",
+          "decoder.layers.1.mlp.linear_fc1.weight", "decoder.layers.1.mlp.linear_fc2.weight"}));
+  TransformerConfig experts = small_config();
+  experts.position_embedding_type = PositionEmbeddingType::learned_absolute;
+  experts.add_bias_linear = true;
+  experts.num_experts = 4;
+  experts.moe_layer_freq = 2;
+  experts.moe_shared_expert_intermediate_size = 12;
+  EXPECT_EQ(matrices_of(GPTModel(experts, {})),
+            (std::set<std::string>{"decoder.layers.0.self_attention.linear_qkv.weight",
+                                   "decoder.layers.0.self_attention.linear_proj.weight",
+                                   "decoder.layers.0.mlp.router.weight",
+                                   "decoder.layers.0.mlp.shared_experts.linear_fc1.weight",
+                                   "decoder.layers.0.mlp.shared_experts.linear_fc1.bias",
+                                   "decoder.layers.0.mlp.shared_experts.linear_fc2.weight",
+                                   "decoder.layers.1.self_attention.linear_qkv.weight",
+                                   "decoder.layers.1.self_attention.linear_proj.weight",
+                                   "decoder.layers.1.mlp.linear_fc1.weight",
+                                   "decoder.layers.1.mlp.linear_fc1.bias",  // [2, width]
+                                   "decoder.layers.1.mlp.linear_fc2.weight"}));
 }
 
 TEST(GPTModel, WordEmbeddingsAndOutputLayerAreMarked) {

@@ -61,6 +61,7 @@ std::vector<GlobalParam> global_model() {
        1},
       {"expert scale", grad({7}), {.gradient_states = {{ep, kSum}}, .is_expert = true}, 1},
       {"on all stages", grad({2}), {.gradient_states = {{pp, kSum}}}},
+      {"same on all stages", grad({3, 5}), {.stages = StageCopies::all}},
   };
 }
 
@@ -85,8 +86,10 @@ struct LocalModel {
       if (stages > 1 && param.stage >= 0 && param.stage != stage) continue;
       const bool is_expert = param.description.is_expert;
       at::Tensor grad = param.grad;
+      const bool added_over_stages =
+          param.stage < 0 && param.description.stages == StageCopies::one;
       bool contributes = position(is_expert ? GroupKind::expert_dp : GroupKind::dp_cp) == 0 &&
-                         (param.stage >= 0 || stage == 0);
+                         (!added_over_stages || stage == 0);
       const std::map<MeshAxis, GroupKind> kinds = {
           {tp, GroupKind::tp}, {etp, GroupKind::expert_tp}, {ep, GroupKind::ep}};
       for (const auto& [axis, kind] : kinds) {

@@ -35,7 +35,9 @@ OptimizerConfig config_of(OptimizerKind kind) {
   return config;
 }
 
-bool is_matrix(const NamedParameter& param) { return param.name != "weight0"; }
+bool is_matrix(const NamedParameter& param) {
+  return param.tensor.dim() == 2 && param.name != "weight0";
+}
 
 const Setting kSettings[] = {
     {.ranks = 1, .distributed = false},
@@ -181,7 +183,7 @@ TEST(Muon, AMatrixThatIsCutOverTensorParallelRanksIsUpdatedAsAWhole) {
       const int64_t rank = state.group(GroupKind::tp).rank();
       return whole.chunk(tp, *dim)[static_cast<size_t>(rank)].contiguous();
     };
-    ParamDescription description;
+    ParamDescription description{.update = ParamUpdate::matrix};
     if (dim) description.placements[MeshAxis::tp] = Shard{*dim};
     DescribedParams module;
     module.add("weight", part(value(shape, 1.1)).sizes().vec(), description);
@@ -191,8 +193,8 @@ TEST(Muon, AMatrixThatIsCutOverTensorParallelRanksIsUpdatedAsAWhole) {
     }
     DistributedDataParallelConfig ddp_config;
     ddp_config.use_distributed_optimizer = true;
-    DistributedDataParallel ddp(module, state, ddp_config, false,
-                                [](const NamedParameter&) { return true; });
+    DistributedDataParallel ddp(module, state, ddp_config, /*disable_bucketing=*/false,
+                                MatrixLayout::whole);
     OptimizerConfig config = config_of(OptimizerKind::muon);
     config.clip_grad = 0;
     const auto optimizer = make_optimizer({&ddp}, config);
@@ -222,8 +224,8 @@ TEST(Muon, WithoutMatricesIsRefusedInsteadOfBecomingAdam) {
   SmallNet net;
   DistributedDataParallel ddp(net, ParallelState::single_process());
   EXPECT_TRUE(throws_with<ConfigError>([&] { Optimizer({&ddp}, config_of(OptimizerKind::muon)); },
-                                       "optimizer.optimizer: found muon, but no parameter is one "
-                                       "of the whole_matrices of its DistributedDataParallel"));
+                                       "optimizer.optimizer: found muon, but no parameter is a "
+                                       "matrix that lies whole"));
 }
 
 TEST(OptimizerConfig, NumbersOutOfTheirBoundsAreNamed) {

@@ -97,11 +97,13 @@ inline Weights weights_of(const SmallNet& net) {
 /// What kSteps steps of a SmallNet make of its weights.
 inline Weights train(const ParallelState& state, const Setting& setting,
                      const OptimizerConfig& config, at::ScalarType dtype,
-                     const std::function<bool(const NamedParameter&)>& whole_matrices = {},
+                     const std::function<bool(const NamedParameter&)>& is_matrix = {},
                      const std::vector<ParamOverride>& overrides = {}) {
   SmallNet net(kLayers, dtype);
-  DistributedDataParallel ddp(net, state, setting.ddp(), /*disable_bucketing=*/false,
-                              whole_matrices);
+  const auto params = with_matrices(
+      net, [&](const NamedParameter& param) { return is_matrix && is_matrix(param); });
+  DistributedDataParallel ddp(params, state, setting.ddp(), /*disable_bucketing=*/false,
+                              is_matrix ? MatrixLayout::whole : MatrixLayout::cut);
   const auto optimizer = make_optimizer({&ddp}, config, overrides);
   for (int step = 0; step < kSteps; ++step) {
     ddp.zero_grad_buffer();

@@ -50,4 +50,14 @@ class SmallNet : public torch::nn::Module {
   std::vector<at::Tensor> params_;
 };
 
+/// The parameters of a module without descriptions. Those that `is_matrix` chooses are described as
+/// matrices.
+template <class Predicate>
+std::vector<NamedParameter> with_matrices(const torch::nn::Module& module, Predicate is_matrix) {
+  std::vector<NamedParameter> params = collect_parameters(module);
+  for (NamedParameter& param : params)
+    if (is_matrix(param)) param.description.update = ParamUpdate::matrix;
+  return params;
+}
+
 }  // namespace lockstep::testing

@@ -1,5 +1,4 @@
-// The plan against what a run allocates: a GPTModel with its DistributedDataParallel and optimizer,
-// and the memory that the CPU allocator hands out during forward and backward.
+// The plan against the memory that the CPU allocator hands out during forward and backward.
 
 #include "lockstep/training/memory_plan.h"
 
@@ -7,184 +6,19 @@
 
 #include <ATen/ATen.h>
 
-#include "lockstep/core/check.h"
-#include "lockstep/core/config_io.h"
-#include "lockstep/models/gpt/gpt_model.h"
-#include "lockstep/optimizer/distributed_optimizer.h"
-#include "lockstep/optimizer/update_rule.h"
 #include "lockstep/tests/support/memory_counter.h"
 #include "lockstep/tests/support/rank_threads.h"
+#include "lockstep/tests/training/planned_models.h"
 #include "lockstep/training/activation_plan.h"
-#include "lockstep/training/run_setup.h"
 
 namespace lockstep {
 namespace {
 
-constexpr const char* kSmall = R"(
-  model { num_layers: 3 hidden_size: 48 num_attention_heads: 4 ffn_hidden_size: 80 seq_length: 40
-          vocab_size: 300 }
-  train { micro_batch_size: 3 }
-)";
-
-Config small(const std::vector<std::string>& overrides) {
-  return parse_config(kSmall, "small", overrides);
-}
-
-std::shared_ptr<GPTModel> model_of(const Config& config) {
-  return std::make_shared<GPTModel>(
-      config.model, GPTModelOptions{.dtype = parameter_dtype(config.train.precision)});
-}
-
-const std::vector<std::vector<std::string>> kModels = {
-    {},
-    {"train.precision=fp64"},
-    {"train.precision=bf16"},
-    {"model.num_query_groups=2"},
-    {"model.num_query_groups=1"},
-    {"model.num_query_groups=2", "train.precision=bf16", "model.add_bias_linear=true"},
-    {"model.num_query_groups=1", "model.position_embedding_type=none", "model.activation=gelu"},
-    {"model.num_query_groups=2", "model.position_embedding_type=learned_absolute",
-     "model.normalization=LayerNorm"},
-    {"model.normalization=LayerNorm", "train.precision=bf16", "model.add_qkv_bias=true",
-     "model.activation=gelu"},
-    {"model.normalization=LayerNorm", "train.precision=fp64", "model.rotary_percent=0.5"},
-    {"model.untie_embeddings_and_output_weights=true", "model.kv_channels=20"},
-    {"train.micro_batch_size=1", "model.num_layers=1"},
-    {"model.recompute_granularity=selective"},
-    {"model.recompute_granularity=selective", "model.num_query_groups=2", "train.precision=bf16"},
-    {"model.recompute_granularity=selective", "model.num_query_groups=2",
-     "model.position_embedding_type=none"},
-    {"model.recompute_granularity=full"},
-    {"model.recompute_granularity=full", "model.recompute_num_layers=2", "train.precision=bf16"},
-    {"model.hidden_size=64", "model.ffn_hidden_size=256", "model.vocab_size=700",
-     "model.num_layers=5"},
-    {"model.make_vocab_size_divisible_by=128"},
-    {"model.hidden_dropout=0.1"},
-    {"model.hidden_dropout=0.1", "model.attention_dropout=0.1", "model.seq_length=200"},
-    {"model.attention_dropout=0.1", "model.num_query_groups=1", "train.precision=bf16"},
-    {"model.attention_dropout=0.1", "model.num_query_groups=1", "train.micro_batch_size=1"},
-    {"model.attention_dropout=0.1", "model.num_query_groups=2",
-     "model.recompute_granularity=selective"},
-    {"model.attention_dropout=0.1", "model.num_query_groups=1",
-     "model.position_embedding_type=none", "model.recompute_granularity=selective"},
-};
-
-std::vector<std::string> with(std::vector<std::string> list, const std::vector<std::string>& more) {
-  list.insert(list.end(), more.begin(), more.end());
-  return list;
-}
-
-/// kModels and some with experts.
-std::vector<std::vector<std::string>> all_models() {
-  std::vector<std::vector<std::string>> models = kModels;
-  for (const auto& overrides : std::vector<std::vector<std::string>>{
-           {},
-           {"train.precision=bf16", "model.moe_ffn_hidden_size=24", "model.moe_router_topk=3"},
-           {"model.activation=gelu", "model.moe_layer_freq=2", "train.precision=fp64"},
-           {"model.moe_shared_expert_intermediate_size=20", "model.add_bias_linear=true"},
-           {"model.moe_router_score_function=sigmoid", "model.moe_aux_loss_coeff=0.1",
-            "model.moe_z_loss_coeff=0.1"},
-           {"model.moe_router_pre_softmax=true", "model.moe_router_topk=1",
-            "model.moe_aux_loss_coeff=0.1", "model.moe_router_load_balancing_type=seq_aux_loss"},
-           {"model.moe_expert_capacity_factor=1.5", "model.moe_pad_expert_input_to_capacity=true"},
-           {"model.moe_expert_capacity_factor=1e30"},
-           {"model.moe_token_dispatcher_type=allgather", "model.moe_router_topk_scaling_factor=2"},
-           {"model.recompute_granularity=full", "model.recompute_num_layers=2"}})
-    models.push_back(with({"model.num_experts=4"}, overrides));
-  return models;
-}
-
-std::string text_of(const std::vector<std::string>& overrides) {
-  return fmt::format("{}", fmt::join(overrides, " "));
-}
-
-TEST(MemoryPlan, ParametersAreThoseOfTheModel) {
-  for (const auto& overrides : all_models()) {
-    SCOPED_TRACE(text_of(overrides));
-    const Config config = small(overrides);
-    const auto planned = chunk_parameters(config, chunks_of_stage(config, 0).front());
-    const auto model = model_of(config);
-    const auto found = collect_parameters(*model);
-    ASSERT_EQ(planned.size(), found.size());
-    for (size_t i = 0; i < found.size(); ++i) {
-      EXPECT_EQ(planned[i].name, found[i].name);
-      EXPECT_EQ(planned[i].shape, found[i].tensor.sizes().vec()) << found[i].name;
-      EXPECT_EQ(planned[i].shared_embedding, found[i].description.shared_embedding());
-      EXPECT_EQ(planned[i].is_expert, found[i].description.is_expert);
-    }
-  }
-}
-
-/// Compares the plan with what rank `state.rank()` has allocated.
-void expect_buffers(const Config& config, const ParallelState& state) {
-  const StageMemory plan = plan_memory(config, state.world_size()).stages.at(0);
-  GPTModel model(config.model, config.parallel, state, GPTStage::whole(config.model),
-                 {.dtype = parameter_dtype(config.train.precision)});
-  DistributedDataParallel ddp(
-      model, state, config.ddp, /*disable_bucketing=*/false, [&](const NamedParameter& param) {
-        return muon_updates(config.optimizer, param.name, param.tensor.dim(),
-                            param.description.is_expert);
-      });
-  const auto optimizer = make_optimizer({&ddp}, config.optimizer);
-  int64_t parameters = 0, parameter_bytes = 0, gradient_bytes = 0;
-  for (const auto& buffer : ddp.buffers()) {
-    parameter_bytes += static_cast<int64_t>(buffer->param_data().nbytes());
-    gradient_bytes += static_cast<int64_t>(buffer->grad_data().nbytes());
-    for (const NamedParameter& param : buffer->params()) parameters += param.tensor.numel();
-  }
-  EXPECT_EQ(plan.parameters, parameters);
-  EXPECT_EQ(plan.parameter_bytes, parameter_bytes);
-  EXPECT_EQ(plan.gradient_bytes, gradient_bytes);
-  EXPECT_EQ(plan.optimizer_bytes, optimizer->state_bytes());
-}
-
-TEST(MemoryPlan, BuffersAndOptimizerStateAreWhatARunAllocates) {
-  const std::vector<std::vector<std::string>> settings = {
-      {},
-      {"optimizer.optimizer=sgd"},
-      {"optimizer.optimizer=sgd", "optimizer.sgd_momentum=0", "train.precision=fp16"},
-      {"optimizer.optimizer=muon"},
-      {"optimizer.optimizer=muon", "ddp.bucket_size=9000", "train.precision=bf16"},
-      {"optimizer.exp_avg_dtype=bf16", "train.precision=bf16"},
-      {"ddp.bucket_size=5000"},
-      {"ddp.num_buckets=3", "ddp.grad_reduce_in_fp32=false"},
-      {"ddp.use_distributed_optimizer=true"},
-      {"ddp.use_distributed_optimizer=true", "ddp.bucket_size=5000"},
-      {"ddp.use_distributed_optimizer=true", "ddp.num_buckets=4",
-       "ddp.pad_buckets_for_high_nccl_busbw=true"},
-      {"ddp.use_distributed_optimizer=true", "ddp.overlap_grad_reduce=false"},
-      {"ddp.use_distributed_optimizer=true", "optimizer.optimizer=muon", "ddp.bucket_size=9000"},
-  };
-  for (const int64_t ranks : {1, 2, 3})
-    for (const auto& setting : settings) {
-      testing::run_ranks(ranks, [&](const ParallelState& state) {
-        for (const size_t m : {0, 1, 2, 7, 10}) {
-          std::vector<std::string> overrides = kModels[m];
-          overrides.insert(overrides.end(), setting.begin(), setting.end());
-          SCOPED_TRACE(text_of(overrides));
-          expect_buffers(small(overrides), state);
-        }
-      });
-    }
-}
-
-TEST(MemoryPlan, BuffersOfExpertsAreWhatARunAllocates) {
-  const auto expect = [](int64_t ranks, const std::vector<std::string>& layout) {
-    for (const auto& setting : std::vector<std::vector<std::string>>{
-             {}, {"ddp.use_distributed_optimizer=true", "optimizer.optimizer=muon"}}) {
-      const Config config =
-          small(with(with({"model.num_experts=4", "model.add_bias_linear=true"}, layout), setting));
-      testing::run_ranks(ranks, [&](const ParallelState& state) { expect_buffers(config, state); },
-                         {.sizes = parallel_options(config, c10::kCPU).sizes});
-    }
-  };
-  expect(1, {});
-  expect(4, {"parallel.expert_model_parallel_size=2"});
-  expect(4, {"parallel.tensor_model_parallel_size=2", "parallel.expert_model_parallel_size=2",
-             "parallel.expert_tensor_parallel_size=1"});
-  expect(2,
-         {"parallel.tensor_model_parallel_size=2", "model.moe_shared_expert_intermediate_size=20"});
-}
+using testing::all_models;
+using testing::model_of;
+using testing::small;
+using testing::text_of;
+using testing::with;
 
 TEST(MemoryPlan, ActiveParametersLeaveOutTheExpertsThatATokenDoesNotGoTo) {
   const Config dense = small({"model.ffn_hidden_size=82"});

@@ -23,6 +23,10 @@ ROOMS = {
 }
 # The rooms that may name c10d.
 C10D_ROOMS = {"parallel_state"}
+# The description of a parameter, and the table from its axes to groups of ranks.
+AXIS_TABLES = {"core/placement.h", "core/placement.cpp", "parallel_state/axis_groups.cpp"}
+# A count of the parameters that a token meets.
+COUNTS_EXPERTS = {"training/stage_shapes.cpp"}
 
 
 def sources(*suffixes):
@@ -60,6 +64,20 @@ class Tree(unittest.TestCase):
                 pure += 1
                 self.assertNotRegex(text_of(listing.parent / name), r"#include <(torch|ATen|c10)/")
         self.assertGreater(pure, 15)
+
+    def test_only_the_table_of_axes_chooses_by_is_expert(self):
+        for path in sources(".h", ".cpp", ".cu"):
+            if path.parts[0] not in ROOMS or str(path) in AXIS_TABLES | COUNTS_EXPERTS:
+                continue
+            for number, line in enumerate(text_of(path).splitlines(), 1):
+                says_so = re.sub(r"\bis_expert = true\b", "", line)  # a layer describes itself
+                self.assertNotIn("is_expert", says_so, f"{path}:{number}")
+            self.assertNotRegex(text_of(path), r"case MeshAxis::", path)
+
+    def test_no_name_of_a_parameter_decides_how_it_is_treated(self):
+        for path in sources(".h", ".cpp", ".cu"):
+            if path.parts[0] in ROOMS and not path.name.startswith("hugging_face"):
+                self.assertNotRegex(text_of(path), r"name\.(starts_with|ends_with|find)\(\"", path)
 
     def test_files_are_read_in_one_way(self):
         other_ways = r"\bifstream\b|\brdbuf\b|\bfopen\b|(?<!\w)::p?read\("

@@ -1,32 +1,14 @@
 #include "lockstep/training/checkpoint/held_blocks.h"
 
+#include <ranges>
 #include <sstream>
 
 #include "lockstep/core/check.h"
+#include "lockstep/parallel_state/axis_groups.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
 namespace {
-
-GroupKind ranks_along(MeshAxis axis) {
-  switch (axis) {
-    case MeshAxis::tp:
-      return GroupKind::tp;
-    case MeshAxis::cp:
-      return GroupKind::cp;
-    case MeshAxis::dp:
-      return GroupKind::dp;
-    case MeshAxis::pp:
-      return GroupKind::pp;
-    case MeshAxis::etp:
-      return GroupKind::expert_tp;
-    case MeshAxis::ep:
-      return GroupKind::ep;
-    case MeshAxis::edp:
-      return GroupKind::expert_dp;
-  }
-  fail<UsageError>("unknown axis {}", static_cast<int>(axis));
-}
 
 using Lengths = std::map<std::string, int64_t>;
 
@@ -76,12 +58,11 @@ void join_along(const ProcessGroup& group, const std::map<std::string, size_t>& 
 
 std::map<std::string, TensorBox> held_blocks(const std::vector<NamedParameter>& parameters,
                                              const ParallelState& state) {
-  using enum MeshAxis;
   std::map<std::string, TensorBox> blocks;
   for (const NamedParameter& param : parameters)
     blocks[param.name] = whole_box(param.tensor.sizes().vec());
-  for (const MeshAxis axis : {edp, ep, etp, pp, dp, cp, tp}) {  // the first cut is made last
-    if (state.grids().size(ranks_along(axis)) == 1) continue;
+  for (const MeshAxis axis : kCuttingAxes | std::views::reverse) {  // the first cut is made last
+    if (state.grids().size(group_kind_of(axis)) == 1) continue;
     std::map<std::string, size_t> cut;
     for (const NamedParameter& param : parameters) {
       const Placement placement = param.description.placement(axis);
@@ -93,7 +74,7 @@ std::map<std::string, TensorBox> held_blocks(const std::vector<NamedParameter>& 
                           param.name, dims, to_string(placement), to_string(axis));
       cut[param.name] = static_cast<size_t>(shard->dim < 0 ? shard->dim + dims : shard->dim);
     }
-    if (!cut.empty()) join_along(state.group(ranks_along(axis)), cut, blocks);
+    if (!cut.empty()) join_along(state.group(group_kind_of(axis)), cut, blocks);
   }
   return blocks;
 }

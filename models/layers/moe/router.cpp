@@ -33,8 +33,10 @@ TopKRouter::TopKRouter(const LayerContext& context)
   fill_normal(weight, config_.init_method_std, context.seed, context.name + "weight",
               weight.sizes());
   // The tokens are cut over tp here, with sequence parallelism or without.
-  weight_ = register_described_parameter(
-      "weight", weight, {.gradient_states = {{MeshAxis::tp, GradientState::partial_sum}}});
+  weight_ =
+      register_described_parameter("weight", weight,
+                                   {.gradient_states = {{MeshAxis::tp, GradientState::partial_sum}},
+                                    .update = ParamUpdate::matrix});
   if (config_.moe_expert_capacity_factor) state_.group(GroupKind::tp_cp);
   if (!config_.moe_router_enable_expert_bias) return;
   expert_bias_ =

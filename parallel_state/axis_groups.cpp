@@ -1,0 +1,112 @@
+#include "lockstep/parallel_state/axis_groups.h"
+
+#include "lockstep/core/check.h"
+
+namespace lockstep {
+namespace {
+
+/// The kinds of groups of one of the two grids.
+struct GridKinds {
+  MeshAxis tensor;
+  GroupKind replicas;
+  GroupKind instance_replicas;  ///< inside an optimizer instance
+  GroupKind model;
+};
+
+constexpr GridKinds kDense = {MeshAxis::tp, GroupKind::dp_cp, GroupKind::intra_dp_cp,
+                              GroupKind::tp_pp};
+constexpr GridKinds kExpert = {MeshAxis::etp, GroupKind::expert_dp, GroupKind::intra_expert_dp,
+                               GroupKind::tp_ep_pp};
+
+const GridKinds& grid_of(const ParamDescription& description) {
+  return description.is_expert ? kExpert : kDense;
+}
+
+}  // namespace
+
+GroupKind group_kind_of(MeshAxis axis) {
+  switch (axis) {
+    case MeshAxis::tp:
+      return GroupKind::tp;
+    case MeshAxis::cp:
+      return GroupKind::cp;
+    case MeshAxis::dp:
+      return GroupKind::dp;
+    case MeshAxis::pp:
+      return GroupKind::pp;
+    case MeshAxis::etp:
+      return GroupKind::expert_tp;
+    case MeshAxis::ep:
+      return GroupKind::ep;
+    case MeshAxis::edp:
+      return GroupKind::expert_dp;
+  }
+  fail<UsageError>("unknown axis {}", static_cast<int>(axis));
+}
+
+MeshAxis tensor_axis(const ParamDescription& description) { return grid_of(description).tensor; }
+
+std::vector<MeshAxis> batch_axes(const ParamDescription& description) {
+  std::vector<MeshAxis> axes;
+  for (const MeshAxis axis : description.axes())
+    if (splits_batch(axis)) axes.push_back(axis);
+  return axes;
+}
+
+std::vector<MeshAxis> model_axes(const ParamDescription& description) {
+  std::vector<MeshAxis> axes;
+  for (const MeshAxis axis : description.axes())
+    if (!splits_batch(axis)) axes.push_back(axis);
+  return axes;
+}
+
+std::vector<MeshAxis> partial_axes(const ParamDescription& description, const RankGrids& grids) {
+  std::vector<MeshAxis> axes = model_axes(description);
+  std::erase_if(axes, [&](MeshAxis axis) {
+    return grids.size(group_kind_of(axis)) == 1 ||
+           description.gradient_state(axis) == GradientState::complete;
+  });
+  return axes;
+}
+
+GroupKind replicas(const ParamDescription& description) { return grid_of(description).replicas; }
+
+ReductionKinds reduction_group(const ParamDescription& description, const RankGrids& grids,
+                               bool sharded) {
+  if (!sharded || grids.sizes().optimizer_instances == 1) return {replicas(description)};
+  return {grid_of(description).instance_replicas, GroupKind::inter_optimizer};
+}
+
+GroupKind model_ranks(const ParamDescription& description) { return grid_of(description).model; }
+
+std::vector<GroupKind> norm_groups(const RankGrids& grids, int64_t rank, bool sharded) {
+  if (sharded) return {GroupKind::intra_optimizer};
+  if (grids.group_of(kDense.model, rank) == grids.group_of(kExpert.model, rank))
+    return {kDense.model};
+  return {kDense.model, kExpert.model};
+}
+
+GroupKind tie_group_kind(TiedStages stages) {
+  switch (stages) {
+    case TiedStages::first:
+      return GroupKind::position_embedding;
+    case TiedStages::first_and_last:
+      return GroupKind::embedding;
+    case TiedStages::all:
+      return GroupKind::pp;
+  }
+  fail<UsageError>("unknown stages {}", static_cast<int>(stages));
+}
+
+bool is_first_holder(const ParamDescription& description, const RankGrids& grids, int64_t rank) {
+  const auto is_first = [&](GroupKind kind) { return grids.groups(kind).position_of(rank) == 0; };
+  for (const MeshAxis axis : model_axes(description)) {
+    const bool has_copies = axis == MeshAxis::pp
+                                ? description.is_on_all_stages()
+                                : !std::holds_alternative<Shard>(description.placement(axis));
+    if (has_copies && !is_first(group_kind_of(axis))) return false;
+  }
+  return !description.tie || is_first(tie_group_kind(description.tie->stages));
+}
+
+}  // namespace lockstep
