@@ -56,12 +56,13 @@ class Planner {
       std::vector<LayoutParam> params;
       for (const ShapedParameter& param : chunk_parameters(config_, chunk)) {
         const auto dimensions = static_cast<int64_t>(param.shape.size());
-        if (param.is_expert != key.experts ||
-            muon_updates(config_.optimizer, param.name, dimensions, param.is_expert) != key.muon)
+        const bool is_expert = param.description.is_expert;
+        if (is_expert != key.experts ||
+            muon_updates(config_.optimizer, param.name, dimensions, is_expert) != key.muon)
           continue;
         const bool matrix = dimensions >= 2;
         params.push_back({.numel = param.numel(),
-                          .shared_embedding = param.shared_embedding,
+                          .shared_embedding = param.description.shared_embedding(),
                           .rows = matrix ? param.numel() / param.shape.back() : 0,
                           .columns = matrix ? param.shape.back() : 0});
       }

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "lockstep/core/config.h"
+#include "lockstep/core/placement.h"
 
-/// What one rank of a pipeline stage holds of a GPTModel, from the configuration alone. Over the
-/// ranks of tp, matrices are cut as in Megatron Core: linear_qkv, linear_fc1 and the embedding and
-/// output tables by rows, linear_proj and linear_fc2 by columns; the rest is on every rank.
+/// What one rank of a pipeline stage holds of a GPTModel, from the configuration and from what its
+/// layers state of their parameters (gpt_params()).
 namespace lockstep {
 
 /// Widths on one rank of tp.
@@ -29,10 +29,9 @@ struct ModelChunk {
 };
 
 struct ShapedParameter {
-  std::string name;               ///< as in GPTModel; layers count from the chunk's first
-  std::vector<int64_t> shape;     ///< on this rank
-  bool shared_embedding = false;  ///< tied, with its copy on another stage
-  bool is_expert = false;         ///< of all experts of this rank
+  std::string name;            ///< as in GPTModel
+  std::vector<int64_t> shape;  ///< on this rank
+  ParamDescription description;
 
   /// UsageError if it does not fit into 64 bits.
   int64_t numel() const;

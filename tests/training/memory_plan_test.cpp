@@ -109,8 +109,7 @@ TEST(MemoryPlan, ParametersAreThoseOfTheModel) {
     for (size_t i = 0; i < found.size(); ++i) {
       EXPECT_EQ(planned[i].name, found[i].name);
       EXPECT_EQ(planned[i].shape, found[i].tensor.sizes().vec()) << found[i].name;
-      EXPECT_EQ(planned[i].shared_embedding, found[i].description.shared_embedding());
-      EXPECT_EQ(planned[i].is_expert, found[i].description.is_expert);
+      EXPECT_EQ(planned[i].description.to_string(), found[i].description.to_string());
     }
   }
 }
