@@ -34,6 +34,15 @@ void collect_specs(const ModuleSpec& module, const std::string& prefix,
     collect_specs(child, prefix + child.name + ".", out);
 }
 
+/// A negative dimension counts from the last one.
+size_t dimension_of(const ParamSpec& spec, const Shard& shard, MeshAxis axis) {
+  const auto dims = static_cast<int64_t>(spec.shape.size());
+  require<UsageError>(shard.dim >= -dims && shard.dim < dims,
+                      "parameter '{}': found Shard({}) over {}, allowed: one of its {} dimensions",
+                      spec.name, shard.dim, to_string(axis), dims);
+  return static_cast<size_t>(shard.dim < 0 ? shard.dim + dims : shard.dim);
+}
+
 }  // namespace
 
 LocalPiece local_piece(const ParamSpec& spec, const MeshPlace& place) {
@@ -42,11 +51,7 @@ LocalPiece local_piece(const ParamSpec& spec, const MeshPlace& place) {
   for (const auto& [axis, placement] : spec.description.placements) {
     const auto* shard = std::get_if<Shard>(&placement);
     if (shard == nullptr) continue;
-    const auto dim = static_cast<size_t>(shard->dim);
-    require<UsageError>(shard->dim >= 0 && dim < spec.shape.size(),
-                        "parameter '{}': found Shard({}) over {}, allowed: one of its {} "
-                        "dimensions",
-                        spec.name, shard->dim, to_string(axis), spec.shape.size());
+    const size_t dim = dimension_of(spec, *shard, axis);
     const AxisPlace at = place(axis);
     require<UsageError>(piece.shape[dim] % at.size == 0,
                         "parameter '{}': dimension {} has size {}, allowed: a multiple of the {} "

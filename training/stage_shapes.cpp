@@ -2,7 +2,6 @@
 
 #include "lockstep/core/integers.h"
 #include "lockstep/core/tensor_parallel_rules.h"
-#include "lockstep/models/gpt/gpt_params.h"
 #include "lockstep/training/pipeline_plan.h"
 
 namespace lockstep {
@@ -74,11 +73,9 @@ std::vector<ShapedParameter> chunk_parameters(const Config& config, const ModelC
   const ParallelConfig& parallel = config.parallel;
   const LayerSettings settings = {config.model, parallel.tensor_model_parallel_size,
                                   parallel.sequence_parallel};
-  const GPTStage stage = {chunk.first_layer, chunk.num_layers, chunk.has_embedding,
-                          chunk.has_output};
   const MeshPlace place = first_place(parallel);
   std::vector<ShapedParameter> list;
-  for (const ParamSpec& spec : gpt_params(settings, stage).all())
+  for (const ParamSpec& spec : gpt_params(settings, chunk.stage()).all())
     list.push_back({spec.name, local_piece(spec, place).shape, spec.description});
   return list;
 }

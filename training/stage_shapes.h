@@ -6,6 +6,7 @@
 
 #include "lockstep/core/config.h"
 #include "lockstep/core/placement.h"
+#include "lockstep/models/gpt/gpt_params.h"
 
 /// What one rank of a pipeline stage holds of a GPTModel, from the configuration and from what its
 /// layers state of their parameters (gpt_params()).
@@ -26,6 +27,9 @@ struct ModelChunk {
   int64_t num_layers = 0;
   bool has_embedding = false;  ///< the first piece of the pipeline
   bool has_output = false;     ///< the last one: final norm and output layer
+
+  /// The part of a GPTModel that it is.
+  GPTStage stage() const { return {first_layer, num_layers, has_embedding, has_output}; }
 };
 
 struct ShapedParameter {

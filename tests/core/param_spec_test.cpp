@@ -44,6 +44,12 @@ TEST(LocalPiece, EachAxisCutsItsDimension) {
   EXPECT_EQ(piece.offset, (Ints{6, 0, 3}));
 }
 
+TEST(LocalPiece, ANegativeDimensionCountsFromTheLast) {
+  const ParamSpec spec{
+      "weight", {4, 6}, NormalValues{1}, {.placements = {{MeshAxis::tp, Shard{-1}}}}};
+  EXPECT_EQ(local_piece(spec, place_of({{MeshAxis::tp, {1, 2}}})), (LocalPiece{{4, 3}, {0, 3}}));
+}
+
 TEST(LocalPiece, OfTwoAxesThatCutOneDimensionTheFirstInMeshAxisCutsFirst) {
   const ParamSpec spec{
       "weight",

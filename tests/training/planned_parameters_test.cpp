@@ -16,7 +16,7 @@ namespace {
 constexpr const char* kPlanned = R"(
   model { num_layers: 4 hidden_size: 16 num_attention_heads: 4 ffn_hidden_size: 24 seq_length: 16
           vocab_size: 37 }
-  train { global_batch_size: 8 }
+  train { micro_batch_size: 1 global_batch_size: 8 }
 )";
 
 using Settings = std::vector<std::string>;
@@ -78,9 +78,7 @@ std::vector<std::string> planned_lines(const Config& config, const ModelChunk& c
 
 std::vector<std::string> registered_lines(const Config& config, const ModelChunk& chunk,
                                           const ParallelState& state) {
-  const GPTModel model(
-      config.model, config.parallel, state,
-      {chunk.first_layer, chunk.num_layers, chunk.has_embedding, chunk.has_output});
+  const GPTModel model(config.model, config.parallel, state, chunk.stage());
   std::vector<std::string> lines;
   for (const NamedParameter& param : collect_parameters(model))
     lines.push_back(line_of(param.name, param.tensor.sizes(), param.description));
