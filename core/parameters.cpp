@@ -1,5 +1,6 @@
 #include "lockstep/core/parameters.h"
 
+#include <algorithm>
 #include <array>
 #include <unordered_set>
 
@@ -23,7 +24,33 @@ void collect(const torch::nn::Module& module, const std::string& prefix,
     collect(*child.value(), prefix + child.key() + ".", seen, out);
 }
 
+/// How many of the rows of a piece come before the padding.
+int64_t rows_before_padding(const ParamSpec& spec, const LocalPiece& piece) {
+  const int64_t end = spec.description.unpadded_rows.value_or(spec.shape[0]);
+  return std::clamp<int64_t>(end - piece.offset[0], 0, piece.shape[0]);
+}
+
+/// This rank's piece of `spec`, whose name is the global one.
+at::Tensor initial_piece(const ParamSpec& spec, const ParamOrigin& origin) {
+  const LocalPiece piece = local_piece(spec, origin.place);
+  at::Tensor tensor = at::zeros(piece.shape, origin.options);
+  at::Tensor filled =
+      piece.shape.empty() ? tensor : tensor.narrow(0, 0, rows_before_padding(spec, piece));
+  if (const auto* constant = std::get_if<ConstantValue>(&spec.values))
+    filled.fill_(constant->value);
+  else
+    fill_normal(filled, std::get<NormalValues>(spec.values).standard_deviation, origin.seed,
+                spec.name, spec.shape, piece.offset);
+  return tensor;
+}
+
 }  // namespace
+
+at::Tensor DescribedModule::add(const ParamSpec& spec, const ParamOrigin& origin) {
+  ParamSpec whole = spec;
+  whole.name = origin.name + spec.name;
+  return register_described_parameter(spec.name, initial_piece(whole, origin), spec.description);
+}
 
 const ParamDescription* DescribedModule::description(const std::string& name) const {
   const auto found = descriptions_.find(name);

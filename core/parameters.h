@@ -1,19 +1,37 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
 #include <torch/nn/module.h>
 
+#include "lockstep/core/param_spec.h"
 #include "lockstep/core/placement.h"
 
 namespace lockstep {
 
+/// What a rank needs beside a specification to make its piece of a parameter. By default it is one
+/// process that holds the whole.
+struct ParamOrigin {
+  at::TensorOptions options = {};  ///< dtype and device
+  uint64_t seed = 1234;            ///< of the initial values
+  std::string name = {};  ///< global name of the module that is being built, ends in "." or empty
+  MeshPlace place = {};   ///< of this rank
+
+  /// That of a child which is registered under `child_name`.
+  ParamOrigin child(const std::string& child_name) const {
+    return {options, seed, name + child_name + ".", place};
+  }
+};
+
 /// Base of layers that describe their parameters. A layer registers each parameter together with
-/// its description; modules of other kinds get default_description() for theirs.
+/// its description, best by add() from the specification that it states for the planner too;
+/// modules of other kinds get default_description() for theirs.
 class DescribedModule : public torch::nn::Module {
  public:
   using torch::nn::Module::Module;
@@ -23,6 +41,29 @@ class DescribedModule : public torch::nn::Module {
   const ParamDescription* description(const std::string& name) const;
 
  protected:
+  /// Makes this rank's piece of `spec`, fills it with its initial values, keyed by origin.name +
+  /// spec.name, and registers it under spec.name. UsageError as of local_piece() and
+  /// ParamDescription::validate().
+  at::Tensor add(const ParamSpec& spec, const ParamOrigin& origin);
+
+  /// Makes and registers the child that `spec` states under `name`: Child(context.child(name),
+  /// spec.child(name), more...). `context` is a ParamOrigin, a LayerContext or another type with
+  /// child(). The key of the initial values and the path of the module in a checkpoint follow from
+  /// this one name.
+  template <class Child, class Context, class... More>
+  std::shared_ptr<Child> add_child(const Context& context, const ModuleSpec& spec,
+                                   const std::string& name, More&&... more) {
+    return register_module(name, std::make_shared<Child>(context.child(name), spec.child(name),
+                                                         std::forward<More>(more)...));
+  }
+
+  /// The same for a child whose class `make` chooses: make(context.child(name), spec.child(name)).
+  template <class Context, class Make>
+  auto add_child_by(const Make& make, const Context& context, const ModuleSpec& spec,
+                    const std::string& name) {
+    return register_module(name, make(context.child(name), spec.child(name)));
+  }
+
   /// torch::nn::Module::register_parameter plus a description. UsageError if it contradicts itself
   /// (see ParamDescription::validate).
   at::Tensor& register_described_parameter(const std::string& name, at::Tensor tensor,

@@ -6,10 +6,10 @@
 
 #include "lockstep/core/config.h"
 #include "lockstep/core/placement.h"
+#include "lockstep/models/gpt/gpt_params.h"
 
-/// What one rank of a pipeline stage holds of a GPTModel, from the configuration alone. Over the
-/// ranks of tp, matrices are cut as in Megatron Core: linear_qkv, linear_fc1 and the embedding and
-/// output tables by rows, linear_proj and linear_fc2 by columns; the rest is on every rank.
+/// What one rank of a pipeline stage holds of a GPTModel, from the configuration and from what its
+/// layers state of their parameters (gpt_params()).
 namespace lockstep {
 
 /// Widths on one rank of tp.
@@ -27,13 +27,15 @@ struct ModelChunk {
   int64_t num_layers = 0;
   bool has_embedding = false;  ///< the first piece of the pipeline
   bool has_output = false;     ///< the last one: final norm and output layer
+
+  /// The part of a GPTModel that it is.
+  GPTStage stage() const { return {first_layer, num_layers, has_embedding, has_output}; }
 };
 
 struct ShapedParameter {
-  std::string name;            ///< as in GPTModel; layers count from the chunk's first
+  std::string name;            ///< as in GPTModel
   std::vector<int64_t> shape;  ///< on this rank
-  /// What decides in which buffer it lies and how; no placements, no states of gradients.
-  ParamDescription description = {};
+  ParamDescription description;
 
   /// UsageError if it does not fit into 64 bits.
   int64_t numel() const;

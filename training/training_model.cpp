@@ -13,13 +13,12 @@
 #include "lockstep/training/evaluation_mode.h"
 #include "lockstep/training/pipeline_plan.h"
 #include "lockstep/training/run_setup.h"
+#include "lockstep/training/stage_shapes.h"
 
 namespace lockstep {
 
 TrainingModel::TrainingModel(const Config& config, const ParallelState& parallel_state)
     : config_(config), parallel_state_(parallel_state) {
-  const StageLayout layout = stage_layout(config);
-  const int64_t rank = parallel_state.group(GroupKind::pp).rank();
   if (config.parallel.pipeline_schedule == PipelineScheduleFamily::zb_h1)
     deferred_ = std::make_shared<DeferredGradients>();
   const GPTModelOptions options = {.dtype = parameter_dtype(config.train.precision),
@@ -27,13 +26,10 @@ TrainingModel::TrainingModel(const Config& config, const ParallelState& parallel
                                    .seed = static_cast<uint64_t>(config.train.seed),
                                    .deferred = deferred_,
                                    .loss_scale = token_loss_scale_};
-  for (int64_t c = 0; c < layout.chunks(); ++c) {
-    const LayerRange layers = layout.layers(rank, c);
-    const GPTStage stage = {layers.begin, layers.size(), layout.has_embedding(rank, c),
-                            layout.has_loss(rank, c)};
-    chunks_.push_back(
-        std::make_shared<GPTModel>(config.model, config.parallel, parallel_state, stage, options));
-  }
+  for (const ModelChunk& chunk :
+       chunks_of_stage(config, parallel_state.group(GroupKind::pp).rank()))
+    chunks_.push_back(std::make_shared<GPTModel>(config.model, config.parallel, parallel_state,
+                                                 chunk.stage(), options));
   for (size_t c = 0; c < chunks_.size(); ++c)
     if (!chunks_[c]->parameters().empty())
       wrappers_.push_back(std::make_unique<DistributedDataParallel>(

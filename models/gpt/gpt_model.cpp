@@ -77,6 +77,25 @@ void check_positions(const at::Tensor& positions, int64_t sequence,
                       low < 0 ? low : high, config.seq_length - 1);
 }
 
+/// The child `layers` of a TransformerBlock.
+struct LayerList : DescribedModule {
+  LayerList(const LayerContext& context, const ModuleSpec& spec, const GPTStage& stage) {
+    LayerContext each = context;
+    for (int64_t i = stage.first_layer; i < stage.first_layer + stage.num_layers; ++i) {
+      each.layer = i;
+      layers.push_back(add_child<TransformerLayer>(each, spec, std::to_string(i)));
+    }
+  }
+  std::vector<std::shared_ptr<TransformerLayer>> layers;
+};
+
+/// The child `embedding` of a last stage, which has a copy of the first one's table.
+struct TiedTable : DescribedModule {
+  TiedTable(const LayerContext& context, const ModuleSpec& spec, TableUse use)
+      : table(add_child<VocabParallelEmbedding>(context, spec, "word_embeddings", use)) {}
+  std::shared_ptr<VocabParallelEmbedding> table;
+};
+
 }  // namespace
 
 TransformerConfig resolve_model(const TransformerConfig& config, const ParallelConfig& parallel) {
@@ -89,23 +108,18 @@ TransformerConfig resolve_model(const TransformerConfig& config, const ParallelC
   return whole.model;
 }
 
-TransformerBlock::TransformerBlock(const LayerContext& context, const GPTStage& stage)
+TransformerBlock::TransformerBlock(const LayerContext& context, const ModuleSpec& spec,
+                                   const GPTStage& stage)
     : first_layer_(stage.first_layer),
       recomputed_(context.config.recompute_num_layers.value_or(0) - stage.first_layer),
       name_(context.name) {
   if (context.config.distribute_saved_activations) saving_ = context.tensor_parallel();
-  auto list = register_module("layers", std::make_shared<torch::nn::Module>());
-  const LayerContext list_context = context.child("layers");
-  for (int64_t i = stage.first_layer; i < stage.first_layer + stage.num_layers; ++i) {
-    const std::string name = std::to_string(i);
-    LayerContext layer = list_context.child(name);
-    layer.layer = i;
-    layers_.push_back(list->register_module(name, std::make_shared<TransformerLayer>(layer)));
-  }
-  if (stage.has_loss)
-    final_layernorm_ = register_module("final_layernorm",
-                                       std::make_shared<Norm>(context.child("final_layernorm")));
+  layers_ = add_child<LayerList>(context, spec, "layers", stage)->layers;
+  if (stage.has_loss) final_layernorm_ = add_child<Norm>(context, spec, "final_layernorm");
 }
+
+TransformerBlock::TransformerBlock(const LayerContext& context, const GPTStage& stage)
+    : TransformerBlock(context, transformer_block_params(context.settings(), stage), stage) {}
 
 at::Tensor TransformerBlock::forward(at::Tensor hidden, const TokenPositions& tokens) const {
   for (size_t i = 0; i < layers_.size(); ++i) hidden = run_layer(i, hidden, tokens);
@@ -146,27 +160,18 @@ GPTModel::GPTModel(const TransformerConfig& config, const ParallelConfig& parall
 }
 
 void GPTModel::build(const LayerContext& context) {
-  const bool tied = !config_.untie_embeddings_and_output_weights;
-  const bool whole = stage_.has_embedding && stage_.has_loss;
-  const TableUse use =
-      !tied ? TableUse::one_way : (whole ? TableUse::both_ways : TableUse::other_stage);
+  const ModuleSpec spec = gpt_params(context.settings(), stage_);
+  const TableUse use = table_use(config_, stage_);
   if (stage_.has_embedding)
-    embedding_ = register_module(
-        "embedding", std::make_shared<LanguageModelEmbedding>(context.child("embedding"), use));
-  decoder_ = register_module("decoder",
-                             std::make_shared<TransformerBlock>(context.child("decoder"), stage_));
+    embedding_ = add_child<LanguageModelEmbedding>(context, spec, "embedding", use);
+  decoder_ = add_child<TransformerBlock>(context, spec, "decoder", stage_);
   if (!stage_.has_loss) return;
-  if (tied && whole) {
+  if (use == TableUse::both_ways)
     output_table_ = embedding_->word_embeddings();
-  } else if (tied) {
-    auto parent = register_module("embedding", std::make_shared<torch::nn::Module>());
-    output_table_ = parent->register_module(
-        "word_embeddings", std::make_shared<VocabParallelEmbedding>(
-                               context.child("embedding").child("word_embeddings"), use));
-  } else {
-    output_table_ = register_module("output_layer", std::make_shared<VocabParallelEmbedding>(
-                                                        context.child("output_layer"), use));
-  }
+  else if (use == TableUse::other_stage)
+    output_table_ = add_child<TiedTable>(context, spec, "embedding", use)->table;
+  else
+    output_table_ = add_child<VocabParallelEmbedding>(context, spec, "output_layer", use);
 }
 
 void GPTModel::check_ids(const at::Tensor& ids, const char* what) const {

@@ -12,6 +12,7 @@
 #include "lockstep/core/config.h"
 #include "lockstep/core/deferred_gradients.h"
 #include "lockstep/core/parameters.h"
+#include "lockstep/models/gpt/gpt_params.h"
 #include "lockstep/models/layers/embedding.h"
 #include "lockstep/models/layers/normalization.h"
 #include "lockstep/models/layers/token_positions.h"
@@ -30,19 +31,6 @@ struct GPTModelOptions {
   std::shared_ptr<const TokenLossScale> loss_scale = {};
 };
 
-/// The part of a model that one chunk of a pipeline stage holds.
-struct GPTStage {
-  int64_t first_layer = 0;     ///< counted over the whole model
-  int64_t num_layers = 0;      ///< may be 0
-  bool has_embedding = false;  ///< token ids come in, otherwise activations
-  bool has_loss = false;       ///< final norm and output layer; logits or losses come out
-
-  /// All of `config`.
-  static GPTStage whole(const TransformerConfig& config) {
-    return {0, config.num_layers, true, true};
-  }
-};
-
 /// What goes into a stage. All ranks of tp get the same, apart from `hidden` with sequence
 /// parallelism. Each rank of cp gets its part of the sequences (see cut_for_context).
 struct GPTInput {
@@ -57,6 +45,8 @@ struct GPTInput {
 class TransformerBlock : public DescribedModule {
  public:
   TransformerBlock(const LayerContext& context, const GPTStage& stage);
+  /// `spec` as transformer_block_params() states it.
+  TransformerBlock(const LayerContext& context, const ModuleSpec& spec, const GPTStage& stage);
 
   /// `hidden` [sequence, batch, hidden_size], with sequence parallelism this rank's [sequence /
   /// ranks, ...] -> the same shape

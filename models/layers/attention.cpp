@@ -27,28 +27,22 @@ HeadLayout head_layout(const TransformerConfig& config, int64_t rank, int64_t ra
           .first_head = own_heads * rank};
 }
 
-SelfAttention::SelfAttention(const LayerContext& context)
+SelfAttention::SelfAttention(const LayerContext& context, const ModuleSpec& spec)
     : layout_(head_layout(context.config, context.tensor_parallel().rank(),
                           context.tensor_parallel().size())),
       channels_(*context.config.kv_channels),
       recompute_core_(context.config.recompute_granularity == RecomputeGranularity::selective),
       label_(context.name + "query group"),
       core_(make_core_attention(context, layout_.first_head)) {
-  const TransformerConfig& config = context.config;
   if (layout_.sharing > 1) sharing_ = group_that_shares(context, layout_.sharing);
-  linear_qkv_ = register_module(
-      "linear_qkv",
-      std::make_shared<ColumnParallelLinear>(
-          context.child("linear_qkv"), config.hidden_size,
-          std::vector{(config.num_attention_heads + 2 * *config.num_query_groups) * channels_},
-          config.add_bias_linear || config.add_qkv_bias, config.init_method_std));
-  linear_proj_ =
-      register_module("linear_proj", std::make_shared<RowParallelLinear>(
-                                         context.child("linear_proj"),
-                                         config.num_attention_heads * channels_, config.hidden_size,
-                                         config.add_bias_linear, output_layer_init_std(config)));
-  if (config.position_embedding_type == PositionEmbeddingType::rope) rotary_.emplace(context);
+  linear_qkv_ = add_child<ColumnParallelLinear>(context, spec, "linear_qkv");
+  linear_proj_ = add_child<RowParallelLinear>(context, spec, "linear_proj");
+  if (context.config.position_embedding_type == PositionEmbeddingType::rope)
+    rotary_.emplace(context);
 }
+
+SelfAttention::SelfAttention(const LayerContext& context)
+    : SelfAttention(context, self_attention_params(context.settings())) {}
 
 at::Tensor SelfAttention::forward(const at::Tensor& hidden, const TokenPositions& tokens) const {
   at::Tensor features = linear_qkv_->forward(hidden);

@@ -38,6 +38,8 @@ HeadLayout head_layout(const TransformerConfig& config, int64_t rank, int64_t ra
 class SelfAttention : public DescribedModule {
  public:
   explicit SelfAttention(const LayerContext& context);
+  /// `spec` as self_attention_params() states it.
+  SelfAttention(const LayerContext& context, const ModuleSpec& spec);
 
   /// `hidden` [sequence, batch, hidden_size], with sequence parallelism this rank's [sequence /
   /// ranks, ...] -> the same shape

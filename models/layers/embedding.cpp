@@ -2,46 +2,35 @@
 
 #include <ATen/ATen.h>
 
-#include "lockstep/core/tensor_parallel_rules.h"
 #include "lockstep/models/layers/linear.h"
 #include "lockstep/parallel_state/parallel_functions.h"
 
 namespace lockstep {
 namespace {
 
-VocabPartition partition_of(const LayerContext& context) {
+/// Of a table of `rows` over all ranks.
+VocabPartition partition_of(const LayerContext& context, int64_t rows) {
   const ProcessGroup group = context.tensor_parallel();
-  const int64_t rows = padded_vocab_size(context.config.vocab_size,
-                                         context.config.make_vocab_size_divisible_by, group.size());
   return vocab_partition(context.config.vocab_size, rows, group.rank(), group.size());
-}
-
-ParamDescription table_description(const LayerContext& context, TableUse use) {
-  ParamDescription description{.placements = {{MeshAxis::tp, Shard{0}}},
-                               .is_embedding_or_output = true,
-                               .unpadded_rows = context.config.vocab_size};
-  if (use == TableUse::other_stage)
-    description.tie = Tie{"word_embeddings", TiedStages::first_and_last};
-  return description;
 }
 
 }  // namespace
 
-VocabParallelEmbedding::VocabParallelEmbedding(const LayerContext& context, TableUse use)
+VocabParallelEmbedding::VocabParallelEmbedding(const LayerContext& context, const ModuleSpec& spec,
+                                               TableUse use)
     : options_{.group = context.tensor_parallel(),
                .input = column_parallel_input(context),
                .weight_used_once = use != TableUse::both_ways,
                .deferred = context.deferred,
                .label = context.name.substr(0, context.name.size() - 1)},
       sequence_parallel_(context.parallel.sequence_parallel),
-      partition_(partition_of(context)) {
-  const int64_t width = context.config.hidden_size;
-  at::Tensor weight = at::zeros({partition_.rows, width}, context.options);
-  at::Tensor held = weight.narrow(0, 0, partition_.held);
-  fill_normal(held, context.config.init_method_std, context.seed, context.name + "weight",
-              {partition_.vocab_size, width}, {partition_.first, 0});
-  weight_ = register_described_parameter("weight", weight, table_description(context, use));
+      partition_(partition_of(context, spec.at("weight").shape[0])) {
+  weight_ = add(spec.at("weight"), context.origin());
 }
+
+VocabParallelEmbedding::VocabParallelEmbedding(const LayerContext& context, TableUse use)
+    : VocabParallelEmbedding(context, vocab_parallel_embedding_params(context.settings(), use),
+                             use) {}
 
 at::Tensor VocabParallelEmbedding::embed(const at::Tensor& tokens) const {
   const at::Tensor ids = tokens.t().contiguous();
@@ -60,30 +49,30 @@ at::Tensor VocabParallelEmbedding::logits(const at::Tensor& hidden) const {
   return parallel_linear(hidden, weight_, {}, options_);
 }
 
-PositionEmbedding::PositionEmbedding(const LayerContext& context)
+PositionEmbedding::PositionEmbedding(const LayerContext& context, const ModuleSpec& spec)
     : chunk_(SequenceChunk::of(context)) {
-  at::Tensor weight =
-      at::empty({context.config.seq_length, context.config.hidden_size}, context.options);
-  fill_normal(weight, context.config.init_method_std, context.seed, context.name + "weight",
-              weight.sizes());
-  weight_ = register_described_parameter(
-      "weight", weight, {.gradient_states = {{MeshAxis::tp, context.replicated_gradient_state()}}});
+  weight_ = add(spec.at("weight"), context.origin());
 }
+
+PositionEmbedding::PositionEmbedding(const LayerContext& context)
+    : PositionEmbedding(context, position_embedding_params(context.settings())) {}
 
 at::Tensor PositionEmbedding::forward(const TokenPositions& tokens, int64_t rows) const {
   if (!tokens.positions.defined()) return weight_.narrow(0, chunk_.index * rows, rows).unsqueeze(1);
   return at::embedding(weight_, chunk_.positions(tokens, rows).to(weight_.device())).unsqueeze(1);
 }
 
-LanguageModelEmbedding::LanguageModelEmbedding(const LayerContext& context, TableUse use)
+LanguageModelEmbedding::LanguageModelEmbedding(const LayerContext& context, const ModuleSpec& spec,
+                                               TableUse use)
     : dropout_(context.child("dropout"), context.config.hidden_dropout) {
-  words_ = register_module("word_embeddings", std::make_shared<VocabParallelEmbedding>(
-                                                  context.child("word_embeddings"), use));
+  words_ = add_child<VocabParallelEmbedding>(context, spec, "word_embeddings", use);
   if (context.config.position_embedding_type == PositionEmbeddingType::learned_absolute)
-    positions_ =
-        register_module("position_embeddings",
-                        std::make_shared<PositionEmbedding>(context.child("position_embeddings")));
+    positions_ = add_child<PositionEmbedding>(context, spec, "position_embeddings");
 }
+
+LanguageModelEmbedding::LanguageModelEmbedding(const LayerContext& context, TableUse use)
+    : LanguageModelEmbedding(context, language_model_embedding_params(context.settings(), use),
+                             use) {}
 
 at::Tensor LanguageModelEmbedding::forward(const at::Tensor& tokens,
                                            const TokenPositions& positions) const {

@@ -12,14 +12,6 @@
 
 namespace lockstep {
 
-/// How VocabParallelEmbedding's table is used.
-enum class TableUse {
-  one_way,      ///< for the embedding or for the output
-  both_ways,    ///< for both, by this one table
-  other_stage,  ///< for one of them, and a copy of it on the other end of the pipeline for the
-                ///< other
-};
-
 /// One learned vector per token id, for looking tokens up or for scoring them. Parameter: `weight`
 /// [rows / ranks, hidden_size], the rows cut over tp: config.vocab_size of them, and padding up to
 /// padded_vocab_size(), which is zero and stays so. The others start as normal values of standard
@@ -27,6 +19,8 @@ enum class TableUse {
 class VocabParallelEmbedding : public DescribedModule {
  public:
   VocabParallelEmbedding(const LayerContext& context, TableUse use);
+  /// `spec` as vocab_parallel_embedding_params() states it.
+  VocabParallelEmbedding(const LayerContext& context, const ModuleSpec& spec, TableUse use);
 
   /// `tokens` [batch, sequence] of int64 -> [sequence, batch, hidden_size], by an all-reduce of
   /// what each rank has of it; with sequence parallelism this rank's [sequence / ranks, ...], by a
@@ -55,6 +49,8 @@ class VocabParallelEmbedding : public DescribedModule {
 class PositionEmbedding : public DescribedModule {
  public:
   explicit PositionEmbedding(const LayerContext& context);
+  /// `spec` as position_embedding_params() states it.
+  PositionEmbedding(const LayerContext& context, const ModuleSpec& spec);
 
   /// The vectors of the `rows` tokens that this rank has between the tensor-parallel regions:
   /// [rows, 1, hidden_size].
@@ -70,6 +66,8 @@ class PositionEmbedding : public DescribedModule {
 class LanguageModelEmbedding : public DescribedModule {
  public:
   LanguageModelEmbedding(const LayerContext& context, TableUse use);
+  /// `spec` as language_model_embedding_params() states it.
+  LanguageModelEmbedding(const LayerContext& context, const ModuleSpec& spec, TableUse use);
 
   /// `tokens` [batch, sequence] of int64 -> [sequence, batch, hidden_size], with sequence
   /// parallelism this rank's [sequence / ranks, ...]

@@ -9,7 +9,8 @@
 
 #include "lockstep/core/config.h"
 #include "lockstep/core/deferred_gradients.h"
-#include "lockstep/core/placement.h"
+#include "lockstep/core/parameters.h"
+#include "lockstep/models/layers/layer_params.h"
 #include "lockstep/models/layers/moe/token_loss_scale.h"
 #include "lockstep/parallel_state/parallel_state.h"
 
@@ -38,12 +39,17 @@ struct LayerContext {
   /// The ranks that split each layer's matrices; connected at the first call.
   ProcessGroup tensor_parallel() const { return state.group(GroupKind::tp); }
 
-  /// State over tp of the gradient of a parameter that is the same on all its ranks and works on
-  /// [sequence, batch, hidden] between the tensor-parallel regions: with sequence parallelism each
-  /// rank sees a part of the tokens.
-  GradientState replicated_gradient_state() const {
-    return parallel.sequence_parallel ? GradientState::partial_sum : GradientState::complete;
+  /// For the functions of layer_params.h. Refers to `config`.
+  LayerSettings settings() const {
+    return {config, state.grids().sizes().tensor, parallel.sequence_parallel, layer};
   }
+
+  /// For DescribedModule::add(). Connects the groups of the axes over which a parameter is cut: tp,
+  /// etp, ep.
+  ParamOrigin origin() const;
+
+  /// See LayerSettings.
+  GradientState replicated_gradient_state() const { return settings().replicated_gradient_state(); }
 };
 
 }  // namespace lockstep

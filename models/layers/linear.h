@@ -17,6 +17,9 @@ namespace lockstep {
 /// too.
 class ColumnParallelLinear : public DescribedModule {
  public:
+  /// `spec` as column_parallel_linear_params() states it.
+  ColumnParallelLinear(const LayerContext& context, const ModuleSpec& spec);
+
   /// `out` counts over all ranks; its last number must divide by them (UsageError). The weight
   /// starts as normal values of standard deviation `init_std`, the bias as zero.
   ColumnParallelLinear(const LayerContext& context, int64_t in_features, std::vector<int64_t> out,
@@ -39,6 +42,9 @@ class ColumnParallelLinear : public DescribedModule {
 /// Parameters: `weight` [out, in], cut along `in`, and `bias` [out], on every rank.
 class RowParallelLinear : public DescribedModule {
  public:
+  /// `spec` as row_parallel_linear_params() states it.
+  RowParallelLinear(const LayerContext& context, const ModuleSpec& spec);
+
   /// `in_features` counts over all ranks and must divide by them (UsageError). Initial values as
   /// above.
   RowParallelLinear(const LayerContext& context, int64_t in_features, int64_t out_features,
@@ -55,10 +61,6 @@ class RowParallelLinear : public DescribedModule {
   at::Tensor weight_;
   at::Tensor bias_;
 };
-
-/// Standard deviation of the layers that write into the residual stream: init_method_std /
-/// sqrt(2 num_layers), as in Megatron Core's scaled_init_method_normal.
-double output_layer_init_std(const TransformerConfig& config);
 
 /// How the input of a column-parallel product comes: see LinearInput.
 LinearInput column_parallel_input(const LayerContext& context);

@@ -19,6 +19,8 @@ class FeedForward : public DescribedModule {
 
 /// The feed-forward network of layer context.layer: an MLP, or a MoELayer.
 std::shared_ptr<FeedForward> make_feed_forward(const LayerContext& context);
+/// `spec` as feed_forward_params() states it.
+std::shared_ptr<FeedForward> feed_forward_from(const LayerContext& context, const ModuleSpec& spec);
 
 /// The dense feed-forward network, cut over tp. Children:
 ///
@@ -28,6 +30,8 @@ std::shared_ptr<FeedForward> make_feed_forward(const LayerContext& context);
 class MLP : public FeedForward {
  public:
   MLP(const LayerContext& context, int64_t width);
+  /// `spec` as mlp_params() states it.
+  MLP(const LayerContext& context, const ModuleSpec& spec);
 
   at::Tensor forward(const at::Tensor& hidden) const override;
 

@@ -4,16 +4,13 @@
 
 namespace lockstep {
 
-Norm::Norm(const LayerContext& context)
+Norm::Norm(const LayerContext& context, const ModuleSpec& spec)
     : kind_(context.config.normalization), epsilon_(context.config.layernorm_epsilon) {
-  const int64_t width = context.config.hidden_size;
-  const ParamDescription description{
-      .gradient_states = {{MeshAxis::tp, context.replicated_gradient_state()}},
-      .apply_weight_decay = false};
-  weight_ = register_described_parameter("weight", at::ones({width}, context.options), description);
-  if (kind_ == Normalization::LayerNorm)
-    bias_ = register_described_parameter("bias", at::zeros({width}, context.options), description);
+  weight_ = add(spec.at("weight"), context.origin());
+  if (const ParamSpec* bias = spec.find("bias")) bias_ = add(*bias, context.origin());
 }
+
+Norm::Norm(const LayerContext& context) : Norm(context, norm_params(context.settings())) {}
 
 at::Tensor Norm::forward(const at::Tensor& input) const {
   if (kind_ == Normalization::RMSNorm)

@@ -12,6 +12,8 @@ namespace lockstep {
 class Norm : public DescribedModule {
  public:
   explicit Norm(const LayerContext& context);
+  /// `spec` as norm_params() states it.
+  Norm(const LayerContext& context, const ModuleSpec& spec);
 
   /// `input` [..., hidden_size] -> the same shape
   at::Tensor forward(const at::Tensor& input) const;

@@ -4,17 +4,17 @@
 
 namespace lockstep {
 
-TransformerLayer::TransformerLayer(const LayerContext& context)
+TransformerLayer::TransformerLayer(const LayerContext& context, const ModuleSpec& spec)
     : attention_dropout_(context.child("self_attention.dropout"), context.config.hidden_dropout),
       mlp_dropout_(context.child("mlp.dropout"), context.config.hidden_dropout) {
-  input_layernorm_ =
-      register_module("input_layernorm", std::make_shared<Norm>(context.child("input_layernorm")));
-  self_attention_ = register_module(
-      "self_attention", std::make_shared<SelfAttention>(context.child("self_attention")));
-  pre_mlp_layernorm_ = register_module("pre_mlp_layernorm",
-                                       std::make_shared<Norm>(context.child("pre_mlp_layernorm")));
-  mlp_ = register_module("mlp", make_feed_forward(context.child("mlp")));
+  input_layernorm_ = add_child<Norm>(context, spec, "input_layernorm");
+  self_attention_ = add_child<SelfAttention>(context, spec, "self_attention");
+  pre_mlp_layernorm_ = add_child<Norm>(context, spec, "pre_mlp_layernorm");
+  mlp_ = add_child_by(feed_forward_from, context, spec, "mlp");
 }
+
+TransformerLayer::TransformerLayer(const LayerContext& context)
+    : TransformerLayer(context, transformer_layer_params(context.settings())) {}
 
 at::Tensor TransformerLayer::forward(const at::Tensor& hidden, const TokenPositions& tokens) const {
   const at::Tensor attention = self_attention_->forward(input_layernorm_->forward(hidden), tokens);

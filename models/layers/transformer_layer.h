@@ -17,6 +17,8 @@ class TransformerLayer : public DescribedModule {
  public:
   /// `context.layer` is the number of the layer.
   explicit TransformerLayer(const LayerContext& context);
+  /// `spec` as transformer_layer_params() states it.
+  TransformerLayer(const LayerContext& context, const ModuleSpec& spec);
 
   /// `hidden` [sequence, batch, hidden_size], with sequence parallelism this rank's [sequence /
   /// ranks, ...] -> the same shape

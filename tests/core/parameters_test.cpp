@@ -53,6 +53,78 @@ TEST(DescribedModule, RefusesADescriptionThatContradictsItself) {
   EXPECT_THROW(Wrong(), UsageError);
 }
 
+/// A weight that tp cuts by rows, of which the last are padding, and a bias.
+ModuleSpec padded_params() {
+  ModuleSpec spec;
+  spec.add({"weight",
+            {8, 3},
+            NormalValues{0.5},
+            {.placements = {{MeshAxis::tp, Shard{0}}}, .unpadded_rows = 5}});
+  spec.add({"bias", {3}, ConstantValue{2}, {.apply_weight_decay = false}});
+  return spec;
+}
+
+struct Padded : DescribedModule {
+  Padded(const ParamOrigin& origin, const ModuleSpec& spec)
+      : weight(add(spec.at("weight"), origin)), bias(add(spec.at("bias"), origin)) {}
+  at::Tensor weight, bias;
+};
+
+struct Parent : DescribedModule {
+  explicit Parent(const ParamOrigin& origin) {
+    ModuleSpec spec;
+    spec.add_child("inner", padded_params());
+    inner = add_child<Padded>(origin, spec, "inner");
+  }
+  std::shared_ptr<Padded> inner;
+};
+
+TEST(DescribedModule, AddCutsFillsDescribesAndRegisters) {
+  at::Tensor whole = at::zeros({8, 3}, at::kDouble);
+  at::Tensor rows = whole.narrow(0, 0, 5);
+  fill_normal(rows, 0.5, 7, "model.inner.weight", {5, 3});
+  for (int64_t rank = 0; rank < 4; ++rank) {
+    const Parent parent({.options = at::TensorOptions(at::kDouble),
+                         .seed = 7,
+                         .name = "model.",
+                         .place = [=](MeshAxis) {
+                           return AxisPlace{rank, 4};
+                         }});
+    const auto parameters = collect_parameters(parent);
+    ASSERT_EQ(parameters.size(), 2u);
+    EXPECT_EQ(parameters[0].name, "inner.weight");
+    EXPECT_TRUE(at::equal(parameters[0].tensor, whole.narrow(0, 2 * rank, 2))) << rank;
+    EXPECT_TRUE(parameters[0].tensor.requires_grad());
+    EXPECT_EQ(parameters[0].description.placement(MeshAxis::tp), Placement(Shard{0}));
+    EXPECT_EQ(parameters[0].description.unpadded_rows, 5);
+    EXPECT_EQ(parameters[1].name, "inner.bias");
+    EXPECT_TRUE(at::equal(parameters[1].tensor, at::full({3}, 2.0, at::kDouble)));
+    EXPECT_FALSE(parameters[1].description.apply_weight_decay);
+  }
+}
+
+TEST(DescribedModule, AddNamesTheWholeParameterThatCannotBeCut) {
+  try {
+    const Parent parent({.name = "model.", .place = [](MeshAxis) { return AxisPlace{0, 3}; }});
+    FAIL() << "accepted";
+  } catch (const UsageError& error) {
+    EXPECT_STREQ(error.what(),
+                 "parameter 'model.inner.weight': dimension 0 has size 8, allowed: a multiple of "
+                 "the 3 ranks of tp");
+  }
+}
+
+TEST(DescribedModule, AChildThatIsNotStatedIsRefused) {
+  struct Misspelt : DescribedModule {
+    Misspelt() {
+      ModuleSpec spec;
+      spec.add_child("inner", padded_params());
+      add_child<Padded>(ParamOrigin{}, spec, "innner");
+    }
+  };
+  EXPECT_THROW(Misspelt(), UsageError);
+}
+
 TEST(FillNormal, EveryBlockOfEveryLayoutEqualsTheWhole) {
   const std::vector<int64_t> shape = {4, 6, 5};
   at::Tensor whole = at::empty(shape, at::kDouble);

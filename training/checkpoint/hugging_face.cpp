@@ -52,8 +52,7 @@ void check_shapes(const Config& config, const NamedTensors& weights, const std::
       .num_layers = config.model.num_layers, .has_embedding = true, .has_output = true};
   for (const ShapedParameter& param : chunk_parameters(config, whole)) {
     std::vector<int64_t> rows_and_columns = param.shape;
-    if (param.name == "embedding.word_embeddings.weight" || param.name == "output_layer.weight")
-      rows_and_columns.front() = config.model.vocab_size;  // there without padding
+    if (const auto& rows = param.description.unpadded_rows) rows_and_columns.front() = *rows;
     // A gate and its inner matrix are one below the other there.
     if (param.shape.size() > 2)
       rows_and_columns = {param.shape[0] * param.shape[1], param.shape[2]};

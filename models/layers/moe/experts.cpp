@@ -1,50 +1,27 @@
 #include "lockstep/models/layers/moe/experts.h"
 
+#include <utility>
+
 #include <ATen/ATen.h>
 
-#include "lockstep/core/check.h"
 #include "lockstep/models/layers/activation.h"
-#include "lockstep/models/layers/linear.h"
 #include "lockstep/models/layers/moe/grouped_linear.h"
 
 namespace lockstep {
 
-ExpertLinear::ExpertLinear(const LayerContext& context, std::vector<int64_t> out, int64_t in,
-                           Cut cut, double init_std) {
-  const ProcessGroup ep = context.state.group(GroupKind::ep);
-  const ProcessGroup etp = context.state.group(GroupKind::expert_tp);
-  std::vector<int64_t> shape = {*context.config.num_experts};
-  shape.insert(shape.end(), out.begin(), out.end());
-  shape.push_back(in);
-  const size_t dim = cut == Cut::in ? shape.size() - 1 : shape.size() - 2;
-  std::vector<int64_t> part = shape, offset(shape.size(), 0);
-  const auto divide = [&](size_t which, const ProcessGroup& group) {
-    require<UsageError>(shape[which] % group.size() == 0,
-                        "{}weight: dimension {} has size {}, allowed: a multiple of the {} ranks "
-                        "of {}",
-                        context.name, which, shape[which], group.size(), group.name());
-    part[which] /= group.size();
-    offset[which] = part[which] * group.rank();
-  };
-  divide(0, ep);
-  divide(dim, etp);
-  at::Tensor weight = at::empty(part, context.options);
-  fill_normal(weight, init_std, context.seed, context.name + "weight", shape, offset);
-  weight_ = register_described_parameter(
-      "weight", weight,
-      {.placements = {{MeshAxis::ep, Shard{0}}, {MeshAxis::etp, Shard{static_cast<int64_t>(dim)}}},
-       .is_expert = true});
-  if (!context.config.add_bias_linear) return;
-  part.pop_back();
-  ParamDescription description{
-      .placements = {{MeshAxis::ep, Shard{0}}}, .is_expert = true, .apply_weight_decay = false};
-  if (cut == Cut::out)
-    description.placements[MeshAxis::etp] = Shard{static_cast<int64_t>(dim)};
-  else
-    description.gradient_states = {{MeshAxis::etp, GradientState::partial_sum}};
-  bias_ = register_described_parameter("bias", at::zeros(part, context.options), description);
-  adds_bias_ = cut == Cut::out || etp.rank() == 0;
+ExpertLinear::ExpertLinear(const LayerContext& context, const ModuleSpec& spec) {
+  weight_ = add(spec.at("weight"), context.origin());
+  const ParamSpec* const bias = spec.find("bias");
+  if (bias == nullptr) return;
+  bias_ = add(*bias, context.origin());
+  const bool cut = bias->description.placement(MeshAxis::etp) != Placement(Replicate{});
+  adds_bias_ = cut || context.state.group(GroupKind::expert_tp).rank() == 0;
 }
+
+ExpertLinear::ExpertLinear(const LayerContext& context, std::vector<int64_t> out, int64_t in,
+                           Cut cut, double init_std)
+    : ExpertLinear(context,
+                   expert_linear_params(context.settings(), std::move(out), in, cut, init_std)) {}
 
 at::Tensor ExpertLinear::forward(const at::Tensor& x, const std::vector<int64_t>& rows) const {
   const at::Tensor y = grouped_linear(x, weight_.flatten(1, -2), rows);
@@ -54,20 +31,14 @@ at::Tensor ExpertLinear::forward(const at::Tensor& x, const std::vector<int64_t>
          own.flatten(1).repeat_interleave(at::tensor(rows, at::kLong).to(x.device()), 0, x.size(0));
 }
 
-GroupedMLP::GroupedMLP(const LayerContext& context) : activation_(context.config.activation) {
-  const TransformerConfig& config = context.config;
-  const int64_t width = *config.moe_ffn_hidden_size;
-  const bool gated = activation_ == Activation::swiglu;
-  linear_fc1_ = register_module(
-      "linear_fc1", std::make_shared<ExpertLinear>(
-                        context.child("linear_fc1"),
-                        gated ? std::vector<int64_t>{2, width} : std::vector<int64_t>{width},
-                        config.hidden_size, ExpertLinear::Cut::out, config.init_method_std));
-  linear_fc2_ = register_module(
-      "linear_fc2", std::make_shared<ExpertLinear>(
-                        context.child("linear_fc2"), std::vector<int64_t>{config.hidden_size},
-                        width, ExpertLinear::Cut::in, output_layer_init_std(config)));
+GroupedMLP::GroupedMLP(const LayerContext& context, const ModuleSpec& spec)
+    : activation_(context.config.activation) {
+  linear_fc1_ = add_child<ExpertLinear>(context, spec, "linear_fc1");
+  linear_fc2_ = add_child<ExpertLinear>(context, spec, "linear_fc2");
 }
+
+GroupedMLP::GroupedMLP(const LayerContext& context)
+    : GroupedMLP(context, grouped_mlp_params(context.settings())) {}
 
 at::Tensor GroupedMLP::forward(const at::Tensor& tokens, const std::vector<int64_t>& rows) const {
   return linear_fc2_->forward(activate(activation_, linear_fc1_->forward(tokens, rows)), rows);

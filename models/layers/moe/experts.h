@@ -14,7 +14,10 @@ namespace lockstep {
 /// likewise, or on every rank of etp.
 class ExpertLinear : public DescribedModule {
  public:
-  enum class Cut { out, in };
+  using Cut = ExpertCut;
+
+  /// `spec` as expert_linear_params() states it.
+  ExpertLinear(const LayerContext& context, const ModuleSpec& spec);
 
   /// The dimension that is cut must divide by the ranks of etp, num_experts by those of ep
   /// (UsageError). The weight starts as normal values of standard deviation `init_std`, the bias as
@@ -39,6 +42,8 @@ class ExpertLinear : public DescribedModule {
 class GroupedMLP : public DescribedModule {
  public:
   explicit GroupedMLP(const LayerContext& context);
+  /// `spec` as grouped_mlp_params() states it.
+  GroupedMLP(const LayerContext& context, const ModuleSpec& spec);
 
   /// `tokens` [rows, hidden_size], rows[e] of them for this rank's expert e, expert by expert ->
   /// the same shape: this rank's term of a sum over etp.

@@ -6,17 +6,19 @@
 
 namespace lockstep {
 
-MoELayer::MoELayer(const LayerContext& context)
+MoELayer::MoELayer(const LayerContext& context, const ModuleSpec& spec)
     : tensor_parallel_(context.tensor_parallel()),
       sequence_parallel_(context.parallel.sequence_parallel),
       dispatcher_(make_token_dispatcher(context.config.moe_token_dispatcher_type, context.state,
                                         *context.config.num_experts)) {
-  router_ = register_module("router", std::make_shared<TopKRouter>(context.child("router")));
-  experts_ = register_module("experts", std::make_shared<GroupedMLP>(context.child("experts")));
-  if (const auto width = context.config.moe_shared_expert_intermediate_size)
-    shared_experts_ = register_module(
-        "shared_experts", std::make_shared<MLP>(context.child("shared_experts"), *width));
+  router_ = add_child<TopKRouter>(context, spec, "router");
+  experts_ = add_child<GroupedMLP>(context, spec, "experts");
+  if (context.config.moe_shared_expert_intermediate_size)
+    shared_experts_ = add_child<MLP>(context, spec, "shared_experts");
 }
+
+MoELayer::MoELayer(const LayerContext& context)
+    : MoELayer(context, moe_layer_params(context.settings())) {}
 
 at::Tensor MoELayer::route_and_run(const at::Tensor& hidden,
                                    const std::function<void()>& meanwhile) const {

@@ -23,6 +23,8 @@ namespace lockstep {
 class MoELayer : public FeedForward {
  public:
   explicit MoELayer(const LayerContext& context);
+  /// `spec` as moe_layer_params() states it.
+  MoELayer(const LayerContext& context, const ModuleSpec& spec);
 
   at::Tensor forward(const at::Tensor& hidden) const override;
 

@@ -23,26 +23,22 @@ at::Tensor by_place(const at::Tensor& gathered, const ProcessGroup& group, const
 
 }  // namespace
 
-TopKRouter::TopKRouter(const LayerContext& context)
+TopKRouter::TopKRouter(const LayerContext& context, const ModuleSpec& spec)
     : config_(context.config),
       state_(context.state),
       loss_scale_(context.loss_scale),
       losses_(context.config, context.state) {
-  const int64_t experts = *config_.num_experts;
-  at::Tensor weight = at::empty({experts, config_.hidden_size}, context.options);
-  fill_normal(weight, config_.init_method_std, context.seed, context.name + "weight",
-              weight.sizes());
-  // The tokens are cut over tp here, with sequence parallelism or without.
-  weight_ =
-      register_described_parameter("weight", weight,
-                                   {.gradient_states = {{MeshAxis::tp, GradientState::partial_sum}},
-                                    .update = ParamUpdate::matrix});
+  weight_ = add(spec.at("weight"), context.origin());
   if (config_.moe_expert_capacity_factor) state_.group(GroupKind::tp_cp);
   if (!config_.moe_router_enable_expert_bias) return;
+  const int64_t experts = *config_.num_experts;
   expert_bias_ =
       register_buffer("expert_bias", at::zeros({experts}, context.options.dtype(at::kFloat)));
   tokens_per_expert_ = at::zeros({experts}, context.options.dtype(at::kLong));
 }
+
+TopKRouter::TopKRouter(const LayerContext& context)
+    : TopKRouter(context, router_params(context.settings())) {}
 
 at::Tensor TopKRouter::with_capacity(const Routing& routing, int64_t batch) const {
   const ProcessGroup group = state_.group(GroupKind::tp_cp);

@@ -16,6 +16,8 @@ namespace lockstep {
 class TopKRouter : public DescribedModule {
  public:
   explicit TopKRouter(const LayerContext& context);
+  /// `spec` as router_params() states it.
+  TopKRouter(const LayerContext& context, const ModuleSpec& spec);
 
   /// `hidden` [sequence, batch, hidden_size]: tokens that this rank alone has; the tokens of the
   /// micro-batch are those of all ranks of tp and cp. While training, with gradients on, counts the

@@ -1,0 +1,215 @@
+#include "lockstep/models/layers/layer_params.h"
+
+#include <cmath>
+
+#include "lockstep/core/expert_rules.h"
+#include "lockstep/core/integers.h"
+#include "lockstep/core/tensor_parallel_rules.h"
+
+namespace lockstep {
+namespace {
+
+ParamDescription cut_over_tp(size_t dim) {
+  return {.placements = {{MeshAxis::tp, Shard{static_cast<int64_t>(dim)}}}};
+}
+
+ParamDescription with_gradient_over_tp(GradientState state) {
+  return {.gradient_states = {{MeshAxis::tp, state}}};
+}
+
+ParamDescription as_matrix(ParamDescription description) {
+  description.update = ParamUpdate::matrix;
+  return description;
+}
+
+ParamDescription without_decay(ParamDescription description) {
+  description.apply_weight_decay = false;
+  return description;
+}
+
+/// The rows of the first layer of a feed-forward network: with SwiGLU the gate's and the others'.
+std::vector<int64_t> inner_rows(const TransformerConfig& config, int64_t width) {
+  if (config.activation == Activation::swiglu) return {2, width};
+  return {width};
+}
+
+}  // namespace
+
+double output_layer_init_std(const TransformerConfig& config) {
+  return config.init_method_std / std::sqrt(2.0 * static_cast<double>(config.num_layers));
+}
+
+ModuleSpec column_parallel_linear_params(int64_t in_features, std::vector<int64_t> out, bool bias,
+                                         double init_std) {
+  const ParamDescription cut = cut_over_tp(out.size() - 1), matrix = as_matrix(cut);
+  const ParamDescription of_bias = without_decay(out.size() < 2 ? cut : matrix);
+  std::vector<int64_t> shape = out;
+  shape.push_back(in_features);
+  ModuleSpec spec;
+  spec.add({"weight", std::move(shape), NormalValues{init_std}, matrix});
+  if (bias) spec.add({"bias", std::move(out), ConstantValue{0}, of_bias});
+  return spec;
+}
+
+ModuleSpec row_parallel_linear_params(const LayerSettings& settings, int64_t in_features,
+                                      int64_t out_features, bool bias, double init_std) {
+  ModuleSpec spec;
+  spec.add({"weight",
+            {out_features, in_features},
+            NormalValues{init_std},
+            as_matrix(cut_over_tp(1))});
+  if (bias)
+    spec.add({"bias",
+              {out_features},
+              ConstantValue{0},
+              without_decay(with_gradient_over_tp(settings.replicated_gradient_state()))});
+  return spec;
+}
+
+ModuleSpec norm_params(const LayerSettings& settings) {
+  const ParamDescription description =
+      without_decay(with_gradient_over_tp(settings.replicated_gradient_state()));
+  const int64_t width = settings.config.hidden_size;
+  ModuleSpec spec;
+  spec.add({"weight", {width}, ConstantValue{1}, description});
+  if (settings.config.normalization == Normalization::LayerNorm)
+    spec.add({"bias", {width}, ConstantValue{0}, description});
+  return spec;
+}
+
+ModuleSpec vocab_parallel_embedding_params(const LayerSettings& settings, TableUse use) {
+  const TransformerConfig& config = settings.config;
+  ParamDescription description = cut_over_tp(0);
+  description.is_embedding_or_output = true;
+  description.unpadded_rows = config.vocab_size;
+  if (use == TableUse::other_stage)
+    description.tie = Tie{"word_embeddings", TiedStages::first_and_last};
+  const int64_t rows = padded_vocab_size(config.vocab_size, config.make_vocab_size_divisible_by,
+                                         settings.tensor_ranks);
+  ModuleSpec spec;
+  spec.add({"weight",
+            {rows, config.hidden_size},
+            NormalValues{config.init_method_std},
+            std::move(description)});
+  return spec;
+}
+
+ModuleSpec position_embedding_params(const LayerSettings& settings) {
+  const TransformerConfig& config = settings.config;
+  ModuleSpec spec;
+  spec.add({"weight",
+            {config.seq_length, config.hidden_size},
+            NormalValues{config.init_method_std},
+            with_gradient_over_tp(settings.replicated_gradient_state())});
+  return spec;
+}
+
+ModuleSpec language_model_embedding_params(const LayerSettings& settings, TableUse use) {
+  ModuleSpec spec;
+  spec.add_child("word_embeddings", vocab_parallel_embedding_params(settings, use));
+  if (settings.config.position_embedding_type == PositionEmbeddingType::learned_absolute)
+    spec.add_child("position_embeddings", position_embedding_params(settings));
+  return spec;
+}
+
+ModuleSpec self_attention_params(const LayerSettings& settings) {
+  const TransformerConfig& config = settings.config;
+  const char* const what = "model.num_attention_heads and model.num_query_groups";
+  const int64_t channels = *config.kv_channels;
+  const int64_t heads =
+      checked_add(config.num_attention_heads, checked_mul(2, *config.num_query_groups, what), what);
+  const int64_t query_rows = checked_mul(config.num_attention_heads, channels, what);
+  ModuleSpec spec;
+  spec.add_child("linear_qkv",
+                 column_parallel_linear_params(
+                     config.hidden_size, {checked_mul(heads, channels, what)},
+                     config.add_bias_linear || config.add_qkv_bias, config.init_method_std));
+  spec.add_child("linear_proj",
+                 row_parallel_linear_params(settings, query_rows, config.hidden_size,
+                                            config.add_bias_linear, output_layer_init_std(config)));
+  return spec;
+}
+
+ModuleSpec mlp_params(const LayerSettings& settings, int64_t width) {
+  const TransformerConfig& config = settings.config;
+  ModuleSpec spec;
+  spec.add_child("linear_fc1",
+                 column_parallel_linear_params(config.hidden_size, inner_rows(config, width),
+                                               config.add_bias_linear, config.init_method_std));
+  spec.add_child("linear_fc2",
+                 row_parallel_linear_params(settings, width, config.hidden_size,
+                                            config.add_bias_linear, output_layer_init_std(config)));
+  return spec;
+}
+
+ModuleSpec router_params(const LayerSettings& settings) {
+  const TransformerConfig& config = settings.config;
+  ModuleSpec spec;
+  // The tokens are cut over tp here, with sequence parallelism or without.
+  spec.add({"weight",
+            {*config.num_experts, config.hidden_size},
+            NormalValues{config.init_method_std},
+            as_matrix(with_gradient_over_tp(GradientState::partial_sum))});
+  return spec;
+}
+
+ModuleSpec expert_linear_params(const LayerSettings& settings, std::vector<int64_t> out, int64_t in,
+                                ExpertCut cut, double init_std) {
+  std::vector<int64_t> shape = {*settings.config.num_experts};
+  shape.insert(shape.end(), out.begin(), out.end());
+  const auto last_out = static_cast<int64_t>(shape.size()) - 1;
+  const Shard along = {cut == ExpertCut::in ? last_out + 1 : last_out};
+  const ParamDescription by_expert{.placements = {{MeshAxis::ep, Shard{0}}}, .is_expert = true};
+
+  ParamDescription of_bias = without_decay(by_expert), of_weight = by_expert;
+  of_weight.placements[MeshAxis::etp] = along;
+  if (cut == ExpertCut::out)
+    of_bias.placements[MeshAxis::etp] = along;
+  else
+    of_bias.gradient_states = {{MeshAxis::etp, GradientState::partial_sum}};
+
+  std::vector<int64_t> weight_shape = shape;
+  weight_shape.push_back(in);
+  ModuleSpec spec;
+  spec.add({"weight", std::move(weight_shape), NormalValues{init_std}, std::move(of_weight)});
+  if (settings.config.add_bias_linear)
+    spec.add({"bias", std::move(shape), ConstantValue{0}, std::move(of_bias)});
+  return spec;
+}
+
+ModuleSpec grouped_mlp_params(const LayerSettings& settings) {
+  const TransformerConfig& config = settings.config;
+  const int64_t width = *config.moe_ffn_hidden_size;
+  ModuleSpec spec;
+  spec.add_child("linear_fc1",
+                 expert_linear_params(settings, inner_rows(config, width), config.hidden_size,
+                                      ExpertCut::out, config.init_method_std));
+  spec.add_child("linear_fc2", expert_linear_params(settings, {config.hidden_size}, width,
+                                                    ExpertCut::in, output_layer_init_std(config)));
+  return spec;
+}
+
+ModuleSpec moe_layer_params(const LayerSettings& settings) {
+  ModuleSpec spec;
+  spec.add_child("router", router_params(settings));
+  spec.add_child("experts", grouped_mlp_params(settings));
+  if (const auto width = settings.config.moe_shared_expert_intermediate_size)
+    spec.add_child("shared_experts", mlp_params(settings, *width));
+  return spec;
+}
+
+ModuleSpec feed_forward_params(const LayerSettings& settings) {
+  if (has_experts(settings.config, settings.layer)) return moe_layer_params(settings);
+  return mlp_params(settings, *settings.config.ffn_hidden_size);
+}
+
+ModuleSpec transformer_layer_params(const LayerSettings& settings) {
+  ModuleSpec spec;
+  spec.add_child("input_layernorm", norm_params(settings));
+  spec.add_child("self_attention", self_attention_params(settings));
+  spec.add_child("pre_mlp_layernorm", norm_params(settings));
+  spec.add_child("mlp", feed_forward_params(settings));
+  return spec;
+}
+
+}  // namespace lockstep

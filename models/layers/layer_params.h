@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "lockstep/core/config.h"
+#include "lockstep/core/param_spec.h"
+
+/// The parameters of the layers as data: names, shapes over all ranks, initial values,
+/// descriptions. Each layer registers what its function here states, and the planner counts the
+/// same; a layer that is added states its parameters here and nowhere else. Nothing here needs
+/// libtorch.
+namespace lockstep {
+
+/// What the parameters of a layer follow from.
+struct LayerSettings {
+  const TransformerConfig& config;  ///< resolved
+  int64_t tensor_ranks = 1;         ///< of tp
+  bool sequence_parallel = false;
+  int64_t layer = 0;  ///< number of the transformer layer, from 0 over the whole model
+
+  /// State over tp of the gradient of a parameter that is the same on all its ranks and works on
+  /// [sequence, batch, hidden] between the tensor-parallel regions: with sequence parallelism each
+  /// rank sees a part of the tokens.
+  GradientState replicated_gradient_state() const {
+    return sequence_parallel ? GradientState::partial_sum : GradientState::complete;
+  }
+};
+
+/// How VocabParallelEmbedding's table is used.
+enum class TableUse {
+  one_way,      ///< for the embedding or for the output
+  both_ways,    ///< for both, by this one table
+  other_stage,  ///< for one of them, and a copy of it on the other end of the pipeline for the
+                ///< other
+};
+
+/// Along which features of an expert's weight etp cuts.
+enum class ExpertCut { out, in };
+
+/// Standard deviation of the layers that write into the residual stream: init_method_std /
+/// sqrt(2 num_layers), as in Megatron Core's scaled_init_method_normal.
+double output_layer_init_std(const TransformerConfig& config);
+
+/// See ColumnParallelLinear.
+ModuleSpec column_parallel_linear_params(int64_t in_features, std::vector<int64_t> out, bool bias,
+                                         double init_std);
+/// See RowParallelLinear.
+ModuleSpec row_parallel_linear_params(const LayerSettings& settings, int64_t in_features,
+                                      int64_t out_features, bool bias, double init_std);
+/// See Norm.
+ModuleSpec norm_params(const LayerSettings& settings);
+/// See VocabParallelEmbedding.
+ModuleSpec vocab_parallel_embedding_params(const LayerSettings& settings, TableUse use);
+/// See PositionEmbedding.
+ModuleSpec position_embedding_params(const LayerSettings& settings);
+/// See LanguageModelEmbedding.
+ModuleSpec language_model_embedding_params(const LayerSettings& settings, TableUse use);
+/// See SelfAttention. UsageError: rows that do not fit into 64 bits.
+ModuleSpec self_attention_params(const LayerSettings& settings);
+/// See MLP.
+ModuleSpec mlp_params(const LayerSettings& settings, int64_t width);
+/// See TopKRouter.
+ModuleSpec router_params(const LayerSettings& settings);
+/// See ExpertLinear.
+ModuleSpec expert_linear_params(const LayerSettings& settings, std::vector<int64_t> out, int64_t in,
+                                ExpertCut cut, double init_std);
+/// See GroupedMLP.
+ModuleSpec grouped_mlp_params(const LayerSettings& settings);
+/// See MoELayer.
+ModuleSpec moe_layer_params(const LayerSettings& settings);
+/// See make_feed_forward().
+ModuleSpec feed_forward_params(const LayerSettings& settings);
+/// See TransformerLayer.
+ModuleSpec transformer_layer_params(const LayerSettings& settings);
+
+}  // namespace lockstep
