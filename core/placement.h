@@ -107,6 +107,10 @@ struct ParamDescription {
   /// and a checkpoint leaves it out.
   std::optional<int64_t> unpadded_rows = {};
 
+  /// Set where dimension 0 of the whole parameter holds several matrices in blocks that repeat: how
+  /// many rows each matrix has in a block, as the queries, the key and the value of a query group.
+  std::vector<int64_t> rows_of_matrices = {};
+
   Placement placement(MeshAxis axis) const;
   GradientState gradient_state(MeshAxis axis) const;
 

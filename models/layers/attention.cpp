@@ -41,7 +41,8 @@ SelfAttention::SelfAttention(const LayerContext& context)
       std::make_shared<ColumnParallelLinear>(
           context.child("linear_qkv"), config.hidden_size,
           std::vector{(config.num_attention_heads + 2 * *config.num_query_groups) * channels_},
-          config.add_bias_linear || config.add_qkv_bias, config.init_method_std));
+          config.add_bias_linear || config.add_qkv_bias, config.init_method_std,
+          std::vector{layout_.heads_per_group * channels_, channels_, channels_}));
   linear_proj_ =
       register_module("linear_proj", std::make_shared<RowParallelLinear>(
                                          context.child("linear_proj"),

@@ -44,15 +44,18 @@ LinearInput column_parallel_input(const LayerContext& context) {
 }
 
 ColumnParallelLinear::ColumnParallelLinear(const LayerContext& context, int64_t in_features,
-                                           std::vector<int64_t> out, bool bias, double init_std)
+                                           std::vector<int64_t> out, bool bias, double init_std,
+                                           std::vector<int64_t> rows_of_matrices)
     : options_(linear_options(context, column_parallel_input(context))) {
   const size_t dim = out.size() - 1;
   out.push_back(in_features);
   ParamDescription description = cut_along(dim);
+  description.rows_of_matrices = std::move(rows_of_matrices);
   weight_ = register_described_parameter("weight", initial_part(context, out, dim, init_std),
                                          description);
   if (!bias) return;
   description.apply_weight_decay = false;
+  description.rows_of_matrices.clear();
   std::vector<int64_t> shape = weight_.sizes().vec();
   shape.pop_back();
   bias_ = register_described_parameter("bias", at::zeros(shape, context.options), description);
