@@ -56,6 +56,10 @@ const std::vector<std::vector<std::string>> kModels = {
      "model.position_embedding_type=none"},
     {"model.recompute_granularity=full"},
     {"model.recompute_granularity=full", "model.recompute_num_layers=2", "train.precision=bf16"},
+    {"model.recompute_granularity=full", "model.recompute_method=uniform",
+     "model.recompute_num_layers=2"},
+    {"model.label_smoothing=0.1", "model.make_vocab_size_divisible_by=128"},
+    {"model.label_smoothing=0.1", "train.precision=bf16", "train.micro_batch_size=1"},
     {"model.hidden_size=64", "model.ffn_hidden_size=256", "model.vocab_size=700",
      "model.num_layers=5"},
     {"model.make_vocab_size_divisible_by=128"},
@@ -81,6 +85,7 @@ std::vector<std::vector<std::string>> all_models() {
            {},
            {"train.precision=bf16", "model.moe_ffn_hidden_size=24", "model.moe_router_topk=3"},
            {"model.activation=gelu", "model.moe_layer_freq=2", "train.precision=fp64"},
+           {"model.moe_layer_freq=[0, 1, 1]"},
            {"model.moe_shared_expert_intermediate_size=20", "model.add_bias_linear=true"},
            {"model.moe_router_score_function=sigmoid", "model.moe_aux_loss_coeff=0.1",
             "model.moe_z_loss_coeff=0.1"},
@@ -233,6 +238,29 @@ TEST(MemoryPlan, ActivationsAreWhatAutogradKeeps) {
   }
 }
 
+TEST(MemoryPlan, RecomputedLayersOfAStageAreWhatAutogradKeeps) {
+  for (const char* method : {"block", "uniform"})
+    for (const int64_t count : {1, 2, 4}) {
+      const Config config = small({"model.num_layers=6", "model.moe_layer_freq=[0, 0, 0, 1, 0, 1]",
+                                   "model.num_experts=4", "model.recompute_granularity=full",
+                                   fmt::format("model.recompute_method={}", method),
+                                   fmt::format("model.recompute_num_layers={}", count)});
+      SCOPED_TRACE(fmt::format("{} {}", method, count));
+      for (const ModelChunk& chunk : {ModelChunk{.first_layer = 0, .num_layers = 3},
+                                      {.first_layer = 3, .num_layers = 3},
+                                      {.first_layer = 5, .num_layers = 1}}) {
+        const GPTModel model(config.model, config.parallel, ParallelState::single_process(),
+                             GPTStage{chunk.first_layer, chunk.num_layers}, {});
+        const testing::MemoryCounter counter;
+        at::Tensor hidden = at::sin(at::arange(40 * 3 * 48, at::kFloat)).view({40, 3, 48});
+        const at::Tensor output = model.forward(GPTInput{.hidden = hidden.requires_grad_(true)});
+        const ActivationPlan plan = plan_activations(config, chunk, chunk.first_layer);
+        EXPECT_EQ(counter.bytes() - static_cast<int64_t>(output.nbytes()), plan.layers)
+            << chunk.num_layers << " from " << chunk.first_layer;
+      }
+    }
+}
+
 TEST(MemoryPlan, ActivationsOfTensorParallelRanksAreWhatAutogradKeeps) {
   const std::string sequence_parallel = "parallel.sequence_parallel=true";
   for (const auto& overrides : std::vector<std::vector<std::string>>{
@@ -240,6 +268,7 @@ TEST(MemoryPlan, ActivationsOfTensorParallelRanksAreWhatAutogradKeeps) {
            {"model.hidden_dropout=0.1", "model.normalization=LayerNorm"},
            {"model.recompute_granularity=full"},
            {"model.num_query_groups=1"},
+           {"model.label_smoothing=0.1"},
            {"model.num_experts=4"},
            {"model.num_experts=4", "train.precision=bf16"},
            {"model.num_experts=4", "model.moe_shared_expert_intermediate_size=20"}})
