@@ -5,6 +5,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <memory>
 #include <sstream>
 
 #include "lockstep/core/check.h"
@@ -50,7 +51,9 @@ std::string field_of_value(std::string_view text, int line, int column) {
   const auto drop = [&front](const char* ending) {
     front = front.substr(0, front.find_last_not_of(ending) + 1);
   };
-  drop(" \t[-");
+  drop(" \t-");
+  if (front.ends_with(',')) front = front.substr(0, std::min(front.rfind('['), front.size()));
+  drop(" \t[");
   if (!front.ends_with(':')) return "";
   drop(" \t:");
   const std::string name(front.substr(front.find_last_of(" \t\n{<,;") + 1));
@@ -123,17 +126,27 @@ std::string without_quotes(const std::string& text) {
   return quoted ? text.substr(1, text.size() - 2) : text;
 }
 
+/// `value` is a list in brackets, or its only element.
+void set_list(pb::Message* message, const FieldDescriptor& field, const std::string& value,
+              const std::string& option) {
+  const pb::Reflection& reflection = *message->GetReflection();
+  reflection.ClearField(message, &field);
+  if (!value.empty() && value.front() == '[') {
+    const std::unique_ptr<pb::Message> list(message->New());  // the parser empties what it fills
+    parse_text(field.name() + ": " + value, option, list.get());
+    message->MergeFrom(*list);
+  } else if (field.cpp_type() == FieldDescriptor::CPPTYPE_INT64) {
+    const char* const kind = "a whole number of 64 bits, or a list of them, as in [0, 1]";
+    reflection.AddInt64(message, &field, parse_number<int64_t>(value, option, kind));
+  } else {
+    reflection.AddString(message, &field, without_quotes(value));
+  }
+}
+
 void set_field(pb::Message* message, const FieldDescriptor& field, const std::string& value,
                const std::string& option) {
   const pb::Reflection& reflection = *message->GetReflection();
-  if (field.is_repeated()) {
-    reflection.ClearField(message, &field);
-    if (!value.empty() && value.front() == '[')
-      parse_text(field.name() + ": " + value, option, message);
-    else
-      reflection.AddString(message, &field, without_quotes(value));
-    return;
-  }
+  if (field.is_repeated()) return set_list(message, field, value, option);
   switch (field.cpp_type()) {
     case FieldDescriptor::CPPTYPE_INT64:
       reflection.SetInt64(message, &field,
@@ -187,14 +200,16 @@ std::string value_text(const pb::Message& message, const FieldDescriptor& field,
   return text;
 }
 
-/// The value of a field as text, "unset" where it has none.
+/// The value of a field as text, "unset" where it has none. A list of one number stands without
+/// brackets.
 std::string value_or_unset(const pb::Message& message, const FieldDescriptor& field) {
   const pb::Reflection& reflection = *message.GetReflection();
   if (field.is_repeated()) {
     std::string text;
-    for (int i = 0; i < reflection.FieldSize(message, &field); ++i)
-      text += (i ? ", " : "") + value_text(message, field, i);
-    return "[" + text + "]";
+    const int size = reflection.FieldSize(message, &field);
+    for (int i = 0; i < size; ++i) text += (i ? ", " : "") + value_text(message, field, i);
+    const bool number = field.cpp_type() != FieldDescriptor::CPPTYPE_STRING;
+    return number && size == 1 ? text : "[" + text + "]";
   }
   return reflection.HasField(message, &field) ? value_text(message, field, -1) : "unset";
 }
@@ -239,8 +254,12 @@ void check_fields(const pb::Message& message) {
   const pb::Reflection& reflection = *message.GetReflection();
   for (int i = 0; i < message.GetDescriptor()->field_count(); ++i) {
     const FieldDescriptor& field = *message.GetDescriptor()->field(i);
-    if (field.is_repeated()) continue;
-    if (field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
+    if (field.is_repeated()) {
+      if (field.cpp_type() != FieldDescriptor::CPPTYPE_INT64) continue;
+      for (int e = 0; e < reflection.FieldSize(message, &field); ++e)
+        check_number(field, static_cast<double>(reflection.GetRepeatedInt64(message, &field, e)),
+                     value_text(message, field, e));
+    } else if (field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
       check_fields(reflection.GetMessage(message, &field));
     } else if (reflection.HasField(message, &field)) {
       if (field.cpp_type() == FieldDescriptor::CPPTYPE_INT64)

@@ -26,7 +26,7 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
 void validate(const Config& config);
 
 /// Fills in the fields whose default follows from other fields (num_query_groups, kv_channels,
-/// ffn_hidden_size, recompute_num_layers, lr_decay_iters, the weight decay's ends,
+/// ffn_hidden_size, recompute_num_layers, moe_layer_freq, lr_decay_iters, the weight decay's ends,
 /// calculate_per_token_loss).
 Config resolve(Config config);
 

@@ -37,6 +37,9 @@ void check_model(const TransformerConfig& model) {
                          "model.recompute_num_layers: found {}, allowed: <= model.num_layers ({})",
                          *model.recompute_num_layers, model.num_layers);
   }
+  require<ConfigError>(model.label_smoothing == 0 || model.vocab_size > 1,
+                       "model.label_smoothing: found {}, allowed with model.vocab_size = 1: 0",
+                       model.label_smoothing);
 }
 
 void check_parallel(const ParallelConfig& parallel) {
@@ -200,7 +203,9 @@ Config resolve(Config config) {
     model.ffn_hidden_size = checked_mul(4, model.hidden_size, "model.ffn_hidden_size");
   if (!model.moe_ffn_hidden_size) model.moe_ffn_hidden_size = model.ffn_hidden_size;
   if (!model.recompute_num_layers && model.recompute_granularity == RecomputeGranularity::full)
-    model.recompute_num_layers = model.num_layers;
+    model.recompute_num_layers =
+        model.recompute_method == RecomputeMethod::block ? model.num_layers : 1;
+  if (model.moe_layer_freq.empty()) model.moe_layer_freq = TransformerConfig().moe_layer_freq;
   if (!config.ddp.calculate_per_token_loss)
     config.ddp.calculate_per_token_loss = !config.ddp.average_in_collective;
   OptimizerConfig& optimizer = config.optimizer;

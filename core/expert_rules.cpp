@@ -6,6 +6,25 @@
 namespace lockstep {
 namespace {
 
+/// Whether moe_layer_freq is the one number, not the list. A list of one 1 is both, and means the
+/// same.
+bool is_frequency(const std::vector<int64_t>& moe_layer_freq) {
+  return moe_layer_freq.size() == 1 && moe_layer_freq[0] >= 1;
+}
+
+void check_layer_frequency(const TransformerConfig& model) {
+  const std::vector<int64_t>& given = model.moe_layer_freq;
+  if (is_frequency(given)) return;
+  const char* const allowed = "a number >= 1, or 0 or 1 for each of the model.num_layers layers";
+  require<ConfigError>(static_cast<int64_t>(given.size()) == model.num_layers,
+                       "model.moe_layer_freq: found {} values for {} layers, allowed: {}",
+                       given.size(), model.num_layers, allowed);
+  for (size_t layer = 0; layer < given.size(); ++layer)
+    require<ConfigError>(given[layer] == 0 || given[layer] == 1,
+                         "model.moe_layer_freq: found {} for layer {}, allowed: {}", given[layer],
+                         layer, allowed);
+}
+
 void check_router(const TransformerConfig& model) {
   const int64_t experts = *model.num_experts, topk = model.moe_router_topk;
   require<ConfigError>(topk <= experts,
@@ -72,10 +91,13 @@ void check_layout(const TransformerConfig& model, const ParallelConfig& parallel
 }  // namespace
 
 bool has_experts(const TransformerConfig& model, int64_t layer) {
-  return model.num_experts && layer % model.moe_layer_freq == 0;
+  if (!model.num_experts) return false;
+  const std::vector<int64_t>& given = model.moe_layer_freq;
+  return is_frequency(given) ? layer % given[0] == 0 : given[static_cast<size_t>(layer)] == 1;
 }
 
 void check_experts(const TransformerConfig& model, const ParallelConfig& parallel) {
+  check_layer_frequency(model);
   if (!model.num_experts) {
     require<ConfigError>(parallel.expert_model_parallel_size == 1,
                          "parallel.expert_model_parallel_size: found {}, allowed without "

@@ -137,6 +137,9 @@ void ParamDescription::validate(std::string_view parameter) const {
         lockstep::to_string(placement(axis)), lockstep::to_string(axis),
         lockstep::to_string(gradient), lockstep::to_string(default_gradient_state(axis)));
   }
+  for (const int64_t rows : rows_of_matrices)
+    require<UsageError>(rows >= 1, "parameter '{}': found blocks of {} rows, allowed: >= 1 of each",
+                        parameter, fmt::join(rows_of_matrices, " + "));
   if (!tie) return;
   require<UsageError>(!tie->name.empty(), "parameter '{}': found a tie without a name", parameter);
   require<UsageError>(gradient_state(MeshAxis::pp) == GradientState::complete,
@@ -164,6 +167,8 @@ std::string ParamDescription::to_string() const {
     text += ", on all stages";
   if (tie) text += fmt::format(", tied '{}' on {}", tie->name, lockstep::to_string(tie->stages));
   if (unpadded_rows) text += fmt::format(", {} rows before padding", *unpadded_rows);
+  if (!rows_of_matrices.empty())
+    text += fmt::format(", blocks of {} rows", fmt::join(rows_of_matrices, " + "));
   if (is_embedding_or_output) text += ", embedding or output layer";
   if (update == ParamUpdate::matrix) text += ", updated as a matrix";
   return text + (apply_weight_decay ? "" : ", no weight decay");

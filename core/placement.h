@@ -131,6 +131,10 @@ struct ParamDescription {
 
   ParamUpdate update = ParamUpdate::elementwise;
 
+  /// Set where dimension 0 of the whole parameter holds several matrices in blocks that repeat: how
+  /// many rows each matrix has in a block, as the queries, the key and the value of a query group.
+  std::vector<int64_t> rows_of_matrices = {};
+
   /// The axes that the parameter lives on: tp, cp, dp, pp, of an expert etp, ep, edp, pp.
   std::array<MeshAxis, 4> axes() const;
   bool lives_on(MeshAxis axis) const;

@@ -50,13 +50,13 @@ struct OptimizerProgress {
 /// while the other parameters take adam:
 ///
 ///   m  = lerp(m, g, 1 - muon_momentum),  u = m, or lerp(g, m, muon_momentum) with Nesterov
-///   s  = muon_scale() * muon_extra_scale_factor
-///   p  = (1 - lr * weight_decay) * p - lr * s * orthogonalize(u)
+///   p  = (1 - lr * weight_decay) * p - lr * muon_direction(u)
 ///
 /// A matrix that is cut over tensor-parallel ranks is gathered for it (one all-gather over tp), so
 /// that the update does not depend on the layout. The last dimension of a parameter is the columns,
-/// all others together are the rows: matrices that lie in one parameter, as the queries, keys and
-/// values of an attention layer do, count as one.
+/// all others together are the rows. The queries, keys and values of an attention layer lie in one
+/// parameter; with muon_split_qkv each of the three is a matrix (see
+/// ParamDescription::rows_of_matrices). Other matrices that lie in one parameter count as one.
 ///
 /// fp32 and fp64 parameters are updated in place. bf16 and fp16 parameters have fp32 master
 /// weights, from which they are rounded.

@@ -166,19 +166,17 @@ at::Tensor OptimizerState::orthogonal_update(const NamedParameter& param, const 
   const Placement placement = param.description.placement(axis);
   const ProcessGroup group = parallel_state_.group(group_kind_of(axis));
   const auto* const shard = std::get_if<Shard>(&placement);
-  const auto scaled = [&](const at::Tensor& whole) {
-    return orthogonalize(whole, config.muon_num_ns_steps) *
-           (muon_scale(whole.size(0), whole.size(1), config.muon_scale_mode) *
-            config.muon_extra_scale_factor);
+  const auto direction = [&](const at::Tensor& whole) {
+    return muon_direction(whole, config, param.description.rows_of_matrices);
   };
-  if (!shard || group.size() == 1) return scaled(update);
+  if (!shard || group.size() == 1) return direction(update);
   const at::Tensor own = update.contiguous();
   const at::Tensor parts =
       at::empty({group.size(), update.size(0), update.size(1)}, update.options());
   all_gather(group, parts.view(-1), own.view(-1), "matrix of '" + param.name + "'").wait();
   const int64_t cut = shard->dim == param.tensor.dim() - 1 ? 1 : 0;
   const at::Tensor whole = at::cat(parts.unbind(0), cut);
-  return scaled(whole).chunk(group.size(), cut)[static_cast<size_t>(group.rank())];
+  return direction(whole).chunk(group.size(), cut)[static_cast<size_t>(group.rank())];
 }
 
 std::vector<OptimizerState::Named> OptimizerState::tensors() const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 
 #include <ATen/ATen.h>
 
@@ -22,6 +23,12 @@ constexpr std::array<Quintic, 5> kQuintics = {{{4.0848, -6.8946, 2.9270},
                                                {2.8366, -3.0525, 1.2012}}};
 constexpr double kLeastNorm = 1e-7;
 
+at::Tensor direction_of_one(const at::Tensor& matrix, const OptimizerConfig& config) {
+  return orthogonalize(matrix, config.muon_num_ns_steps) *
+         (muon_scale(matrix.size(0), matrix.size(1), config.muon_scale_mode) *
+          config.muon_extra_scale_factor);
+}
+
 }  // namespace
 
 at::Tensor orthogonalize(const at::Tensor& matrix, int64_t iterations) {
@@ -36,6 +43,22 @@ at::Tensor orthogonalize(const at::Tensor& matrix, int64_t iterations) {
     x = at::addmm(x, at::addmm(gram, gram, gram, b, c), x, a, 1);
   }
   return tall ? x.t() : x;
+}
+
+at::Tensor muon_direction(const at::Tensor& matrix, const OptimizerConfig& config,
+                          const std::vector<int64_t>& rows_of_matrices) {
+  if (rows_of_matrices.empty() || !config.muon_split_qkv) return direction_of_one(matrix, config);
+  const int64_t rows = matrix.size(0), columns = matrix.size(1);
+  const int64_t block =
+      std::accumulate(rows_of_matrices.begin(), rows_of_matrices.end(), int64_t{});
+  require<UsageError>(rows % block == 0,
+                      "muon_direction: found {} rows, allowed: a multiple of the {} of a block",
+                      rows, block);
+  std::vector<at::Tensor> parts =
+      matrix.reshape({rows / block, block, columns}).split_with_sizes(rows_of_matrices, 1);
+  for (at::Tensor& part : parts)
+    part = direction_of_one(part.reshape({-1, columns}), config).reshape(part.sizes());
+  return at::cat(parts, 1).view({rows, columns});
 }
 
 double muon_scale(int64_t rows, int64_t columns, MuonScaleMode mode) {

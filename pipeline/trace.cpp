@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <set>
 
 namespace lockstep {
@@ -12,6 +13,12 @@ namespace {
 int row_of(TraceEvent::Kind kind) {
   if (kind == TraceEvent::Kind::send) return 1;
   return kind == TraceEvent::Kind::receive ? 2 : 0;
+}
+
+/// Bytes that are no UTF-8 are replaced.
+std::string quoted(const std::string& text) {
+  using Json = nlohmann::json;
+  return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 double microseconds(int64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-3; }
@@ -67,9 +74,9 @@ void PipelineTrace::write_chrome_trace(std::ostream& out) const {
                        rank, row, name));
   }
   for (const TraceEvent& event : events)
-    line(fmt::format(R"({{"ph": "X", "pid": {}, "tid": {}, "name": "{}", "cat": "{}", )"
+    line(fmt::format(R"({{"ph": "X", "pid": {}, "tid": {}, "name": {}, "cat": "{}", )"
                      R"("ts": {:.3f}, "dur": {:.3f}}})",
-                     event.rank, row_of(event.kind), event.name, to_string(event.kind),
+                     event.rank, row_of(event.kind), quoted(event.name), to_string(event.kind),
                      microseconds(event.begin - events.front().begin),
                      microseconds(event.end - event.begin)));
   out << "\n]}\n";

@@ -5,6 +5,7 @@
 
 #include "lockstep/core/expert_rules.h"
 #include "lockstep/core/integers.h"
+#include "lockstep/core/recompute_rules.h"
 
 namespace lockstep {
 namespace {
@@ -67,7 +68,9 @@ class Activations {
   int64_t embedding() const { return sum(token_ids(), dropout_of_tokens()); }
   int64_t output() const {
     const int64_t held = std::min(config_.vocab_size, widths_.vocabulary);
-    return sum(norm(), product(tokens_, held, wide_), token_ids(), product(tokens_, wide_), wide_);
+    const bool own = layout_.tensor_ranks > 1 || config_.label_smoothing > 0;
+    return sum(norm(), product(tokens_, held, wide_), product(tokens_, wide_),
+               own ? product(10, tokens_) : sum(token_ids(), wide_));
   }
   int64_t output_gradients() const { return product(2, tokens_, widths_.vocabulary, wide_); }
 
@@ -213,17 +216,20 @@ int64_t element_bytes(Precision precision) {
 ActivationPlan plan_activations(const Config& config, const ModelChunk& chunk,
                                 int64_t first_layer) {
   const Activations activations(config);
-  const int64_t recomputed = std::clamp<int64_t>(
-      config.model.recompute_num_layers.value_or(0) - first_layer, 0, chunk.num_layers);
+  const std::vector<int64_t> pieces = recomputed_pieces(config.model, chunk.num_layers);
   ActivationPlan plan;
-  int64_t largest_recomputed = 0;
-  for (int64_t i = 0; i < chunk.num_layers; ++i) {
-    const int64_t layer = activations.layer(first_layer + i);
-    if (i < recomputed) largest_recomputed = std::max(largest_recomputed, layer);
-    plan.layers = sum(plan.layers, i < recomputed ? activations.layer_input() : layer);
+  int64_t largest_recomputed = 0, next = 0;
+  for (const int64_t num_layers : pieces) {
+    int64_t piece = 0;
+    for (const int64_t end = next + num_layers; next < end; ++next)
+      piece = sum(piece, activations.layer(first_layer + next));
+    largest_recomputed = std::max(largest_recomputed, piece);
+    plan.layers = sum(plan.layers, activations.layer_input());
   }
+  for (; next < chunk.num_layers; ++next)
+    plan.layers = sum(plan.layers, activations.layer(first_layer + next));
   plan.layers =
-      sum(plan.layers, recomputed > 0 && !chunk.has_embedding ? activations.stage_input() : 0);
+      sum(plan.layers, pieces.empty() || chunk.has_embedding ? 0 : activations.stage_input());
   plan.ends = sum(chunk.has_embedding ? activations.embedding() : 0,
                   chunk.has_output ? activations.output() : 0);
   const bool selective = config.model.recompute_granularity == RecomputeGranularity::selective;

@@ -35,11 +35,12 @@
 ///   z: t w). The shared expert as a feed-forward network, which keeps all of the norm's output.
 /// - output: log-probabilities T V w (without padding), losses T w, their weight w. Token ids in
 ///   the order of the layers, 8 T for the embedding and 8 T for the output, if sequence and
-///   micro-batch exceed 1.
+///   micro-batch exceed 1. Over tp, and with label smoothing, softmax T V w and losses T w, and of
+///   the labels their columns 8 T and two flags 2 T.
 ///
-/// Recomputation keeps of a layer its input alone, t h e (full; with
-/// distribute_saved_activations a rank's part of it, beside the input of a later stage, which the
-/// pipeline keeps), or of the attention core queries, keys, values as they come, and the output
+/// Recomputation keeps of a layer, or with recompute_method = uniform of a piece of several, its
+/// input alone, t h e (full; with distribute_saved_activations a rank's part of it, beside the input
+/// of a later stage, which the pipeline keeps), or of the attention core queries, keys, values as they come, and the output
 /// (selective).
 namespace lockstep {
 
@@ -47,9 +48,9 @@ struct ActivationPlan {
   int64_t layers = 0;  ///< bytes of the chunk's layers
   int64_t ends = 0;    ///< bytes of embedding and output
   /// Bytes that backward needs on top: gradients of logits and log-probabilities 2 T V w, or one
-  /// recomputed layer or attention core and, with attention dropout, the numbers that it draws,
-  /// 20 T S * heads, whichever is more. An upper bound where other layers behind it are free by
-  /// then.
+  /// recomputed layer, piece or attention core and, with attention dropout, the numbers that it
+  /// draws, 20 T S * heads, whichever is more. An upper bound where other layers behind it are free
+  /// by then.
   int64_t working = 0;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <ostream>
 
@@ -169,16 +170,14 @@ MemoryPlan plan_memory(const Config& config, std::optional<int64_t> world_size) 
 }
 
 void write_json(std::ostream& out, const MemoryPlan& plan) {
-  out << fmt::format(R"({{"world_size":{},"stages":[)", plan.world_size);
-  const char* before = "";
+  nlohmann::ordered_json json = {{"world_size", plan.world_size},
+                                 {"stages", nlohmann::ordered_json::array()}};
   for (const StageMemory& stage : plan.stages) {
-    out << fmt::format(R"({}{{"stage":{},"parameters":{})", before, stage.stage, stage.parameters);
-    for (const Column& column : kColumns)
-      out << fmt::format(R"(,"{}":{})", column.name, column.value(stage));
-    out << "}";
-    before = ",";
+    nlohmann::ordered_json& one = json["stages"].emplace_back();
+    one = {{"stage", stage.stage}, {"parameters", stage.parameters}};
+    for (const Column& column : kColumns) one[column.name] = column.value(stage);
   }
-  out << "]}\n";
+  out << json.dump() << "\n";
 }
 
 void write_text(std::ostream& out, const MemoryPlan& plan) {

@@ -93,7 +93,14 @@ std::string member_type(const pb::FieldDescriptor& field) {
   return "std::optional<" + element_type(field) + ">";
 }
 
+bool has_list_default(const pb::FieldDescriptor& field) {
+  return field.options().HasExtension(options::list_default);
+}
+
 std::string default_text(const pb::FieldDescriptor& field) {
+  if (has_list_default(field))
+    return std::to_string(field.options().GetExtension(options::list_default));
+  if (field.is_repeated()) return "none";
   if (!field.has_default_value()) return "";
   switch (field.cpp_type()) {
     case pb::FieldDescriptor::CPPTYPE_INT64:
@@ -111,6 +118,7 @@ std::string default_text(const pb::FieldDescriptor& field) {
 }
 
 std::string initializer(const pb::FieldDescriptor& field) {
+  if (has_list_default(field)) return " = {" + default_text(field) + "}";
   if (!field.has_default_value()) return "";
   if (is_enum(field)) return " = " + enum_name(field) + "::" + enumerator(default_text(field));
   if (field.cpp_type() == pb::FieldDescriptor::CPPTYPE_STRING)
@@ -200,7 +208,9 @@ void write_conversions(std::ostream& source, const pb::Descriptor& message) {
       from += "  from_message(" + get + ", " + member + ");\n";
       to += "  to_message(" + member + ", message->mutable_" + field.name() + "());\n";
     } else if (field.is_repeated()) {
-      from += "  " + member + ".assign(" + get + ".begin(), " + get + ".end());\n";
+      const std::string given = "message." + field.name() + "_size() > 0";
+      from += (has_list_default(field) ? "  if (" + given + ")\n  " : "") + "  " + member +
+              ".assign(" + get + ".begin(), " + get + ".end());\n";
       to += "  for (const auto& element : " + member + ") message->add_" + field.name() +
             "(element);\n";
     } else if (is_enum(field)) {
@@ -232,10 +242,9 @@ void write_fields(std::ostream& source, const pb::Descriptor& message, const std
     }
     const auto& o = field.options();
     source << "      {" << quote(field_path) << ", " << quote(field.cpp_type_name()) << ", "
-           << quote(field.is_repeated() ? "none" : default_text(field)) << ",\n       "
-           << quote(o.GetExtension(options::unit)) << ", " << quote(allowed(field)) << ", "
-           << quote(o.GetExtension(options::unset)) << ",\n       " << quote(comment_of(field))
-           << "},\n";
+           << quote(default_text(field)) << ",\n       " << quote(o.GetExtension(options::unit))
+           << ", " << quote(allowed(field)) << ", " << quote(o.GetExtension(options::unset))
+           << ",\n       " << quote(comment_of(field)) << "},\n";
   }
 }
 

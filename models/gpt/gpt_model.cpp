@@ -4,6 +4,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/core/recompute_rules.h"
 #include "lockstep/models/layers/context_parallel.h"
 #include "lockstep/models/layers/cross_entropy.h"
 #include "lockstep/models/layers/recompute.h"
@@ -111,7 +112,7 @@ TransformerConfig resolve_model(const TransformerConfig& config, const ParallelC
 TransformerBlock::TransformerBlock(const LayerContext& context, const ModuleSpec& spec,
                                    const GPTStage& stage)
     : first_layer_(stage.first_layer),
-      recomputed_(context.config.recompute_num_layers.value_or(0) - stage.first_layer),
+      recomputed_(recomputed_pieces(context.config, stage.num_layers)),
       name_(context.name) {
   if (context.config.distribute_saved_activations) saving_ = context.tensor_parallel();
   layers_ = add_child<LayerList>(context, spec, "layers", stage)->layers;
@@ -122,20 +123,28 @@ TransformerBlock::TransformerBlock(const LayerContext& context, const GPTStage& 
     : TransformerBlock(context, transformer_block_params(context.settings(), stage), stage) {}
 
 at::Tensor TransformerBlock::forward(at::Tensor hidden, const TokenPositions& tokens) const {
-  for (size_t i = 0; i < layers_.size(); ++i) hidden = run_layer(i, hidden, tokens);
+  int64_t next = 0;
+  for (const int64_t num_layers : recomputed_) {
+    hidden = run_piece(next, num_layers, hidden, tokens);
+    next += num_layers;
+  }
+  for (size_t i = static_cast<size_t>(next); i < layers_.size(); ++i)
+    hidden = layers_[i]->forward(hidden, tokens);
   return final_layernorm_ ? final_layernorm_->forward(hidden) : hidden;
 }
 
-at::Tensor TransformerBlock::run_layer(size_t index, const at::Tensor& hidden,
+at::Tensor TransformerBlock::run_piece(int64_t first, int64_t num_layers, const at::Tensor& hidden,
                                        const TokenPositions& tokens) const {
-  const auto layer = [module = layers_[index], tokens](const std::vector<at::Tensor>& inputs) {
-    return module->forward(inputs[0], tokens);
+  const auto begin = layers_.begin() + first;
+  const auto run = [layers = std::vector(begin, begin + num_layers),
+                    tokens](const std::vector<at::Tensor>& inputs) {
+    at::Tensor output = inputs[0];
+    for (const auto& layer : layers) output = layer->forward(output, tokens);
+    return output;
   };
-  if (static_cast<int64_t>(index) >= recomputed_) return layer({hidden});
-  if (!saving_) return recompute(layer, {hidden});
-  return recompute_from_parts(
-      layer, {hidden}, *saving_,
-      name_ + "layers." + std::to_string(first_layer_ + static_cast<int64_t>(index)) + " input");
+  if (!saving_) return recompute(run, {hidden});
+  return recompute_from_parts(run, {hidden}, *saving_,
+                              name_ + "layers." + std::to_string(first_layer_ + first) + " input");
 }
 
 GPTModel::GPTModel(const TransformerConfig& config, const GPTModelOptions& options)
@@ -217,9 +226,9 @@ at::Tensor GPTModel::output(const at::Tensor& hidden, const at::Tensor& labels) 
         .narrow(2, 0, config_.vocab_size)
         .transpose(0, 1)
         .contiguous();
-  const at::Tensor losses =
-      vocab_parallel_cross_entropy(logits.flatten(0, 1), labels.t().contiguous().flatten(),
-                                   output_table_->partition(), tensor_parallel_);
+  const at::Tensor losses = vocab_parallel_cross_entropy(
+      logits.flatten(0, 1), labels.t().contiguous().flatten(), output_table_->partition(),
+      tensor_parallel_, output_table_->is_training() ? config_.label_smoothing : 0);
   return losses.view({labels.size(1), labels.size(0)}).t();
 }
 

@@ -53,11 +53,13 @@ class TransformerBlock : public DescribedModule {
   at::Tensor forward(at::Tensor hidden, const TokenPositions& tokens) const;
 
  private:
-  at::Tensor run_layer(size_t index, const at::Tensor& hidden, const TokenPositions& tokens) const;
+  /// The layers from `first` of the stage on, of which only `hidden` is kept.
+  at::Tensor run_piece(int64_t first, int64_t num_layers, const at::Tensor& hidden,
+                       const TokenPositions& tokens) const;
 
   std::vector<std::shared_ptr<TransformerLayer>> layers_;
   int64_t first_layer_;
-  int64_t recomputed_;                  ///< layers, from the first of the stage
+  std::vector<int64_t> recomputed_;     ///< see recomputed_pieces()
   std::optional<ProcessGroup> saving_;  ///< ranks that share what recomputed layers keep
   std::string name_;
   std::shared_ptr<Norm> final_layernorm_;
@@ -91,6 +93,7 @@ class GPTModel : public DescribedModule {
 
   /// Runs the stage. With the loss and `labels`: the loss of each token [batch, sequence] in nats,
   /// in fp32 (fp64 for a model in fp64), the same on all ranks of tp; labels may be kIgnoredLabel.
+  /// label_smoothing counts while the model is training (train(), eval()).
   /// With the loss and no labels: the logits [batch, sequence, vocabulary], gathered over tp.
   /// Without the loss: activations [sequence, batch, hidden_size], with sequence parallelism this
   /// rank's [sequence / ranks, batch, hidden_size], which are the next stage's `hidden`.

@@ -40,13 +40,15 @@ double output_layer_init_std(const TransformerConfig& config) {
 }
 
 ModuleSpec column_parallel_linear_params(int64_t in_features, std::vector<int64_t> out, bool bias,
-                                         double init_std) {
-  const ParamDescription cut = cut_over_tp(out.size() - 1), matrix = as_matrix(cut);
-  const ParamDescription of_bias = without_decay(out.size() < 2 ? cut : matrix);
+                                         double init_std, std::vector<int64_t> rows_of_matrices) {
+  const ParamDescription cut = cut_over_tp(out.size() - 1);
+  const ParamDescription of_bias = without_decay(out.size() < 2 ? cut : as_matrix(cut));
+  ParamDescription of_weight = as_matrix(cut);
+  of_weight.rows_of_matrices = std::move(rows_of_matrices);
   std::vector<int64_t> shape = out;
   shape.push_back(in_features);
   ModuleSpec spec;
-  spec.add({"weight", std::move(shape), NormalValues{init_std}, matrix});
+  spec.add({"weight", std::move(shape), NormalValues{init_std}, std::move(of_weight)});
   if (bias) spec.add({"bias", std::move(out), ConstantValue{0}, of_bias});
   return spec;
 }
@@ -54,10 +56,8 @@ ModuleSpec column_parallel_linear_params(int64_t in_features, std::vector<int64_
 ModuleSpec row_parallel_linear_params(const LayerSettings& settings, int64_t in_features,
                                       int64_t out_features, bool bias, double init_std) {
   ModuleSpec spec;
-  spec.add({"weight",
-            {out_features, in_features},
-            NormalValues{init_std},
-            as_matrix(cut_over_tp(1))});
+  spec.add(
+      {"weight", {out_features, in_features}, NormalValues{init_std}, as_matrix(cut_over_tp(1))});
   if (bias)
     spec.add({"bias",
               {out_features},
@@ -119,11 +119,12 @@ ModuleSpec self_attention_params(const LayerSettings& settings) {
   const int64_t heads =
       checked_add(config.num_attention_heads, checked_mul(2, *config.num_query_groups, what), what);
   const int64_t query_rows = checked_mul(config.num_attention_heads, channels, what);
+  const int64_t queries_of_group = query_rows / *config.num_query_groups;
   ModuleSpec spec;
-  spec.add_child("linear_qkv",
-                 column_parallel_linear_params(
-                     config.hidden_size, {checked_mul(heads, channels, what)},
-                     config.add_bias_linear || config.add_qkv_bias, config.init_method_std));
+  spec.add_child("linear_qkv", column_parallel_linear_params(
+                                   config.hidden_size, {checked_mul(heads, channels, what)},
+                                   config.add_bias_linear || config.add_qkv_bias,
+                                   config.init_method_std, {queries_of_group, channels, channels}));
   spec.add_child("linear_proj",
                  row_parallel_linear_params(settings, query_rows, config.hidden_size,
                                             config.add_bias_linear, output_layer_init_std(config)));

@@ -44,7 +44,8 @@ double output_layer_init_std(const TransformerConfig& config);
 
 /// See ColumnParallelLinear.
 ModuleSpec column_parallel_linear_params(int64_t in_features, std::vector<int64_t> out, bool bias,
-                                         double init_std);
+                                         double init_std,
+                                         std::vector<int64_t> rows_of_matrices = {});
 /// See RowParallelLinear.
 ModuleSpec row_parallel_linear_params(const LayerSettings& settings, int64_t in_features,
                                       int64_t out_features, bool bias, double init_std);

@@ -29,9 +29,11 @@ ColumnParallelLinear::ColumnParallelLinear(const LayerContext& context, const Mo
 }
 
 ColumnParallelLinear::ColumnParallelLinear(const LayerContext& context, int64_t in_features,
-                                           std::vector<int64_t> out, bool bias, double init_std)
+                                           std::vector<int64_t> out, bool bias, double init_std,
+                                           std::vector<int64_t> rows_of_matrices)
     : ColumnParallelLinear(
-          context, column_parallel_linear_params(in_features, std::move(out), bias, init_std)) {}
+          context, column_parallel_linear_params(in_features, std::move(out), bias, init_std,
+                                                 std::move(rows_of_matrices))) {}
 
 at::Tensor ColumnParallelLinear::forward(const at::Tensor& input) const {
   return parallel_linear(input, weight_, bias_, options_);

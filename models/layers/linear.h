@@ -21,9 +21,10 @@ class ColumnParallelLinear : public DescribedModule {
   ColumnParallelLinear(const LayerContext& context, const ModuleSpec& spec);
 
   /// `out` counts over all ranks; its last number must divide by them (UsageError). The weight
-  /// starts as normal values of standard deviation `init_std`, the bias as zero.
+  /// starts as normal values of standard deviation `init_std`, the bias as zero. `rows_of_matrices`:
+  /// see ParamDescription.
   ColumnParallelLinear(const LayerContext& context, int64_t in_features, std::vector<int64_t> out,
-                       bool bias, double init_std);
+                       bool bias, double init_std, std::vector<int64_t> rows_of_matrices = {});
 
   /// `input` [sequence, batch, in], the same on all ranks, or with sequence parallelism this rank's
   /// [sequence / ranks, batch, in] -> [sequence, batch, out / ranks]. Collectives: those of

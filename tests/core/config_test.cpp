@@ -114,6 +114,15 @@ TEST(Config, OverridesOfListsTakeBrackets) {
   EXPECT_EQ(config.data.path, (std::vector<std::string>{"a", "b"}));
 }
 
+TEST(Config, OverridesOfListsLeaveTheFieldsBesideThem) {
+  const Config config = parse_config(
+      "data { split: '80,20' } model { num_layers: 3 }", "x",
+      {"data.tokenizer=gpt2:folder", R"(data.path=["a", "b"])", "model.moe_layer_freq=[0, 1, 0]"});
+  EXPECT_EQ(config.data.split, "80,20");
+  EXPECT_EQ(config.data.tokenizer, "gpt2:folder");
+  EXPECT_EQ(config.model.num_layers, 3);
+}
+
 TEST(Config, BadOverridesAreNamed) {
   EXPECT_EQ(refusal("", {"model.num_layers"}),
             "--set model.num_layers: must have the form path=value");
@@ -141,6 +150,10 @@ TEST(Config, ValuesOutOfBoundsAreNamedWithWhatIsAllowed) {
       {"model.rotary_percent=1.5", "model.rotary_percent: found 1.5, allowed: <= 1"},
       {"model.normalization=BatchNorm",
        "model.normalization: found 'BatchNorm', allowed: RMSNorm, LayerNorm"},
+      {"model.label_smoothing=1", "model.label_smoothing: found 1, allowed: < 1"},
+      {"model.label_smoothing=-0.1", "model.label_smoothing: found -0.1, allowed: >= 0"},
+      {"model.recompute_method=blocks",
+       "model.recompute_method: found 'blocks', allowed: block, uniform"},
       {"train.precision=fp8", "train.precision: found 'fp8', allowed: fp32, fp64, bf16, fp16"},
   };
   for (const auto& [assignment, message] : cases) EXPECT_EQ(refusal("", {assignment}), message);
@@ -168,6 +181,8 @@ TEST(Config, ContradictionsAreNamed) {
       {{"model.recompute_num_layers=1"}, "model.recompute_num_layers: is set"},
       {{"model.recompute_granularity=full", "model.recompute_num_layers=3"},
        "model.recompute_num_layers: found 3, allowed: <= model.num_layers (2)"},
+      {{"model.label_smoothing=0.1", "model.vocab_size=1"},
+       "model.label_smoothing: found 0.1, allowed with model.vocab_size = 1: 0"},
       {{"model.kv_channels=5"}, "model.rotary_percent: found 1"},
       {{"parallel.virtual_pipeline_model_parallel_size=2"},
        "parallel.virtual_pipeline_model_parallel_size: found 2"},
@@ -177,6 +192,49 @@ TEST(Config, ContradictionsAreNamed) {
   };
   for (const auto& [overrides, message] : cases)
     EXPECT_TRUE(refusal("", overrides).starts_with(message)) << refusal("", overrides);
+}
+
+TEST(Config, LayersWithExpertsAreANumberOrAList) {
+  const auto parsed = [](const std::string& text, const std::vector<std::string>& more = {}) {
+    return parse_config("model { num_layers: 3 " + text + " }", "x", more).model.moe_layer_freq;
+  };
+  using List = std::vector<int64_t>;
+  EXPECT_EQ(parsed(""), List{1});
+  EXPECT_EQ(parsed("moe_layer_freq: 2"), List{2});
+  EXPECT_EQ(parsed("moe_layer_freq: [0, 1, 1]"), (List{0, 1, 1}));
+  EXPECT_EQ(parsed("moe_layer_freq: 2", {"model.moe_layer_freq=3"}), List{3});
+  EXPECT_EQ(parsed("moe_layer_freq: 2", {"model.moe_layer_freq=[1,0,1]"}), (List{1, 0, 1}));
+  EXPECT_EQ(parsed("moe_layer_freq: [1, 0, 1]", {"model.moe_layer_freq=[]"}), List{1});
+}
+
+TEST(Config, LayersWithExpertsThatDoNotFitAreNamed) {
+  const std::string text = "model { num_layers: 3 num_experts: 4 }";
+  const std::pair<const char*, const char*> cases[] = {
+      {"[0, 1]",
+       "model.moe_layer_freq: found 2 values for 3 layers, allowed: a number >= 1, or 0 or 1 for "
+       "each of the model.num_layers layers"},
+      {"[0, 1, 2]", "model.moe_layer_freq: found 2 for layer 2, allowed: a number >= 1, or"},
+      {"0", "model.moe_layer_freq: found 1 values for 3 layers"},
+      {"[0, -1, 0]", "model.moe_layer_freq: found -1, allowed: >= 0"},
+      {"two", "--set model.moe_layer_freq=two: found 'two', allowed: a whole number of 64 bits"},
+      {"[0, two, 0]",
+       "--set model.moe_layer_freq=[0, two, 0]:1:21: model.moe_layer_freq: Expected"},
+  };
+  for (const auto& [value, message] : cases) {
+    const std::string found = refusal(text, {std::string("model.moe_layer_freq=") + value});
+    EXPECT_TRUE(found.starts_with(message)) << found;
+  }
+  EXPECT_EQ(refusal("model { moe_layer_freq: [0, x] }"),
+            "x.textproto:1:29: model.moe_layer_freq: Expected integer, got: x");
+}
+
+TEST(Config, LayersWithExpertsArePrintedAsTheyAreRead) {
+  for (const char* value : {"1", "2", "[0, 1]"}) {
+    const Config config = parse_config("", "x", {std::string("model.moe_layer_freq=") + value});
+    const std::string printed = print_config(config);
+    EXPECT_NE(printed.find(std::string("  moe_layer_freq: ") + value + "\n"), std::string::npos);
+    EXPECT_EQ(parse_config(printed, "printed").model.moe_layer_freq, config.model.moe_layer_freq);
+  }
 }
 
 TEST(Config, SplitSharesAddUpToOne) {

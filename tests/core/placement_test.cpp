@@ -93,6 +93,22 @@ TEST(ParamDescription, TheUpdateIsPartOfIt) {
             "dense, partial-sum over cp, partial-sum over dp, updated as a matrix");
 }
 
+TEST(ParamDescription, MatricesInOneParameterArePartOfIt) {
+  ParamDescription qkv;
+  qkv.rows_of_matrices = {8, 4, 4};
+  qkv.validate("qkv");
+  EXPECT_EQ(qkv.to_string(),
+            "dense, partial-sum over cp, partial-sum over dp, blocks of 8 + 4 + 4 rows");
+  qkv.rows_of_matrices = {8, 0};
+  try {
+    qkv.validate("qkv");
+    FAIL();
+  } catch (const UsageError& error) {
+    EXPECT_STREQ(error.what(),
+                 "parameter 'qkv': found blocks of 8 + 0 rows, allowed: >= 1 of each");
+  }
+}
+
 TEST(ParamDescription, ATieIsPartOfIt) {
   ParamDescription embedding;
   EXPECT_FALSE(embedding.is_on_several_stages());

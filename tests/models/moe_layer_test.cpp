@@ -358,11 +358,16 @@ TEST(MoELayer, CountsChoicesForTheExpertBiasWhileTraining) {
 
 TEST(MoELayer, LayersInBetweenAreDense) {
   TransformerConfig config = layer_config();
-  config.moe_layer_freq = 3;
+  config.moe_layer_freq = {3};
   EXPECT_TRUE(has_experts(config, 0));
   EXPECT_FALSE(has_experts(config, 1));
   EXPECT_FALSE(has_experts(config, 2));
   EXPECT_TRUE(has_experts(config, 3));
+  config.moe_layer_freq = {0, 1, 0, 1};
+  for (const int64_t layer : {0, 1, 2, 3}) EXPECT_EQ(has_experts(config, layer), layer % 2 == 1);
+  config.moe_layer_freq = {0};
+  EXPECT_FALSE(has_experts(config, 0));
+  config.moe_layer_freq = {1};
   config.num_experts.reset();
   EXPECT_FALSE(has_experts(config, 0));
 }

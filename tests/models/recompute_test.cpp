@@ -302,5 +302,34 @@ TEST(Recompute, WhatIsKeptFallsAsTheFormulaSays) {
   EXPECT_LE(parts.peak, full.peak);
 }
 
+/// Bytes that the layers of `stage`, which is neither first nor last, keep for backward.
+int64_t kept_by(const TransformerConfig& config, const GPTStage& stage) {
+  const GPTModel model(config, ParallelConfig{}, ParallelState::single_process(), stage,
+                       {.dtype = at::kDouble});
+  const at::Tensor hidden =
+      at::sin(at::arange(8 * kMicroBatch * 16, at::kDouble)).view({8, kMicroBatch, 16});
+  hidden.requires_grad_(true);
+  const testing::MemoryCounter memory;
+  const at::Tensor output = model.forward(GPTInput{.hidden = hidden});
+  return memory.bytes() - static_cast<int64_t>(output.nbytes());
+}
+
+// In one process a layer of the configuration above keeps (h = 16, f = 24, 4 heads, 2 query groups)
+// what WhatIsKeptFallsAsTheFormulaSays counts for half of the heads and of f.
+TEST(Recompute, NumberOfLayersCountsFromTheFirstOfEachStage) {
+  constexpr int64_t kTe = 8 * kMicroBatch * 8, kHidden = 16, kFfn = 24;
+  constexpr int64_t kLayer = kTe * (2 * (3 * kHidden + 1) + 2 * (8 + 8 + 24 + 8 + 2) + 4 * kFfn);
+  TransformerConfig none = recomputing(RecomputeGranularity::none), full = none;
+  none.num_layers = full.num_layers = 6;
+  full.recompute_granularity = RecomputeGranularity::full;
+  for (const GPTStage& stage : {GPTStage{0, 3}, GPTStage{3, 3}, GPTStage{1, 2}, GPTStage{5, 1}})
+    for (const int64_t layers : {1, 2, 5}) {
+      full.recompute_num_layers = layers;
+      const int64_t recomputed = std::min(layers, stage.num_layers);
+      EXPECT_EQ(kept_by(none, stage) - kept_by(full, stage), recomputed * (kLayer - kTe * kHidden))
+          << layers << " of " << stage.num_layers << " from " << stage.first_layer;
+    }
+}
+
 }  // namespace
 }  // namespace lockstep

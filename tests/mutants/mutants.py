@@ -204,6 +204,11 @@ MUTANTS = [Mutant(*fields) for fields in [
      "mean_share(label_smoothing, vocabulary.vocab_size);",
      "mean_share(label_smoothing, vocabulary.rows);",
      [TENSOR]),
+    ("smoothing-in-validation", "the loss of validation is smoothed as that of training is",
+     "models/gpt/gpt_model.cpp",
+     "output_table_->is_training() ? config_.label_smoothing : 0",
+     "config_.label_smoothing",
+     [TENSOR, "model_options_test"]),
     ("padding-is-trained", "the padding of the vocabulary gets a gradient",
      "models/layers/cross_entropy.cpp",
      "padded ? at::zeros({softmax.size(0), rows}",
@@ -232,11 +237,17 @@ MUTANTS = [Mutant(*fields) for fields in [
      [TENSOR]),
     ("recomputed-with-other-numbers", "recomputation draws other random numbers than forward did",
      "models/gpt/gpt_model.cpp",
-     "    return module->forward(inputs[0], tokens);",
+     "    for (const auto& layer : layers) output = layer->forward(output, tokens);",
      "    TokenPositions other = tokens;\n"
      "    if (at::GradMode::is_enabled()) other.first_sample += 1;\n"
-     "    return module->forward(inputs[0], other);",
+     "    for (const auto& layer : layers) output = layer->forward(output, other);",
      [TENSOR, "models_test"]),
+    ("recomputed-from-the-first-layer-alone", "layers of later stages are not recomputed",
+     "models/gpt/gpt_model.cpp",
+     "recomputed_(recomputed_pieces(context.config, stage.num_layers)),",
+     "recomputed_(stage.first_layer > 0 ? std::vector<int64_t>()\n"
+     "                  : recomputed_pieces(context.config, stage.num_layers)),",
+     ["models_test", "memory_plan_test"]),
     # Shards
     ("shard-of-the-first-bucket", "wrong shard offset: counted from the buffer, not the bucket",
      "distributed/shard_ranges.cpp",
@@ -249,6 +260,11 @@ MUTANTS = [Mutant(*fields) for fields in [
      "",
      ["checkpoint_test"]),
     # Optimizer and resuming
+    ("qkv-not-by-query-groups", "Muon cuts the fused weight as if it had all queries first",
+     "optimizer/orthogonalize.cpp",
+     "matrix.reshape({rows / block, block, columns}).split",
+     "matrix.reshape({block, rows / block, columns}).transpose(0, 1).split",
+     ["optimizer_test"]),
     ("master-in-bf16", "the master weights are rounded to the parameters' dtype",
      "optimizer/optimizer_state.cpp",
      "    step_muon(config, groups, piece, control);\n}",

@@ -90,10 +90,12 @@ TEST(PipelineTraceTest, ChromesFormat) {
   PipelineTrace trace;
   trace.add({Kind::send, 1, "F0.0", 7000, 9500});
   trace.add({Kind::task, 0, "F0.0", 5000, 6000});
+  trace.add({Kind::task, 0, "a \"name\"\\\n", 9500, 9500});
   std::ostringstream out;
   trace.write_chrome_trace(out);
   const auto events = nlohmann::json::parse(out.str()).at("traceEvents");
-  ASSERT_EQ(events.size(), 2u * 4 + 2);
+  ASSERT_EQ(events.size(), 2u * 4 + 3);
+  EXPECT_EQ(events[10].at("name"), "a \"name\"\\\n");
   EXPECT_EQ(events[0], nlohmann::json::parse(R"({"ph": "M", "pid": 0, "name": "process_name",
                                                  "args": {"name": "stage 0"}})"));
   EXPECT_EQ(events[8], nlohmann::json::parse(R"({"ph": "X", "pid": 0, "tid": 0, "name": "F0.0",

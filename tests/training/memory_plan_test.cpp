@@ -67,6 +67,29 @@ TEST(MemoryPlan, ActivationsAreWhatAutogradKeeps) {
   }
 }
 
+TEST(MemoryPlan, RecomputedLayersOfAStageAreWhatAutogradKeeps) {
+  for (const char* method : {"block", "uniform"})
+    for (const int64_t count : {1, 2, 4}) {
+      const Config config = small({"model.num_layers=6", "model.moe_layer_freq=[0, 0, 0, 1, 0, 1]",
+                                   "model.num_experts=4", "model.recompute_granularity=full",
+                                   fmt::format("model.recompute_method={}", method),
+                                   fmt::format("model.recompute_num_layers={}", count)});
+      SCOPED_TRACE(fmt::format("{} {}", method, count));
+      for (const ModelChunk& chunk : {ModelChunk{.first_layer = 0, .num_layers = 3},
+                                      {.first_layer = 3, .num_layers = 3},
+                                      {.first_layer = 5, .num_layers = 1}}) {
+        const GPTModel model(config.model, config.parallel, ParallelState::single_process(),
+                             GPTStage{chunk.first_layer, chunk.num_layers}, {});
+        const testing::MemoryCounter counter;
+        at::Tensor hidden = at::sin(at::arange(40 * 3 * 48, at::kFloat)).view({40, 3, 48});
+        const at::Tensor output = model.forward(GPTInput{.hidden = hidden.requires_grad_(true)});
+        const ActivationPlan plan = plan_activations(config, chunk, chunk.first_layer);
+        EXPECT_EQ(counter.bytes() - static_cast<int64_t>(output.nbytes()), plan.layers)
+            << chunk.num_layers << " from " << chunk.first_layer;
+      }
+    }
+}
+
 TEST(MemoryPlan, ActivationsOfTensorParallelRanksAreWhatAutogradKeeps) {
   const std::string sequence_parallel = "parallel.sequence_parallel=true";
   for (const auto& overrides : std::vector<std::vector<std::string>>{
@@ -74,6 +97,7 @@ TEST(MemoryPlan, ActivationsOfTensorParallelRanksAreWhatAutogradKeeps) {
            {"model.hidden_dropout=0.1", "model.normalization=LayerNorm"},
            {"model.recompute_granularity=full"},
            {"model.num_query_groups=1"},
+           {"model.label_smoothing=0.1"},
            {"model.num_experts=4"},
            {"model.num_experts=4", "train.precision=bf16"},
            {"model.num_experts=4", "model.moe_shared_expert_intermediate_size=20"}})

@@ -1,6 +1,7 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "lockstep/core/check.h"
@@ -18,20 +19,19 @@ struct ScheduleArguments {
   bool json = false;
 };
 
-std::string names_of(const std::vector<PipelineTask>& tasks, const char* quote,
-                     const char* separator) {
-  std::string text;
-  for (const PipelineTask& task : tasks)
-    text += (text.empty() ? "" : separator) + (quote + to_string(task) + quote);
-  return text;
+std::vector<std::string> names_of(const std::vector<PipelineTask>& tasks) {
+  std::vector<std::string> names;
+  for (const PipelineTask& task : tasks) names.push_back(to_string(task));
+  return names;
 }
 
 void write_schedule_json(const PipelineSchedule& schedule, const Timeline& timeline) {
-  std::cout << fmt::format(R"({{"warmup":[{}],"bubble_fraction":{},"ranks":[)",
-                           fmt::join(schedule.warmup, ","), timeline.bubble_fraction());
-  for (size_t rank = 0; rank < schedule.ranks.size(); ++rank)
-    std::cout << (rank == 0 ? "[" : ",[") << names_of(schedule.ranks[rank], "\"", ",") << "]";
-  std::cout << "]}\n";
+  const double bubble = timeline.bubble_fraction();
+  nlohmann::ordered_json json = {{"warmup", schedule.warmup}, {"bubble_fraction", bubble}};
+  if (bubble == 0) json["bubble_fraction"] = 0;
+  json["ranks"] = nlohmann::ordered_json::array();
+  for (const auto& tasks : schedule.ranks) json["ranks"].push_back(names_of(tasks));
+  std::cout << json.dump() << "\n";
 }
 
 /// "1f1b: 4 ranks x 2 chunks, 8 micro-batches in groups of 4, bubble 15.79 % of 57/2 forwards"
@@ -55,7 +55,7 @@ void write_schedule_text(const ScheduleOptions& options, const PipelineSchedule&
             << fmt::format("{:>4}  {:>7}  {:>5}  tasks\n", "rank", "warm-up", "alive");
   for (size_t rank = 0; rank < schedule.ranks.size(); ++rank)
     std::cout << fmt::format("{:>4}  {:>7}  {:>5}  {}\n", rank, schedule.warmup[rank], alive[rank],
-                             names_of(schedule.ranks[rank], "", " "));
+                             fmt::join(names_of(schedule.ranks[rank]), " "));
 }
 
 void write_svg(const ScheduleArguments& arguments, const PipelineSchedule& schedule,

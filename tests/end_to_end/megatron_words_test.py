@@ -1,0 +1,98 @@
+"""docs/megatron.md lists every field that has Megatron Core's name and another default, with both.
+
+Skipped where Megatron Core is not installed (scripts/setup megatron)."""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import unittest
+
+from support import BUILD, clean_environment, megatron_python, run
+
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/megatron.md"
+
+THEIR_DEFAULTS = """
+import dataclasses, json, torch
+torch.cuda.current_device = lambda: torch.device("cpu")
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig
+from megatron.core.transformer import TransformerConfig
+print(json.dumps({field.name: str(field.default)
+                  for kind in (TransformerConfig, DistributedDataParallelConfig, OptimizerConfig)
+                  for field in dataclasses.fields(kind)
+                  if field.default is not dataclasses.MISSING}))
+"""
+
+
+def table(heading):
+    """The rows of the first table after `heading`, without its two head lines."""
+    text = PAGE.read_text().split(heading, 1)[1]
+    lines = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE).group().splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def our_values():
+    """The value of each field by its path, in a configuration that sets nothing."""
+    values, group = {}, ""
+    printed = run(BUILD / "lockstep", "train", "/dev/null", "--print-config").stdout.decode()
+    for line in printed.splitlines():
+        if line.endswith(" {"):
+            group = line[:-2]
+        elif match := re.match(r"  (\w+): (.*)", line):
+            values[f"{group}.{match[1]}"] = match[2].strip('"')
+    return values
+
+
+def fields_with_a_default():
+    help_text = run(BUILD / "lockstep", "train", "--help").stdout.decode()
+    blocks = re.findall(r"^  (\w+\.\w+)\n    (\((?:.|\n)*?\)\n)", help_text, re.MULTILINE)
+    return {path for path, facts in blocks if ", default " in " ".join(facts.split())}
+
+
+def same(ours, theirs):
+    words = {"True": "true", "False": "false", "torch.float32": "fp32"}
+    try:
+        return float(ours) == float(theirs)
+    except ValueError:
+        return ours == words.get(theirs, theirs)
+
+
+class MegatronWords(unittest.TestCase):
+    @unittest.skipUnless(megatron_python(), "megatron-core is not installed")
+    def test_every_other_default_is_listed(self):
+        ran = subprocess.run([megatron_python(), "-W", "ignore", "-c", THEIR_DEFAULTS],
+                             capture_output=True, timeout=300, env=clean_environment(), check=True)
+        theirs = json.loads(ran.stdout)
+        values, with_default = our_values(), fields_with_a_default()
+        self.assertGreater(len(values), 100)
+        self.assertGreater(len(with_default), 80)
+        expected, compared = [], 0
+        for path, ours in values.items():
+            name = path.split(".")[1]
+            if name not in theirs or (path not in with_default and theirs[name] == "None"):
+                continue
+            compared += 1
+            if not same(ours, theirs[name]):
+                expected.append([f"`{path}`", ours, theirs[name]])
+        self.assertGreater(compared, 50)
+        self.assertEqual(sorted(table("## Same name, other default")), sorted(expected))
+
+    def test_our_defaults_are_as_listed(self):
+        values = our_values()
+        for path, ours, _ in table("## Same name, other default") + table("Of the command line"):
+            self.assertEqual(values[path.strip("`")], ours, path)
+
+    def test_fields_that_are_named_exist(self):
+        help_text = run(BUILD / "lockstep", "train", "--help").stdout.decode()
+        paths = set(re.findall(r"^  (\w+\.\w+)$", help_text, re.MULTILINE))
+        for heading in ("## Same name, other meaning", "## Other name, same meaning"):
+            for row in table(heading):
+                for path in re.findall(r"`((?:model|parallel|ddp|optimizer|data|train|checkpoint)"
+                                       r"\.\w+)`", row[0]):
+                    self.assertIn(path, paths)
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())
