@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "lockstep/core/check.h"
+#include "lockstep/parallel_state/rank_message.h"
 
 namespace lockstep {
 namespace {
@@ -51,41 +52,47 @@ FailureBoard::Lost DesyncGuard::find_lost(const RankList& ranks) const {
   return board_->find_lost(ranks, rank_key);
 }
 
-std::string DesyncGuard::find_culprit(const RankList& ranks) const noexcept try {
-  if (const auto lost = board_->lost_server()) return board_->rank_serves() ? *lost : "";
-  if (const auto posted = board_->ask()) return posted->culprit;
-  return find_lost(ranks).text();
-} catch (const std::exception&) {
-  return board_->rank_serves() ? board_->lost_server().value_or("") : "";
-}
-
-DesyncGuard::Explanation DesyncGuard::explain(const RankList& ranks, const NamedLedger& ledger,
+DesyncGuard::Explanation DesyncGuard::explain(const RankList& ranks, const NamedLedger* ledger,
                                               const std::string& waits_for,
                                               const std::string& reason) const noexcept {
   has_failed_ = true;
-  Explanation result{.culprit = "", .reason = reason, .difference = ""};
+  Explanation result{.culprit = "", .reason = reason, .difference = "", .failed = ""};
   try {
     if (board_->lost_server()) return without_store(reason);
     publish("waits for " + waits_for);
     if (const auto posted = board_->ask()) {
-      result.culprit = posted->culprit;
-      result.reason = fmt::format("rank {}: {}", posted->rank, posted->message);
+      result = explained_by(*posted);
     } else {
       const FailureBoard::Lost lost = find_lost(ranks);
       result.culprit = lost.text();
-      board_->post(fmt::format("{} failed: {}", waits_for, reason), lost);
+      board_->post_operation(fmt::format("{} failed: {}", waits_for, reason), lost);
     }
-    if (result.culprit.empty()) result.difference = difference(ranks, ledger);
+    if (ledger && result.culprit.empty() && result.failed.empty())
+      result.difference = difference(ranks, *ledger);
     return result;
   } catch (const std::exception&) {
     return result.culprit.empty() ? without_store(result.reason) : result;
   }
 }
 
+DesyncGuard::Explanation DesyncGuard::explained_by(const Failure& posted) {
+  if (posted.own) return {.culprit = "", .reason = "", .difference = "", .failed = posted.text()};
+  return {.culprit = posted.culprit,
+          .reason = told_by_rank(posted.rank, posted.message),
+          .difference = "",
+          .failed = ""};
+}
+
+/// A launcher's store may be silent while all ranks live. Where some of this host do not, these
+/// come first; else it is the host of the store that does not answer.
 DesyncGuard::Explanation DesyncGuard::without_store(const std::string& reason) const {
-  const std::string lost = board_->lost_server().value_or("");
-  if (lost.empty() || board_->rank_serves()) return {lost, reason, ""};
-  return {"", reason + "; " + lost, ""};
+  const std::string server = board_->lost_server().value_or("");
+  const std::string here = board_->rank_serves() ? "" : board_->find_lost_here().text();
+  if (here.empty()) return {.culprit = server, .reason = reason, .difference = "", .failed = ""};
+  return {.culprit = here,
+          .reason = reason + (server.empty() ? "" : "; " + server),
+          .difference = "",
+          .failed = ""};
 }
 
 std::string DesyncGuard::difference(const RankList& ranks, const NamedLedger& ledger) const {

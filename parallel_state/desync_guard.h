@@ -40,22 +40,20 @@ class DesyncGuard {
     std::string culprit;     ///< "rank 1 has gone"; empty where no rank is lost
     std::string reason;      ///< what another rank has posted, else the reason that was given
     std::string difference;  ///< the first one between the ranks; empty where they agree
+    std::string failed;      ///< "rank 1: no text": it failed by itself, which explains all
   };
 
   /// Called where an operation over `ranks` has failed; `waits_for` says which. Looks for ranks
   /// that are lost, which takes 1.25 s at most, and posts the failure. Where none is lost it tells
-  /// the others what this rank has done, and waits up to two seconds for what they tell. Never
-  /// throws.
-  Explanation explain(const RankList& ranks, const NamedLedger& ledger,
+  /// the others what this rank has done, and waits up to two seconds for what they tell of this
+  /// `ledger`; null for a group that is not connected. Never throws.
+  Explanation explain(const RankList& ranks, const NamedLedger* ledger,
                       const std::string& waits_for, const std::string& reason) const noexcept;
-
-  /// The rank that is lost, the server of the store or one of `ranks`, in words. Empty if there is
-  /// none, or if none can be asked. Never throws.
-  std::string find_culprit(const RankList& ranks) const noexcept;
 
  private:
   void publish(const std::string& elsewhere) const;
   FailureBoard::Lost find_lost(const RankList& ranks) const;
+  static Explanation explained_by(const Failure& posted);
   Explanation without_store(const std::string& reason) const;
   std::string difference(const RankList& ranks, const NamedLedger& ledger) const;
 

@@ -11,6 +11,7 @@
 #include <random>
 
 #include "lockstep/core/check.h"
+#include "lockstep/parallel_state/peer_error.h"
 #include "lockstep/parallel_state/process_mark.h"
 
 namespace lockstep {
@@ -93,10 +94,11 @@ void DirectMemory::read(int peer, std::byte* to, uint64_t address, int64_t bytes
   if (bytes == 0) return;
   const Card& card = cards_.at(static_cast<size_t>(peer));
   const int error = try_to_read(card, to, address, bytes);
-  require<CommunicationError>(
-      error == 0, "{} bytes of the memory of rank {} of the group (process {}) cannot be read: {}",
-      bytes, peer, card.process,
-      error == EKEYREVOKED ? "the rank has given up" : std::strerror(error));
+  if (error != 0)
+    throw PeerError(
+        fmt::format("{} bytes of the memory of ", bytes), peer,
+        fmt::format(" (process {}) cannot be read: {}", card.process,
+                    error == EKEYREVOKED ? "the rank has given up" : std::strerror(error)));
   bytes_read_ += bytes;
 }
 

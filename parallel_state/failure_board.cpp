@@ -6,6 +6,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/process_mark.h"
+#include "lockstep/parallel_state/rank_message.h"
 #include "lockstep/parallel_state/store_client.h"
 
 namespace lockstep {
@@ -29,15 +30,26 @@ std::optional<std::string> read(c10d::Store& store, const std::string& key) {
 }
 
 std::string encode(const Failure& failure) {
-  return fmt::format("{1}{0}{2}{0}{3}", kFieldEnd, failure.rank, failure.culprit, failure.message);
+  return fmt::format("{1}{0}{2}{0}{3}{0}{4}", kFieldEnd, failure.rank, failure.own ? "own" : "",
+                     failure.culprit, failure.message);
 }
 
-Failure decode(const std::string& text) {
-  const size_t first = text.find(kFieldEnd), second = text.find(kFieldEnd, first + 1);
-  return {std::stoll(text), text.substr(first + 1, second - first - 1), text.substr(second + 1)};
+Failure decode(std::string text) {
+  const auto next = [&] {
+    const size_t end = text.find(kFieldEnd);
+    std::string field = text.substr(0, end);
+    text.erase(0, end + 1);
+    return field;
+  };
+  Failure failure{.rank = std::stoll(next()), .culprit = "", .message = ""};
+  failure.own = !next().empty();
+  failure.culprit = next();
+  failure.message = text;
+  return failure;
 }
 
-std::string list(const RankList& ranks, const char* one, const char* several) {
+std::string list(RankList ranks, const char* one, const char* several) {
+  std::sort(ranks.begin(), ranks.end());
   return fmt::format("rank{} {} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "),
                      ranks.size() == 1 ? one : several);
 }
@@ -45,7 +57,7 @@ std::string list(const RankList& ranks, const char* one, const char* several) {
 }  // namespace
 
 std::string Failure::text() const {
-  return fmt::format("{}{}rank {}: {}", culprit, culprit.empty() ? "" : ": ", rank, message);
+  return fmt::format("{}{}{}", culprit, culprit.empty() ? "" : ": ", told_by_rank(rank, message));
 }
 
 std::optional<Failure> posted_failure(c10d::Store& store) {
@@ -99,14 +111,22 @@ FailureBoard::~FailureBoard() {
   if (lookout_.joinable()) lookout_.join();
 }
 
-void FailureBoard::post(const std::string& message, const Lost& lost) const noexcept {
+void FailureBoard::post(const std::string& message) const noexcept {
+  post({.rank = rank_, .culprit = "", .message = message, .own = true}, 0);
+}
+
+void FailureBoard::post_operation(const std::string& message, const Lost& lost) const noexcept {
+  post({.rank = rank_, .culprit = lost.text(), .message = message},
+       static_cast<int64_t>(lost.gone.size() + lost.silent.size()));
+}
+
+void FailureBoard::post(const Failure& failure, int64_t lost) const noexcept {
   if (!store_) return;
   posted_ = true;
   if (lost_server()) return;
   try {
-    const std::string mine = encode({rank_, lost.text(), message});
-    if (store_->compareSet(kKey, "", mine) == mine)
-      store_->add(kNumberLost, static_cast<int64_t>(lost.gone.size() + lost.silent.size()));
+    const std::string mine = encode(failure);
+    if (store_->compareSet(kKey, "", mine) == mine) store_->add(kNumberLost, lost);
   } catch (const std::exception&) {
     // The store is gone with the process that served it; the peers see their connections close.
   }
@@ -162,6 +182,16 @@ FailureBoard::Lost FailureBoard::find_gone(const RankList& ranks) const {
   return {store_ ? ended_processes(*store_, ranks) : RankList(), {}};
 }
 
+FailureBoard::Lost FailureBoard::find_lost_here() const {
+  Lost lost;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (size_t rank = 0; rank < marks_.size(); ++rank) {
+    if (process_has_ended(marks_[rank])) lost.gone.push_back(static_cast<int64_t>(rank));
+    if (process_has_stopped(marks_[rank])) lost.silent.push_back(static_cast<int64_t>(rank));
+  }
+  return lost;
+}
+
 bool FailureBoard::rank_serves() const { return client_ && !client_->address().of_launcher; }
 
 std::optional<std::string> FailureBoard::lost_server() const {
@@ -180,9 +210,22 @@ std::optional<std::string> FailureBoard::lost_launcher() const {
   return client_->address().server + " has gone";
 }
 
+void FailureBoard::remember_processes() {
+  if (!marks_.empty() || !client_ || !client_->address().of_launcher ||
+      world_size_ > static_cast<int64_t>(kMostLookedFor))
+    return;
+  std::vector<std::string> keys;
+  for (int64_t rank = 0; rank < world_size_; ++rank) keys.push_back(process_key(rank));
+  if (!store_->check(keys)) return;  // not all have come yet
+  const auto marks = store_->multiGet(keys);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& mark : marks) marks_.emplace_back(mark.begin(), mark.end());
+}
+
 void FailureBoard::look() {
   if (client_ && client_->server_has_gone()) return;
   try {
+    remember_processes();
     store_->add(beat_key(rank_), 1);
     const auto failure = posted_failure(*store_);
     last_answer_ = Clock::now().time_since_epoch().count();

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -23,8 +24,9 @@ class StoreClient;
 /// What a rank has posted.
 struct Failure {
   int64_t rank = 0;     ///< that posted it
-  std::string culprit;  ///< "rank 1 has gone"; empty where the rank itself failed
+  std::string culprit;  ///< "rank 1 has gone"; empty where no rank is lost
   std::string message;
+  bool own = false;  ///< the rank failed by itself, not in an operation with others
 
   /// "rank 2: no text", after the culprit where there is one.
   std::string text() const;
@@ -46,7 +48,7 @@ class FailureBoard {
     RankList gone;    ///< known to have ended
     RankList silent;  ///< stopped, cut off, or ended on another host
     bool none() const { return gone.empty() && silent.empty(); }
-    /// "rank 1 has gone", "ranks 1, 3 do not answer"
+    /// "rank 1 has gone", "ranks 1, 3 do not answer", in ascending order.
     std::string text() const;
   };
 
@@ -56,9 +58,11 @@ class FailureBoard {
   FailureBoard(const FailureBoard&) = delete;
   FailureBoard& operator=(const FailureBoard&) = delete;
 
-  /// Posts that this rank has failed, or that it has found `lost` ranks. The first failure of the
-  /// job stays; later ones are dropped. Never throws.
-  void post(const std::string& message, const Lost& lost = {}) const noexcept;
+  /// Posts that this rank has failed. The first failure of the job stays; later ones are dropped.
+  /// Never throws.
+  void post(const std::string& message) const noexcept;
+  /// Posts that an operation with other ranks has failed, for which `lost` ranks are the cause.
+  void post_operation(const std::string& message, const Lost& lost) const noexcept;
 
   /// The failure of another rank that the thread has seen. Asks nobody and never blocks.
   std::optional<Failure> find() const;
@@ -79,6 +83,11 @@ class FailureBoard {
   /// Those of `ranks` whose processes are known to have ended without a check-out, on this host.
   /// Nobody is looked for among more than 64. c10::Error as above.
   Lost find_gone(const RankList& ranks) const;
+
+  /// Ranks of this host whose processes have ended, or are stopped by a signal, as far as that is
+  /// known without the store. Only where a launcher serves it, whose silence says nothing of the
+  /// ranks.
+  Lost find_lost_here() const;
 
   /// "rank 0, which serves the store at ..., has gone", or has not answered for so and so long;
   /// nothing while it answers. Asks nobody.
@@ -105,8 +114,10 @@ class FailureBoard {
  private:
   using Clock = std::chrono::steady_clock;
 
+  void post(const Failure& failure, int64_t lost) const noexcept;
   void look_out();
   void look();
+  void remember_processes();
   int64_t beats_of(int64_t rank) const;
 
   c10::intrusive_ptr<c10d::Store> store_;
@@ -119,6 +130,7 @@ class FailureBoard {
 
   mutable std::mutex mutex_;
   std::optional<Failure> found_;
+  std::vector<std::string> marks_;  ///< of the processes of all ranks, where a launcher serves
   std::condition_variable wake_;
   std::list<std::function<void()>> watched_;
   bool ended_ = false;

@@ -20,7 +20,10 @@ std::string dump_flight_recorder(int64_t rank) noexcept try {
                                   : (std::filesystem::temp_directory_path() / name).string();
   std::ofstream file(path, std::ios::binary);
   file << recording << "\n";
-  return file.flush() ? path : "";
+  if (file.flush()) return path;
+  std::error_code ignored;
+  std::filesystem::remove(path, ignored);
+  return "";
 } catch (const std::exception&) {
   return "";
 }

@@ -4,6 +4,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/operation.h"
+#include "lockstep/parallel_state/peer_error.h"
 
 namespace lockstep {
 namespace {
@@ -46,7 +47,7 @@ void HostMessages::wait(const Message& message) const {
   try {
     done = message.work->wait(timeout_);
   } catch (const std::exception& error) {
-    fail<CommunicationError>("rank {} of the group: {}", message.peer, reason_of(error));
+    throw PeerError("", message.peer, ": " + reason_of(error));
   }
   require<CommunicationError>(done, "given up");
 }

@@ -4,6 +4,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/host_chunks.h"
+#include "lockstep/parallel_state/peer_error.h"
 
 namespace lockstep {
 namespace {
@@ -59,11 +60,11 @@ HostTransfers::Source& HostTransfers::expect(int64_t bytes, int peer, int stage)
 }
 
 void HostTransfers::check(const Offer& found, int64_t bytes, int peer) const {
-  require<CommunicationError>(
-      found.identity == identity_ && found.number == number_ && found.bytes == bytes,
-      "rank {} of the group offers {} bytes for call {} ({:016x}), expected {} for call {} "
-      "({:016x})",
-      peer, found.bytes, found.number, found.identity, bytes, number_, identity_);
+  if (found.identity == identity_ && found.number == number_ && found.bytes == bytes) return;
+  throw PeerError(
+      "", peer,
+      fmt::format(" offers {} bytes for call {} ({:016x}), expected {} for call {} ({:016x})",
+                  found.bytes, found.number, found.identity, bytes, number_, identity_));
 }
 
 void HostTransfers::await_offer(Source& source) {

@@ -55,6 +55,11 @@ std::vector<AnnouncedField> decode(const std::string& text) {
   return fields;
 }
 
+/// " (run id 'today')"; nothing where the run has none.
+std::string in_words(const std::string& run_id) {
+  return run_id.empty() ? "" : fmt::format(" (run id '{}')", run_id);
+}
+
 std::string first_difference(const std::vector<AnnouncedField>& first,
                              const std::vector<AnnouncedField>& mine, int64_t rank) {
   const auto text_of = [](const std::vector<AnnouncedField>& fields, const std::string& name) {
@@ -121,9 +126,9 @@ void Membership::claim() {
 void Membership::refuse_second_claim(int64_t generation, const std::string& holder) {
   keys_ = c10::make_intrusive<c10d::PrefixStore>(std::to_string(generation), root_);
   const std::string message = fmt::format(
-      "rank {} is claimed twice, by the processes {} and {} (run id '{}'); allowed: one process a "
-      "rank, and another run id for another run",
-      spec_.rank, process_of(holder), process_of(token_), spec_.run_id);
+      "rank {} is claimed twice, by the processes {} and {}{}; allowed: one process a rank, and "
+      "another run id for another run",
+      spec_.rank, process_of(holder), process_of(token_), in_words(spec_.run_id));
   post(kCommunication, message);
   throw CommunicationError(message);
 }
@@ -171,12 +176,12 @@ RankList Membership::all_ranks() const {
 
 std::string Membership::missing_ranks(const RankList& gone) const {
   if (!gone.empty())
-    return fmt::format("{} before all ranks had met (run id '{}')",
-                       FailureBoard::Lost{gone, {}}.text(), spec_.run_id);
+    return fmt::format("{} before all ranks had met{}", FailureBoard::Lost{gone, {}}.text(),
+                       in_words(spec_.run_id));
   const AbsentRanks absent = absent_ranks(*keys_, all_ranks());
-  return fmt::format("{} did not come within {:.1f} s: {} of {} ranks are there (run id '{}')",
-                     absent.text, static_cast<double>(spec_.timeout.count()) / 1e3,
-                     spec_.world_size - absent.count, spec_.world_size, spec_.run_id);
+  return fmt::format("{} did not come within {:.1f} s: {} of {} ranks are there{}", absent.text,
+                     static_cast<double>(spec_.timeout.count()) / 1e3,
+                     spec_.world_size - absent.count, spec_.world_size, in_words(spec_.run_id));
 }
 
 /// The first verdict stays. Wakes those that wait for rank 0's fields.

@@ -25,6 +25,8 @@ struct Work::Operation {
 /// The message without the stack of C++ frames that c10::Error appends, and without the place in
 /// Gloo's sources where it arose.
 std::string reason_of(const std::exception& error);
+/// The same of an error in a group of these ranks; another rank has its global number.
+std::string reason_of(const std::exception& error, const RankList& ranks);
 
 /// Posts the failure of `operation`, finds out which rank is lost or did something else, and throws
 /// CommunicationError with all that. A rank that is lost comes first.
@@ -37,7 +39,7 @@ Work start_operation(Work::Operation operation, Call call) {
   try {
     shared->parts = call();
   } catch (const std::exception& error) {
-    fail_operation(*shared, reason_of(error));
+    fail_operation(*shared, reason_of(error, shared->group->ranks));
   }
   return Work(std::move(shared));
 }

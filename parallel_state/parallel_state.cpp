@@ -190,10 +190,14 @@ struct ParallelState::Impl {
   }
 
   [[noreturn]] void fail_to_connect(const BackendSpec& spec, const std::string& reason) const {
-    const std::string culprit = guard->find_culprit(spec.ranks);
-    fail<CommunicationError>("{}{}group {} could not be connected on rank {} within {:.1f} s: {}",
-                             culprit, culprit.empty() ? "" : ": ", spec.group_name, rank,
-                             static_cast<double>(spec.timeout.count()) / 1e3, reason);
+    const auto [culprit, cause, difference, failed] =
+        guard->explain(spec.ranks, nullptr, "connecting group " + spec.group_name, reason);
+    const std::string end =
+        fmt::format("group {} could not be connected on rank {} within {:.1f} s", spec.group_name,
+                    rank, static_cast<double>(spec.timeout.count()) / 1e3);
+    if (!failed.empty()) fail<CommunicationError>("{}; so {}", failed, end);
+    fail<CommunicationError>("{}{}{}{}", culprit, culprit.empty() ? "" : ": ", end,
+                             cause == culprit ? "" : ": " + cause);
   }
 
   /// Keeps one group for each communicator.

@@ -32,6 +32,16 @@ std::optional<ProcessState> read_process(const std::string& id) {
   return words ? std::optional(process) : std::nullopt;
 }
 
+/// As /proc has it, 'X' where it has ended; 0 where nothing is known.
+char state_of(const std::string& mark) {
+  std::istringstream words(mark);
+  std::string host, id, start;
+  if (!(words >> host >> id >> start) || host != fmt::format("{:016x}", process_namespace()))
+    return 0;
+  const auto process = read_process(id);
+  return process && process->start == start ? process->state : 'X';
+}
+
 }  // namespace
 
 uint64_t process_namespace() {
@@ -50,12 +60,13 @@ std::string process_mark() {
 }
 
 bool process_has_ended(const std::string& mark) {
-  std::istringstream words(mark);
-  std::string host, id, start;
-  if (!(words >> host >> id >> start) || host != fmt::format("{:016x}", process_namespace()))
-    return false;
-  const auto process = read_process(id);
-  return !process || process->start != start || process->state == 'Z' || process->state == 'X';
+  const char state = state_of(mark);
+  return state == 'Z' || state == 'X';
+}
+
+bool process_has_stopped(const std::string& mark) {
+  const char state = state_of(mark);
+  return state == 'T' || state == 't';
 }
 
 }  // namespace lockstep

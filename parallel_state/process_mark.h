@@ -18,4 +18,7 @@ std::string process_mark();
 /// not.
 bool process_has_ended(const std::string& mark);
 
+/// Whether the process of that mark is known to stand still: a signal has stopped it.
+bool process_has_stopped(const std::string& mark);
+
 }  // namespace lockstep

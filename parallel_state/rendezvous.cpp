@@ -34,16 +34,23 @@ StorePtr client_of(const LaunchEnvironment& environment, milliseconds timeout,
   return c10::make_intrusive<StoreClient>(std::move(address), timeout, std::move(served));
 }
 
+/// " (Slurm)". Nothing where RANK and WORLD_SIZE are set: without an agent's store nothing tells
+/// whether torchrun has set them.
+std::string launcher_of(const LaunchEnvironment& environment) {
+  if (environment.launcher == Launcher::torchrun && !environment.agent_serves_store) return "";
+  return fmt::format(" ({})", to_string(environment.launcher));
+}
+
 [[noreturn]] void fail_at_store(const LaunchEnvironment& environment, const char* verb,
                                 const std::string& reason) {
-  fail<CommunicationError>("rank {} cannot {} the store at {}:{} ({}): {}", environment.rank, verb,
+  fail<CommunicationError>("rank {} cannot {} the store at {}:{}{}: {}", environment.rank, verb,
                            environment.store_address(), environment.master_port,
-                           to_string(environment.launcher), reason);
+                           launcher_of(environment), reason);
 }
 
 [[noreturn]] void fail_to_use_store(const LaunchEnvironment& environment, const c10::Error& error) {
-  fail<CommunicationError>("{}: rank {} cannot use the store ({})", error.what_without_backtrace(),
-                           environment.rank, to_string(environment.launcher));
+  fail<CommunicationError>("{}: rank {} cannot use the store{}", error.what_without_backtrace(),
+                           environment.rank, launcher_of(environment));
 }
 
 StorePtr serve(const LaunchEnvironment& environment, milliseconds timeout) {

@@ -5,6 +5,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/flight_recorder.h"
 #include "lockstep/parallel_state/operation.h"
+#include "lockstep/parallel_state/peer_error.h"
 
 namespace lockstep {
 namespace {
@@ -77,19 +78,26 @@ std::string reason_of(const std::exception& error) {
   return without_place(std::move(text));
 }
 
+std::string reason_of(const std::exception& error, const RankList& ranks) {
+  const auto* const peer = dynamic_cast<const PeerError*>(&error);
+  return peer ? peer->text(ranks.at(static_cast<size_t>(peer->peer()))) : reason_of(error);
+}
+
 void fail_operation(const Work::Operation& operation, const std::string& reason) {
   const ProcessGroup::State& group = *operation.group;
   const std::string what = describe(operation);
   const double seconds =
       std::chrono::duration<double>(steady_clock::now() - operation.start).count();
-  const auto [culprit, cause, difference] =
-      group.guard->explain(group.ranks, group.communicator->ledger(), what, reason);
-  const std::string recording = dump_flight_recorder(group.global_rank);
-  fail<CommunicationError>("{}{}{} failed on rank {} after {:.1f} s (timeout {:.1f} s): {}{}{}",
-                           culprit, culprit.empty() ? "" : ": ", what, group.global_rank, seconds,
-                           group.timeout.count() / 1e3, cause,
-                           difference.empty() ? "" : "; " + difference,
-                           recording.empty() ? "" : "; c10d's flight recorder is in " + recording);
+  const auto [culprit, cause, difference, failed] =
+      group.guard->explain(group.ranks, &group.communicator->ledger(), what, reason);
+  std::string recording = dump_flight_recorder(group.global_rank);
+  if (!recording.empty()) recording = "; c10d's flight recorder is in " + recording;
+  const std::string end =
+      fmt::format("{} failed on rank {} after {:.1f} s (timeout {:.1f} s)", what, group.global_rank,
+                  seconds, group.timeout.count() / 1e3);
+  if (!failed.empty()) fail<CommunicationError>("{}; so {}{}", failed, end, recording);
+  fail<CommunicationError>("{}{}{}: {}{}{}", culprit, culprit.empty() ? "" : ": ", end, cause,
+                           difference.empty() ? "" : "; " + difference, recording);
 }
 
 void Work::wait() {
@@ -99,7 +107,7 @@ void Work::wait() {
   try {
     for (const Operation::Part& part : operation->parts) wait_for_part(*operation, part);
   } catch (const std::exception& error) {
-    fail_operation(*operation, reason_of(error));
+    fail_operation(*operation, reason_of(error, operation->group->ranks));
   }
 }
 

@@ -3,31 +3,84 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/input_file.h"
 #include "lockstep/training/checkpoint/checkpoint_folder.h"
+#include "lockstep/training/data/crc32.h"
 #include "lockstep/training/data/unfinished_file.h"
 
 namespace lockstep {
 namespace {
 
-/// The whole lines of `text` whose iteration is at most `iteration`.
-std::string lines_until(std::string_view text, int64_t iteration) {
-  std::string kept;
+constexpr std::string_view kPrevious = "metrics.previous.", kEnding = "jsonl";
+
+/// The iteration of a line; empty where it is no line of metrics.
+std::optional<int64_t> iteration_of_line(std::string_view line) {
+  const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  const bool known =
+      json.is_object() && json.contains("iteration") && json.at("iteration").is_number_integer();
+  return known ? std::optional(json.at("iteration").get<int64_t>()) : std::nullopt;
+}
+
+/// The whole lines of a file up to the iteration from which the run goes on, and whether that
+/// iteration's is the run's own.
+struct KeptLines {
+  std::string text;
+  bool of_this_run = false;
+};
+
+KeptLines lines_until(std::string_view text, const MetricsResume& resume) {
+  KeptLines kept{.text = "", .of_this_run = !resume.checksum};
   for (size_t end = text.find('\n'); end != text.npos; end = text.find('\n')) {
-    const std::string_view line = text.substr(0, end + 1);
-    text.remove_prefix(line.size());
-    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    const bool known =
-        json.is_object() && json.contains("iteration") && json.at("iteration").is_number_integer();
-    if (known && json.at("iteration").get<int64_t>() <= iteration) kept += line;
+    const std::string_view line = text.substr(0, end);
+    text.remove_prefix(end + 1);
+    const auto iteration = iteration_of_line(line);
+    if (!iteration || *iteration > resume.iteration) continue;
+    kept.text.append(line).append("\n");
+    if (*iteration == resume.iteration && checksum_of_line(line) == resume.checksum)
+      kept.of_this_run = true;
   }
   return kept;
+}
+
+/// 1 of "metrics.previous.jsonl", 3 of "metrics.previous.3.jsonl"; 0 of any other name.
+int64_t number_of(std::string_view name) {
+  if (!name.starts_with(kPrevious) || !name.ends_with(kEnding)) return 0;
+  name.remove_prefix(kPrevious.size());
+  if (name == kEnding) return 1;
+  int64_t number = 0;
+  const auto [rest, error] = std::from_chars(name.data(), name.data() + name.size(), number);
+  return error == std::errc() && std::string_view(rest) == "." + std::string(kEnding) ? number : 0;
+}
+
+std::string name_of_previous(int64_t number) {
+  return fmt::format("{}{}{}", kPrevious, number == 1 ? "" : fmt::format("{}.", number), kEnding);
+}
+
+/// Numbers of the files of other runs, the latest first.
+std::vector<int64_t> previous_files(const std::string& folder) {
+  std::vector<int64_t> numbers;
+  for (const std::string& name : names_in_folder(folder))
+    if (const int64_t number = number_of(name); number > 0) numbers.push_back(number);
+  std::sort(numbers.rbegin(), numbers.rend());
+  return numbers;
+}
+
+std::string read_metrics(const std::string& path) {
+  InputFile file(path);
+  return read_all(file);
+}
+
+std::string folder_of(const std::string& path) {
+  return std::filesystem::path(path).parent_path().string();
 }
 
 }  // namespace
@@ -56,18 +109,18 @@ std::string to_json(const ValidationMetrics& metrics) {
   return line.dump();
 }
 
-MetricsFile::MetricsFile(const std::string& folder, int64_t resumed)
+uint32_t checksum_of_line(std::string_view line) { return crc32(line); }
+
+MetricsFile::MetricsFile(const std::string& folder, const MetricsResume& resume)
     : path_(folder + "/metrics.jsonl") {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   require<FileError>(!error, "--output: folder '{}' cannot be made: {}", folder, error.message());
-  if (kind_of_file(path_) != FileKind::none) {
-    if (resumed > 0)
-      keep_lines_until(resumed);
-    else
-      std::filesystem::rename(path_, folder + "/metrics.previous.jsonl", error);
+  if (resume.iteration > 0) {
+    go_on(resume);
+  } else if (const std::string aside = put_aside(); !aside.empty()) {
+    note_ = fmt::format("the metrics of an earlier run are in '{}'", aside);
   }
-  require<FileError>(!error, "'{}' cannot be renamed: {}", path_, error.message());
   do file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0666);
   while (file_ < 0 && errno == EINTR);
   if (file_ < 0) fail_to_write();
@@ -75,14 +128,45 @@ MetricsFile::MetricsFile(const std::string& folder, int64_t resumed)
 
 MetricsFile::~MetricsFile() { ::close(file_); }
 
-void MetricsFile::keep_lines_until(int64_t iteration) const {
-  InputFile file(path_);
-  const std::string text = read_all(file);
-  const std::string kept = lines_until(text, iteration);
-  if (kept.size() == text.size()) return;
+void MetricsFile::go_on(const MetricsResume& resume) {
+  const bool there = kind_of_file(path_) != FileKind::none;
+  if (there) {
+    const std::string text = read_metrics(path_);
+    const KeptLines kept = lines_until(text, resume);
+    if (kept.of_this_run && kept.text.size() != text.size()) replace_by(kept.text);
+    if (kept.of_this_run) return;
+  }
+  if (!resume.checksum) return;
+  const std::string folder = folder_of(path_);
+  KeptLines found;
+  for (const int64_t number : previous_files(folder)) {
+    found = lines_until(read_metrics(folder + "/" + name_of_previous(number)), resume);
+    if (found.of_this_run) break;
+  }
+  if (const std::string aside = put_aside(); !aside.empty()) {
+    note_ = fmt::format("'{}' was of another run, which is in '{}'", path_, aside);
+    if (!found.of_this_run)
+      note_ += fmt::format("; the lines until iteration {} are not there", resume.iteration);
+  }
+  if (found.of_this_run) replace_by(found.text);
+}
+
+std::string MetricsFile::put_aside() const {
+  const FileKind kind = kind_of_file(path_);
+  if (kind == FileKind::none || (kind == FileKind::regular && size_of_file(path_) == 0)) return "";
+  const std::string folder = folder_of(path_);
+  const auto numbers = previous_files(folder);
+  std::string aside = folder + "/" + name_of_previous(numbers.empty() ? 1 : numbers.front() + 1);
+  std::error_code error;
+  std::filesystem::rename(path_, aside, error);
+  require<FileError>(!error, "'{}' cannot be renamed to '{}': {}", path_, aside, error.message());
+  return aside;
+}
+
+void MetricsFile::replace_by(const std::string& lines) const {
   const std::string partial =
       std::filesystem::path(path_).replace_filename("metrics.partial.jsonl");
-  write_file(partial, {kept});
+  write_file(partial, {lines});
   std::error_code error;
   std::filesystem::rename(partial, path_, error);
   require<FileError>(!error, "'{}' cannot be written: {}", path_, error.message());

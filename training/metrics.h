@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace lockstep {
 
@@ -36,27 +37,49 @@ struct ValidationMetrics {
 std::string to_json(const IterationMetrics& metrics);
 std::string to_json(const ValidationMetrics& metrics);
 
-/// Writes metrics.jsonl, each line whole and at once, so that a reader can follow the run.
+/// Tells a line of metrics.jsonl from all others: with its times, no two runs write the same one.
+uint32_t checksum_of_line(std::string_view line);
+
+/// Where a run goes on.
+struct MetricsResume {
+  int64_t iteration = 0;  ///< of its checkpoint; 0: it starts anew
+  /// checksum_of_line() of that iteration, as the checkpoint has it. Without it metrics.jsonl is
+  /// taken for the run's.
+  std::optional<uint32_t> checksum = {};
+};
+
+/// Writes metrics.jsonl, each line whole and at once, so that a reader can follow the run. The file
+/// holds the lines of one run from its start on, over any number of resumes. Files of other runs
+/// are kept as metrics.previous.jsonl, metrics.previous.2.jsonl and so on, the latest of which has
+/// the highest number.
 class MetricsFile {
  public:
-  /// Begins `folder`/metrics.jsonl; makes the folder. A file of an earlier run is kept as
-  /// metrics.previous.jsonl. A run that goes on from a checkpoint after `resumed` iterations
-  /// appends: lines of later iterations, which come again, and a torn last line are removed.
-  /// A link in the place of the file is not followed. FileError names what cannot be read or
-  /// written; what was there is still there then.
-  explicit MetricsFile(const std::string& folder, int64_t resumed = 0);
+  /// Begins `folder`/metrics.jsonl; makes the folder. A run that starts anew puts a file that is
+  /// there aside. A run that goes on appends: lines of later iterations, which come again, and a
+  /// torn last line are removed. Where the file is not of this run, it is put aside, and the run's
+  /// lines are copied from the latest file that has them. A link in the place of the file is not
+  /// followed. FileError names what cannot be read or written; what was there is still there then,
+  /// under its name or put aside.
+  explicit MetricsFile(const std::string& folder, const MetricsResume& resume = {});
   ~MetricsFile();
   MetricsFile(const MetricsFile&) = delete;
   MetricsFile& operator=(const MetricsFile&) = delete;
+
+  /// What is to be told of files of other runs; empty if there is nothing.
+  const std::string& note() const { return note_; }
 
   /// FileError with the path and the system's reason.
   void write(const std::string& line);
 
  private:
-  void keep_lines_until(int64_t iteration) const;
+  void go_on(const MetricsResume& resume);
+  /// Returns where the file is then; empty if there was none, or none with a line.
+  std::string put_aside() const;
+  void replace_by(const std::string& lines) const;
   [[noreturn]] void fail_to_write() const;
 
   std::string path_;
+  std::string note_;
   int file_ = -1;
 };
 

@@ -130,9 +130,13 @@ std::string Trainer::divergence() const {
 }
 
 int64_t Trainer::last_good_iteration() const {
-  const int64_t before_loss =
-      bad_loss_ == kLoss ? 1 : 0;  // which is of the weights before the step
-  return iteration_ - std::max<int64_t>(1, skipped_steps_) - before_loss;
+  const bool tried = bad_loss_ == kLoss || skipped_steps_ > 0;  // the weights from before the steps
+  return iteration_ - std::max<int64_t>(1, skipped_steps_) -
+         (tried && !loss_scale_is_in_doubt() ? 1 : 0);
+}
+
+bool Trainer::loss_scale_is_in_doubt() const {
+  return bad_loss_ == nullptr && skipped_steps_ > 0 && optimizer_->loss_scale() > 1;
 }
 
 IterationMetrics Trainer::train_step(RunEnd wish) {
@@ -161,18 +165,20 @@ IterationMetrics Trainer::train_step(RunEnd wish) {
   end_ = end_after(sums.wish);
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  return {.iteration = iteration_,
-          .lm_loss = sums.loss.loss / sums.loss.tokens,
-          .grad_norm = step.grad_norm,
-          .learning_rate = optimizer_->learning_rate(),
-          .consumed_samples = consumed_samples_,
-          .num_tokens = static_cast<int64_t>(sums.loss.tokens),
-          .iteration_ms = seconds * 1000,
-          .tokens_per_second = sums.loss.tokens / seconds,
-          .skipped = step.skipped,
-          .num_zeros_in_grad = step.num_zeros,
-          .loss_scale = loss_scale,
-          .decoupled_learning_rate = decoupled_rate};
+  const IterationMetrics metrics = {.iteration = iteration_,
+                                    .lm_loss = sums.loss.loss / sums.loss.tokens,
+                                    .grad_norm = step.grad_norm,
+                                    .learning_rate = optimizer_->learning_rate(),
+                                    .consumed_samples = consumed_samples_,
+                                    .num_tokens = static_cast<int64_t>(sums.loss.tokens),
+                                    .iteration_ms = seconds * 1000,
+                                    .tokens_per_second = sums.loss.tokens / seconds,
+                                    .skipped = step.skipped,
+                                    .num_zeros_in_grad = step.num_zeros,
+                                    .loss_scale = loss_scale,
+                                    .decoupled_learning_rate = decoupled_rate};
+  metrics_checksum_ = checksum_of_line(to_json(metrics));
+  return metrics;
 }
 
 ValidationMetrics Trainer::validate() const {

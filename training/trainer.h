@@ -68,9 +68,12 @@ class Trainer {
   RunEnd end() const { return end_; }
   /// Of a run that diverged: "iteration 12: the loss is not a number".
   std::string divergence() const;
-  /// Of a run that diverged: the last iteration before the skipped steps, or before the step whose
-  /// weights gave a loss that is not a number.
+  /// Of a run that diverged: the last iteration whose weights gave a finite loss and, where
+  /// loss_scale_is_in_doubt() does not say otherwise, a finite gradient.
   int64_t last_good_iteration() const;
+  /// Of a run that diverged by skipped steps: whether its loss scale may be too large for good
+  /// weights.
+  bool loss_scale_is_in_doubt() const;
   /// The configuration with the batch size that was worked out.
   const Config& config() const { return config_; }
   const BatchSchedule& batches() const { return batches_; }
@@ -80,8 +83,12 @@ class Trainer {
   std::vector<StateTensor> state(bool with_optimizer);
   TrainingProgress progress() const;
   /// Goes on from a checkpoint that any layout saved; all ranks load the same. `weights_only`: the
-  /// run starts at iteration 0 with its weights. FileError as load_state(); also where the
-  /// optimizer's state is missing, and as check_weights_are_finite(). Collective.
+  /// run starts at iteration 0 with its weights. First each rank reads what it needs (FileError as
+  /// load_state(), also where the optimizer's state is missing), then, collectively, all go on from
+  /// it (FileError as check_weights_are_finite()).
+  void read(CheckpointReader& checkpoint, bool weights_only);
+  void go_on_from(const CheckpointReader& checkpoint, bool weights_only);
+  /// Both.
   void load(CheckpointReader& checkpoint, bool weights_only);
 
  private:
@@ -110,7 +117,9 @@ class Trainer {
   OptimizerParamScheduler scheduler_;
   int64_t iteration_ = 0;
   int64_t consumed_samples_ = 0;
-  int64_t skipped_steps_ = 0;       ///< in a row, until now
+  int64_t skipped_steps_ = 0;  ///< in a row, until now
+  /// Of the line of the last iteration in metrics.jsonl.
+  std::optional<uint32_t> metrics_checksum_;
   const char* bad_loss_ = nullptr;  ///< kLoss or kValidationLoss, where that is not a number
   RunEnd end_ = RunEnd::none;
   std::function<void()> before_update_;

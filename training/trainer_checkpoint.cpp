@@ -21,19 +21,27 @@ std::vector<StateTensor> Trainer::state(bool with_optimizer) {
 }
 
 TrainingProgress Trainer::progress() const {
-  return {iteration_, consumed_samples_, skipped_steps_, optimizer_->progress()};
+  return {iteration_, consumed_samples_, skipped_steps_, optimizer_->progress(), metrics_checksum_};
 }
 
 void Trainer::load(CheckpointReader& checkpoint, bool weights_only) {
-  const Manifest& manifest = checkpoint.manifest();
-  require<FileError>(weights_only || has_optimizer_state(manifest),
+  read(checkpoint, weights_only);
+  go_on_from(checkpoint, weights_only);
+}
+
+void Trainer::read(CheckpointReader& checkpoint, bool weights_only) {
+  require<FileError>(weights_only || has_optimizer_state(checkpoint.manifest()),
                      "'{}' holds no state of the optimizer; checkpoint.finetune = true loads its "
                      "weights alone",
                      checkpoint.path());
-  const std::vector<StateTensor> tensors = state(/*with_optimizer=*/!weights_only);
-  load_state(checkpoint, tensors);
-  check_weights_are_finite(checkpoint.path(), tensors, parallel_state_);
+  load_state(checkpoint, state(/*with_optimizer=*/!weights_only));
+}
+
+void Trainer::go_on_from(const CheckpointReader& checkpoint, bool weights_only) {
+  check_weights_are_finite(checkpoint.path(), state(/*with_optimizer=*/!weights_only),
+                           parallel_state_);
   if (weights_only) return optimizer_->reload_model_params();
+  const Manifest& manifest = checkpoint.manifest();
   OptimizerProgress progress = optimizer_->progress();
   progress.num_steps = manifest.optimizer_steps;
   if (manifest.scaler && scale_adapts_itself(config_))
@@ -43,6 +51,7 @@ void Trainer::load(CheckpointReader& checkpoint, bool weights_only) {
   iteration_ = manifest.iteration;
   consumed_samples_ = manifest.consumed_samples;
   skipped_steps_ = manifest.skipped_steps;
+  metrics_checksum_ = manifest.metrics_checksum;
 }
 
 }  // namespace lockstep

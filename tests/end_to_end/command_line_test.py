@@ -70,7 +70,8 @@ class CommandLine(EndToEnd):
         for arguments in (("plan", "groups", "--world-size", 2),
                           ("train", self.config, "--print-config")):
             result = self.closed((1,), *arguments)
-            self.assert_failed(result, 1, "standard output cannot be written")
+            self.assert_failed(result, 1,
+                               "standard output cannot be written: Bad file descriptor")
 
     def test_print_config_can_be_read_back(self):
         first = self.train(self.config, "--set", "train.seed=7", "--set", "train.seed=8",
@@ -136,7 +137,11 @@ class CommandLine(EndToEnd):
         with open("/dev/full", "wb") as full:
             result = subprocess.run([LOCKSTEP, "train", self.config, "--print-config"], stdout=full,
                                     stderr=subprocess.PIPE, env=clean_environment(), check=False)
-        self.assert_failed(result, 1, "standard output cannot be written")
+        self.assert_failed(result, 1, "standard output cannot be written: No space left on device")
+        with open("/dev/full", "wb") as full:
+            result = subprocess.run([LOCKSTEP, "--help"], stdout=full, stderr=subprocess.PIPE,
+                                    env=clean_environment(), check=False)
+        self.assert_failed(result, 1, "standard output cannot be written: No space left on device")
 
     def test_a_limit_of_file_sizes_is_an_error(self):
         prefix = self.folder / "limited"

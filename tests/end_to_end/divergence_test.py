@@ -3,6 +3,7 @@ weights that are not finite are refused by name."""
 
 import json
 import pathlib
+import signal
 import struct
 import unittest
 import zlib
@@ -81,7 +82,8 @@ class Divergence(Ranks):
                     "train.max_skipped_steps=6")
         ending = "iterations 5 to 10: found 6 skipped steps in a row, whose gradients are not " \
                  "finite, allowed: fewer than train.max_skipped_steps = 6; the last checkpoint " \
-                 f"from before is '{self.checkpoints}/step_4'"
+                 f"from before is '{self.checkpoints}/step_4'; if its weights are at fault and not " \
+                 f"the loss scale, it is '{self.checkpoints}/step_3'\n"
         self.assert_failed(self.train(*OVERFLOW, *going_on), 4, ending)
         lines = metrics(self.output)[0]
         self.assertEqual([line["iteration"] for line in lines], list(range(1, 11)))
@@ -96,6 +98,42 @@ class Divergence(Ranks):
                             f"checkpoint.load={self.checkpoints}/step_4")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(self.steps(), ["step_6", "step_7"])
+
+    def test_weights_whose_gradient_is_never_finite_are_not_named_as_good(self):
+        """Step 5 makes weights whose loss is finite and whose gradient is not."""
+        saving = ("checkpoint.save_interval=1", "checkpoint.keep=1", "train.eval_iters=0")
+        for saves in ((), ("checkpoint.async_save=true",)):
+            result = self.train(*GENTLE, *saving, *saves, "train.train_iters=4")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            going_on = ("optimizer.optimizer=sgd", "optimizer.lr=1e8", "optimizer.clip_grad=0",
+                        *saving, *saves, f"checkpoint.load={self.checkpoints}",
+                        "train.train_iters=30", "train.max_skipped_steps=6")
+            good = f"{self.checkpoints}/step_4"
+            ending = "iterations 6 to 11: found 6 skipped steps in a row, whose gradients are " \
+                     "not finite, allowed: fewer than train.max_skipped_steps = 6; the last " \
+                     f"checkpoint from before is '{good}'\n"
+            self.assert_failed(self.train(*going_on), 4, ending)
+            lines = metrics(self.output)[0]
+            self.assertTrue(all(line["lm_loss"] is not None for line in lines))
+            self.assertEqual([line["skipped"] for line in lines], [False] * 5 + [True] * 6)
+            self.assertEqual(self.steps(), ["step_10", "step_4", "step_5"])
+            self.assert_failed(self.train(*going_on), 4, ending)  # it goes on counting
+            result = self.train(*GENTLE, *saving, *saves, f"checkpoint.load={good}",
+                                "train.train_iters=6")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertFalse(any(line["skipped"] for line in metrics(self.output)[0]))
+            self.checkpoints.rename(self.folder / f"done{len(saves)}")
+
+    def test_a_save_for_a_signal_leaves_the_checkpoint_before_it(self):
+        """Its weights have given no loss yet."""
+        process = self.start(1, "--output", self.output, *settings(
+            *GENTLE, "checkpoint.save_interval=1", "checkpoint.keep=1", "train.eval_iters=0",
+            "train.train_iters=1000000"))[0]
+        self.wait_for_iterations(self.output)
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(timeout=60), 3)
+        last = metrics(self.output)[0][-1]["iteration"]
+        self.assertEqual(self.steps(), sorted([f"step_{last - 1}", f"step_{last}"]))
 
     def test_a_good_step_starts_the_count_anew(self):
         # The scale begins 2^9 times too large, so that nine steps or so are skipped.

@@ -143,8 +143,9 @@ class Faults(Ranks):
                                  env=clean_environment())
         return agent, int(agent.stdout.readline())
 
-    def check_survivors(self, run, victim, limit, message):
-        """All but the victim end with status 1, and their message begins with `message`."""
+    def check_survivors(self, run, victim, limit, message, after_rank=": "):
+        """All but the victim end with status 1, and their message begins with `message`, behind
+        the rank that tells it and `after_rank`."""
         outcome = run.outcome(limit)
         seconds = []
         for rank, found in outcome.items():
@@ -152,7 +153,7 @@ class Faults(Ranks):
                 continue
             self.assertIsNotNone(found, f"rank {rank} has not ended {limit} s after rank {victim}")
             self.assertEqual(found[1], 1, found[2])
-            self.assertRegex(found[2], rf"(?m)^lockstep: rank {rank}: {message}")
+            self.assertRegex(found[2], rf"(?m)^lockstep: rank {rank}{after_rank}{message}")
             seconds.append(found[0])
         return seconds
 
@@ -229,7 +230,8 @@ class Faults(Ranks):
             run.processes[victim].kill()
             # Before it has met anybody, nobody can know of it earlier than at the timeout.
             return self.check_survivors(run, victim, TIMEOUT + SLACK,
-                                        rf"(rank \d cannot .*?)?rank {victim}\b")
+                                        rf"(rank \d cannot .*?)?rank {victim}\b",
+                                        "(: | cannot .*?)")
         cases = [(victim, agent, moments.uniform(0.2, 2)) for victim in range(3)
                  for agent in (False, True) for _ in range(10 if ALL else 1)]
         seconds = at_once(self, cases, kill, 3)
@@ -274,6 +276,36 @@ class Faults(Ranks):
         time.sleep(TIMEOUT + 1)
         before = len(metrics(run.output)[0])
         run.wait_for(lambda: len(metrics(run.output)[0]) > before + 3, "iterations without answers")
+
+    def test_a_stopped_host_of_the_store_is_named_first(self):
+        """The launcher's agent and the ranks of its host stop."""
+        def stop(ranks, victims, layout):
+            agent, port = self.start_agent()
+            self.addCleanup(end, agent)
+            run = Run(self, ranks, LAYOUTS[layout], TIMEOUT, port)
+            run.wait_for_iterations()
+            agent.send_signal(signal.SIGSTOP)
+            for victim in victims:
+                run.processes[victim].send_signal(signal.SIGSTOP)
+            names = ", ".join(map(str, victims))
+            message = rf"rank {names} does not answer" if len(victims) == 1 else \
+                rf"ranks {names} do not answer"
+            seconds = []
+            for rank, found in run.outcome(TIMEOUT + SLACK).items():
+                if rank in victims:
+                    continue
+                self.assertIsNotNone(found, f"rank {rank} goes on")
+                self.assertEqual(found[1], 1, found[2])
+                self.assertRegex(found[2], rf"(?m)^lockstep: rank {rank}: {message}: \S+ .*failed "
+                                 rf"on rank {rank} ")
+                self.assertRegex(found[2], rf"the launcher's store at \S+:{port} has not answered")
+                self.assertNotIn("of the group", found[2])
+                seconds.append(found[0])
+            return seconds
+        cases = ((2, (0,), "dp"), (4, (0, 1), "tp"), (3, (0, 2), "dp"))
+        seconds = at_once(self, cases, stop, 3)
+        print(f"host of the store stopped: {len(cases)} runs, the others ended after "
+              f"{summary(seconds)}, timeout {TIMEOUT} s")
 
     def test_ranks_end_after_a_sigkill_of_torchrun(self):
         output = self.folder / "launched"
@@ -325,12 +357,12 @@ class Links(Ranks):
         if failed:
             self.skipTest(f"no network namespaces, so that no link was cut: {failed[0]}")
 
-    def start(self, ranks, *arguments, **ignored):
+    def start(self, ranks, *arguments, port=None, **ignored):
         processes = []
         for rank in range(ranks):
             environment = clean_environment(
                 RANK=rank, WORLD_SIZE=ranks, LOCAL_RANK=0, LOCAL_WORLD_SIZE=1,
-                MASTER_ADDR="192.0.2.1", MASTER_PORT=29500, LOCKSTEP_DIRECT_MEMORY=0,
+                MASTER_ADDR="192.0.2.1", MASTER_PORT=port, LOCKSTEP_DIRECT_MEMORY=0,
                 GLOO_SOCKET_IFNAME=self.links[rank])
             processes.append(subprocess.Popen(
                 [str(a) for a in ("ip", "netns", "exec", self.spaces[rank], LOCKSTEP, "train",
@@ -339,22 +371,26 @@ class Links(Ranks):
             self.addCleanup(end, processes[-1])
         return processes
 
-    def cut(self, layout, phase):
-        run = Run(self, 2, (*LAYOUTS[layout], *(SAVING if phase == "save" else ())), TIMEOUT)
-        (run.wait_for_save if phase == "save" else run.wait_for_iterations)()
+    def begin(self, layout, phase):
+        return Run(self, 2, (*LAYOUTS[layout], *(SAVING if phase == "save" else ())), TIMEOUT)
+
+    def test_a_cut_link_ends_both_ranks_within_the_timeout(self):
+        cases = (("dist-opt", "step"), ("pp", "step"), ("dp", "save"))
+        runs = [self.begin(*case) for case in cases]
+        for (_, phase), run in zip(cases, runs):
+            (run.wait_for_save if phase == "save" else run.wait_for_iterations)()
         command("ip", "-n", self.spaces[1], "link", "set", self.links[1], "down")
+        for case, run in zip(cases, runs):
+            with self.subTest(case=case):
+                self.check_both_ranks(run)
+
+    def check_both_ranks(self, run):
         outcome = run.outcome(TIMEOUT + SLACK)
-        command("ip", "-n", self.spaces[1], "link", "set", self.links[1], "up")
         for rank, message in ((0, "rank 1 does not answer"),
                               (1, r"rank 0, which serves the store at \S+, has not answered")):
             self.assertIsNotNone(outcome[rank], f"rank {rank} hangs without a link")
             self.assertEqual(outcome[rank][1], 1, outcome[rank][2])
             self.assertRegex(outcome[rank][2], rf"(?m)^lockstep: rank {rank}: {message}")
-
-    def test_a_cut_link_ends_both_ranks_within_the_timeout(self):
-        for layout, phase in (("dist-opt", "step"), ("pp", "step"), ("dp", "save")):
-            with self.subTest(layout=layout, phase=phase):
-                self.cut(layout, phase)
 
 
 if __name__ == "__main__":

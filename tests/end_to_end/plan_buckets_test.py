@@ -174,7 +174,8 @@ class PlanBuckets(EndToEnd):
             result = subprocess.run(
                 [LOCKSTEP, "plan", "buckets", "--numel", "5", "--data-parallel", "2"], stdout=full,
                 stderr=subprocess.PIPE, env=clean_environment(), check=False)
-        self.assert_failed(result, 1, "plan buckets: standard output cannot be written")
+        self.assert_failed(result, 1, "plan buckets: standard output cannot be written: No space "
+                           "left on device")
 
 
 if __name__ == "__main__":

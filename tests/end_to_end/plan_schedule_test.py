@@ -1,10 +1,14 @@
 """lockstep plan schedule: every option, both forms of output, the drawing, what is refused."""
 
 import json
+import os
+import pathlib
 import subprocess
+import tempfile
 import unittest
 import xml.etree.ElementTree
 
+from faults import faults
 from support import LOCKSTEP, SOURCE, EndToEnd, clean_environment, run
 
 
@@ -197,9 +201,35 @@ class PlanSchedule(EndToEnd):
             result = subprocess.run(
                 [LOCKSTEP, "plan", "schedule", "--pipeline", "2", "--microbatches", "2"],
                 stdout=full, stderr=subprocess.PIPE, env=clean_environment(), check=False)
-        self.assert_failed(result, 1, "standard output cannot be written")
+        self.assert_failed(result, 1, "standard output cannot be written: No space left on device")
         result = plan("--pipeline", 2, "--microbatches", 2, "--svg", "/dev/full")
         self.assert_failed(result, 1, "'/dev/full' cannot be written")
+
+    def test_a_drawing_appears_whole_or_not_at_all(self):
+        drawing = ("--pipeline", 2, "--microbatches", 2, "--svg")
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "timeline.svg"
+            for before in (None, "an earlier one"):
+                if before:
+                    path.write_text(before)
+                for rules in (("write:short:1:timeline", "write:ENOSPC:1:timeline"),
+                              ("fsync:ENOSPC:1:timeline",), ("close:ENOSPC:1:timeline",),
+                              ("rename:ENOSPC:1:timeline",)):
+                    result = run(LOCKSTEP, "plan", "schedule", *drawing, path, **faults(*rules))
+                    self.assert_failed(result, 1, f"'{path}' cannot be ",
+                                       ": No space left on device")
+                    self.assertEqual(result.stdout, b"")
+                    self.assertEqual([p.name for p in path.parent.iterdir()],
+                                     ["timeline.svg"] if before else [])
+                    self.assertEqual(path.read_text() if before else None, before)
+            link = pathlib.Path(folder) / "link"
+            link.symlink_to(path)
+            self.assertEqual(plan(*drawing, link).returncode, 0)
+            self.assertTrue(link.is_symlink())
+            self.assertTrue(path.read_text().startswith("<svg"))
+            result = plan(*drawing, folder)
+            self.assert_failed(result, 1, f"'{folder}' cannot be written: found no regular file")
+            self.assertEqual(len(os.listdir(folder)), 2)
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ class Plan(EndToEnd):
         with open("/dev/full", "wb") as full:
             result = subprocess.run([LOCKSTEP, "plan", "groups", "--world-size", "8"], stdout=full,
                                     stderr=subprocess.PIPE, env=clean_environment(), check=False)
-        self.assert_failed(result, 1, "standard output cannot be written")
+        self.assert_failed(result, 1, "standard output cannot be written: No space left on device")
 
     def groups_in_little_memory(self, *arguments):
         """The answer, worked out in an address space of LIMIT bytes."""

@@ -74,11 +74,14 @@ class ReadFaultsOfRuns(Ranks):
         for rule, path, settings in tries:
             processes = self.start(2, *QUICK, "--set", "parallel.distributed_timeout_seconds=30",
                                    *settings, **faults(f"{rule}:{path}", rank=1))
-            for process in processes:
-                error = process.communicate(timeout=60)[1].decode()
+            error_of = [process.communicate(timeout=60)[1].decode() for process in processes]
+            for process, error in zip(processes, error_of):
                 self.assertEqual(process.returncode, 1, (rule, path, error))
                 self.assertIn(f"'{path}' cannot be read", error)
                 self.assertIn("rank 1", error)
+                self.assertNotIn("part at operation", error)
+            self.assertRegex(error_of[0], rf"(?m)^lockstep: rank 0: rank 1: .*'{path}' cannot be read")
+            self.assertEqual(error_of[0].count(str(path)), 1)
         print(f"one of two ranks: EIO: {len(tries)} of {len(tries)}")
 
     def test_metrics_that_cannot_be_read_stay(self):
@@ -161,25 +164,101 @@ class ReadFaultsOfRuns(Ranks):
                      "--set", f"data.cache_path={cache}", **faults(f"mkdir:EROFS:1+:{cache}"))
         self.assert_failed(result, 1, f"'{cache}/set", "Read-only file system")
 
-    def test_verify_beside_a_run_that_removes(self):
+    def readers(self, folder):
+        """The commands that read a checkpoint, and what each says of the newest one. All read its
+        manifest; those of the second list read its shard, too."""
+        text, out = self.folder / "text", self.folder / "exported"
+        inspect = (LOCKSTEP, "checkpoint", "inspect", folder)
+        loading = [(LOCKSTEP, "checkpoint", "verify", folder),
+                   (LOCKSTEP, "evaluate", folder, "--input", text),
+                   (LOCKSTEP, "generate", folder, "--prompt", "1", "--max-tokens", "2"),
+                   (LOCKSTEP, "checkpoint", "export", "--hf", out, folder)]
+        return [inspect, *loading], loading
+
+    def remove_while_it_stands(self, process, folder):
+        """Once `process` stands still, its checkpoint is removed and a later one comes, as in a run
+        with checkpoint.keep = 1. Then it goes on."""
+        newest, later = folder / "step_2", folder / "step_3"
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        self.assertTrue(os.WIFSTOPPED(status))
+        shutil.copytree(newest, later)
+        shutil.rmtree(newest)
+        self.addCleanup(shutil.rmtree, later, ignore_errors=True)
+        process.send_signal(signal.SIGCONT)
+
+    def read_beside_a_run(self, command, folder, rule):
+        newest, later = folder / "step_2", folder / "step_3"
+        process = subprocess.Popen(
+            [str(a) for a in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=clean_environment(**faults(rule)))
+        self.addCleanup(end, process)
+        self.remove_while_it_stands(process, folder)
+        told, error = process.communicate(timeout=60)
+        later.rename(newest)
+        self.assertEqual(process.returncode, 0, (command, rule, error.decode()))
+        if command[2] in ("inspect", "verify"):
+            self.assertIn(str(later), told.decode())
+
+    def test_readers_beside_a_run_that_removes(self):
+        folder = self.checkpoint("--set", "model.position_embedding_type=rope") / "checkpoint"
+        shutil.rmtree(folder / "step_1")
+        newest = folder / "step_2"
+        manifest, shard = newest / "manifest.textproto", newest / "rank_00000.safetensors"
+        reading, loading = self.readers(folder)
+        tries = [(command, f"{call}:stop:1:{manifest}") for command in reading
+                 for call in ("stat", "open")]
+        tries += [(command, f"open:stop:1:{shard}") for command in loading]
+        for command, rule in tries:
+            with self.subTest(command=command[1:3], rule=rule):
+                self.read_beside_a_run(command, folder, rule)
+        print(f"checkpoint removed while it is read: {len(tries)} of {len(tries)}")
+
+    def test_a_run_that_loads_beside_one_that_removes(self):
+        folder = self.checkpoint("--set", "train.precision=fp64") / "checkpoint"
+        shutil.rmtree(folder / "step_1")
+        newest, later = folder / "step_2", folder / "step_3"
+        going_on = ("--set", "train.precision=fp64", "--set", "train.train_iters=4", "--set",
+                    f"checkpoint.load={folder}", "--set", "checkpoint.load_if_present=true")
+        result = self.train(self.folder / "expected", *going_on)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        expected = [line["lm_loss"] for line in metrics(self.folder / "expected")[0]]
+        for ranks, stopped in ((1, 0), (2, 0), (2, 1)):
+            for rule in (f"open:stop:1:{newest}/manifest.textproto",
+                         f"open:stop:1:{newest}/rank_00000.safetensors"):
+                with self.subTest(ranks=ranks, stopped=stopped, rule=rule):
+                    output = self.folder / f"{ranks}{stopped}{len(rule)}"
+                    processes = self.start(ranks, *QUICK, *going_on, "--output", output,
+                                           **faults(rule, rank=stopped))
+                    self.remove_while_it_stands(processes[stopped], folder)
+                    errors = [p.communicate(timeout=60)[1].decode() for p in processes]
+                    later.rename(newest)
+                    self.assertEqual([p.returncode for p in processes], [0] * ranks, errors)
+                    self.assertIn(f"loaded {later}, iteration 2", errors[0])
+                    for found, wanted in zip(metrics(output)[0], expected, strict=True):
+                        self.assertAlmostEqual(found["lm_loss"], wanted, delta=1e-12)
+
+    def test_a_checkpoint_that_is_gone_for_good_is_named(self):
         folder = self.checkpoint() / "checkpoint"
-        first, newest = folder / "step_1", folder / "step_2"
-        shutil.rmtree(first)
-        for path in (newest / "manifest.textproto", newest / "rank_00000.safetensors"):
+        shutil.rmtree(folder / "step_1")
+        step = folder / "step_2"
+        evaluate = (LOCKSTEP, "evaluate", folder, "--input", self.folder / "text")
+        train = (LOCKSTEP, "train", self.config, *QUICK, "--set", f"checkpoint.load={folder}",
+                 "--set", "checkpoint.load_if_present=true")
+        for command, told in (
+                (evaluate, f"'{folder}' holds no complete step_N/"),
+                (train, f"checkpoint.load: '{step}' was removed while it was read, and '{folder}' "
+                 "holds no other complete checkpoint")):
             process = subprocess.Popen(
-                [LOCKSTEP, "checkpoint", "verify", folder], stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, env=clean_environment(**faults(f"open:stop:1:{path}")))
+                [str(a) for a in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                env=clean_environment(**faults(f"open:stop:1:{step}/rank_00000.safetensors")))
             self.addCleanup(end, process)
             os.waitpid(process.pid, os.WUNTRACED)
-            # What a run with checkpoint.keep = 1 does meanwhile.
-            later = folder / "step_3"
-            shutil.copytree(newest, later)
-            shutil.rmtree(newest)
+            step.rename(self.folder / "hidden")
             process.send_signal(signal.SIGCONT)
-            told, error = process.communicate(timeout=60)
-            self.assertEqual(process.returncode, 0, error.decode())
-            self.assertIn(str(later), told.decode())
-            later.rename(newest)
+            error = process.communicate(timeout=60)[1].decode()
+            (self.folder / "hidden").rename(step)
+            self.assertEqual(process.returncode, 1, error)
+            self.assertIn(told, error)
 
 
 if __name__ == "__main__":

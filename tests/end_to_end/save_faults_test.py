@@ -154,12 +154,44 @@ class SaveFaults(EndToEnd):
             self.save(folder, "4:1", keep=2)
             self.check_clean(folder, "step_3", "step_4")
 
+    def test_what_cannot_be_removed_is_named_as_what_it_is(self):
+        again = self.new_folder("4:1", "5:1")
+        # The old step 5, which the new one has taken the place of.
+        result = self.save(again, "5:2", **faults("unlink:EACCES:1+:step_5.partial"))
+        self.assertEqual(result.stderr.decode(),
+                         f"'{again}/step_5.partial' cannot be removed: Permission denied\n")
+        self.assertEqual(self.newest(again), (5, 2))
+        folder = self.new_folder()
+        for rule, told in (
+                ("unlink:EIO:1+:removed.partial",
+                 f"'{folder}/step_3.removed.partial' cannot be removed: Input/output error"),
+                ("rename:EIO:1:removed.partial",
+                 f"'{folder}/step_3' cannot be removed: Input/output error")):
+            shutil.rmtree(folder)
+            self.save(folder, "3:1")
+            result = self.save(folder, "4:1", keep=1, **faults(rule))
+            self.assertEqual(result.stderr.decode(), told + "\n")
+
+    def test_older_checkpoints_that_cannot_be_listed_stay_and_it_is_told(self):
+        log = self.folder / "calls"
+        self.save(self.new_folder("1:1", "2:1"), "3:1", keep=1, **faults(count=log))
+        folder = self.new_folder("1:1", "2:1")
+        opened = [line for line in log.read_text().splitlines() if line.startswith("open ")
+                  and "/latest" in line]
+        last = max(i for i, line in enumerate(opened, 1) if line.endswith("/latest"))
+        result = self.save(folder, "3:1", keep=1, **faults(f"open:EIO:{last}:{folder}/latest"))
+        self.assertEqual(result.stderr.decode(), f"older checkpoints in '{folder}' stay: "
+                         f"'{folder}/latest' cannot be read: Input/output error\n")
+        self.assertEqual(self.newest(folder), (3, 1))
+
     def test_leftovers_that_cannot_be_removed_are_in_nobodys_way(self):
         folder = self.new_folder("1:1", "2:1")
         stuck = folder / "step_1.partial"
         stuck.mkdir()
         (stuck / "file").touch()
-        self.save(folder, "3:1", **faults("unlink:EACCES:1+:step_1.partial"))
+        result = self.save(folder, "3:1", **faults("unlink:EACCES:1+:step_1.partial"))
+        self.assertEqual(result.stderr.decode(),
+                         f"'{stuck}' cannot be removed: Permission denied\n")
         self.assertEqual(self.newest(folder), (3, 1))
         self.save(folder, "4:1")
         self.check_clean(folder, "step_1", "step_2", "step_3", "step_4")
@@ -242,6 +274,25 @@ class SaveFaults(EndToEnd):
         self.check_export((old | older, old, new, new | newer),
                           lambda folder: self.export(folder, "old", "older"), "newer",
                           "rename:EINVAL:1:hf.unfinished")
+
+    def test_what_an_export_cannot_remove_is_told(self):
+        folder = self.folder / "around" / "hf"
+        new = {"model.safetensors": "new", "config.json": "newer"}
+
+        def check(rule):
+            result = self.export(folder, "new", "newer", **faults(rule))
+            self.assertEqual(self.content(folder), new)
+            left, = folder.parent.glob("hf.unfinished.*")
+            self.assertEqual(result.stderr.decode(),
+                             f"'{left}' cannot be removed: Input/output error\n")
+            return left
+        self.export(folder, "old", "older")
+        left = check("unlink:EIO:1+:hf.unfinished")
+        self.assertEqual(self.content(left), {"model.safetensors": "old", "config.json": "older"})
+        # What one export left, the next cannot remove either.
+        self.assertEqual(check("unlink:EIO:1:hf.unfinished"), left)
+        self.assertEqual(self.export(folder, "new", "newer").stderr, b"")
+        self.assertEqual(os.listdir(folder.parent), ["hf"])
 
     def test_an_export_in_the_place_of_a_file_or_over_a_link(self):
         target = self.folder / "target"

@@ -1,5 +1,6 @@
 """Training as a user runs it: one process, torchrun, signals, failures."""
 
+import json
 import math
 import signal
 import subprocess
@@ -88,6 +89,71 @@ class Train(EndToEnd):
         self.train(1, "--set", "train.train_iters=2")
         self.assertEqual((output / "metrics.previous.jsonl").read_bytes(), before)
         self.assertEqual(len(metrics(output)[0]), 2)
+        second = (output / "metrics.jsonl").read_bytes()
+        _, result = self.train(1, "--set", "train.train_iters=3")
+        self.assertIn(f"the metrics of an earlier run are in '{output}/metrics.previous.2.jsonl'",
+                      result.stderr.decode())
+        self.assertEqual((output / "metrics.previous.jsonl").read_bytes(), before)
+        self.assertEqual((output / "metrics.previous.2.jsonl").read_bytes(), second)
+
+    def losses(self, output, name="metrics.jsonl"):
+        lines = map(json.loads, (output / name).read_text().splitlines())
+        return [(line["iteration"], line["lm_loss"]) for line in lines if "lm_loss" in line]
+
+    def begin_another_run(self, output, iterations):
+        """A new start in the folder of a run, killed before it has saved. Its lines."""
+        aside = len(list(output.glob("metrics.previous*")))
+        process = self.start_endless("--output", output, "--set", "train.seed=7", "--set",
+                                     "train.eval_iters=0")
+        while len(list(output.glob("metrics.previous*"))) == aside or \
+                not (output / "metrics.jsonl").exists() or len(metrics(output)[0]) < iterations:
+            self.assertIsNone(process.poll())
+        process.kill()
+        process.wait()
+        lines = (output / "metrics.jsonl").read_bytes()
+        return lines[:lines.rfind(b"\n") + 1]
+
+    def go_on(self, output, iterations):
+        return self.train(1, "--set", f"checkpoint.load={output / 'checkpoint'}", "--set",
+                          f"train.train_iters={iterations}")[1].stderr.decode()
+
+    def losses(self, output, name="metrics.jsonl"):
+        lines = map(json.loads, (output / name).read_text().splitlines())
+        return [(line["iteration"], line["lm_loss"]) for line in lines if "lm_loss" in line]
+
+    def test_lines_of_two_runs_never_stand_in_one_file(self):
+        output, _ = self.train(1, "--set", "train.train_iters=6")
+        first = self.losses(output)
+        # It ends before and after the iteration from which the first run goes on.
+        for number, iterations in ((2, 3), (4, 30)):
+            lines = self.begin_another_run(output, iterations)
+            before = self.losses(output, f"metrics.previous{f'.{number - 1}' * (number > 2)}.jsonl")
+            aside = output / f"metrics.previous.{number}.jsonl"
+            self.assertFalse(aside.exists())
+            told = self.go_on(output, len(first) + 2)
+            self.assertIn(f"'{output}/metrics.jsonl' was of another run, which is in '{aside}'",
+                          told)
+            self.assertTrue(aside.read_bytes().startswith(lines))
+            found = self.losses(output)
+            self.assertEqual(found[:len(first)], first, told)
+            self.assertEqual(found[:len(before)], before)
+            self.assertEqual([i for i, _ in found], list(range(1, len(first) + 3)))
+            first = found
+        # Nothing is told, and nothing put aside, where the file is of the run.
+        self.assertNotIn("metrics", self.go_on(output, len(first) + 2).replace(str(output), ""))
+        self.assertEqual(len(list(output.glob("metrics*"))), 5)
+        self.assertEqual(self.losses(output)[:len(first)], first)
+
+    def test_a_run_that_finds_its_lines_nowhere_says_so(self):
+        output, _ = self.train(1, "--set", "train.train_iters=6")
+        (output / "metrics.jsonl").unlink()
+        foreign = '{"iteration":6,"lm_loss":2.5}\n'
+        (output / "metrics.jsonl").write_text(foreign)
+        aside = output / "metrics.previous.jsonl"
+        self.assertIn(f"'{output}/metrics.jsonl' was of another run, which is in '{aside}'; the "
+                      "lines until iteration 6 are not there", self.go_on(output, 8))
+        self.assertEqual(aside.read_text(), foreign)
+        self.assertEqual([i for i, _ in self.losses(output)], [7, 8])
 
     def start_endless(self, *arguments):
         process = subprocess.Popen(

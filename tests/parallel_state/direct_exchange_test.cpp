@@ -264,8 +264,8 @@ TEST(DirectExchange, AnOfferOfAnotherSizeIsNamed) {
                                       {.timeout = std::chrono::milliseconds(1500)});
   const auto tells = [&](size_t rank, int64_t parts) {
     const std::string offer = std::to_string(parts * kDirectBytes) + " bytes for call";
-    return errors[rank].find("rank " + std::to_string(1 - rank) + " of the group offers " +
-                             offer) != std::string::npos;
+    return errors[rank].find("rank " + std::to_string(1 - rank) + " offers " + offer) !=
+           std::string::npos;
   };
   EXPECT_TRUE(tells(0, 3) || tells(1, 2)) << errors[0] << "\n" << errors[1];
   for (const std::string& error : errors) EXPECT_TRUE(error.starts_with("all_to_all of test"));

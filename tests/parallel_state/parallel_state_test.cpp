@@ -161,7 +161,7 @@ TEST(ParallelState, AFailureEndsTheWaitForAGroup) {
     state.world();
   });
   EXPECT_EQ(errors[0],
-            "group world[0, 1] could not be connected on rank 0 within 20.0 s: rank 1: no text");
+            "rank 1: no text; so group world[0, 1] could not be connected on rank 0 within 20.0 s");
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
 }
 

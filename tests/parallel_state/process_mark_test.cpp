@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <string>
 
 namespace lockstep {
@@ -43,6 +44,24 @@ TEST(ProcessMark, AnEndedProcessIsKnownBeforeAndAfterItsParentLooks) {
   ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT), 0);
   EXPECT_TRUE(process_has_ended(mark)) << "nobody has taken its status yet";
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  EXPECT_TRUE(process_has_ended(mark));
+}
+
+TEST(ProcessMark, AStoppedProcessIsKnownWhileItStandsStill) {
+  pid_t child = 0;
+  int hold = -1;
+  const std::string mark = mark_of_child(&child, &hold);
+  EXPECT_FALSE(process_has_stopped(mark));
+  ::kill(child, SIGSTOP);
+  ASSERT_EQ(::waitpid(child, nullptr, WUNTRACED), child);
+  EXPECT_TRUE(process_has_stopped(mark));
+  EXPECT_FALSE(process_has_ended(mark));
+  ::kill(child, SIGCONT);
+  ASSERT_EQ(::waitpid(child, nullptr, WCONTINUED), child);
+  EXPECT_FALSE(process_has_stopped(mark));
+  ::close(hold);
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  EXPECT_FALSE(process_has_stopped(mark));
   EXPECT_TRUE(process_has_ended(mark));
 }
 

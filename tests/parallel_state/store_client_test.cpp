@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "lockstep/parallel_state/desync_guard.h"
 #include "lockstep/parallel_state/failure_board.h"
 #include "lockstep/parallel_state/network.h"
 #include "lockstep/tests/support/launch.h"
@@ -218,11 +219,28 @@ TEST(FailureBoard, TellsTheRankThatStandsStillFromThoseThatBeatOrLeftANote) {
   const FailureBoard::Lost lost = own->find_lost({0, 1, 2, 3}, note_of);
   EXPECT_EQ(lost.silent, RankList{3});
   EXPECT_EQ(lost.text(), "rank 3 does not answer");
-  own->post("it failed", lost);
+  EXPECT_EQ((FailureBoard::Lost{{}, {7, 2, 5}}).text(), "ranks 2, 5, 7 do not answer");
+  EXPECT_EQ((FailureBoard::Lost{{3, 1}, {0}}).text(), "ranks 1, 3 have gone");
+  own->post_operation("it failed", lost);
   std::this_thread::sleep_for(milliseconds(1000));
   ASSERT_TRUE(beats->find().has_value()) << "the thread looks for failures";
   EXPECT_EQ(beats->find()->text(), "rank 3 does not answer: rank 0: it failed");
   EXPECT_FALSE(own->find().has_value()) << "a rank's own failure";
+}
+
+TEST(DesyncGuard, AMuteStoreOfALauncherComesBeforeTheRankThatWasWaitedFor) {
+  const MuteServer server;
+  StoreAddress address = address_at(server.port());
+  address.server = "the launcher's store";
+  address.of_launcher = true;
+  const auto client = c10::make_intrusive<StoreClient>(address, milliseconds(5000));
+  const DesyncGuard guard(std::make_shared<FailureBoard>(prefixed(client), 1, 2), 1);
+  std::this_thread::sleep_for(kAnswerTime + milliseconds(500));
+  const auto found = guard.explain({0, 1}, nullptr, "all_reduce of loss", "rank 0: timed out");
+  EXPECT_TRUE(found.culprit.starts_with("the launcher's store has not answered for "))
+      << found.culprit;
+  EXPECT_EQ(found.reason, "rank 0: timed out");
+  EXPECT_EQ(found.failed, "");
 }
 
 }  // namespace

@@ -47,6 +47,7 @@ class CheckpointDamageTest : public ::testing::Test {
     whole.consumed_samples = 70;
     whole.scaler = ManifestScaler{2, 3, 1};
     whole.skipped_steps = 5;
+    whole.metrics_checksum = 0xfedcba98;
     whole.files.push_back(
         write_text_file(partial.file("."), kConfigName, print_config(parse_config("", "test"))));
     manifest_ = join_manifests(whole, parts);

@@ -72,18 +72,78 @@ TEST(MetricsFile, ALinkInItsPlaceIsNotFollowed) {
   std::filesystem::remove(folder.path() / "metrics.jsonl");
   std::filesystem::create_symlink(folder.path() / "nothing", folder.path() / "metrics.jsonl");
   EXPECT_TRUE(testing::throws_with<FileError>(
-      [&] { MetricsFile(folder.path(), 1); },
+      [&] { MetricsFile(folder.path(), {.iteration = 1}); },
       "metrics.jsonl' cannot be written: Too many levels of symbolic links"));
   EXPECT_FALSE(std::filesystem::exists(folder.path() / "nothing"));
 }
 
 TEST(MetricsFile, WhatCannotBeWrittenIsNamedWithItsCause) {
   const testing::TemporaryFolder folder;
-  std::filesystem::create_directories(folder.path() / "metrics.jsonl" / "in the way");
-  std::filesystem::create_directories(folder.path() / "metrics.previous.jsonl" / "too");
+  // There is room for the name of the file, but not for that under which it is put aside.
+  constexpr size_t kLongestPath = 4095, kStretch = 200;
+  std::string deep = folder.path();
+  const size_t length = kLongestPath - std::string("/metrics.jsonl").size();
+  while (deep.size() < length)
+    deep += "/" + std::string(std::min(kStretch, length - deep.size() - 1), 'x');
+  MetricsFile(deep).write("first");
+  EXPECT_TRUE(testing::throws_with<FileError>([&] { MetricsFile file(deep); },
+                                              "metrics.jsonl' cannot be renamed to '" + deep));
+  EXPECT_TRUE(testing::throws_with<FileError>([&] { MetricsFile file(deep); },
+                                              "metrics.previous.jsonl': File name too long"));
+  EXPECT_EQ(std::filesystem::file_size(deep + "/metrics.jsonl"), 6U);
+}
+
+TEST(MetricsFile, NoFileOfAnotherRunIsReplaced) {
+  const testing::TemporaryFolder folder;
+  for (const char* line : {"first", "second", "third"}) MetricsFile(folder.path()).write(line);
+  folder.write("metrics.previous.11.jsonl", "eleventh");
+  EXPECT_EQ(MetricsFile(folder.path()).note(), "the metrics of an earlier run are in '" +
+                                                   folder.path().string() +
+                                                   "/metrics.previous.12.jsonl'");
+  EXPECT_EQ(MetricsFile(folder.path()).note(), "") << "it had no line";
+  EXPECT_EQ(folder.read("metrics.previous.jsonl"), "first\n");
+  EXPECT_EQ(folder.read("metrics.previous.2.jsonl"), "second\n");
+  EXPECT_EQ(folder.read("metrics.previous.11.jsonl"), "eleventh");
+  EXPECT_EQ(folder.read("metrics.previous.12.jsonl"), "third\n");
+}
+
+TEST(MetricsFile, ARunKnowsItsLinesByThatOfItsCheckpoint) {
+  const testing::TemporaryFolder folder;
+  const auto line = [](int64_t iteration, double ms) {
+    return to_json(IterationMetrics{.iteration = iteration, .iteration_ms = ms});
+  };
+  const std::string own = line(1, 1) + "\n" + line(2, 1) + "\n", more = line(3, 1) + "\n";
+  const std::string foreign = line(1, 2) + "\n" + line(2, 2) + "\n" + line(3, 2) + "\n";
+  const MetricsResume resume = {.iteration = 2, .checksum = checksum_of_line(line(2, 1))};
+  const auto go_on = [&] {
+    MetricsFile file(folder.path(), resume);
+    file.write("next");
+    return file.note();
+  };
+  folder.write("metrics.jsonl", own + more);
+  EXPECT_EQ(go_on(), "");
+  EXPECT_EQ(folder.read("metrics.jsonl"), own + "next\n");
+  // Lines of another run there, the run's own put aside, earlier ones of a third beside them.
+  folder.write("metrics.previous.jsonl", own + more);
+  folder.write("metrics.previous.2.jsonl", foreign);
+  folder.write("metrics.jsonl", foreign + "{\"iterat");
+  EXPECT_TRUE(go_on().ends_with("metrics.jsonl' was of another run, which is in '" +
+                                folder.path().string() + "/metrics.previous.3.jsonl'"));
+  EXPECT_EQ(folder.read("metrics.jsonl"), own + "next\n");
+  EXPECT_EQ(folder.read("metrics.previous.jsonl"), own + more);
+  EXPECT_EQ(folder.read("metrics.previous.2.jsonl"), foreign);
+  EXPECT_EQ(folder.read("metrics.previous.3.jsonl"), foreign + "{\"iterat");
+  // A kill between the two renames of that left none.
+  std::filesystem::remove(folder.path() / "metrics.jsonl");
+  EXPECT_EQ(go_on(), "");
+  EXPECT_EQ(folder.read("metrics.jsonl"), own + "next\n");
+  // Nowhere.
+  std::filesystem::remove(folder.path() / "metrics.previous.jsonl");
+  folder.write("metrics.jsonl", line(1, 1) + "\n");
   EXPECT_TRUE(
-      testing::throws_with<FileError>([&] { MetricsFile(folder.path()); },
-                                      "metrics.jsonl' cannot be renamed: Directory not empty"));
+      go_on().ends_with("/metrics.previous.4.jsonl'; the lines until iteration 2 are not "
+                        "there"));
+  EXPECT_EQ(folder.read("metrics.jsonl"), "next\n");
 }
 
 TEST(MetricsFile, AResumedRunAppendsAfterItsCheckpoint) {
@@ -92,12 +152,12 @@ TEST(MetricsFile, AResumedRunAppendsAfterItsCheckpoint) {
   const std::string two = to_json(ValidationMetrics{2, 2.5, 12.25}) + "\n";
   const std::string three = to_json(IterationMetrics{.iteration = 3}) + "\n";
   folder.write("metrics.jsonl", one + two + three + "{\"iteration\":2,\"lm_l");
-  MetricsFile(folder.path(), 2).write("next");
+  MetricsFile(folder.path(), {.iteration = 2}).write("next");
   EXPECT_EQ(folder.read("metrics.jsonl"), one + two + "next\n");
   EXPECT_FALSE(std::filesystem::exists(folder.path() / "metrics.previous.jsonl"));
   // A line that is whole but for its newline is torn too.
   folder.write("metrics.jsonl", one + two.substr(0, two.size() - 1));
-  MetricsFile(folder.path(), 5).write("next");
+  MetricsFile(folder.path(), {.iteration = 5}).write("next");
   EXPECT_EQ(folder.read("metrics.jsonl"), one + "next\n");
 }
 

@@ -61,7 +61,7 @@ uint32_t read_kind(const std::string& kind, const std::string& path, int64_t ite
   if (kind == "text") return read_whole_text(path);
   if (kind == "samples") return read_samples(path);
   if (kind == "checkpoint") return read_checkpoint(path);
-  if (kind == "metrics") MetricsFile(path, iteration).write("next");
+  if (kind == "metrics") MetricsFile(path, {.iteration = iteration}).write("next");
   if (kind == "lock") const FolderLock lock(path);
   return 0;
 }

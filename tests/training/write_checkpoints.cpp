@@ -30,7 +30,8 @@ struct Save {
 
 std::string save(const std::string& folder, int64_t keep, const Save& what) {
   const PartialCheckpoint checkpoint(folder, what.iteration);
-  checkpoint.begin();
+  const std::string left = checkpoint.begin();
+  if (!left.empty()) std::fprintf(stderr, "%s\n", left.c_str());
   const std::string inside = checkpoint.file("");
   Manifest manifest;
   manifest.iteration = what.iteration;
@@ -56,7 +57,8 @@ int main(int argc, char** argv) {
       ExportFolder files(argv[2], {"model.safetensors", "config.json"}, "--hf");
       write_file(files.file("model.safetensors"), {argv[3]});
       write_file(files.file("config.json"), {argv[4]});
-      files.publish();
+      const std::string left = files.publish();
+      if (!left.empty()) std::fprintf(stderr, "%s\n", left.c_str());
       return 0;
     }
     const std::string folder = argv[1];

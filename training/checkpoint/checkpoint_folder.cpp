@@ -74,19 +74,18 @@ int make_file(const std::string& path) {
   return ::unlink(path.c_str()) == 0 ? ::open(path.c_str(), kFlags, 0644) : -1;
 }
 
-}  // namespace
-
-bool is_checkpoint(const std::string& folder) {
-  return kind_of_file(folder + "/" + kManifestName, /*follow_links=*/false) == FileKind::regular;
+std::vector<std::string> sorted_names(const std::string& folder) {
+  std::vector<std::string> names = names_in_folder(folder);
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
-std::string step_name(int64_t iteration) { return fmt::format("{}{}", kStep, iteration); }
-
-std::vector<std::string> complete_checkpoints(const std::string& folder) {
-  if (!is_folder(folder)) return {};
+/// The complete ones of the steps that `latest` and `entries`, the folder's, name.
+std::vector<std::string> complete_among(const std::string& folder,
+                                        const std::vector<std::string>& entries) {
   std::vector<std::string> names = listed_steps(folder);
   std::vector<std::pair<int64_t, std::string>> others;
-  for (std::string& name : names_in_folder(folder)) {
+  for (std::string name : entries) {
     if (name.ends_with(kAside)) name.resize(name.size() - kAside.size());
     if (const auto number = step_number(name)) others.emplace_back(*number, name);
   }
@@ -99,6 +98,26 @@ std::vector<std::string> complete_checkpoints(const std::string& folder) {
     if (const auto place = place_of_step(folder, name)) paths.push_back(place->string());
   }
   return paths;
+}
+
+}  // namespace
+
+bool is_checkpoint(const std::string& folder) {
+  return kind_of_file(folder + "/" + kManifestName, /*follow_links=*/false) == FileKind::regular;
+}
+
+std::string step_name(int64_t iteration) { return fmt::format("{}{}", kStep, iteration); }
+
+std::vector<std::string> complete_checkpoints(const std::string& folder) {
+  if (!is_folder(folder)) return {};
+  for (std::vector<std::string> entries = sorted_names(folder);;) {
+    std::vector<std::string> found = complete_among(folder, entries);
+    if (!found.empty()) return found;
+    // A run may have removed all that there were, once it had saved others.
+    std::vector<std::string> now = sorted_names(folder);
+    if (now == entries) return {};
+    entries = std::move(now);
+  }
 }
 
 std::string find_checkpoint(const std::string& folder) {
@@ -128,13 +147,14 @@ PartialCheckpoint::PartialCheckpoint(std::string folder, int64_t iteration)
       final_((fs::path(folder_) / name_).string()),
       partial_(final_ + std::string(kPartial)) {}
 
-void PartialCheckpoint::begin() const {
+std::string PartialCheckpoint::begin() const {
   try {
     fs::create_directories(folder_);
-    clean_up_steps(folder_);
+    const std::string problems = clean_up_steps(folder_);
     fs::remove_all(partial_);
     require<FileError>(fs::create_directory(partial_), "checkpoint '{}' is there already",
                        partial_);
+    return problems;
   } catch (const fs::filesystem_error& error) {
     fail_to_write(partial_, error);
   }
@@ -163,14 +183,15 @@ std::string PartialCheckpoint::commit(std::string_view manifest, int64_t keep,
   } catch (const fs::filesystem_error& error) {
     fail_to_write(final_, error);
   }
+  std::vector<std::string> problems = {remove_tree(partial_),
+                                       remove_tree(final_ + std::string(kAside))};
   try {
-    fs::remove_all(partial_);
-    fs::remove_all(final_ + std::string(kAside));
     const int64_t last_good = iteration_ - skipped_steps;
-    return remove_old(keep, {last_good, unproven ? last_good - 1 : last_good});
+    problems.push_back(remove_old(keep, {last_good, unproven ? last_good - 1 : last_good}));
   } catch (const std::exception& error) {
-    return fmt::format("older checkpoints in '{}' cannot be removed: {}", folder_, error.what());
+    problems.push_back(fmt::format("older checkpoints in '{}' stay: {}", folder_, error.what()));
   }
+  return join_problems(std::move(problems));
 }
 
 std::string PartialCheckpoint::remove_old(int64_t keep, const std::vector<int64_t>& good) const {

@@ -56,9 +56,9 @@ class PartialCheckpoint {
   PartialCheckpoint(std::string folder, int64_t iteration);
 
   /// Makes the empty folder in which it is written, after removing what interrupted saves and
-  /// removals left.
+  /// removals left. Returns what of that cannot be removed and why; empty if there is nothing.
   /// FileError names what failed.
-  void begin() const;
+  std::string begin() const;
   /// Writes the manifest and makes the checkpoint complete, in the place of an earlier one of the
   /// same iteration. FileError: it is not complete. Then removes all checkpoints but the newest
   /// `keep` (0: none) and the newest from before the last `skipped_steps` iterations, from which a

@@ -159,6 +159,18 @@ int64_t CheckpointReader::bytes_read() const {
   return bytes;
 }
 
+void with_newest_checkpoint(const std::string& folder,
+                            const std::function<bool(CheckpointReader&)>& use) {
+  for (bool done = false; !done;) {
+    CheckpointReader checkpoint(folder);
+    try {
+      done = use(checkpoint) || checkpoint.is_unchanged();
+    } catch (const FileError&) {
+      if (checkpoint.is_unchanged()) throw;
+    }
+  }
+}
+
 std::vector<CheckpointDamage> verify_checkpoint(const std::string& folder) {
   return verify_checkpoint(CheckpointReader(folder));
 }

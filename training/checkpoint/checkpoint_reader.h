@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -29,6 +30,8 @@ class CheckpointReader {
   /// Whether it is still on disk as it was opened: a run that saves there may have removed it, or
   /// have saved the step anew.
   bool is_unchanged() const;
+  /// CRC-32 of the manifest: the same for all who have opened the same save.
+  uint32_t checksum() const { return manifest_checksum_; }
 
   /// nullptr if the checkpoint does not hold it.
   const ManifestTensor* find(const std::string& name, const std::string& state = "") const;
@@ -54,6 +57,12 @@ class CheckpointReader {
   std::map<std::pair<std::string, std::string>, const ManifestTensor*> tensors_;
   std::vector<std::unique_ptr<ShardReader>> shards_;
 };
+
+/// Calls `use` with what `folder` means. Where that returns false or throws FileError, and the
+/// checkpoint is not on disk any more as it was opened, calls it again with what `folder` means by
+/// then: a run that saves there removes what is older than checkpoint.keep, also while it is read.
+void with_newest_checkpoint(const std::string& folder,
+                            const std::function<bool(CheckpointReader&)>& use);
 
 /// Name of the file with the configuration.
 inline constexpr const char* kConfigName = "config.textproto";

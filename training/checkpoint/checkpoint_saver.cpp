@@ -20,6 +20,7 @@
 #include "lockstep/training/checkpoint/finite_values.h"
 #include "lockstep/training/checkpoint/save_plan.h"
 #include "lockstep/training/checkpoint/shard_file.h"
+#include "lockstep/training/checkpoint/step_folders.h"
 
 namespace lockstep {
 namespace {
@@ -98,6 +99,8 @@ struct CheckpointSaver::Job {
         return problem.empty() ? kDone : std::string(kNoted) + problem;
       } catch (const DivergenceError& error) {
         return std::string(kDiverged) + error.what();
+      } catch (const std::filesystem::filesystem_error& error) {
+        return fmt::format("{}'{}': {}", kFailed, error.path1().string(), error.code().message());
       } catch (const std::exception& error) {
         return std::string(kFailed) + error.what();
       }
@@ -273,7 +276,8 @@ SaveResult CheckpointSaver::save(const std::vector<StateTensor>& tensors,
   job->whole.consumed_samples = progress.consumed_samples;
   job->whole.optimizer_steps = progress.optimizer.num_steps;
   job->whole.skipped_steps = progress.skipped_steps;
-  job->unproven = unproven;
+  job->whole.metrics_checksum = progress.metrics_checksum;
+  job->unproven = unproven || progress.skipped_steps > 0;
   const GradScalerState& scaler = progress.optimizer.scaler;
   if (scale_adapts_itself(config))
     job->whole.scaler =
@@ -282,7 +286,8 @@ SaveResult CheckpointSaver::save(const std::vector<StateTensor>& tensors,
   job->config = print_config(config);
   std::string status = kDone;
   try {
-    if (state_.rank() == 0) job->checkpoint.begin();
+    if (state_.rank() == 0)
+      result.problem = join_problems({result.problem, job->checkpoint.begin()});
   } catch (const FileError& error) {
     status = std::string(kFailed) + error.what();
   }
@@ -292,7 +297,7 @@ SaveResult CheckpointSaver::save(const std::vector<StateTensor>& tensors,
   result.path = job->checkpoint.path();
   job_ = std::move(job);
   job_->start();
-  if (!options_.async) result.problem = finish();
+  if (!options_.async) result.problem = join_problems({result.problem, finish()});
   return result;
 }
 

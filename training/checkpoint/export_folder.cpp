@@ -82,15 +82,14 @@ bool ExportFolder::holds_these_alone() const {
   });
 }
 
-void ExportFolder::remove_abandoned(const std::string& prefix) const {
+void ExportFolder::remove_abandoned(const std::string& prefix) {
   const fs::path around = fs::path(prefix).parent_path();
   const std::string begin = fs::path(prefix).filename();
   for (const std::string& name : names_in_folder(around)) {
     if (!name.starts_with(begin)) continue;
     const int lock = lock_temporary(around / name);
     if (lock < 0) continue;
-    std::error_code ignored;
-    fs::remove_all(around / name, ignored);
+    left_.push_back(remove_tree(around / name));
     ::close(lock);
   }
 }
@@ -109,7 +108,13 @@ void ExportFolder::move_files() const {
   sync_folder(folder_);
 }
 
-void ExportFolder::publish() {
+std::string ExportFolder::publish() {
+  put_in_place();
+  left_.push_back(remove_tree(temporary_));
+  return join_problems(left_);
+}
+
+void ExportFolder::put_in_place() const {
   try {
     sync_folder(temporary_);
     if (temporary_.parent_path() == folder_) return move_files();

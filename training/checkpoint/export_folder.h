@@ -29,19 +29,22 @@ class ExportFolder {
   std::string file(const std::string& name) const { return temporary_ / name; }
 
   /// All files are written, and on disk. FileError names the path; what was in the folder before is
-  /// there still, apart from the last name where files are moved one by one.
-  void publish();
+  /// there still, apart from the last name where files are moved one by one. Returns what cannot be
+  /// removed of this and of killed exports, and why; empty if there is nothing.
+  std::string publish();
 
  private:
   bool holds_these_alone() const;
   void make_temporary(const std::string& prefix);
-  void remove_abandoned(const std::string& prefix) const;
+  void remove_abandoned(const std::string& prefix);
+  void put_in_place() const;
   void move_files() const;
 
   std::filesystem::path folder_;
   std::vector<std::string> names_;
   std::filesystem::path temporary_;
-  int lock_ = -1;  ///< of the temporary folder, while this process lives
+  std::vector<std::string> left_;  ///< what cannot be removed
+  int lock_ = -1;                  ///< of the temporary folder, while this process lives
 };
 
 }  // namespace lockstep

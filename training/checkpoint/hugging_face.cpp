@@ -119,7 +119,7 @@ NamedTensors read_finite_weights(const fs::path& in) {
 
 }  // namespace
 
-void export_to_hugging_face(const std::string& folder, const std::string& out) {
+std::string export_to_hugging_face(const std::string& folder, const std::string& out) {
   const SavedModel saved = load_model(folder, c10::kCPU);
   const TransformerConfig& model = saved.model->config();
   const std::string config = format_hugging_face_config(model);
@@ -129,7 +129,7 @@ void export_to_hugging_face(const std::string& folder, const std::string& out) {
     tensors.emplace_back(name, tensor);
   save_safetensors(files.file(kWeightsFile), tensors, {{"format", "pt"}});
   write_file(files.file(kConfigFile), {config});
-  files.publish();
+  return files.publish();
 }
 
 std::string import_from_hugging_face(const std::string& in, const std::string& folder) {

@@ -196,6 +196,7 @@ Manifest read(const proto::CheckpointManifest& from, const Reader& reader) {
   manifest.consumed_samples = from.consumed_samples();
   manifest.optimizer_steps = from.optimizer_steps();
   manifest.skipped_steps = from.skipped_steps();
+  if (from.has_metrics_crc32()) manifest.metrics_checksum = from.metrics_crc32();
   manifest.layout = reader.layout(from.layout());
   if (from.has_scaler()) manifest.scaler = reader.scaler(from.scaler());
   std::set<std::string> names;
@@ -217,6 +218,7 @@ proto::CheckpointManifest to_message(const Manifest& manifest) {
   message.set_consumed_samples(manifest.consumed_samples);
   message.set_optimizer_steps(manifest.optimizer_steps);
   if (manifest.skipped_steps > 0) message.set_skipped_steps(manifest.skipped_steps);
+  if (manifest.metrics_checksum) message.set_metrics_crc32(*manifest.metrics_checksum);
   if (manifest.scaler) {
     message.mutable_scaler()->set_scale(manifest.scaler->scale);
     message.mutable_scaler()->set_growth_tracker(manifest.scaler->growth_tracker);

@@ -12,6 +12,7 @@ namespace lockstep {
 namespace {
 
 constexpr std::string_view kFound = "found ";
+constexpr const char* kRemoved = "removed";
 
 /// Rank 0's word on which checkpoint `folder` means; empty if it holds none.
 std::string agree_on_checkpoint(const std::string& folder, const ParallelState& state) {
@@ -88,7 +89,7 @@ RunCheckpoints::RunCheckpoints(const CheckpointConfig& config, std::string folde
 
 std::optional<std::string> RunCheckpoints::load(Trainer& trainer) {
   if (!config_.load) return {};
-  const std::string path = agree_on_checkpoint(*config_.load, state_);
+  std::string path = agree_on_checkpoint(*config_.load, state_);
   if (path.empty()) {
     require<FileError>(config_.load_if_present,
                        "checkpoint.load: '{}' holds no complete checkpoint; "
@@ -96,13 +97,41 @@ std::optional<std::string> RunCheckpoints::load(Trainer& trainer) {
                        *config_.load);
     return {};
   }
-  CheckpointReader checkpoint(path);
-  if (!config_.finetune) check_same_model(checkpoint, trainer.config());
-  check_no_weight_left(checkpoint, trainer.state(/*with_optimizer=*/false), state_);
-  trainer.load(checkpoint, config_.finetune);
+  while (!load_from(path, trainer)) {
+    const std::string removed = path;
+    path = agree_on_checkpoint(*config_.load, state_);
+    require<FileError>(!path.empty(),
+                       "checkpoint.load: '{}' was removed while it was read, and '{}' holds no "
+                       "other complete checkpoint",
+                       removed, *config_.load);
+  }
   path_ = path;
   loaded_iteration_ = trainer.iteration();
   return loaded_ = path;
+}
+
+bool RunCheckpoints::load_from(const std::string& path, Trainer& trainer) {
+  std::optional<CheckpointReader> checkpoint;
+  const auto all_can = [&](const auto& action) {
+    std::string status = kRemoved;
+    try {
+      action();
+      status = fmt::format("{:08x}", checkpoint->checksum());
+    } catch (const FileError&) {
+      if (checkpoint ? checkpoint->is_unchanged() : is_checkpoint(path)) throw;
+    }
+    const auto all = all_gather_texts(state_.world(), status, "checkpoint that is read");
+    return status != kRemoved && std::count(all.begin(), all.end(), status) == state_.world_size();
+  };
+  const bool opened = all_can([&] {
+    checkpoint.emplace(path);
+    if (!config_.finetune) check_same_model(*checkpoint, trainer.config());
+  });
+  if (!opened) return false;
+  check_no_weight_left(*checkpoint, trainer.state(/*with_optimizer=*/false), state_);
+  if (!all_can([&] { trainer.read(*checkpoint, config_.finetune); })) return false;
+  trainer.go_on_from(*checkpoint, config_.finetune);
+  return true;
 }
 
 std::string RunCheckpoints::after_iteration(Trainer& trainer, bool last) {
@@ -126,8 +155,7 @@ std::string RunCheckpoints::finish() {
   }
 }
 
-std::string RunCheckpoints::last_good(const Trainer& trainer) const {
-  const int64_t iteration = trainer.last_good_iteration();
+std::string RunCheckpoints::known_until(int64_t iteration) const {
   if (!folder_.empty()) {
     const std::string saved = newest_until(complete_checkpoints(folder_), iteration);
     if (!saved.empty()) return saved;
@@ -135,9 +163,21 @@ std::string RunCheckpoints::last_good(const Trainer& trainer) const {
   return loaded_ && loaded_iteration_ <= iteration ? *loaded_ : "";
 }
 
+std::string RunCheckpoints::describe_last_good(const Trainer& trainer) const {
+  const int64_t good = trainer.last_good_iteration();
+  const std::string last = known_until(good), earlier = known_until(good - 1);
+  if (last.empty()) return "";
+  const bool in_doubt = trainer.loss_scale_is_in_doubt() && !earlier.empty() && earlier != last;
+  return fmt::format(
+      "the last checkpoint from before is '{}'{}", last,
+      in_doubt ? "; if its weights are at fault and not the loss scale, it is '" + earlier + "'"
+               : "");
+}
+
 std::string RunCheckpoints::save(Trainer& trainer, bool last) {
   const SaveResult result = saver_->save(trainer.state(config_.save_optim), trainer.progress(),
-                                         trainer.config(), /*may_skip=*/!last, /*unproven=*/!last);
+                                         trainer.config(), /*may_skip=*/!last,
+                                         /*unproven=*/trainer.end() != RunEnd::done);
   const std::string last_problem = last ? saver_->finish() : "";
   if (config_.async_save && !last)
     trainer.before_next_update([saver = saver_] { saver->finish_copy(); });

@@ -23,7 +23,8 @@ class RunCheckpoints {
                  const ParallelState& parallel_state);
 
   /// Loads what checkpoint.load names into the run; returns the checkpoint's path, or nothing where
-  /// there is none to load. Rank 0 decides which is the newest. FileError: there is none and
+  /// there is none to load. Rank 0 decides which is the newest; a later one is taken where that is
+  /// removed while it is read. FileError: there is none and
   /// checkpoint.load_if_present is not set; it is damaged or of another model; it has no state of
   /// the optimizer and checkpoint.finetune is not set. ConfigError without that: a field of `model`
   /// that is not as it was saved and changes what the weights mean, such as the number of heads.
@@ -37,14 +38,19 @@ class RunCheckpoints {
   /// it. Collective.
   std::string finish();
 
-  /// The newest checkpoint from before the run's last skipped steps, or from before the step whose
-  /// weights gave a loss that is not a number; empty if there is none.
-  std::string last_good(const Trainer& trainer) const;
+  /// Of a run that diverged: "the last checkpoint from before is '...'", of
+  /// Trainer::last_good_iteration() or before; empty if there is none. Where the loss scale is in
+  /// doubt, also the one before, in case that the weights are at fault.
+  std::string describe_last_good(const Trainer& trainer) const;
 
   /// The checkpoint that was saved last, else the one that was loaded; empty if there was none.
   const std::string& path() const { return path_; }
 
  private:
+  /// Returns whether it could be read by all ranks: it may be of another run, which has removed it
+  /// or saved that step anew meanwhile. Collective.
+  bool load_from(const std::string& path, Trainer& trainer);
+  std::string known_until(int64_t iteration) const;
   std::string save(Trainer& trainer, bool last);
 
   CheckpointConfig config_;

@@ -19,8 +19,9 @@ std::string save_model(const std::string& folder, int64_t iteration, const Confi
   return saver.save(model_state(model, state), progress, config).path;
 }
 
-SavedModel load_model(const std::string& folder, c10::Device device) {
-  CheckpointReader checkpoint(folder);
+namespace {
+
+SavedModel read_model(CheckpointReader& checkpoint, c10::Device device) {
   const Config config = checkpoint.config();
   GPTModelOptions options;
   options.dtype = config.train.precision == Precision::fp64 ? at::kDouble : at::kFloat;
@@ -33,6 +34,17 @@ SavedModel load_model(const std::string& folder, c10::Device device) {
   check_weights_are_finite(checkpoint.path(), targets, state);
   model->eval();
   return {config, model, checkpoint.path()};
+}
+
+}  // namespace
+
+SavedModel load_model(const std::string& folder, c10::Device device) {
+  SavedModel saved;
+  with_newest_checkpoint(folder, [&](CheckpointReader& checkpoint) {
+    saved = read_model(checkpoint, device);
+    return true;
+  });
+  return saved;
 }
 
 }  // namespace lockstep

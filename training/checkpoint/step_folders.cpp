@@ -29,6 +29,10 @@ void restore(const fs::path& folder, const std::string& aside) {
   sync_folder(folder);
 }
 
+std::string not_removed(const fs::path& path, const std::error_code& error) {
+  return fmt::format("'{}' cannot be removed: {}", path.string(), error.message());
+}
+
 }  // namespace
 
 bool lacks_exchange(int error) {
@@ -68,35 +72,40 @@ void put_in_place(const fs::path& from, const fs::path& to) {
   }
 }
 
-void clean_up_steps(const fs::path& folder) {
+std::string remove_tree(const fs::path& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  return error ? not_removed(path, error) : "";
+}
+
+std::string join_problems(std::vector<std::string> problems) {
+  std::erase(problems, "");
+  return fmt::format("{}", fmt::join(problems, "; "));
+}
+
+std::string clean_up_steps(const fs::path& folder) {
   for (const std::string& name : names_in_folder(folder))
     if (is_leftover(name) && name.ends_with(kAside)) restore(folder, name);
-  for (const std::string& name : names_in_folder(folder)) {
-    std::error_code ignored;  // it is in nobody's way
-    if (is_leftover(name)) fs::remove_all(folder / name, ignored);
-  }
+  std::vector<std::string> problems;
+  for (const std::string& name : names_in_folder(folder))
+    if (is_leftover(name)) problems.push_back(remove_tree(folder / name));
+  return join_problems(std::move(problems));
 }
 
 std::string remove_steps(const fs::path& folder, const std::vector<std::string>& paths) {
-  std::string problems;
-  const auto attempt = [&](const std::string& path, const auto& action) {
-    try {
-      action();
-      return true;
-    } catch (const fs::filesystem_error& error) {
-      problems += fmt::format("{}'{}' cannot be removed: {}", problems.empty() ? "" : "; ", path,
-                              error.code().message());
-      return false;
-    }
-  };
-  std::vector<std::string> renamed;
+  std::vector<std::string> problems, renamed;
   for (const std::string& path : paths) {
     const std::string removed = path + std::string(kRemoved);
-    if (attempt(path, [&] { fs::rename(path, removed); })) renamed.push_back(removed);
+    std::error_code error;
+    fs::rename(path, removed, error);
+    if (error)
+      problems.push_back(not_removed(path, error));
+    else
+      renamed.push_back(removed);
   }
   if (!renamed.empty()) sync_folder(folder);
-  for (const std::string& path : renamed) attempt(path, [&] { fs::remove_all(path); });
-  return problems;
+  for (const std::string& path : renamed) problems.push_back(remove_tree(path));
+  return join_problems(std::move(problems));
 }
 
 }  // namespace lockstep

@@ -37,9 +37,17 @@ std::optional<std::filesystem::path> place_of_step(const std::filesystem::path& 
 /// `to`.
 void put_in_place(const std::filesystem::path& from, const std::filesystem::path& to);
 
-/// Removes what saves and removals that were interrupted left, but for what cannot be removed. A
-/// complete checkpoint that was left aside gets its name back first.
-void clean_up_steps(const std::filesystem::path& folder);
+/// Removes what saves and removals that were interrupted left. A complete checkpoint that was left
+/// aside gets its name back first. Returns what cannot be removed and why; empty if there is
+/// nothing.
+std::string clean_up_steps(const std::filesystem::path& folder);
+
+/// Removes a file, or a folder with all in it; what is not there is no error. Returns "'path'
+/// cannot be removed: why", or nothing.
+std::string remove_tree(const std::filesystem::path& path);
+
+/// Those that are not empty, with "; " between them.
+std::string join_problems(std::vector<std::string> problems);
 
 /// Removes folders of checkpoints: first they lose their names, so that none is ever taken for a
 /// complete one; of one that lies elsewhere, behind a link, the link is removed. Returns what

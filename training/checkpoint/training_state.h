@@ -26,12 +26,14 @@ struct StateTensor {
   at::Tensor values;  ///< [part.range.numel()], a view of the run's memory on any device
 };
 
-/// Where a run stands. The same on all ranks.
+/// Where a run stands. The same on all ranks, but for the last field, of which rank 0's counts.
 struct TrainingProgress {
   int64_t iteration = 0;
   int64_t consumed_samples = 0;
   int64_t skipped_steps = 0;  ///< in a row, up to this iteration
   OptimizerProgress optimizer;
+  /// checksum_of_line() of the iteration's line in metrics.jsonl.
+  std::optional<uint32_t> metrics_checksum = {};
 };
 
 /// Whether the run's loss scale has a state that is worth keeping.

@@ -87,16 +87,21 @@ void inspect(const CheckpointArguments& arguments) {
 }
 
 void verify(const CheckpointArguments& arguments) {
-  auto checkpoint = std::make_unique<CheckpointReader>(arguments.folder);
-  auto damage = verify_checkpoint(*checkpoint);
-  while (!damage.empty() && !checkpoint->is_unchanged()) {
-    checkpoint = std::make_unique<CheckpointReader>(arguments.folder);
-    damage = verify_checkpoint(*checkpoint);
-  }
-  const Manifest& manifest = checkpoint->manifest();
-  Json json = {{"path", checkpoint->path()},      {"ok", damage.empty()},
-               {"iteration", manifest.iteration}, {"files", manifest.files.size()},
-               {"bytes", total_bytes(manifest)},  {"damage", Json::array()}};
+  std::string path;
+  Manifest manifest;
+  std::vector<CheckpointDamage> damage;
+  with_newest_checkpoint(arguments.folder, [&](const CheckpointReader& checkpoint) {
+    path = checkpoint.path();
+    manifest = checkpoint.manifest();
+    damage = verify_checkpoint(checkpoint);
+    return damage.empty();
+  });
+  Json json = {{"path", path},
+               {"ok", damage.empty()},
+               {"iteration", manifest.iteration},
+               {"files", manifest.files.size()},
+               {"bytes", total_bytes(manifest)},
+               {"damage", Json::array()}};
   std::string message;
   for (const CheckpointDamage& one : damage) {
     json["damage"].push_back({{"file", one.file},
@@ -108,8 +113,8 @@ void verify(const CheckpointArguments& arguments) {
   if (arguments.json) print(json);
   if (!damage.empty()) throw ExitStatus{1, message};
   if (!arguments.json)
-    std::cout << fmt::format("{}: {} files, {} bytes, all good", checkpoint->path(),
-                             manifest.files.size(), total_bytes(manifest))
+    std::cout << fmt::format("{}: {} files, {} bytes, all good", path, manifest.files.size(),
+                             total_bytes(manifest))
               << std::endl;
 }
 

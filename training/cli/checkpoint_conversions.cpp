@@ -29,7 +29,8 @@ void add_checkpoint_conversions(CLI::App& checkpoint) {
       "Folder for config.json and model.safetensors",
       "Folder that checkpoint.save named; its newest complete checkpoint is meant")
       ->callback([arguments] {
-        export_to_hugging_face(arguments->folder, arguments->hugging_face);
+        const std::string left = export_to_hugging_face(arguments->folder, arguments->hugging_face);
+        if (!left.empty()) std::cerr << "lockstep: " + left + "\n";
         std::cout << arguments->hugging_face << std::endl;
       });
   add("import", "Make a checkpoint, without state of an optimizer, of such a model",

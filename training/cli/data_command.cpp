@@ -9,6 +9,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/training/cli/argument_checks.h"
 #include "lockstep/training/cli/commands.h"
+#include "lockstep/training/cli/standard_descriptors.h"
 #include "lockstep/training/data/build_dataset.h"
 
 namespace lockstep {
@@ -89,7 +90,7 @@ void inspect(const DataArguments& arguments) {
       std::cout << fmt::format("{:<12}{}\n", name,
                                value.is_string() ? value.get<std::string>() : value.dump());
   }
-  require<FileError>(std::cout.flush().good(), "data inspect: standard output cannot be written");
+  flush_standard_output("data inspect");
 }
 
 }  // namespace

@@ -1,8 +1,7 @@
 #include "lockstep/training/cli/plan_arguments.h"
 
-#include <iostream>
-
 #include "lockstep/core/check.h"
+#include "lockstep/training/cli/standard_descriptors.h"
 
 namespace lockstep {
 
@@ -16,9 +15,6 @@ std::string given(const CLI::App& command) {
   return text;
 }
 
-void flush_output(const CLI::App& command) {
-  require<FileError>(std::cout.flush().good(), "plan {}: standard output cannot be written",
-                     command.get_name());
-}
+void flush_output(const CLI::App& command) { flush_standard_output("plan " + command.get_name()); }
 
 }  // namespace lockstep

@@ -7,8 +7,8 @@
 #include "lockstep/core/check.h"
 #include "lockstep/pipeline/schedule_check.h"
 #include "lockstep/pipeline/timeline_svg.h"
-#include "lockstep/training/checkpoint/checkpoint_folder.h"
 #include "lockstep/training/cli/plan_arguments.h"
+#include "lockstep/training/data/unfinished_file.h"
 
 namespace lockstep {
 namespace {
@@ -62,7 +62,7 @@ void write_svg(const ScheduleArguments& arguments, const PipelineSchedule& sched
                const Timeline& timeline) {
   std::ostringstream text;
   write_timeline_svg(text, summary(arguments.options, timeline), schedule, timeline);
-  write_file(arguments.svg, {text.view()});
+  write_output_file(arguments.svg, text.view());
 }
 
 void plan_schedule(const CLI::App& command, const ScheduleArguments& arguments) {

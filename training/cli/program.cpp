@@ -8,6 +8,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/training/cli/commands.h"
+#include "lockstep/training/cli/standard_descriptors.h"
 #include "lockstep/training/data/mapped_files.h"
 
 namespace lockstep {
@@ -48,10 +49,22 @@ std::string without_frames(const std::string& message) {
   std::_Exit(status);
 }
 
+/// Tells what is wrong with the arguments, or prints what was asked for, such as --help.
+int exit_status(const CLI::App& program, const CLI::ParseError& parsed) {
+  if (program.exit(parsed) != 0) return 2;
+  try {
+    flush_standard_output();
+  } catch (const FileError& error) {
+    end(1, error.what());
+  }
+  return 0;
+}
+
 }  // namespace
 
 int run_program(int argc, char** argv, void (*add_commands)(CLI::App& program)) {
   tell_faults_of_mapped_files();
+  watch_standard_output();
   std::signal(SIGXFSZ, SIG_IGN);  // so that a write beyond ulimit -f fails, by name
   CLI::App program("Trains transformer models on many devices, on libtorch and c10d.", "lockstep");
   try {
@@ -64,14 +77,14 @@ int run_program(int argc, char** argv, void (*add_commands)(CLI::App& program)) 
     add_commands(program);
     check_command(program, argc, argv);
     program.parse(argc, argv);
-    require<FileError>(std::cout.flush().good(), "standard output cannot be written");
+    flush_standard_output();
     return 0;
   } catch (const CLI::RequiredError& error) {
     const auto others = program.remaining(true);
-    if (others.empty()) return program.exit(error) == 0 ? 0 : 2;
+    if (others.empty()) return exit_status(program, error);
     end(2, fmt::format("{}; not expected: {}", error.what(), fmt::join(others, " ")));
   } catch (const CLI::ParseError& error) {
-    return program.exit(error) == 0 ? 0 : 2;
+    return exit_status(program, error);
   } catch (const ExitStatus& exit) {
     end(exit.status, exit.message);
   } catch (const ConfigError& error) {

@@ -9,6 +9,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/parallel_state/rank_message.h"
 #include "lockstep/training/checkpoint/finite_values.h"
 #include "lockstep/training/checkpoint/run_checkpoints.h"
 #include "lockstep/training/checkpoint/saved_model.h"
@@ -45,7 +46,12 @@ class Reporter {
                  config.train.log_interval) {}
 
   void begin(const Trainer& trainer, int64_t ranks, const std::string& output) {
-    if (!output.empty()) file_ = std::make_unique<MetricsFile>(output, trainer.iteration());
+    if (!output.empty()) {
+      const TrainingProgress progress = trainer.progress();
+      file_ = std::make_unique<MetricsFile>(
+          output, MetricsResume{progress.iteration, progress.metrics_checksum});
+      if (!file_->note().empty()) display_.message(file_->note());
+    }
     const Config& config = trainer.config();
     const auto millions = [](int64_t parameters) {
       return fmt::format("{:.2f}M", static_cast<double>(parameters) / 1e6);
@@ -134,11 +140,10 @@ std::string told_of_stop(const Trainer& trainer, const std::string& folder) {
 [[noreturn]] void end_as_diverged(const std::string& what, const Trainer& trainer,
                                   const RunCheckpoints& checkpoints, const ParallelState& state) {
   if (state.rank() != 0) throw ExitStatus{kDiverged, ""};
-  const std::string good = checkpoints.last_good(trainer);
+  const std::string good = checkpoints.describe_last_good(trainer);
   throw ExitStatus{
-      kDiverged,
-      fmt::format("{}training diverged: {}{}", state.world_size() > 1 ? "rank 0: " : "", what,
-                  good.empty() ? "" : "; the last checkpoint from before is '" + good + "'")};
+      kDiverged, fmt::format("{}training diverged: {}{}", state.world_size() > 1 ? "rank 0: " : "",
+                             what, good.empty() ? "" : "; " + good)};
 }
 
 [[noreturn]] void end_as_stopped(const Trainer& trainer, const ParallelState& state) {
@@ -209,8 +214,7 @@ void run(const TrainArguments& arguments) {
     if (state) state->post_failure(error.what());
     if (environment.world_size == 1) throw;
     const bool config_error = dynamic_cast<const ConfigError*>(&error) != nullptr;
-    throw ExitStatus{config_error ? 2 : 1,
-                     fmt::format("rank {}: {}", environment.rank, error.what())};
+    throw ExitStatus{config_error ? 2 : 1, told_by_rank(environment.rank, error.what())};
   }
 }
 
@@ -223,7 +227,8 @@ void add_train_command(CLI::App& program) {
   command
       ->add_option("--output", arguments->output,
                    "Folder for metrics.jsonl and, unless checkpoint.save says otherwise, for the "
-                   "checkpoints; without it neither is written")
+                   "checkpoints; without it neither is written. metrics.jsonl of another run is "
+                   "kept as metrics.previous.jsonl, metrics.previous.2.jsonl and so on")
       ->check(check_path);
   command->add_flag("--print-config", arguments->print_config,
                     "Print the effective configuration, defaults included, and end");

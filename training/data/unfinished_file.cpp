@@ -14,12 +14,12 @@
 
 namespace lockstep {
 
-UnfinishedFile::UnfinishedFile(std::string final_path)
+UnfinishedFile::UnfinishedFile(std::string final_path, std::string_view action)
     : final_path_(std::move(final_path)),
       path_(
           fmt::format("{}.unfinished.{}.{:08x}", final_path_, ::getpid(), std::random_device()())),
       file_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) {
-  if (file_ < 0) fail_with_reason("made");
+  if (file_ < 0) fail_with_reason(action);
 }
 
 UnfinishedFile::~UnfinishedFile() {
@@ -48,6 +48,22 @@ void UnfinishedFile::sync() {
 void UnfinishedFile::publish() {
   if (std::rename(path_.c_str(), final_path_.c_str()) != 0) fail_with_reason("renamed");
   path_.clear();
+}
+
+void write_output_file(const std::string& path, std::string_view text) {
+  std::error_code error;
+  const std::filesystem::file_status there = std::filesystem::status(path, error);
+  require<FileError>(!std::filesystem::exists(there) || std::filesystem::is_regular_file(there),
+                     "'{}' cannot be written: found no regular file in its place", path);
+  const bool link = std::filesystem::is_symlink(std::filesystem::symlink_status(path, error));
+  const std::filesystem::path target =
+      link ? std::filesystem::weakly_canonical(path, error) : std::filesystem::path(path);
+  require<FileError>(!link || !error, "'{}' cannot be written: {}", path, error.message());
+  UnfinishedFile file(target, "written");
+  file.write(text);
+  file.sync();
+  file.publish();
+  sync_folder_of(target);
 }
 
 void sync_folder(const std::filesystem::path& folder) {

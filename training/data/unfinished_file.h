@@ -9,8 +9,8 @@ namespace lockstep {
 /// A file under a temporary name in the folder of its final one. Needs no libtorch.
 class UnfinishedFile {
  public:
-  /// FileError with the path if it cannot be made.
-  explicit UnfinishedFile(std::string final_path);
+  /// FileError "'path' cannot be made: why".
+  explicit UnfinishedFile(std::string final_path, std::string_view action = "made");
   /// Removes the file unless it was published.
   ~UnfinishedFile();
   UnfinishedFile(const UnfinishedFile&) = delete;
@@ -32,6 +32,11 @@ class UnfinishedFile {
   std::string path_;
   int file_ = -1;
 };
+
+/// Writes a whole file, which appears at the end, in the place of an earlier one: that of the given
+/// name, or the one to which a link of that name leads. FileError with the path; what is there and
+/// is no regular file is refused.
+void write_output_file(const std::string& path, std::string_view text);
 
 /// Waits until the names in a folder are on disk. Some file systems cannot do that for folders, and
 /// some folders may not be opened; there a rename is as durable as it gets. FileError with the
