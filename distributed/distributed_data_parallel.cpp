@@ -5,7 +5,6 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/optimizer_rules.h"
 #include "lockstep/distributed/buffer_kind.h"
-#include "lockstep/distributed/finalize_passes.h"
 #include "lockstep/distributed/grad_sync.h"
 #include "lockstep/distributed/model_check.h"
 #include "lockstep/distributed/param_sync.h"

@@ -31,10 +31,6 @@ struct FinalizeContext {
 /// together through a buffer of at most 1 MiB.
 void reduce_partial_gradients(FinalizeContext& context);
 
-/// Whether the gradient of such a parameter is still to be reduced, by one of the passes over
-/// partial and tied gradients, when the data-parallel reduction is done.
-bool has_further_passes(const ParamDescription& description, const RankGrids& grids);
-
 /// Adds up the gradients of tied parameters: first the copies in this rank's models, then those of
 /// the other stages, in the order of TiedStages (all, first and last, first) and of the ties'
 /// names.

@@ -161,11 +161,6 @@ class PieceReducer {
 
 }  // namespace
 
-bool has_further_passes(const ParamDescription& description, const RankGrids& grids) {
-  if (description.tie && grids.size(GroupKind::pp) > 1) return true;
-  return !partial_axes(description, grids).empty();
-}
-
 void reduce_partial_gradients(FinalizeContext& context) {
   const at::NoGradGuard no_grad;
   for (const auto& [key, pieces] : collect(context)) PieceReducer(context, key).run(pieces);

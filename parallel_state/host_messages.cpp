@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
-#include "lockstep/parallel_state/operation.h"
+#include "lockstep/parallel_state/failure_reason.h"
 #include "lockstep/parallel_state/peer_error.h"
 
 namespace lockstep {

@@ -4,6 +4,7 @@
 
 #include <variant>
 
+#include "lockstep/parallel_state/failure_reason.h"
 #include "lockstep/parallel_state/process_group_state.h"
 #include "lockstep/parallel_state/work.h"
 
@@ -21,12 +22,6 @@ struct Work::Operation {
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
   std::vector<Part> parts = {};
 };
-
-/// The message without the stack of C++ frames that c10::Error appends, and without the place in
-/// Gloo's sources where it arose.
-std::string reason_of(const std::exception& error);
-/// The same of an error in a group of these ranks; another rank has its global number.
-std::string reason_of(const std::exception& error, const RankList& ranks);
 
 /// Posts the failure of `operation`, finds out which rank is lost or did something else, and throws
 /// CommunicationError with all that. A rank that is lost comes first.

@@ -17,11 +17,6 @@ class FeedForward : public DescribedModule {
   virtual at::Tensor forward(const at::Tensor& hidden) const = 0;
 };
 
-/// The feed-forward network of layer context.layer: an MLP, or a MoELayer.
-std::shared_ptr<FeedForward> make_feed_forward(const LayerContext& context);
-/// `spec` as feed_forward_params() states it.
-std::shared_ptr<FeedForward> feed_forward_from(const LayerContext& context, const ModuleSpec& spec);
-
 /// The dense feed-forward network, cut over tp. Children:
 ///
 /// - `linear_fc1`: column-parallel, weight [width, hidden_size]; with SwiGLU [2, width,

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/models/layers/feed_forward.h"
+
 namespace lockstep {
 
 TransformerLayer::TransformerLayer(const LayerContext& context, const ModuleSpec& spec)
