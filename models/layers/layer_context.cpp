@@ -1,29 +1,20 @@
 #include "lockstep/models/layers/layer_context.h"
 
+#include <algorithm>
+
 #include "lockstep/core/check.h"
+#include "lockstep/parallel_state/axis_groups.h"
 
 namespace lockstep {
-namespace {
-
-GroupKind group_that_cuts(MeshAxis axis) {
-  switch (axis) {
-    case MeshAxis::tp:
-      return GroupKind::tp;
-    case MeshAxis::etp:
-      return GroupKind::expert_tp;
-    case MeshAxis::ep:
-      return GroupKind::ep;
-    default:
-      fail<UsageError>("a layer's parameter: found a cut over {}, allowed: tp, etp, ep",
-                       to_string(axis));
-  }
-}
-
-}  // namespace
 
 ParamOrigin LayerContext::origin() const {
   return {.options = options, .seed = seed, .name = name, .place = [state = state](MeshAxis axis) {
-            const ProcessGroup group = state.group(group_that_cuts(axis));
+            const bool cuts =
+                std::find(kCuttingAxes.begin(), kCuttingAxes.end(), axis) != kCuttingAxes.end();
+            require<UsageError>(cuts,
+                                "a layer's parameter: found a cut over {}, allowed: tp, etp, ep",
+                                to_string(axis));
+            const ProcessGroup group = state.group(group_kind_of(axis));
             return AxisPlace{group.rank(), group.size()};
           }};
 }
