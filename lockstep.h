@@ -15,8 +15,8 @@
 #include "lockstep/core/error.h"
 #include "lockstep/core/parameters.h"
 #include "lockstep/core/placement.h"
-#include "lockstep/models/gpt/gpt_model.h"
-#include "lockstep/models/layers/linear.h"
+#include "lockstep/models/gpt_model.h"
+#include "lockstep/models/linear.h"
 
 // Gradients.
 #include "lockstep/distributed/all_reduce_grads.h"

@@ -17,7 +17,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/benchmarks/interleaved.h"
-#include "lockstep/training/checkpoint/checkpoint_saver.h"
+#include "lockstep/checkpoint/checkpoint_saver.h"
 
 namespace lockstep::benchmarks {
 namespace {

@@ -14,7 +14,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "lockstep/benchmarks/interleaved.h"
-#include "lockstep/models/layers/context_parallel.h"
+#include "lockstep/models/context_parallel.h"
 
 namespace lockstep::benchmarks {
 namespace {

@@ -18,9 +18,9 @@
 #include <random>
 
 #include "lockstep/benchmarks/interleaved.h"
-#include "lockstep/training/data/gpt2_tokenizer.h"
-#include "lockstep/training/data/indexed_dataset_writer.h"
-#include "lockstep/training/data/microbatch_loader.h"
+#include "lockstep/datasets/gpt2_tokenizer.h"
+#include "lockstep/datasets/indexed_dataset_writer.h"
+#include "lockstep/datasets/microbatch_loader.h"
 
 namespace lockstep::benchmarks {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/models/gpt/gpt_model.h"
+#include "lockstep/models/gpt_model.h"
 
 namespace lockstep {
 

@@ -11,11 +11,11 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/input_file.h"
-#include "lockstep/training/checkpoint/checkpoint_folder.h"
-#include "lockstep/training/data/crc32.h"
-#include "lockstep/training/data/unfinished_file.h"
+#include "lockstep/datasets/crc32.h"
+#include "lockstep/datasets/unfinished_file.h"
 
 namespace lockstep {
 namespace {

@@ -9,10 +9,10 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/datasets/tokenizer.h"
 #include "lockstep/parallel_state/devices.h"
-#include "lockstep/training/config_grids.h"
-#include "lockstep/training/data/tokenizer.h"
-#include "lockstep/training/pipeline_plan.h"
+#include "lockstep/planner/config_grids.h"
+#include "lockstep/planner/pipeline_plan.h"
 
 namespace lockstep {
 

@@ -4,9 +4,9 @@
 #include <c10/core/Device.h>
 
 #include "lockstep/core/config.h"
+#include "lockstep/datasets/batch_sizes.h"
 #include "lockstep/parallel_state/launch_environment.h"
 #include "lockstep/parallel_state/parallel_state.h"
-#include "lockstep/training/batch_sizes.h"
 
 /// From a configuration and a launch environment to what a run is built of.
 namespace lockstep {

@@ -9,10 +9,10 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
-#include "lockstep/models/layers/context_parallel.h"
-#include "lockstep/models/layers/cross_entropy.h"
+#include "lockstep/datasets/token_batch.h"
+#include "lockstep/models/context_parallel.h"
+#include "lockstep/models/cross_entropy.h"
 #include "lockstep/parallel_state/collectives.h"
-#include "lockstep/training/data/token_batch.h"
 
 namespace lockstep {
 namespace {

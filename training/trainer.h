@@ -4,13 +4,13 @@
 #include <memory>
 #include <string>
 
+#include "lockstep/checkpoint/training_state.h"
 #include "lockstep/core/config.h"
-#include "lockstep/models/gpt/gpt_model.h"
+#include "lockstep/datasets/microbatch_loader.h"
+#include "lockstep/models/gpt_model.h"
 #include "lockstep/optimizer/distributed_optimizer.h"
 #include "lockstep/optimizer/param_scheduler.h"
 #include "lockstep/parallel_state/parallel_state.h"
-#include "lockstep/training/checkpoint/training_state.h"
-#include "lockstep/training/data/microbatch_loader.h"
 #include "lockstep/training/metrics.h"
 #include "lockstep/training/run_end.h"
 #include "lockstep/training/run_setup.h"

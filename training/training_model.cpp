@@ -7,13 +7,13 @@
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/buffer_kind.h"
 #include "lockstep/distributed/finalize_model_grads.h"
-#include "lockstep/models/layers/cross_entropy.h"
-#include "lockstep/models/layers/moe/router.h"
+#include "lockstep/models/cross_entropy.h"
+#include "lockstep/models/router.h"
 #include "lockstep/optimizer/update_rule.h"
+#include "lockstep/planner/pipeline_plan.h"
+#include "lockstep/planner/stage_shapes.h"
 #include "lockstep/training/evaluation_mode.h"
-#include "lockstep/training/pipeline_plan.h"
 #include "lockstep/training/run_setup.h"
-#include "lockstep/training/stage_shapes.h"
 
 namespace lockstep {
 

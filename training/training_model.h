@@ -9,7 +9,7 @@
 
 #include "lockstep/core/config.h"
 #include "lockstep/distributed/distributed_data_parallel.h"
-#include "lockstep/models/gpt/gpt_model.h"
+#include "lockstep/models/gpt_model.h"
 #include "lockstep/parallel_state/parallel_state.h"
 #include "lockstep/pipeline/executor.h"
 

@@ -1,13 +1,13 @@
-#include "lockstep/models/gpt/gpt_model.h"
+#include "lockstep/models/gpt_model.h"
 
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/recompute_rules.h"
-#include "lockstep/models/layers/context_parallel.h"
-#include "lockstep/models/layers/cross_entropy.h"
-#include "lockstep/models/layers/recompute.h"
+#include "lockstep/models/context_parallel.h"
+#include "lockstep/models/cross_entropy.h"
+#include "lockstep/models/recompute.h"
 #include "lockstep/parallel_state/parallel_functions.h"
 
 namespace lockstep {

@@ -12,11 +12,11 @@
 #include "lockstep/core/config.h"
 #include "lockstep/core/deferred_gradients.h"
 #include "lockstep/core/parameters.h"
-#include "lockstep/models/gpt/gpt_params.h"
-#include "lockstep/models/layers/embedding.h"
-#include "lockstep/models/layers/normalization.h"
-#include "lockstep/models/layers/token_positions.h"
-#include "lockstep/models/layers/transformer_layer.h"
+#include "lockstep/models/embedding.h"
+#include "lockstep/models/gpt_params.h"
+#include "lockstep/models/normalization.h"
+#include "lockstep/models/token_positions.h"
+#include "lockstep/models/transformer_layer.h"
 #include "lockstep/parallel_state/parallel_state.h"
 
 namespace lockstep {

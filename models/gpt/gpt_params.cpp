@@ -1,4 +1,4 @@
-#include "lockstep/models/gpt/gpt_params.h"
+#include "lockstep/models/gpt_params.h"
 
 #include <string>
 

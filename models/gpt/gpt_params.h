@@ -4,7 +4,7 @@
 
 #include "lockstep/core/config.h"
 #include "lockstep/core/param_spec.h"
-#include "lockstep/models/layers/layer_params.h"
+#include "lockstep/models/layer_params.h"
 
 namespace lockstep {
 

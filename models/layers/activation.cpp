@@ -1,4 +1,4 @@
-#include "lockstep/models/layers/activation.h"
+#include "lockstep/models/activation.h"
 
 #include <ATen/ATen.h>
 

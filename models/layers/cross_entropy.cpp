@@ -1,4 +1,4 @@
-#include "lockstep/models/layers/cross_entropy.h"
+#include "lockstep/models/cross_entropy.h"
 
 #include <limits>
 

@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/models/layers/vocab_partition.h"
+#include "lockstep/models/vocab_partition.h"
 #include "lockstep/parallel_state/process_group.h"
 
 namespace lockstep {

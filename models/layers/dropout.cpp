@@ -1,4 +1,4 @@
-#include "lockstep/models/layers/dropout.h"
+#include "lockstep/models/dropout.h"
 
 #include <cmath>
 

@@ -5,8 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/models/layers/layer_context.h"
-#include "lockstep/models/layers/token_positions.h"
+#include "lockstep/models/layer_context.h"
+#include "lockstep/models/token_positions.h"
 
 namespace lockstep {
 

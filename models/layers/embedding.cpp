@@ -1,8 +1,8 @@
-#include "lockstep/models/layers/embedding.h"
+#include "lockstep/models/embedding.h"
 
 #include <ATen/ATen.h>
 
-#include "lockstep/models/layers/linear.h"
+#include "lockstep/models/linear.h"
 #include "lockstep/parallel_state/parallel_functions.h"
 
 namespace lockstep {

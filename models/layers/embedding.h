@@ -4,11 +4,11 @@
 #include <optional>
 
 #include "lockstep/core/parameters.h"
-#include "lockstep/models/layers/dropout.h"
-#include "lockstep/models/layers/layer_context.h"
-#include "lockstep/models/layers/linear_function.h"
-#include "lockstep/models/layers/token_positions.h"
-#include "lockstep/models/layers/vocab_partition.h"
+#include "lockstep/models/dropout.h"
+#include "lockstep/models/layer_context.h"
+#include "lockstep/models/linear_function.h"
+#include "lockstep/models/token_positions.h"
+#include "lockstep/models/vocab_partition.h"
 
 namespace lockstep {
 

@@ -1,4 +1,4 @@
-#include "lockstep/models/layers/layer_context.h"
+#include "lockstep/models/layer_context.h"
 
 #include <algorithm>
 

@@ -10,8 +10,8 @@
 #include "lockstep/core/config.h"
 #include "lockstep/core/deferred_gradients.h"
 #include "lockstep/core/parameters.h"
-#include "lockstep/models/layers/layer_params.h"
-#include "lockstep/models/layers/moe/token_loss_scale.h"
+#include "lockstep/models/layer_params.h"
+#include "lockstep/models/token_loss_scale.h"
 #include "lockstep/parallel_state/parallel_state.h"
 
 namespace lockstep {

@@ -1,4 +1,4 @@
-#include "lockstep/models/layers/layer_params.h"
+#include "lockstep/models/layer_params.h"
 
 #include <cmath>
 

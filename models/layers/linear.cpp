@@ -1,4 +1,4 @@
-#include "lockstep/models/layers/linear.h"
+#include "lockstep/models/linear.h"
 
 #include <utility>
 

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "lockstep/core/parameters.h"
-#include "lockstep/models/layers/layer_context.h"
-#include "lockstep/models/layers/linear_function.h"
+#include "lockstep/models/layer_context.h"
+#include "lockstep/models/linear_function.h"
 
 namespace lockstep {
 

@@ -1,4 +1,4 @@
-#include "lockstep/models/layers/linear_function.h"
+#include "lockstep/models/linear_function.h"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -6,7 +6,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/core/check.h"
-#include "lockstep/models/layers/recompute.h"
+#include "lockstep/models/recompute.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {

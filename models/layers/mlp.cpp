@@ -1,8 +1,8 @@
-#include "lockstep/models/layers/mlp.h"
+#include "lockstep/models/mlp.h"
 
 #include <ATen/ATen.h>
 
-#include "lockstep/models/layers/activation.h"
+#include "lockstep/models/activation.h"
 
 namespace lockstep {
 

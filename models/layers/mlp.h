@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "lockstep/core/parameters.h"
-#include "lockstep/models/layers/layer_context.h"
-#include "lockstep/models/layers/linear.h"
+#include "lockstep/models/layer_context.h"
+#include "lockstep/models/linear.h"
 
 namespace lockstep {
 

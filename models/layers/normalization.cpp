@@ -1,4 +1,4 @@
-#include "lockstep/models/layers/normalization.h"
+#include "lockstep/models/normalization.h"
 
 #include <ATen/ATen.h>
 

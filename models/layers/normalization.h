@@ -1,7 +1,7 @@
 #pragma once
 
 #include "lockstep/core/parameters.h"
-#include "lockstep/models/layers/layer_context.h"
+#include "lockstep/models/layer_context.h"
 
 namespace lockstep {
 

@@ -1,4 +1,4 @@
-#include "lockstep/models/layers/random_seeds.h"
+#include "lockstep/models/random_seeds.h"
 
 #include <algorithm>
 

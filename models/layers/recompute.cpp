@@ -1,4 +1,4 @@
-#include "lockstep/models/layers/recompute.h"
+#include "lockstep/models/recompute.h"
 
 #include <algorithm>
 #include <unordered_set>

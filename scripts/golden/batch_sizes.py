@@ -1,4 +1,4 @@
-"""Writes tests/training/batch_sizes_golden.json: global batches of Megatron Core's ramp-up.
+"""Writes tests/datasets/batch_sizes_golden.json: global batches of Megatron Core's ramp-up.
 
 Run where torch and megatron-core 0.16.1 are installed: python scripts/golden/batch_sizes.py
 """
@@ -34,7 +34,7 @@ def case(rng):
 def main():
     rng = random.Random(106)
     cases = [case(rng) for _ in range(60)]
-    target = SOURCE / "tests/training/batch_sizes_golden.json"
+    target = SOURCE / "tests/datasets/batch_sizes_golden.json"
     target.write_text("[\n" + ",\n".join(json.dumps(c) for c in cases) + "\n]\n")
 
 

@@ -1,4 +1,4 @@
-"""Writes tests/training/gpt2_tokenizer_golden.json: texts of many languages and their ids, as
+"""Writes tests/datasets/gpt2_tokenizer_golden.json: texts of many languages and their ids, as
 tiktoken gives them with GPT-2's vocabulary and with a small one made here, which is in the file too.
 
 Run where tiktoken is installed, with the folder of GPT-2's encoder.json and vocab.bpe:
@@ -105,7 +105,7 @@ def main():
               "cases": [{"text": text, "gpt2": full.encode_ordinary(text),
                          "small": [ids[i] for i in small.encode_ordinary(text)]}
                         for text in texts]}
-    target = SOURCE / "tests/training/gpt2_tokenizer_golden.json"
+    target = SOURCE / "tests/datasets/gpt2_tokenizer_golden.json"
     target.write_text(json.dumps(golden, separators=(",", ":")).replace('{"text"', '\n{"text"') + "\n")
 
 

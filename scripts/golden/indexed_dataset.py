@@ -1,4 +1,4 @@
-"""Writes tests/training/indexed_dataset_golden.json: data sets that Megatron Core's
+"""Writes tests/datasets/indexed_dataset_golden.json: data sets that Megatron Core's
 IndexedDatasetBuilder writes, what was given to it, and the bytes of both files.
 
 Run where torch, numpy and megatron-core 0.16.1 are installed:
@@ -55,7 +55,7 @@ def main():
                           for _ in range(rng.randint(1, 3))] for _ in range(4)]
             documents.append([[low, high, 0]])
             cases.append(build(folder, f"random {dtype}", dtype, documents))
-    target = SOURCE / "tests/training/indexed_dataset_golden.json"
+    target = SOURCE / "tests/datasets/indexed_dataset_golden.json"
     target.write_text("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")
 
 

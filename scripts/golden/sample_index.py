@@ -1,4 +1,4 @@
-"""Writes tests/training/sample_index_golden.json: the indices of Megatron Core's GPTDataset and
+"""Writes tests/datasets/sample_index_golden.json: the indices of Megatron Core's GPTDataset and
 BlendedDataset for varied documents, lengths and weights.
 
 Run where torch, numpy and megatron-core 0.16.1 are installed:
@@ -103,7 +103,7 @@ def main():
               "splits": [split_case(rng) for _ in range(30)],
               "shuffles": [shuffle_case(rng) for _ in range(5)]}
     text = json.dumps(golden, separators=(",", ":"))
-    target = SOURCE / "tests/training/sample_index_golden.json"
+    target = SOURCE / "tests/datasets/sample_index_golden.json"
     target.write_text(text.replace('},{"', '},\n{"') + "\n")
 
 

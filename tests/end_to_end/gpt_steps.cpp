@@ -10,7 +10,7 @@
 #include <torch/csrc/jit/serialization/pickle.h>
 
 #include "lockstep/distributed/finalize_model_grads.h"
-#include "lockstep/models/gpt/gpt_model.h"
+#include "lockstep/models/gpt_model.h"
 #include "lockstep/optimizer/distributed_optimizer.h"
 #include "lockstep/parallel_state/collectives.h"
 

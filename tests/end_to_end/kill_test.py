@@ -1,6 +1,6 @@
 """A run that is killed again and again, inside saves too: after each start it goes on from its last
 checkpoint, and its losses are those of a run that nobody killed, bit for bit. The program's few kills
-beside the many of tests/training/kill_test.cpp.
+beside the many of tests/checkpoint/kill_test.cpp.
 
 LOCKSTEP_KILLS sets the number of kills (default 4)."""
 

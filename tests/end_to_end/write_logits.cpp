@@ -8,7 +8,7 @@
 
 #include <ATen/ATen.h>
 
-#include "lockstep/training/checkpoint/saved_model.h"
+#include "lockstep/checkpoint/saved_model.h"
 
 namespace {
 

@@ -3,9 +3,9 @@
 #include <numeric>
 
 #include "lockstep/core/error.h"
+#include "lockstep/datasets/dataset_index.h"
+#include "lockstep/datasets/document_list.h"
 #include "lockstep/tests/fuzz/fuzz.h"
-#include "lockstep/training/data/dataset_index.h"
-#include "lockstep/training/data/document_list.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace lockstep;

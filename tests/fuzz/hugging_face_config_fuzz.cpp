@@ -1,8 +1,8 @@
 // A Hugging Face config.json.
 
+#include "lockstep/checkpoint/hugging_face_config.h"
 #include "lockstep/core/error.h"
 #include "lockstep/tests/fuzz/fuzz.h"
-#include "lockstep/training/checkpoint/hugging_face_config.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace lockstep;

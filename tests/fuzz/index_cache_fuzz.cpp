@@ -3,9 +3,9 @@
 #include <string>
 
 #include "lockstep/core/error.h"
+#include "lockstep/datasets/crc32.h"
+#include "lockstep/datasets/index_cache.h"
 #include "lockstep/tests/fuzz/fuzz.h"
-#include "lockstep/training/data/crc32.h"
-#include "lockstep/training/data/index_cache.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace lockstep;

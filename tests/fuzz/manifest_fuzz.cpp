@@ -3,10 +3,10 @@
 #include <cstdio>
 #include <string>
 
+#include "lockstep/checkpoint/manifest.h"
 #include "lockstep/core/error.h"
+#include "lockstep/datasets/crc32.h"
 #include "lockstep/tests/fuzz/fuzz.h"
-#include "lockstep/training/checkpoint/manifest.h"
-#include "lockstep/training/data/crc32.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace lockstep;

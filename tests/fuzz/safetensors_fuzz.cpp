@@ -1,8 +1,8 @@
 // The front of a safetensors file; the tensors' bytes may be thought behind it.
 
+#include "lockstep/checkpoint/safetensors_header.h"
 #include "lockstep/core/error.h"
 #include "lockstep/tests/fuzz/fuzz.h"
-#include "lockstep/training/checkpoint/safetensors_header.h"
 
 namespace {
 

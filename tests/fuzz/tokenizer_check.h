@@ -3,8 +3,8 @@
 #include <string>
 #include <utility>
 
+#include "lockstep/datasets/gpt2_tokenizer.h"
 #include "lockstep/tests/fuzz/fuzz.h"
-#include "lockstep/training/data/gpt2_tokenizer.h"
 
 namespace lockstep::fuzz {
 

@@ -1,4 +1,4 @@
-#include "lockstep/models/layers/context_parallel_cut.h"
+#include "lockstep/models/context_parallel_cut.h"
 
 #include <gtest/gtest.h>
 

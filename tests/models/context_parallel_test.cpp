@@ -1,4 +1,4 @@
-#include "lockstep/models/layers/context_parallel.h"
+#include "lockstep/models/context_parallel.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/error.h"
-#include "lockstep/models/layers/context_parallel_blocks.h"
+#include "lockstep/models/context_parallel_blocks.h"
 #include "lockstep/tests/support/memory_counter.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"

@@ -1,4 +1,4 @@
-#include "lockstep/models/gpt/gpt_model.h"
+#include "lockstep/models/gpt_model.h"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 
 #include <ATen/ATen.h>
 
-#include "lockstep/models/gpt/gpt_model.h"
+#include "lockstep/models/gpt_model.h"
 #include "lockstep/tests/support/gpt_parts.h"
 #include "lockstep/tests/support/rank_threads.h"
 

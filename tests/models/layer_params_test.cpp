@@ -1,11 +1,11 @@
 // What the layers state of their parameters: the modules register that and nothing else.
 
-#include "lockstep/models/layers/layer_params.h"
+#include "lockstep/models/layer_params.h"
 
 #include <gtest/gtest.h>
 
 #include "lockstep/core/error.h"
-#include "lockstep/models/gpt/gpt_model.h"
+#include "lockstep/models/gpt_model.h"
 
 namespace lockstep {
 namespace {

@@ -1,4 +1,4 @@
-#include "lockstep/models/layers/moe/moe_layer.h"
+#include "lockstep/models/moe_layer.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

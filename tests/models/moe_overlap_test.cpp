@@ -7,7 +7,7 @@
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 
-#include "lockstep/models/layers/moe/moe_layer.h"
+#include "lockstep/models/moe_layer.h"
 #include "lockstep/tests/support/rank_threads.h"
 
 // The shared expert's products beside the all-to-all of the tokens.

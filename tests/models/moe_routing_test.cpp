@@ -7,9 +7,9 @@
 
 #include <ATen/ATen.h>
 
-#include "lockstep/models/layers/moe/grouped_linear.h"
-#include "lockstep/models/layers/moe/router_losses.h"
-#include "lockstep/models/layers/moe/routing.h"
+#include "lockstep/models/grouped_linear.h"
+#include "lockstep/models/router_losses.h"
+#include "lockstep/models/routing.h"
 
 namespace lockstep {
 namespace {

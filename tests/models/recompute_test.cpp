@@ -1,4 +1,4 @@
-#include "lockstep/models/layers/recompute.h"
+#include "lockstep/models/recompute.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/finalize_model_grads.h"
-#include "lockstep/models/gpt/gpt_model.h"
+#include "lockstep/models/gpt_model.h"
 #include "lockstep/tests/support/gpt_parts.h"
 #include "lockstep/tests/support/memory_counter.h"
 #include "lockstep/tests/support/rank_threads.h"

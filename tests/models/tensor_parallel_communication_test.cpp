@@ -4,7 +4,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/finalize_model_grads.h"
-#include "lockstep/models/gpt/gpt_model.h"
+#include "lockstep/models/gpt_model.h"
 #include "lockstep/tests/support/gpt_parts.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"

@@ -11,7 +11,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/finalize_model_grads.h"
-#include "lockstep/models/gpt/gpt_model.h"
+#include "lockstep/models/gpt_model.h"
 #include "lockstep/optimizer/distributed_optimizer.h"
 #include "lockstep/optimizer/orthogonalize.h"
 #include "lockstep/tests/support/gpt_parts.h"

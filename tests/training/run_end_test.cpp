@@ -8,12 +8,12 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/synthetic_text.h"
 #include "lockstep/tests/support/temporary_folder.h"
-#include "lockstep/training/checkpoint/checkpoint_folder.h"
-#include "lockstep/training/checkpoint/run_checkpoints.h"
+#include "lockstep/training/run_checkpoints.h"
 #include "lockstep/training/trainer.h"
 
 namespace lockstep {

@@ -12,11 +12,11 @@
 
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/error.h"
+#include "lockstep/datasets/token_batch.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/synthetic_text.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
-#include "lockstep/training/data/token_batch.h"
 
 namespace lockstep {
 namespace {

@@ -10,7 +10,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/config_io.h"
-#include "lockstep/models/layers/context_parallel.h"
+#include "lockstep/models/context_parallel.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/tests/support/rank_threads.h"
 

@@ -1,6 +1,7 @@
 """The tree itself: which room includes which, files of a readable length, no setting that nothing
 reads, no snippet in the README that is not compiled."""
 
+import fnmatch
 import pathlib
 import re
 import subprocess
@@ -18,15 +19,52 @@ ROOMS = {
     "optimizer": {"core", "kernels", "parallel_state", "distributed"},
     "models": {"core", "kernels", "parallel_state"},
     "pipeline": {"core", "parallel_state"},
+    "datasets": {"core"},
+    "planner": {"core", "parallel_state", "distributed", "optimizer", "models", "pipeline",
+                "datasets"},
+    "checkpoint": {"core", "parallel_state", "optimizer", "models", "datasets", "planner"},
     "training": {"core", "kernels", "parallel_state", "distributed", "optimizer", "models",
-                 "pipeline"},
+                 "pipeline", "datasets", "planner", "checkpoint"},
+    "program": {"core", "parallel_state", "distributed", "pipeline", "datasets", "planner",
+                "checkpoint", "training"},
+}
+# The same for the sub-rooms of a room. A file that stands in none may include all of them.
+SUBROOMS = {
+    "parallel_state": {
+        "grids": set(),
+        "store": set(),
+        "guard": {"grids", "store"},
+        "launch": {"grids", "store", "guard"},
+        "transport": {"grids", "store", "guard"},
+        "collectives": {"grids", "guard", "transport"},
+        "state": {"grids", "store", "guard", "launch", "transport", "collectives"},
+        "mesh": {"grids", "collectives", "state"},
+        "autograd": {"collectives", "mesh"},
+    },
+    "distributed": {
+        "layout": set(),
+        "buffer": {"layout"},
+        "sync": {"layout", "buffer"},
+        "gather": {"buffer", "sync"},
+        "ddp": {"layout", "buffer", "sync", "gather"},
+        "finalize": {"buffer", "sync", "ddp"},
+        "mesh_fronts": {"layout", "buffer", "sync"},
+        "reducer": {"buffer", "sync"},
+    },
+    "models": {
+        "layers": set(),
+        "attention": {"layers"},
+        "moe": {"layers", "attention"},
+        "gpt": {"layers", "attention", "moe"},
+    },
+    "pipeline": {"schedule": set()},
 }
 # The rooms that may name c10d.
 C10D_ROOMS = {"parallel_state"}
 # The description of a parameter, and the table from its axes to groups of ranks.
-AXIS_TABLES = {"core/placement.h", "core/placement.cpp", "parallel_state/axis_groups.cpp"}
+AXIS_TABLES = {"core/placement.h", "core/placement.cpp", "parallel_state/grids/axis_groups.cpp"}
 # A count of the parameters that a token meets.
-COUNTS_EXPERTS = {"training/stage_shapes.cpp"}
+COUNTS_EXPERTS = {"planner/stage_shapes.cpp"}
 
 
 def sources(*suffixes):
@@ -53,6 +91,45 @@ class Tree(unittest.TestCase):
             if room not in C10D_ROOMS:
                 self.assertNotIn("distributed/c10d/", text_of(path), path)
         self.assertGreater(checked, 100)
+
+    def test_subrooms_include_only_what_stands_before_them(self):
+        folder = {}
+        for path in sources(".h"):
+            if path.parts[0] in ROOMS:
+                folder[path.parts[0], path.name] = path.parts[1]
+        checked = 0
+        for path in sources(".h", ".cpp"):
+            if path.parts[0] not in SUBROOMS or path.parts[1] not in SUBROOMS[path.parts[0]]:
+                continue
+            allowed = SUBROOMS[path.parts[0]][path.parts[1]]
+            for room, header in re.findall(r'#include "lockstep/(\w+)/(\w+\.h)"', text_of(path)):
+                if room == path.parts[0]:
+                    checked += 1
+                    self.assertIn(folder[room, header], allowed | {path.parts[1]},
+                                  f"{path} includes {header}")
+        self.assertGreater(checked, 200)
+
+    def test_a_folder_holds_one_kind_of_place(self):
+        """Each sub-room is in the table above, and its room's CMake list has the same ones."""
+        for room, subrooms in SUBROOMS.items():
+            listed = re.search(r"SUBROOMS (.*?)\n", text_of(pathlib.Path(room, "CMakeLists.txt")))
+            self.assertEqual(listed[1].split(), list(subrooms))
+            found = {path.parts[1] for path in sources(".h", ".cpp")
+                     if path.parts[0] == room and len(path.parts) > 2}
+            self.assertEqual(found, set(subrooms))
+
+    def test_every_folder_has_a_readme_that_names_its_files(self):
+        stems = {}
+        for path in sources(".h", ".cpp", ".cu"):
+            if path.parts[0] in ROOMS and "gloo_declarations" not in path.parts and \
+                    "codegen" not in path.parts:
+                stems.setdefault(path.parent, set()).add(path.stem)
+        self.assertGreater(len(stems), 20)
+        for folder, names in stems.items():
+            patterns = re.findall(r"[\w*]+", text_of(folder / "README.md"))
+            for name in names:
+                self.assertTrue(any(fnmatch.fnmatch(name, pattern) for pattern in patterns),
+                                f"{folder}/README.md does not name {name}")
 
     def test_pure_sources_do_not_include_libtorch(self):
         pure = 0
@@ -136,6 +213,14 @@ class Tree(unittest.TestCase):
             snippet = loops.split(f"  // [{front}]\n")[1]
             snippet = "\n".join(line.removeprefix("  ") for line in snippet.splitlines())
             self.assertEqual(re.findall(r"```cpp\n(.*?)\n```", section, re.S), [snippet], front)
+
+    def test_links_in_documents_lead_somewhere(self):
+        checked = 0
+        for path in sources(".md"):
+            for link in re.findall(r"\]\((?!https?:)([^)#]+)", text_of(path)):
+                checked += 1
+                self.assertTrue((SOURCE / path.parent / link).exists(), f"{path}: {link}")
+        self.assertGreater(checked, 40)
 
     def test_every_make_target_in_the_documents_exists(self):
         targets = set(re.findall(r"^([a-z-]+):", text_of(pathlib.Path("Makefile")), re.M))

@@ -1,0 +1,249 @@
+#include "lockstep/checkpoint/checkpoint_folder.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <set>
+#include <sstream>
+#include <utility>
+
+#include "lockstep/checkpoint/manifest.h"
+#include "lockstep/checkpoint/step_folders.h"
+#include "lockstep/core/check.h"
+#include "lockstep/datasets/unfinished_file.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kLatest = "latest";
+constexpr int64_t kLongestLatest = int64_t{1} << 20;
+
+bool is_folder(const std::string& path) {
+  try {
+    return kind_of_file(path) == FileKind::folder;
+  } catch (const FileError& error) {
+    fail<FileError>("checkpoint: folder {}", error.what());
+  }
+}
+
+std::vector<std::string> listed_steps(const fs::path& folder) {
+  const fs::path latest = folder / kLatest;
+  const FileKind kind = kind_of_file(latest, /*follow_links=*/false);
+  if (kind == FileKind::none) return {};
+  require<FileError>(kind == FileKind::regular,
+                     "'{}': found no regular file, allowed: the list of steps that a run writes, "
+                     "or nothing (then the highest step is the newest)",
+                     latest.string());
+  std::istringstream text(read_file(latest, kLongestLatest));
+  std::vector<std::string> names;
+  for (std::string name; text >> name;)
+    if (step_number(name)) names.push_back(name);
+  return names;
+}
+
+/// A checkpoint may lie aside.
+int64_t iteration_of(const std::string& path) {
+  std::string name = fs::path(path).filename();
+  if (name.ends_with(kAside)) name.resize(name.size() - kAside.size());
+  return step_number(name).value_or(0);
+}
+
+[[noreturn]] void fail_to_write(const std::string& path, const fs::filesystem_error& error) {
+  const fs::path& at = error.path1();
+  fail<FileError>("checkpoint '{}' cannot be written: {}{}", path,
+                  at.empty() || at == path ? "" : fmt::format("'{}': ", at.string()),
+                  error.code().message());
+}
+
+/// Where a file or a link is in the way it goes first. -1: errno says why.
+int make_file(const std::string& path) {
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
+  const int file = ::open(path.c_str(), kFlags, 0644);
+  if (file >= 0 || errno != EEXIST) return file;
+  std::error_code ignored;
+  const fs::file_status there = fs::symlink_status(path, ignored);
+  require<FileError>(fs::is_regular_file(there) || fs::is_symlink(there),
+                     "'{}' cannot be written: found no regular file in its place", path);
+  return ::unlink(path.c_str()) == 0 ? ::open(path.c_str(), kFlags, 0644) : -1;
+}
+
+std::vector<std::string> sorted_names(const std::string& folder) {
+  std::vector<std::string> names = names_in_folder(folder);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+/// The complete ones of the steps that `latest` and `entries`, the folder's, name.
+std::vector<std::string> complete_among(const std::string& folder,
+                                        const std::vector<std::string>& entries) {
+  std::vector<std::string> names = listed_steps(folder);
+  std::vector<std::pair<int64_t, std::string>> others;
+  for (std::string name : entries) {
+    if (name.ends_with(kAside)) name.resize(name.size() - kAside.size());
+    if (const auto number = step_number(name)) others.emplace_back(*number, name);
+  }
+  std::sort(others.rbegin(), others.rend());
+  for (const auto& [number, name] : others) names.push_back(name);
+  std::vector<std::string> paths;
+  std::set<std::string> seen;
+  for (const std::string& name : names) {
+    if (!seen.insert(name).second) continue;
+    if (const auto place = place_of_step(folder, name)) paths.push_back(place->string());
+  }
+  return paths;
+}
+
+}  // namespace
+
+bool is_checkpoint(const std::string& folder) {
+  return kind_of_file(folder + "/" + kManifestName, /*follow_links=*/false) == FileKind::regular;
+}
+
+std::string step_name(int64_t iteration) { return fmt::format("{}{}", kStep, iteration); }
+
+std::vector<std::string> complete_checkpoints(const std::string& folder) {
+  if (!is_folder(folder)) return {};
+  for (std::vector<std::string> entries = sorted_names(folder);;) {
+    std::vector<std::string> found = complete_among(folder, entries);
+    if (!found.empty()) return found;
+    // A run may have removed all that there were, once it had saved others.
+    std::vector<std::string> now = sorted_names(folder);
+    if (now == entries) return {};
+    entries = std::move(now);
+  }
+}
+
+std::string find_checkpoint(const std::string& folder) {
+  require<FileError>(is_folder(folder), "checkpoint: '{}' is no folder", folder);
+  if (is_checkpoint(folder)) return folder;
+  const auto found = complete_checkpoints(folder);
+  require<FileError>(!found.empty(), "checkpoint: '{}' holds no complete step_N/ with a {}", folder,
+                     kManifestName);
+  return found.front();
+}
+
+bool has_checkpoint(const std::string& folder) {
+  return is_folder(folder) && (is_checkpoint(folder) || !complete_checkpoints(folder).empty());
+}
+
+std::string newest_until(const std::vector<std::string>& checkpoints, int64_t iteration) {
+  const auto found =
+      std::find_if(checkpoints.begin(), checkpoints.end(),
+                   [&](const std::string& path) { return iteration_of(path) <= iteration; });
+  return found == checkpoints.end() ? "" : *found;
+}
+
+PartialCheckpoint::PartialCheckpoint(std::string folder, int64_t iteration)
+    : folder_(std::move(folder)),
+      iteration_(iteration),
+      name_(step_name(iteration)),
+      final_((fs::path(folder_) / name_).string()),
+      partial_(final_ + std::string(kPartial)) {}
+
+std::string PartialCheckpoint::begin() const {
+  try {
+    fs::create_directories(folder_);
+    const std::string problems = clean_up_steps(folder_);
+    fs::remove_all(partial_);
+    require<FileError>(fs::create_directory(partial_), "checkpoint '{}' is there already",
+                       partial_);
+    return problems;
+  } catch (const fs::filesystem_error& error) {
+    fail_to_write(partial_, error);
+  }
+}
+
+void PartialCheckpoint::complete(std::string_view manifest) const {
+  const fs::path folder = folder_, latest = folder / kLatest;
+  const fs::path next_latest = latest.string() + std::string(kPartial);
+  write_file(file(kManifestName), {manifest});
+  sync_folder(partial_);
+  std::string names = name_ + "\n";
+  for (const std::string& path : complete_checkpoints(folder_))
+    if (path != final_) names += fs::path(path).filename().string() + "\n";
+  write_file(next_latest, {names});
+  put_in_place(partial_, final_);
+  sync_folder(folder);
+  fs::rename(next_latest, latest);
+  sync_folder(folder);
+  sync_folder(fs::absolute(folder).parent_path());
+}
+
+std::string PartialCheckpoint::commit(std::string_view manifest, int64_t keep,
+                                      int64_t skipped_steps, bool unproven) const {
+  try {
+    complete(manifest);
+  } catch (const fs::filesystem_error& error) {
+    fail_to_write(final_, error);
+  }
+  std::vector<std::string> problems = {remove_tree(partial_),
+                                       remove_tree(final_ + std::string(kAside))};
+  try {
+    const int64_t last_good = iteration_ - skipped_steps;
+    problems.push_back(remove_old(keep, {last_good, unproven ? last_good - 1 : last_good}));
+  } catch (const std::exception& error) {
+    problems.push_back(fmt::format("older checkpoints in '{}' stay: {}", folder_, error.what()));
+  }
+  return join_problems(std::move(problems));
+}
+
+std::string PartialCheckpoint::remove_old(int64_t keep, const std::vector<int64_t>& good) const {
+  const auto checkpoints = complete_checkpoints(folder_);
+  std::set<std::string> stay;
+  for (const int64_t iteration : good) stay.insert(newest_until(checkpoints, iteration));
+  std::vector<std::string> old;
+  for (size_t i = static_cast<size_t>(keep); keep > 0 && i < checkpoints.size(); ++i)
+    if (!stay.contains(checkpoints[i])) old.push_back(checkpoints[i]);
+  return remove_steps(folder_, old);
+}
+
+void PartialCheckpoint::discard() const noexcept {
+  std::error_code error;
+  fs::remove_all(partial_, error);
+}
+
+FileWriter::FileWriter(std::string path) : path_(std::move(path)), file_(make_file(path_)) {
+  if (file_ < 0) fail_to_write();
+}
+
+FileWriter::~FileWriter() {
+  if (file_ >= 0) ::close(file_);
+}
+
+void FileWriter::write(std::string_view bytes) {
+  constexpr int64_t kStretch = int64_t{32} << 20;
+  while (!bytes.empty()) {
+    const ssize_t count = ::write(file_, bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) fail_to_write();
+    bytes.remove_prefix(static_cast<size_t>(count));
+    written_ += count;
+  }
+  if (written_ - begun_ < kStretch) return;
+  ::sync_file_range(file_, begun_, written_ - begun_, SYNC_FILE_RANGE_WRITE);
+  begun_ = written_;
+}
+
+void FileWriter::finish() {
+  if (::fsync(file_) != 0) fail_to_write();
+  if (::close(std::exchange(file_, -1)) != 0) fail_to_write();
+}
+
+void FileWriter::fail_to_write() const {
+  fail<FileError>("'{}' cannot be written: {}", path_, std::strerror(errno));
+}
+
+void write_file(const std::string& path, const std::vector<std::string_view>& pieces) {
+  FileWriter file(path);
+  for (const std::string_view piece : pieces) file.write(piece);
+  file.finish();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,334 @@
+#include "lockstep/checkpoint/checkpoint_saver.h"
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <future>
+#include <set>
+#include <thread>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/checkpoint/checkpoint_folder.h"
+#include "lockstep/checkpoint/finite_values.h"
+#include "lockstep/checkpoint/save_plan.h"
+#include "lockstep/checkpoint/shard_file.h"
+#include "lockstep/checkpoint/step_folders.h"
+#include "lockstep/core/check.h"
+#include "lockstep/core/config_io.h"
+#include "lockstep/core/integers.h"
+#include "lockstep/parallel_state/collectives.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr const char* kBusy = "busy";
+constexpr const char* kDone = "done";
+constexpr std::string_view kFailed = "failed: ";
+constexpr std::string_view kDiverged = "diverged: ";
+constexpr std::string_view kNoted = "done, but: ";
+constexpr int64_t kLongestReport = int64_t{1} << 30;
+constexpr int64_t kAlignment = 64;               // bytes
+constexpr int64_t kHugePage = int64_t{2} << 20;  // bytes
+
+std::string shard_name(int64_t rank) { return fmt::format("rank_{:05}.safetensors", rank); }
+std::string report_name(int64_t rank) { return fmt::format("rank_{:05}.report", rank); }
+
+ManifestLayout layout_of(const ParallelState& state, const Config& config) {
+  const ParallelSizes& sizes = state.grids().sizes();
+  return {state.world_size(),
+          sizes.tensor,
+          sizes.pipeline,
+          sizes.virtual_pipeline.value_or(1),
+          sizes.context,
+          sizes.expert,
+          state.grids().expert_tensor_size(),
+          sizes.order,
+          config.ddp.use_distributed_optimizer,
+          sizes.optimizer_instances};
+}
+
+/// The first among what the ranks say of themselves that begins with `kind`; empty if there is
+/// none.
+std::string first_of(std::string_view kind, const std::vector<std::string>& statuses) {
+  for (size_t rank = 0; rank < statuses.size(); ++rank)
+    if (statuses[rank].starts_with(kind))
+      return fmt::format("rank {}: {}", rank, statuses[rank].substr(kind.size()));
+  return "";
+}
+
+}  // namespace
+
+/// One save of this rank: what it writes, and on rank 0 what makes it complete. Runs on a thread;
+/// touches no tensor's metadata there, only memory.
+struct CheckpointSaver::Job {
+  struct Copy {
+    const void* from;
+    void* to;
+    size_t bytes;
+  };
+
+  PartialCheckpoint checkpoint;
+  int64_t rank;
+  int64_t world_size;
+  int64_t keep;
+  bool unproven = false;                ///< see PartialCheckpoint::commit()
+  Manifest whole = {};                  ///< without files and tensors
+  std::string config = {};              ///< text
+  std::vector<at::Tensor> memory = {};  ///< what contents and copies point to
+  std::vector<Copy> copies = {};        ///< that the thread makes first
+  int64_t staged = 0;                   ///< bytes of the staging memory that are taken
+  std::promise<void> copied = {};
+  std::future<void> was_copied = copied.get_future();
+  std::vector<ShardContent> contents = {};
+  std::vector<ManifestTensor> tensors = {};  ///< as contents, without pieces
+  std::atomic<bool> abandoned = false;
+  std::future<std::string> outcome = {};  ///< kDone, or kNoted, kDiverged or kFailed and why
+
+  void start() {
+    outcome = std::async(std::launch::async, [this]() -> std::string {
+      for (const Copy& copy : copies) std::memcpy(copy.to, copy.from, copy.bytes);
+      copied.set_value();
+      try {
+        const std::string problem = run();
+        return problem.empty() ? kDone : std::string(kNoted) + problem;
+      } catch (const DivergenceError& error) {
+        return std::string(kDiverged) + error.what();
+      } catch (const std::filesystem::filesystem_error& error) {
+        return fmt::format("{}'{}': {}", kFailed, error.path1().string(), error.code().message());
+      } catch (const std::exception& error) {
+        return std::string(kFailed) + error.what();
+      }
+    });
+  }
+  bool is_busy() const { return outcome.wait_for(milliseconds(0)) != std::future_status::ready; }
+
+ private:
+  /// Returns what is wrong beside the checkpoint, which is complete.
+  std::string run() {
+    check_finite();
+    const Manifest part = write();
+    if (rank != 0) {
+      report(part);
+      return "";
+    }
+    std::vector<Manifest> parts = {part};
+    for (int64_t other = 1; other < world_size; ++other) parts.push_back(wait_for_report(other));
+    const std::string text = format_manifest(join_manifests(whole, parts));
+    parse_manifest(text, checkpoint.file(kManifestName));
+    for (int64_t other = 1; other < world_size; ++other)
+      std::filesystem::remove(checkpoint.file(report_name(other)));
+    if (abandoned) fail<FileError>("the save was given up");
+    return checkpoint.commit(text, keep, whole.skipped_steps, unproven);
+  }
+
+  void check_finite() const {
+    for (const ShardContent& content : contents) {
+      if (!must_be_finite(content.state)) continue;
+      const int64_t count = count_not_finite(content.dtype, content.data, content.bytes);
+      require<DivergenceError>(count == 0, "{}",
+                               describe_not_finite(tensor_key(content.name, content.state), count,
+                                                   content.part.range.numel()));
+    }
+  }
+
+  Manifest write() const {
+    Manifest part;
+    const std::string folder = std::filesystem::path(checkpoint.file("")).parent_path();
+    if (rank == 0) part.files.push_back(write_text_file(folder, kConfigName, config));
+    if (contents.empty()) return part;
+    const WrittenShard written = write_shard(folder, shard_name(rank), contents);
+    const auto file = static_cast<int64_t>(part.files.size());
+    part.files.push_back(written.file);
+    for (size_t i = 0; i < contents.size(); ++i) {
+      Manifest one;
+      one.tensors.push_back(tensors[i]);
+      one.tensors.back().pieces.push_back({file, written.offsets[i], contents[i].part});
+      part.tensors.push_back(std::move(one.tensors.back()));
+    }
+    return part;
+  }
+
+  void report(const Manifest& part) const {
+    const std::string path = checkpoint.file(report_name(rank));
+    write_file(path + ".partial", {format_manifest(part)});
+    std::filesystem::rename(path + ".partial", path);
+  }
+
+  Manifest wait_for_report(int64_t other) const {
+    const std::string path = checkpoint.file(report_name(other));
+    for (milliseconds pause(1); !std::filesystem::exists(path);
+         pause = std::min(pause * 2, milliseconds(50))) {
+      if (abandoned) fail<FileError>("the save was given up");
+      std::this_thread::sleep_for(pause);
+    }
+    return parse_manifest_part(read_file(path, kLongestReport), path);
+  }
+};
+
+CheckpointSaver::CheckpointSaver(const ParallelState& parallel_state,
+                                 CheckpointSaverOptions options)
+    : state_(parallel_state), options_(std::move(options)) {}
+
+CheckpointSaver::~CheckpointSaver() {
+  if (job_) job_->abandoned = true;
+}
+
+void CheckpointSaver::make_plan(const std::vector<StateTensor>& tensors) {
+  if (planned_) return;
+  std::vector<HeldUnit> held;
+  for (const StateTensor& tensor : tensors)
+    held.push_back({shard_entry_name(tensor_key(tensor.name, tensor.state), tensor.part),
+                    static_cast<int64_t>(tensor.values.nbytes())});
+  std::vector<std::vector<HeldUnit>> of_ranks;
+  for (const std::string& text :
+       all_gather_texts(state_.world(), format_held_units(held), "checkpoint plan"))
+    of_ranks.push_back(parse_held_units(text));
+  const auto units = without_overlaps(merge_units(of_ranks));
+  const auto writers = assign_writers(units, state_.world_size());
+  std::set<std::string> mine;
+  for (size_t i = 0; i < units.size(); ++i)
+    if (writers[i] == state_.rank()) mine.insert(units[i].key);
+  for (size_t i = 0; i < held.size(); ++i)
+    if (mine.erase(held[i].key) > 0) mine_.push_back(i);
+  planned_ = true;
+}
+
+void CheckpointSaver::make_staging(const std::vector<StateTensor>& tensors) {
+  int64_t bytes = 0;
+  for (const size_t i : mine_)
+    bytes += round_up(static_cast<int64_t>(tensors.at(i).values.nbytes()), kAlignment);
+  if (staging_.defined() && staging_.numel() == bytes) return;
+  staging_ = at::empty({bytes}, at::kByte);
+  // Pages of 4096 bytes, each fetched when it is first written, cost more time than the copy.
+  const auto begin = reinterpret_cast<uintptr_t>(staging_.data_ptr());
+  const auto first = static_cast<uintptr_t>(round_up(static_cast<int64_t>(begin), kHugePage));
+  if (begin + static_cast<uintptr_t>(bytes) > first + kHugePage)
+    ::madvise(reinterpret_cast<void*>(first), begin + static_cast<uintptr_t>(bytes) - first,
+              MADV_HUGEPAGE);
+}
+
+void CheckpointSaver::stage(Job& job, const at::Tensor& values) {
+  const at::Tensor target = at::from_blob(static_cast<char*>(staging_.data_ptr()) + job.staged,
+                                          values.sizes(), at::TensorOptions(values.scalar_type()));
+  job.staged += round_up(static_cast<int64_t>(values.nbytes()), kAlignment);
+  if (options_.copy_in_background && values.is_cpu() && values.is_contiguous()) {
+    job.copies.push_back({values.const_data_ptr(), target.data_ptr(), values.nbytes()});
+    job.memory.push_back(values);
+  } else {
+    target.copy_(values);
+  }
+  job.memory.push_back(target);
+}
+
+std::unique_ptr<CheckpointSaver::Job> CheckpointSaver::make_job(
+    const std::vector<StateTensor>& tensors) {
+  const at::NoGradGuard no_grad;
+  auto job = std::unique_ptr<Job>(new Job{.checkpoint = {options_.folder, 0},
+                                          .rank = state_.rank(),
+                                          .world_size = state_.world_size(),
+                                          .keep = options_.keep});
+  if (options_.async) make_staging(tensors);
+  for (const size_t i : mine_) {
+    const StateTensor& tensor = tensors.at(i);
+    const at::Tensor values = tensor.values.detach();
+    if (options_.async)
+      stage(*job, values);
+    else
+      job->memory.push_back(values.to(at::kCPU).contiguous());
+    const at::Tensor& memory = job->memory.back();
+    const char* const dtype = safetensors_dtype(memory.scalar_type());
+    job->contents.push_back({tensor.name, tensor.state, dtype, tensor.part, memory.const_data_ptr(),
+                             static_cast<int64_t>(memory.nbytes())});
+    job->tensors.push_back({tensor.name, tensor.state, dtype, tensor.part.box.shape, {}});
+  }
+  return job;
+}
+
+bool CheckpointSaver::any_rank_is_busy() const {
+  bool busy = false;
+  for (const std::string& status :
+       all_gather_texts(state_.world(), job_ && job_->is_busy() ? kBusy : kDone, "checkpoint busy"))
+    busy = busy || status == kBusy;
+  return busy;
+}
+
+SaveResult CheckpointSaver::save(const std::vector<StateTensor>& tensors,
+                                 const TrainingProgress& progress, const Config& config,
+                                 bool may_skip, bool unproven) {
+  SaveResult result;
+  may_skip = may_skip && options_.async && options_.when_busy == AsyncWhenBusy::skip;
+  if (may_skip && any_rank_is_busy()) return {};
+  try {
+    result.problem = finish();
+  } catch (const FileError& error) {
+    result.last_error = error.what();
+  }
+  make_plan(tensors);
+  auto job = make_job(tensors);
+  job->checkpoint = PartialCheckpoint(options_.folder, progress.iteration);
+  job->whole.iteration = progress.iteration;
+  job->whole.consumed_samples = progress.consumed_samples;
+  job->whole.optimizer_steps = progress.optimizer.num_steps;
+  job->whole.skipped_steps = progress.skipped_steps;
+  job->whole.metrics_checksum = progress.metrics_checksum;
+  job->unproven = unproven || progress.skipped_steps > 0;
+  const GradScalerState& scaler = progress.optimizer.scaler;
+  if (scale_adapts_itself(config))
+    job->whole.scaler =
+        ManifestScaler{scaler.scale, scaler.growth_tracker, scaler.hysteresis_tracker};
+  job->whole.layout = layout_of(state_, config);
+  job->config = print_config(config);
+  std::string status = kDone;
+  try {
+    if (state_.rank() == 0)
+      result.problem = join_problems({result.problem, job->checkpoint.begin()});
+  } catch (const FileError& error) {
+    status = std::string(kFailed) + error.what();
+  }
+  const std::string failure =
+      first_of(kFailed, all_gather_texts(state_.world(), status, "checkpoint begin"));
+  require<FileError>(failure.empty(), "{}", failure);
+  result.path = job->checkpoint.path();
+  job_ = std::move(job);
+  job_->start();
+  if (!options_.async) result.problem = join_problems({result.problem, finish()});
+  return result;
+}
+
+void CheckpointSaver::finish_copy() {
+  if (job_) job_->was_copied.wait();
+}
+
+std::string CheckpointSaver::finish() {
+  if (!job_) return "";
+  // Less than the group's timeout, so that a rank with little to write need not give up on another.
+  const milliseconds patience = std::min(milliseconds(1000), state_.world().timeout() / 4);
+  std::string status = kBusy, failure, divergence, problem;
+  for (bool busy = true; busy && failure.empty() && divergence.empty();) {
+    if (status == kBusy && job_->outcome.wait_for(patience) == std::future_status::ready)
+      status = job_->outcome.get();
+    busy = false;
+    const auto statuses = all_gather_texts(state_.world(), status, "checkpoint end");
+    for (const std::string& other : statuses) busy = busy || other == kBusy;
+    failure = first_of(kFailed, statuses);
+    divergence = first_of(kDiverged, statuses);
+    problem = first_of(kNoted, statuses);
+  }
+  if (!failure.empty() || !divergence.empty()) {
+    job_->abandoned = true;
+    if (status == kBusy) job_->outcome.wait();
+    if (state_.rank() == 0) job_->checkpoint.discard();
+  }
+  job_.reset();
+  require<FileError>(failure.empty(), "{}", failure);
+  require<DivergenceError>(divergence.empty(), "{}", divergence);
+  return problem;
+}
+
+}  // namespace lockstep

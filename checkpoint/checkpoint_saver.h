@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/checkpoint/training_state.h"
+#include "lockstep/core/config.h"
+#include "lockstep/parallel_state/parallel_state.h"
+
+namespace lockstep {
+
+struct CheckpointSaverOptions {
+  std::string folder;  ///< that all ranks see
+  int64_t keep = 0;    ///< newest checkpoints that stay; 0: all; see PartialCheckpoint::commit()
+  bool async = false;  ///< save() returns once the state is copied to memory of the host
+  AsyncWhenBusy when_busy = AsyncWhenBusy::wait;
+  /// With `async`: state on the CPU is copied by the thread too, and nothing of it may change
+  /// before finish_copy().
+  bool copy_in_background = false;
+};
+
+/// What save() did.
+struct SaveResult {
+  std::string path;        ///< of the checkpoint; empty if it was skipped
+  std::string last_error;  ///< why the save before this one failed, with `async`; else empty
+  /// What went wrong beside this save, with `async` the one before: an old checkpoint that cannot
+  /// be removed. Else empty.
+  std::string problem;
+};
+
+/// Writes checkpoints. Every rank writes one file with its share of the state: each element is
+/// written once, by one of the ranks that hold it, and the work is spread evenly over them. Rank 0
+/// adds the configuration and, when all are done, the manifest, which completes the checkpoint; see
+/// checkpoint_folder.h. The state that is saved must have the same names and parts every time.
+///
+/// With `async` a thread of each rank writes, from a copy of its share (one copy, whose memory
+/// stays for the next save). The ranks' threads meet through files in the checkpoint's folder, so
+/// that no communication of the training is in their way.
+class CheckpointSaver {
+ public:
+  CheckpointSaver(const ParallelState& parallel_state, CheckpointSaverOptions options);
+  /// Waits for this rank's thread; a checkpoint that is not complete by then stays unfinished.
+  ~CheckpointSaver();
+  CheckpointSaver(const CheckpointSaver&) = delete;
+  CheckpointSaver& operator=(const CheckpointSaver&) = delete;
+
+  /// Saves `tensors` as what holds after progress.iteration. Collective over the world. FileError,
+  /// on all ranks, if any of them failed: what was there before is as it was, and the next save may
+  /// be tried. It is a DivergenceError where a weight is not finite. With `async` a failure is
+  /// known, and told, at the next save() or finish(). `may_skip`: options.when_busy decides what to
+  /// do while the last save is going on; otherwise this one waits. `unproven`: no loss has been
+  /// computed with these weights yet, so the newest checkpoint from before them stays, too.
+  SaveResult save(const std::vector<StateTensor>& tensors, const TrainingProgress& progress,
+                  const Config& config, bool may_skip = false, bool unproven = false);
+
+  /// Waits until the last save has copied what it writes. For this rank alone.
+  void finish_copy();
+
+  /// Waits until the last save is complete. Collective. FileError as save(). Returns its
+  /// SaveResult::problem.
+  std::string finish();
+
+ private:
+  struct Job;
+
+  void make_plan(const std::vector<StateTensor>& tensors);
+  std::unique_ptr<Job> make_job(const std::vector<StateTensor>& tensors);
+  void stage(Job& job, const at::Tensor& values);
+  /// Memory for the copy of this rank's share, kept from save to save.
+  void make_staging(const std::vector<StateTensor>& tensors);
+  bool any_rank_is_busy() const;
+
+  ParallelState state_;
+  CheckpointSaverOptions options_;
+  std::vector<size_t> mine_;  ///< indices of the tensors that this rank writes
+  bool planned_ = false;
+  at::Tensor staging_;  ///< bytes
+  std::unique_ptr<Job> job_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,112 @@
+#include "lockstep/checkpoint/folder_lock.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "lockstep/checkpoint/checkpoint_folder.h"
+#include "lockstep/core/check.h"
+#include "lockstep/core/input_file.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kLongestHolder = 1000;
+
+std::string this_process() {
+  std::array<char, 256> host = {};
+  ::gethostname(host.data(), host.size() - 1);
+  return fmt::format("host {}, process {}", host.data(), ::getpid());
+}
+
+}  // namespace
+
+FolderLock::FolderLock(const std::string& folder, const std::string& given_as)
+    : path_(folder + "/lock") {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  require<FileError>(!error, "{}: folder '{}' cannot be made: {}", given_as, folder,
+                     error.message());
+  require<FileError>(!is_checkpoint(folder),
+                     "{}: folder '{}' is a checkpoint itself, allowed: the folder around it",
+                     given_as, folder);
+  for (;;) {
+    do file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
+    while (file_ < 0 && errno == EINTR);
+    require<FileError>(file_ >= 0, "{}: '{}' cannot be written: {}", given_as, path_,
+                       std::strerror(errno));
+    check_file(given_as);
+    if (!try_to_lock()) fail_as_taken(folder, given_as);
+    if (is_at_path()) break;
+    ::close(file_);  // the last run has removed it on leaving
+  }
+  const std::string holder = this_process();
+  // What it says is for people; a full disk must not stand in the way of the run.
+  if (::ftruncate(file_, 0) != 0 || ::pwrite(file_, holder.data(), holder.size(), 0) < 0) return;
+}
+
+FolderLock::~FolderLock() {
+  ::unlink(path_.c_str());
+  ::close(file_);
+}
+
+void FolderLock::check_file(const std::string& given_as) const {
+  struct stat status = {};
+  int result = 0;
+  do result = ::fstat(file_, &status);
+  while (result != 0 && errno == EINTR);
+  const char* const reason =
+      result == 0 ? "found no regular file with one name" : std::strerror(errno);
+  if (result == 0 && S_ISREG(status.st_mode) && status.st_nlink <= 1) return;
+  ::close(file_);
+  fail<FileError>("{}: '{}' cannot be written: {}", given_as, path_, reason);
+}
+
+bool FolderLock::try_to_lock() {
+  while (::flock(file_, LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) return false;
+    if (errno == EINTR) continue;
+    const bool without_locks = errno == ENOLCK || errno == ENOTSUP || errno == ENOSYS;
+    if (!without_locks) fail_to_lock();
+    return true;
+  }
+  return true;
+}
+
+bool FolderLock::is_at_path() const {
+  struct stat mine = {}, there = {};
+  int result = 0;
+  do result = ::fstat(file_, &mine);
+  while (result != 0 && errno == EINTR);
+  if (result != 0) fail_to_lock();
+  do result = ::lstat(path_.c_str(), &there);
+  while (result != 0 && errno == EINTR);
+  if (result != 0 && errno != ENOENT) fail_to_lock();
+  return result == 0 && mine.st_dev == there.st_dev && mine.st_ino == there.st_ino;
+}
+
+void FolderLock::fail_to_lock() const {
+  const int error = errno;
+  ::close(file_);
+  fail<FileError>("'{}' cannot be locked: {}", path_, std::strerror(error));
+}
+
+void FolderLock::fail_as_taken(const std::string& folder, const std::string& given_as) const {
+  ::close(file_);
+  std::string holder = "another process";
+  try {
+    const std::string text = read_file(path_, kLongestHolder);
+    if (!text.empty()) holder = text;
+  } catch (const FileError&) {  // it has left meanwhile
+  }
+  fail<FileError>("{}: folder '{}' is taken by another run ({}), allowed: one run at a time",
+                  given_as, folder, holder);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,225 @@
+#include "lockstep/checkpoint/hugging_face_weights.h"
+
+#include <vector>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/checkpoint/hugging_face_config.h"
+#include "lockstep/checkpoint/training_state.h"
+#include "lockstep/core/check.h"
+
+namespace lockstep {
+namespace {
+
+/// How one tensor here becomes one or several there.
+enum class Form {
+  same,
+  transposed,      ///< [out, in] -> [in, out]
+  fused_qkv,       ///< group by group -> queries, keys, values, transposed where it is a matrix
+  separate_qkv,    ///< group by group -> three tensors
+  separate_halves  ///< gate and up -> two tensors
+};
+
+struct Rule {
+  std::string ours;
+  std::vector<std::string> theirs;
+  Form form = Form::same;
+};
+
+using Names = std::vector<std::string>;
+
+void add_gpt2_layer(std::vector<Rule>& rules, const std::string& ours, const std::string& theirs) {
+  for (const std::string part : {"weight", "bias"}) {
+    const bool matrix = part == "weight";
+    const Form linear = matrix ? Form::transposed : Form::same;
+    rules.push_back({ours + "input_layernorm." + part, {theirs + "ln_1." + part}});
+    rules.push_back({ours + "self_attention.linear_qkv." + part,
+                     {theirs + "attn.c_attn." + part},
+                     Form::fused_qkv});
+    rules.push_back(
+        {ours + "self_attention.linear_proj." + part, {theirs + "attn.c_proj." + part}, linear});
+    rules.push_back({ours + "pre_mlp_layernorm." + part, {theirs + "ln_2." + part}});
+    rules.push_back({ours + "mlp.linear_fc1." + part, {theirs + "mlp.c_fc." + part}, linear});
+    rules.push_back({ours + "mlp.linear_fc2." + part, {theirs + "mlp.c_proj." + part}, linear});
+  }
+}
+
+void add_llama_layer(std::vector<Rule>& rules, const std::string& ours, const std::string& theirs) {
+  rules.push_back({ours + "input_layernorm.weight", {theirs + "input_layernorm.weight"}});
+  const std::string attention = theirs + "self_attn.", mlp = theirs + "mlp.";
+  rules.push_back(
+      {ours + "self_attention.linear_qkv.weight",
+       {attention + "q_proj.weight", attention + "k_proj.weight", attention + "v_proj.weight"},
+       Form::separate_qkv});
+  rules.push_back({ours + "self_attention.linear_proj.weight", {attention + "o_proj.weight"}});
+  rules.push_back(
+      {ours + "pre_mlp_layernorm.weight", {theirs + "post_attention_layernorm.weight"}});
+  rules.push_back({ours + "mlp.linear_fc1.weight",
+                   {mlp + "gate_proj.weight", mlp + "up_proj.weight"},
+                   Form::separate_halves});
+  rules.push_back({ours + "mlp.linear_fc2.weight", {mlp + "down_proj.weight"}});
+}
+
+std::vector<Rule> rules_of(const TransformerConfig& model) {
+  const bool gpt2 = hugging_face_family(model) == HuggingFaceFamily::gpt2;
+  const std::string root = gpt2 ? "transformer." : "model.";
+  std::vector<Rule> rules = {
+      {"embedding.word_embeddings.weight", {root + (gpt2 ? "wte" : "embed_tokens") + ".weight"}},
+      {"decoder.final_layernorm.weight", {root + (gpt2 ? "ln_f" : "norm") + ".weight"}}};
+  if (gpt2) {
+    rules.push_back({"embedding.position_embeddings.weight", {root + "wpe.weight"}});
+    rules.push_back({"decoder.final_layernorm.bias", {root + "ln_f.bias"}});
+  }
+  if (model.untie_embeddings_and_output_weights)
+    rules.push_back({"output_layer.weight", {"lm_head.weight"}});
+  for (int64_t i = 0; i < model.num_layers; ++i) {
+    const std::string ours = fmt::format("decoder.layers.{}.", i);
+    if (gpt2)
+      add_gpt2_layer(rules, ours, fmt::format("{}h.{}.", root, i));
+    else
+      add_llama_layer(rules, ours, fmt::format("{}layers.{}.", root, i));
+  }
+  return rules;
+}
+
+/// Sizes of the query-key-value layer.
+struct Heads {
+  explicit Heads(const TransformerConfig& model)
+      : groups(*model.num_query_groups),
+        per_group(model.num_attention_heads / groups),
+        channels(*model.kv_channels) {}
+  int64_t groups, per_group, channels;
+
+  /// Rows group by group -> queries, keys, values [rows, columns].
+  std::vector<at::Tensor> split(const at::Tensor& rows, int64_t columns) const {
+    const auto parts = rows.reshape({groups, per_group + 2, channels, columns})
+                           .split_with_sizes({per_group, 1, 1}, 1);
+    std::vector<at::Tensor> split;
+    for (const at::Tensor& part : parts) split.push_back(part.reshape({-1, columns}));
+    return split;
+  }
+  at::Tensor join(const std::vector<at::Tensor>& parts, int64_t columns) const {
+    return at::cat({parts[0].reshape({groups, per_group, channels, columns}),
+                    parts[1].reshape({groups, 1, channels, columns}),
+                    parts[2].reshape({groups, 1, channels, columns})},
+                   1)
+        .reshape({-1, columns});
+  }
+  std::vector<int64_t> rows() const {
+    return {groups * per_group * channels, groups * channels, groups * channels};
+  }
+};
+
+std::vector<at::Tensor> convert(const Rule& rule, const at::Tensor& weight, const Heads& heads) {
+  switch (rule.form) {
+    case Form::same:
+      return {weight};
+    case Form::transposed:
+      return {weight.t()};
+    case Form::fused_qkv: {
+      const int64_t columns = weight.dim() == 1 ? 1 : weight.size(-1);
+      const at::Tensor joined = at::cat(heads.split(weight, columns), 0);
+      return {weight.dim() == 1 ? joined.flatten() : joined.t()};
+    }
+    case Form::separate_qkv:
+      return heads.split(weight, weight.size(-1));
+    case Form::separate_halves:
+      return weight.reshape({2, -1, weight.size(-1)}).unbind(0);
+  }
+  fail<UsageError>("unknown form of a weight");
+}
+
+at::Tensor convert_back(const Rule& rule, const std::vector<at::Tensor>& parts,
+                        const Heads& heads) {
+  const at::Tensor& first = parts.front();
+  switch (rule.form) {
+    case Form::same:
+      return first;
+    case Form::transposed:
+      return first.t();
+    case Form::fused_qkv: {
+      const at::Tensor rows = first.dim() == 1 ? first.unsqueeze(1) : first.t();
+      const at::Tensor joined = heads.join(rows.split_with_sizes(heads.rows(), 0), rows.size(1));
+      return first.dim() == 1 ? joined.flatten() : joined;
+    }
+    case Form::separate_qkv:
+      for (size_t i = 0; i < parts.size(); ++i)
+        TORCH_CHECK(parts[i].sizes() == at::IntArrayRef({heads.rows()[i], first.size(1)}));
+      return heads.join(parts, first.size(1));
+    case Form::separate_halves:
+      return at::cat(parts, 0);
+  }
+  fail<UsageError>("unknown form of a weight");
+}
+
+bool holds_no_weight(const std::string& name) {
+  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
+         name.ends_with(".rotary_emb.inv_freq");
+}
+
+/// Takes the copy of the embeddings that some files of tied models hold.
+void drop_tied_output(const at::Tensor& embeddings, NamedTensors& tensors,
+                      const std::string& path) {
+  const auto found = tensors.find("lm_head.weight");
+  if (found == tensors.end()) return;
+  require<FileError>(at::equal(found->second.to(embeddings.scalar_type()), embeddings),
+                     "'{}': tensor 'lm_head.weight' is not that of the embeddings, which the "
+                     "config.json says it is tied to (tie_word_embeddings)",
+                     path);
+  tensors.erase(found);
+}
+
+at::Tensor take(NamedTensors& tensors, const std::string& name, const std::string& path) {
+  auto found = tensors.find(name);
+  const std::string prefix = "transformer.";
+  if (found == tensors.end() && name.starts_with(prefix))
+    found = tensors.find(name.substr(prefix.size()));
+  require<FileError>(found != tensors.end(), "'{}': tensor '{}' is missing", path, name);
+  at::Tensor tensor = found->second;
+  require<FileError>(tensor.is_floating_point(),
+                     "'{}': tensor '{}': found dtype {}, allowed: floating point", path, name,
+                     safetensors_dtype(tensor.scalar_type()));
+  tensors.erase(found);
+  return tensor;
+}
+
+}  // namespace
+
+NamedTensors to_hugging_face(const TransformerConfig& model, const NamedTensors& weights) {
+  const Heads heads(model);
+  NamedTensors result;
+  for (const Rule& rule : rules_of(model)) {
+    const auto found = weights.find(rule.ours);
+    require<UsageError>(found != weights.end(), "export: weight '{}' is missing", rule.ours);
+    const auto parts = convert(rule, found->second, heads);
+    for (size_t i = 0; i < parts.size(); ++i) result[rule.theirs[i]] = parts[i].contiguous();
+  }
+  return result;
+}
+
+NamedTensors from_hugging_face(const TransformerConfig& model, NamedTensors tensors,
+                               const std::string& path) {
+  require<FileError>(model.num_layers <= static_cast<int64_t>(tensors.size()),
+                     "'{}': {} tensors, too few for the {} layers of the config.json", path,
+                     tensors.size(), model.num_layers);
+  const Heads heads(model);
+  NamedTensors result;
+  for (const Rule& rule : rules_of(model)) {
+    std::vector<at::Tensor> parts;
+    for (const std::string& name : rule.theirs) parts.push_back(take(tensors, name, path));
+    try {
+      result[rule.ours] = convert_back(rule, parts, heads).contiguous();
+    } catch (const c10::Error&) {
+      fail<FileError>("'{}': tensor '{}': shape [{}] does not fit the config.json", path,
+                      rule.theirs.front(), fmt::join(parts.front().sizes(), ", "));
+    }
+  }
+  if (!model.untie_embeddings_and_output_weights)
+    drop_tied_output(result.at("embedding.word_embeddings.weight"), tensors, path);
+  for (const auto& [name, tensor] : tensors)
+    require<FileError>(holds_no_weight(name), "'{}': tensor '{}' belongs to no weight of the model",
+                       path, name);
+  return result;
+}
+
+}  // namespace lockstep

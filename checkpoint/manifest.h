@@ -1,0 +1,111 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/checkpoint/tensor_box.h"
+
+/// The manifest of a checkpoint: what each file of its folder holds. On disk it is
+/// `manifest.textproto`, whose schema is manifest.proto. Needs no libtorch.
+namespace lockstep {
+
+/// Files are checked block by block of this many bytes, so that a rank can trust what it reads
+/// without reading the rest.
+inline constexpr int64_t kChecksumBlock = int64_t{1} << 20;
+
+inline constexpr const char* kManifestName = "manifest.textproto";
+
+/// How the ranks of the run that saved were laid out.
+struct ManifestLayout {
+  int64_t world_size = 1;
+  int64_t tensor = 1;
+  int64_t pipeline = 1;
+  int64_t virtual_pipeline = 1;
+  int64_t context = 1;
+  int64_t expert = 1;
+  int64_t expert_tensor = 1;
+  std::string order;
+  bool distributed_optimizer = false;
+  int64_t optimizer_instances = 1;
+  bool operator==(const ManifestLayout&) const = default;
+};
+
+/// State of the loss scaler.
+struct ManifestScaler {
+  double scale = 1;
+  int64_t growth_tracker = 0;
+  int64_t hysteresis_tracker = 0;
+  bool operator==(const ManifestScaler&) const = default;
+};
+
+struct ManifestFile {
+  std::string name;                   ///< in the folder
+  int64_t size = 0;                   ///< bytes
+  std::vector<uint32_t> block_crc32;  ///< of each block of kChecksumBlock bytes
+  bool operator==(const ManifestFile&) const = default;
+};
+
+/// A part of a tensor in a file.
+struct ManifestPiece {
+  int64_t file = 0;    ///< index among the files
+  int64_t offset = 0;  ///< bytes from the front of the file
+  TensorPart part;
+  bool operator==(const ManifestPiece&) const = default;
+};
+
+struct ManifestTensor {
+  std::string name;   ///< global name of the parameter
+  std::string state;  ///< empty for its value, else a part of the optimizer's state: "exp_avg"
+  std::string dtype;  ///< as safetensors calls it
+  std::vector<int64_t> shape;
+  std::vector<ManifestPiece> pieces;
+  bool operator==(const ManifestTensor&) const = default;
+
+  /// Name in safetensors files: `name`, or "optimizer.exp_avg.name".
+  std::string key() const;
+  int64_t numel() const;
+};
+
+struct Manifest {
+  int64_t iteration = 0;
+  int64_t consumed_samples = 0;
+  int64_t optimizer_steps = 0;
+  int64_t skipped_steps = 0;  ///< in a row, up to this iteration
+  /// Of the iteration's line in metrics.jsonl, by which a run that goes on knows its lines.
+  std::optional<uint32_t> metrics_checksum;
+  std::optional<ManifestScaler> scaler;
+  ManifestLayout layout;
+  std::vector<ManifestFile> files;
+  std::vector<ManifestTensor> tensors;
+  bool operator==(const Manifest&) const = default;
+
+  /// nullptr if it is not there.
+  const ManifestTensor* find(std::string_view name, std::string_view state) const;
+};
+
+/// ManifestTensor::key() of its two parts.
+std::string tensor_key(std::string_view name, std::string_view state);
+
+/// The text of a manifest, checksum included.
+std::string format_manifest(const Manifest& manifest);
+
+/// Reads such a text. FileError with `path` and the place: the checksum does not fit, a syntax
+/// error, an unknown field, a newer format; a file name that leaves the folder, a file or tensor
+/// that is there twice; a number out of its bounds; a tensor of which elements are missing, there
+/// twice, or outside its file.
+Manifest parse_manifest(std::string_view text, const std::string& path);
+
+/// parse_manifest() without looking at the checksum, which is still to be there. For fuzzing.
+Manifest parse_manifest_body(std::string_view text, const std::string& path);
+
+/// parse_manifest() of what one rank has written, which need not hold every element.
+Manifest parse_manifest_part(std::string_view text, const std::string& path);
+
+/// Joins what the ranks have written; all else is that of `whole`. UsageError where two of them
+/// have another shape or dtype for one tensor.
+Manifest join_manifests(Manifest whole, const std::vector<Manifest>& parts);
+
+}  // namespace lockstep

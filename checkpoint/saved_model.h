@@ -1,0 +1,31 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <c10/core/Device.h>
+
+#include "lockstep/core/config.h"
+#include "lockstep/models/gpt_model.h"
+
+namespace lockstep {
+
+/// Saves the weights of a model that this process holds whole as a checkpoint of `folder` (see
+/// checkpoint_folder.h), without an optimizer's state. Returns its path. FileError names what
+/// failed.
+std::string save_model(const std::string& folder, int64_t iteration, const Config& config,
+                       const GPTModel& model);
+
+struct SavedModel {
+  Config config;
+  std::shared_ptr<GPTModel> model;
+  std::string path;  ///< of the checkpoint
+};
+
+/// Loads the model of a checkpoint, whatever the layout that saved it, into this process: `folder`,
+/// or the newest in it, also where a run saves there and removes others meanwhile. In fp32, or in
+/// fp64 where it was trained in that. FileError: no complete checkpoint, a file that is missing or
+/// damaged, a tensor that is missing, left over, of another shape or not finite.
+SavedModel load_model(const std::string& folder, c10::Device device);
+
+}  // namespace lockstep

@@ -1,0 +1,155 @@
+#include "lockstep/checkpoint/shard_file.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "lockstep/checkpoint/checkpoint_folder.h"
+#include "lockstep/checkpoint/safetensors_header.h"
+#include "lockstep/core/check.h"
+#include "lockstep/core/integers.h"
+#include "lockstep/datasets/crc32.h"
+
+namespace lockstep {
+namespace {
+
+/// Checksums of a stream, block by block.
+class BlockChecksums {
+ public:
+  void add(std::string_view bytes) {
+    while (!bytes.empty()) {
+      const auto room = static_cast<size_t>(kChecksumBlock - size_ % kChecksumBlock);
+      const std::string_view part = bytes.substr(0, room);
+      if (size_ % kChecksumBlock == 0) blocks_.push_back(0);
+      blocks_.back() = crc32(part, blocks_.back());
+      size_ += static_cast<int64_t>(part.size());
+      bytes.remove_prefix(part.size());
+    }
+  }
+  ManifestFile file(const std::string& name) const { return {name, size_, blocks_}; }
+
+ private:
+  int64_t size_ = 0;
+  std::vector<uint32_t> blocks_;
+};
+
+/// Bytes are still in the processor's cache when they are written after their checksum.
+ManifestFile write_checked(const std::string& folder, const std::string& name,
+                           const std::vector<std::string_view>& pieces) {
+  BlockChecksums checksums;
+  FileWriter file(folder + "/" + name);
+  for (std::string_view piece : pieces)
+    while (!piece.empty()) {
+      const std::string_view part = piece.substr(0, kChecksumBlock);
+      checksums.add(part);
+      file.write(part);
+      piece.remove_prefix(part.size());
+    }
+  file.finish();
+  return checksums.file(name);
+}
+
+}  // namespace
+
+ShardReader::ShardReader(const std::string& folder, ManifestFile expected)
+    : opened_(folder + "/" + expected.name, {.follow_links = false}),
+      expected_(std::move(expected)) {
+  require<FileError>(opened_.size() == expected_.size,
+                     "'{}': found {} bytes, allowed: {}, as the manifest says", path(),
+                     opened_.size(), expected_.size);
+}
+
+int64_t ShardReader::block_size(int64_t block) const {
+  return std::min(kChecksumBlock, expected_.size - block * kChecksumBlock);
+}
+
+void ShardReader::read_bytes(int64_t offset, int64_t count, char* out) {
+  opened_.read_at(offset, out, static_cast<size_t>(count));
+  bytes_read_ += count;
+}
+
+bool ShardReader::block_fits(int64_t block, std::string_view bytes) const {
+  return crc32(bytes) == expected_.block_crc32[static_cast<size_t>(block)];
+}
+
+void ShardReader::fail_block(int64_t block, std::string_view what) const {
+  const int64_t begin = block * kChecksumBlock;
+  fail<FileError>("'{}': {}: bytes {} to {} do not have the checksum that the manifest says",
+                  path(), what, begin, begin + block_size(block) - 1);
+}
+
+std::string_view ShardReader::load_block(int64_t block, std::string_view what) {
+  if (buffered_ != block) {
+    buffered_ = -1;
+    buffer_.resize(static_cast<size_t>(block_size(block)));
+    read_bytes(block * kChecksumBlock, block_size(block), buffer_.data());
+    if (!block_fits(block, buffer_)) fail_block(block, what);
+    buffered_ = block;
+  }
+  return buffer_;
+}
+
+void ShardReader::read(int64_t offset, int64_t count, char* out, std::string_view what) {
+  require<UsageError>(offset >= 0 && count >= 0 && count <= expected_.size - offset,
+                      "'{}': bytes {} to {} of {}", path(), offset, offset + count, expected_.size);
+  while (count > 0) {
+    const int64_t block = offset / kChecksumBlock, inside = offset % kChecksumBlock;
+    const int64_t part = std::min(count, block_size(block) - inside);
+    if (part == block_size(block) && buffered_ != block) {
+      read_bytes(offset, part, out);
+      if (!block_fits(block, {out, static_cast<size_t>(part)})) fail_block(block, what);
+    } else {
+      std::memcpy(out, load_block(block, what).data() + inside, static_cast<size_t>(part));
+    }
+    out += part;
+    offset += part;
+    count -= part;
+  }
+}
+
+int64_t ShardReader::find_damage() {
+  buffered_ = -1;
+  for (int64_t block = 0; block < ceil_div(expected_.size, kChecksumBlock); ++block) {
+    buffer_.resize(static_cast<size_t>(block_size(block)));
+    read_bytes(block * kChecksumBlock, block_size(block), buffer_.data());
+    if (!block_fits(block, buffer_)) return block;
+  }
+  return -1;
+}
+
+std::string shard_entry_name(std::string_view key, const TensorPart& part) {
+  std::string name(key);
+  if (!part.box.is_whole()) name += to_string(part.box);
+  if (part.range.numel() != part.box.numel())
+    name += fmt::format("#{}:{}", part.range.first, part.range.last);
+  return name;
+}
+
+WrittenShard write_shard(const std::string& folder, const std::string& name,
+                         const std::vector<ShardContent>& contents) {
+  SafetensorsHeader header{.entries = {}, .metadata = {{"format", "pt"}}};
+  std::vector<std::string_view> pieces = {""};
+  WrittenShard written;
+  int64_t offset = 0;
+  for (const ShardContent& content : contents) {
+    const bool whole_block = content.part.range.numel() == content.part.box.numel();
+    header.entries.push_back(
+        {shard_entry_name(tensor_key(content.name, content.state), content.part), content.dtype,
+         whole_block ? content.part.box.size : std::vector<int64_t>{content.part.range.numel()},
+         offset, offset + content.bytes});
+    pieces.emplace_back(static_cast<const char*>(content.data), static_cast<size_t>(content.bytes));
+    written.offsets.push_back(offset);
+    offset += content.bytes;
+  }
+  const std::string text = format_safetensors_header(header);
+  for (int64_t& begin : written.offsets) begin += static_cast<int64_t>(text.size());
+  pieces.front() = text;
+  written.file = write_checked(folder, name, pieces);
+  return written;
+}
+
+ManifestFile write_text_file(const std::string& folder, const std::string& name,
+                             const std::string& text) {
+  return write_checked(folder, name, {text});
+}
+
+}  // namespace lockstep

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/checkpoint/manifest.h"
+#include "lockstep/core/input_file.h"
+
+/// Reading and writing the files of a checkpoint with a checksum for each block of kChecksumBlock
+/// bytes. Needs no libtorch.
+namespace lockstep {
+
+/// Reads parts of a file and checks what it reads. Not for several threads at once.
+class ShardReader {
+ public:
+  /// FileError with the path: the file is missing, no regular file (a symbolic link is none), or
+  /// its size is not that of `expected`.
+  ShardReader(const std::string& folder, ManifestFile expected);
+
+  /// Bytes offset ... offset + count - 1 into `out`. Reads the blocks that hold them; FileError
+  /// with the path, `what` they are and the bytes of the first block whose checksum does not fit.
+  void read(int64_t offset, int64_t count, char* out, std::string_view what);
+
+  /// Checks all blocks; returns the block whose checksum does not fit, -1 if there is none.
+  int64_t find_damage();
+
+  const std::string& path() const { return opened_.path(); }
+  const ManifestFile& file() const { return expected_; }
+  /// Bytes that were read from the disk.
+  int64_t bytes_read() const { return bytes_read_; }
+
+ private:
+  int64_t block_size(int64_t block) const;
+  void read_bytes(int64_t offset, int64_t count, char* out);
+  bool block_fits(int64_t block, std::string_view bytes) const;
+  std::string_view load_block(int64_t block, std::string_view what);
+  [[noreturn]] void fail_block(int64_t block, std::string_view what) const;
+
+  InputFile opened_;
+  ManifestFile expected_;
+  std::string buffer_;     ///< the last block of which a part was read
+  int64_t buffered_ = -1;  ///< its number
+  int64_t bytes_read_ = 0;
+};
+
+/// A tensor's part, as it is written.
+struct ShardContent {
+  std::string name;  ///< ManifestTensor::name
+  std::string state;
+  std::string dtype;
+  TensorPart part;
+  const void* data = nullptr;  ///< of the part, contiguous; must live until it is written
+  int64_t bytes = 0;
+};
+
+/// What was written: the file, and where each content lies in it.
+struct WrittenShard {
+  ManifestFile file;
+  std::vector<int64_t> offsets;  ///< bytes, as the contents
+};
+
+/// Writes `contents` as the safetensors file `name` of `folder` and waits until it is on disk. A
+/// part of a tensor has its place in its name, a whole tensor its key() alone. FileError.
+WrittenShard write_shard(const std::string& folder, const std::string& name,
+                         const std::vector<ShardContent>& contents);
+
+/// Writes a text as a file of `folder`, likewise.
+ManifestFile write_text_file(const std::string& folder, const std::string& name,
+                             const std::string& text);
+
+/// Name of a part in its file: "decoder.weight", "decoder.weight[0:4, 0:8]#0:16".
+std::string shard_entry_name(std::string_view key, const TensorPart& part);
+
+}  // namespace lockstep

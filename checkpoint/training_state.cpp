@@ -1,0 +1,176 @@
+#include "lockstep/checkpoint/training_state.h"
+
+#include <algorithm>
+#include <set>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/checkpoint/finite_values.h"
+#include "lockstep/checkpoint/held_blocks.h"
+#include "lockstep/core/check.h"
+#include "lockstep/parallel_state/collectives.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::pair<at::ScalarType, const char*> kDtypes[] = {
+    {at::kDouble, "F64"}, {at::kFloat, "F32"}, {at::kBFloat16, "BF16"}, {at::kHalf, "F16"},
+    {at::kLong, "I64"},   {at::kInt, "I32"},   {at::kShort, "I16"},     {at::kChar, "I8"},
+    {at::kByte, "U8"},    {at::kBool, "BOOL"}};
+
+/// Adds what is left of `tensor` without padding, nothing for an empty piece.
+void add(std::vector<StateTensor>& list, StateTensor tensor,
+         const std::optional<int64_t>& unpadded_rows) {
+  TensorBox& box = tensor.part.box;
+  if (box.numel() == 0 && !box.is_whole()) return;
+  if (unpadded_rows && !box.shape.empty()) {
+    const int64_t rows =
+        std::clamp<int64_t>(*unpadded_rows - box.start[0], 0, std::max<int64_t>(box.size[0], 0));
+    const int64_t row = box.size[0] == 0 ? 0 : box.numel() / box.size[0];
+    box.shape[0] = *unpadded_rows;
+    box.size[0] = rows;
+    box.start[0] = std::min(box.start[0], *unpadded_rows);
+    FlatRange& range = tensor.part.range;
+    range.last = std::min(range.last, rows * row);
+    if (range.first >= range.last) return;
+    tensor.values = tensor.values.narrow(0, 0, range.numel());
+  }
+  list.push_back(std::move(tensor));
+}
+
+at::Tensor flat_view(const std::string& name, const at::Tensor& tensor) {
+  require<UsageError>(tensor.is_contiguous(), "checkpoint: '{}' is not contiguous", name);
+  return tensor.detach().view({-1});
+}
+
+bool is_narrow(const std::string& dtype) { return dtype == "BF16" || dtype == "F16"; }
+
+const ManifestTensor* source_of(const CheckpointReader& checkpoint, const StateTensor& target) {
+  if (!target.state.empty() && target.state != "master")
+    return checkpoint.find(target.name, target.state);
+  const ManifestTensor* const master = checkpoint.find(target.name, "master");
+  const ManifestTensor* const weight = checkpoint.find(target.name);
+  if (target.state == "master") return master != nullptr ? master : weight;
+  const bool wide =
+      target.values.scalar_type() == at::kFloat || target.values.scalar_type() == at::kDouble;
+  return wide && master != nullptr && weight != nullptr && is_narrow(weight->dtype) ? master
+                                                                                    : weight;
+}
+
+void load_tensor(CheckpointReader& checkpoint, const StateTensor& target) {
+  const std::string key = tensor_key(target.name, target.state);
+  const ManifestTensor* const source = source_of(checkpoint, target);
+  require<FileError>(source != nullptr, "'{}': tensor '{}' is missing", checkpoint.path(), key);
+  require<FileError>(source->shape == target.part.box.shape,
+                     "'{}': tensor '{}': found shape [{}], allowed: [{}]", checkpoint.path(), key,
+                     fmt::join(source->shape, ", "), fmt::join(target.part.box.shape, ", "));
+  const at::ScalarType dtype = dtype_of_safetensors(source->dtype);
+  const bool direct = target.values.device().is_cpu() && target.values.scalar_type() == dtype &&
+                      target.values.is_contiguous();
+  const at::Tensor memory =
+      direct ? target.values : at::empty({target.part.range.numel()}, at::TensorOptions(dtype));
+  checkpoint.read(*source, target.part, static_cast<char*>(memory.mutable_data_ptr()));
+  if (!direct) at::Tensor(target.values).copy_(memory);
+}
+
+std::string find_not_finite(const std::vector<StateTensor>& tensors) {
+  for (const StateTensor& tensor : tensors) {
+    if (!must_be_finite(tensor.state)) continue;
+    if (const int64_t count = count_not_finite(tensor.values); count > 0)
+      return describe_not_finite(tensor_key(tensor.name, tensor.state), count,
+                                 tensor.values.numel());
+  }
+  return "";
+}
+
+}  // namespace
+
+const char* safetensors_dtype(at::ScalarType dtype) {
+  for (const auto& [type, name] : kDtypes)
+    if (type == dtype) return name;
+  fail<UsageError>("safetensors: tensors of {} cannot be saved", at::toString(dtype));
+}
+
+at::ScalarType dtype_of_safetensors(const std::string& name) {
+  for (const auto& [type, text] : kDtypes)
+    if (name == text) return type;
+  fail<UsageError>("safetensors: unknown dtype '{}'", name);
+}
+
+bool scale_adapts_itself(const Config& config) {
+  return config.train.precision == Precision::fp16 && !config.optimizer.loss_scale;
+}
+
+std::vector<StateTensor> model_state(const torch::nn::Module& model, const ParallelState& state) {
+  std::vector<StateTensor> list;
+  const std::vector<NamedParameter> parameters = collect_parameters(model);
+  const auto blocks = held_blocks(parameters, state);
+  for (const NamedParameter& param : parameters) {
+    const TensorBox& box = blocks.at(param.name);
+    add(list, {param.name, "", {box, {0, box.numel()}}, flat_view(param.name, param.tensor)},
+        param.description.unpadded_rows);
+  }
+  for (const auto& buffer : model.named_buffers()) {
+    const TensorBox box = whole_box(buffer.value().sizes().vec());
+    list.push_back(
+        {buffer.key(), "", {box, {0, box.numel()}}, flat_view(buffer.key(), buffer.value())});
+  }
+  return list;
+}
+
+std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const ParallelState& state) {
+  std::vector<NamedParameter> parameters;
+  for (const DistributedDataParallel* model : optimizer.models())
+    for (const auto& buffer : model->buffers())
+      parameters.insert(parameters.end(), buffer->params().begin(), buffer->params().end());
+  const auto blocks = held_blocks(parameters, state);
+  std::vector<StateTensor> list;
+  for (const StateSlice& slice : optimizer.state_slices()) {
+    const TensorBox& box = blocks.at(slice.parameter);
+    for (const auto& [name, tensor] : slice.values)
+      add(list, {slice.parameter, name, {box, {slice.range.start, slice.range.end}}, tensor},
+          slice.description.unpadded_rows);
+  }
+  return list;
+}
+
+void load_state(CheckpointReader& checkpoint, const std::vector<StateTensor>& targets) {
+  const at::NoGradGuard no_grad;
+  for (const StateTensor& target : targets) load_tensor(checkpoint, target);
+}
+
+int64_t count_not_finite(const at::Tensor& values) {
+  const at::Tensor memory = values.detach().to(at::kCPU).contiguous();
+  return count_not_finite(safetensors_dtype(memory.scalar_type()), memory.const_data_ptr(),
+                          static_cast<int64_t>(memory.nbytes()));
+}
+
+void check_weights_are_finite(const std::string& path, const std::vector<StateTensor>& tensors,
+                              const ParallelState& state) {
+  const auto found =
+      all_gather_texts(state.world(), find_not_finite(tensors), "finite weights of the checkpoint");
+  for (size_t rank = 0; rank < found.size(); ++rank)
+    require<FileError>(found[rank].empty(), "'{}': {}{}", path,
+                       found.size() > 1 ? fmt::format("rank {}: ", rank) : "", found[rank]);
+}
+
+bool has_optimizer_state(const Manifest& manifest) {
+  return std::any_of(manifest.tensors.begin(), manifest.tensors.end(),
+                     [](const ManifestTensor& tensor) { return !tensor.state.empty(); });
+}
+
+void check_no_weight_left(const CheckpointReader& checkpoint,
+                          const std::vector<StateTensor>& weights, const ParallelState& state) {
+  std::set<std::string> names;
+  for (const StateTensor& weight : weights) names.insert(weight.name);
+  const std::vector<ManifestTensor>& tensors = checkpoint.manifest().tensors;
+  const at::Tensor held = at::zeros({static_cast<int64_t>(tensors.size())}, at::kByte);
+  auto* const flags = held.mutable_data_ptr<uint8_t>();
+  for (size_t i = 0; i < tensors.size(); ++i) flags[i] = names.contains(tensors[i].name) ? 1 : 0;
+  all_reduce(state.world(), held, ReduceOp::max, "weights of the checkpoint").wait();
+  for (size_t i = 0; i < tensors.size(); ++i)
+    require<FileError>(flags[i] != 0, "'{}': tensor '{}' belongs to no parameter of the model",
+                       checkpoint.path(), tensors[i].name);
+}
+
+}  // namespace lockstep

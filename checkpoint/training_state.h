@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include "lockstep/checkpoint/checkpoint_reader.h"
+#include "lockstep/checkpoint/tensor_box.h"
+#include "lockstep/core/parameters.h"
+#include "lockstep/optimizer/optimizer.h"
+#include "lockstep/parallel_state/parallel_state.h"
+
+/// What a run keeps in a checkpoint, described so that any other layout can read it: each tensor by
+/// its global name and the part of it that this rank holds. The parts follow from the parameters'
+/// descriptions; no layer is named here.
+namespace lockstep {
+
+/// A part of a tensor that this rank holds. Padding of the vocabulary is left out.
+struct StateTensor {
+  std::string name;   ///< global name of the parameter or registered buffer
+  std::string state;  ///< empty for its value, else a part of the optimizer's state
+  TensorPart part;
+  at::Tensor values;  ///< [part.range.numel()], a view of the run's memory on any device
+};
+
+/// Where a run stands. The same on all ranks, but for the last field, of which rank 0's counts.
+struct TrainingProgress {
+  int64_t iteration = 0;
+  int64_t consumed_samples = 0;
+  int64_t skipped_steps = 0;  ///< in a row, up to this iteration
+  OptimizerProgress optimizer;
+  /// checksum_of_line() of the iteration's line in metrics.jsonl.
+  std::optional<uint32_t> metrics_checksum = {};
+};
+
+/// Whether the run's loss scale has a state that is worth keeping.
+bool scale_adapts_itself(const Config& config);
+
+/// The parameters, frozen ones included, and the registered buffers of `model`. With
+/// ddp.overlap_param_gather wait for them first (finish_param_sync). Collective over the axes that
+/// cut parameters, whose ranks may hold pieces of any lengths. UsageError: a parameter that is not
+/// contiguous. CommunicationError: one that a rank of such an axis does not have.
+std::vector<StateTensor> model_state(const torch::nn::Module& model, const ParallelState& state);
+
+/// The optimizer's state, as far as this rank holds it. Collective as model_state().
+std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const ParallelState& state);
+
+/// Fills `targets` from a checkpoint, converted to their dtypes. Weights in fp32 or fp64 come from
+/// master weights where the checkpoint has narrower ones beside them; master weights come from the
+/// weights where it has none. FileError with the path: a tensor that is missing, has another shape
+/// or is damaged.
+void load_state(CheckpointReader& checkpoint, const std::vector<StateTensor>& targets);
+
+/// Whether the checkpoint holds the optimizer's state.
+bool has_optimizer_state(const Manifest& manifest);
+
+/// FileError, on all ranks, naming a tensor of the checkpoint that belongs to none of `weights`,
+/// those of the model that the ranks hold. Collective: one all-reduce of a byte a tensor.
+void check_no_weight_left(const CheckpointReader& checkpoint,
+                          const std::vector<StateTensor>& weights, const ParallelState& state);
+
+/// FileError, on all ranks, where a weight (of the model, or its master) is not finite: names
+/// `path`, the rank, the tensor and how many of its elements; see must_be_finite(). Collective.
+void check_weights_are_finite(const std::string& path, const std::vector<StateTensor>& tensors,
+                              const ParallelState& state);
+
+/// How many elements are NaN or infinite.
+int64_t count_not_finite(const at::Tensor& values);
+
+/// safetensors' name of a dtype, and back. UsageError for one that has none.
+const char* safetensors_dtype(at::ScalarType dtype);
+at::ScalarType dtype_of_safetensors(const std::string& name);
+
+}  // namespace lockstep

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "lockstep/core/input_file.h"
+#include "lockstep/datasets/dataset_index.h"
+#include "lockstep/datasets/file_bytes.h"
+
+namespace lockstep {
+
+/// A data set in Megatron's format, PREFIX.idx and PREFIX.bin: documents of sequences of token ids.
+/// The `.idx` is in memory (FileBytes), the `.bin` is read on demand, from one open file. Needs no
+/// libtorch.
+class IndexedDataset {
+ public:
+  /// FileError with the path and the place for a file that is missing or damaged, and for a `.bin`
+  /// whose size is not what the `.idx` says.
+  explicit IndexedDataset(const std::string& prefix);
+
+  const std::string& prefix() const { return prefix_; }
+  const DatasetIndex& index() const { return index_; }
+
+  /// The numbers of all sequences, one after another. They lie in the `.bin`, which this object
+  /// keeps open.
+  PackedTokens tokens() const;
+
+  /// Those of one sequence. UsageError for one that is not there.
+  PackedTokens sequence(int64_t sequence) const;
+
+  /// The bytes of the `.idx`.
+  std::string_view index_bytes() const { return idx_.bytes(); }
+
+ private:
+  std::string prefix_;
+  FileBytes idx_;
+  InputFile bin_;
+  DatasetIndex index_;
+};
+
+/// Whether `path` is the prefix of a data set: PREFIX.idx and PREFIX.bin are there, or one of them
+/// where no file has the name `path` itself. FileError where that cannot be found out.
+bool is_dataset_prefix(const std::string& path);
+
+}  // namespace lockstep

@@ -1,0 +1,54 @@
+// The one source that names SentencePiece; liblockstep_sentencepiece.so is made of it.
+
+#include <sentencepiece_processor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/datasets/sentencepiece_functions.h"
+
+namespace lockstep {
+namespace {
+
+using Processor = sentencepiece::SentencePieceProcessor;
+
+Processor& processor(void* model) { return *static_cast<Processor*>(model); }
+
+void* open(const char* bytes, size_t size) {
+  auto model = std::make_unique<Processor>();
+  return model->LoadFromSerializedProto({bytes, size}).ok() ? model.release() : nullptr;
+}
+
+void close(void* model) { delete &processor(model); }
+
+int64_t vocabulary_size(void* model) { return processor(model).GetPieceSize(); }
+
+int64_t end_of_sentence(void* model) { return processor(model).eos_id(); }
+
+bool encode(void* model, const char* text, size_t size, void* sink,
+            void (*append)(void*, int64_t)) {
+  std::vector<int> ids;
+  if (!processor(model).Encode({text, size}, &ids).ok()) return false;
+  for (const int id : ids) append(sink, id);
+  return true;
+}
+
+bool decode(void* model, const int64_t* ids, size_t count, void* sink,
+            void (*append)(void*, const char*, size_t)) {
+  std::string text;
+  if (!processor(model).Decode(std::vector<int>(ids, ids + count), &text).ok()) return false;
+  append(sink, text.data(), text.size());
+  return true;
+}
+
+constexpr SentencepieceFunctions kFunctions = {open,   close, vocabulary_size, end_of_sentence,
+                                               encode, decode};
+
+}  // namespace
+}  // namespace lockstep
+
+extern "C" __attribute__((visibility("default"))) const lockstep::SentencepieceFunctions*
+lockstep_sentencepiece_functions() {
+  return &lockstep::kFunctions;
+}

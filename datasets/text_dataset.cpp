@@ -1,0 +1,124 @@
+#include "lockstep/datasets/text_dataset.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/config_rules.h"
+#include "lockstep/core/input_file.h"
+#include "lockstep/core/philox.h"
+#include "lockstep/datasets/indexed_dataset.h"
+#include "lockstep/datasets/tokenizer.h"
+
+namespace lockstep {
+namespace {
+
+/// What one path of data.path gives.
+struct Source {
+  std::shared_ptr<const void> owner;
+  PackedTokens tokens;
+  std::string path;
+};
+
+Source tokens_of_dataset(const std::string& prefix, const std::string& field) {
+  const auto dataset = std::make_shared<const IndexedDataset>(prefix);
+  require<FileError>(dataset->tokens().size > 0, "{}: '{}.bin' is empty", field, prefix);
+  return {dataset, dataset->tokens(), prefix + ".bin"};
+}
+
+std::string read_text_file(const std::string& path, const std::string& field) {
+  std::string text;
+  try {
+    InputFile file(path, {.kinds = InputKinds::regular_or_pipe});
+    text = read_all(file);
+  } catch (const FileError& error) {
+    fail<FileError>(
+        "{}: {}; allowed: plain text files, and prefixes of data sets that `lockstep data build` "
+        "writes",
+        field, error.what());
+  }
+  require<FileError>(!text.empty(), "{}: '{}' is empty", field, path);
+  return text;
+}
+
+Source tokenize_file(const std::string& path, Tokenizer& tokenizer, const std::string& field) {
+  constexpr size_t kAtOnce = 1 << 20;  // 8 bytes an id, for a moment
+  const std::string text = read_text_file(path, field);
+  const TokenType type = token_type_of_vocabulary(tokenizer.vocabulary_size());
+  auto packed = std::make_shared<std::string>();
+  std::vector<int64_t> ids;
+  size_t length = kAtOnce;
+  for (std::string_view left = text; !left.empty();) {
+    const std::string_view front = left.substr(0, length);
+    ids.clear();
+    const size_t used = tokenizer.encode_front(front, front.size() == left.size(), ids);
+    pack_tokens(ids, type, *packed);
+    left.remove_prefix(used);
+    length = used > 0 ? kAtOnce : 2 * length;
+  }
+  const auto size = static_cast<int64_t>(packed->size()) / token_type_bytes(type);
+  return {packed, {packed->data(), type, size}, path};
+}
+
+}  // namespace
+
+TextSplit read_text(const DataConfig& config, int64_t vocabulary_size, const std::string& field) {
+  require<ConfigError>(!config.path.empty(),
+                       "{}: is not set, allowed: plain text files, and prefixes of data sets that "
+                       "`lockstep data build` writes",
+                       field);
+  const std::vector<double> shares = parse_split(config.split);
+  const std::string largest = "model.vocab_size - 1";
+  TextSplit split{TokenSequence(vocabulary_size, largest), TokenSequence(vocabulary_size, largest)};
+  std::unique_ptr<Tokenizer> tokenizer;
+  for (const std::string& path : config.path) {
+    const bool dataset = is_dataset_prefix(path);
+    if (!dataset && !tokenizer) tokenizer = make_tokenizer(config.tokenizer, "data.tokenizer");
+    const auto [owner, tokens, file] =
+        dataset ? tokens_of_dataset(path, field) : tokenize_file(path, *tokenizer, field);
+    const auto cut = [size = tokens.size](double share) {
+      return std::min<int64_t>(std::llround(share * static_cast<double>(size)), size);
+    };
+    const auto add = [&](TokenSequence& to, int64_t begin, int64_t end) {
+      to.append(owner, tokens.part(begin, end), file, begin);
+    };
+    const int64_t training = cut(shares[0]), validation = cut(shares[0] + shares[1]);
+    add(split.training, 0, training);
+    add(split.validation, training, validation);
+  }
+  return split;
+}
+
+SampleOrder::SampleOrder(int64_t num_tokens, int64_t seq_length, uint64_t seed)
+    : seq_length_(seq_length), seed_(seed) {
+  require<ConfigError>(num_tokens > seq_length,
+                       "data.path: the training text has {} tokens, allowed: more than "
+                       "model.seq_length ({})",
+                       num_tokens, seq_length);
+  // One window less than fits leaves room for any start within a window.
+  windows_ = std::max<int64_t>((num_tokens - seq_length) / seq_length, 1);
+  shifts_ = std::min(num_tokens - windows_ * seq_length, seq_length);
+}
+
+int64_t SampleOrder::start_of(int64_t sample) const {
+  const int64_t epoch = sample / windows_, index = sample % windows_;
+  const std::string name = fmt::format("samples of epoch {}", epoch);
+  const Permutation order(static_cast<uint64_t>(windows_), seed_, name);
+  const auto window = static_cast<int64_t>(order(static_cast<uint64_t>(index)));
+  const auto shift = static_cast<int64_t>(CounterStream(seed_, name + ", start").bits(0) %
+                                          static_cast<uint64_t>(shifts_));
+  return shift + window * seq_length_;
+}
+
+int64_t evaluation_windows(int64_t num_tokens, int64_t seq_length) {
+  return num_tokens > 0 ? (num_tokens - 1) / seq_length : 0;
+}
+
+SampleRange microbatch_samples(int64_t consumed, int64_t micro_batch_size, int64_t microbatch,
+                               int64_t rank, int64_t ranks) {
+  const int64_t first = consumed + (microbatch * ranks + rank) * micro_batch_size;
+  return {first, first + micro_batch_size};
+}
+
+}  // namespace lockstep

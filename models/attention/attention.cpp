@@ -1,0 +1,71 @@
+#include "lockstep/models/attention.h"
+
+#include <ATen/ATen.h>
+
+#include "lockstep/models/recompute.h"
+#include "lockstep/parallel_state/parallel_functions.h"
+
+namespace lockstep {
+namespace {
+
+ProcessGroup group_that_shares(const LayerContext& context, int64_t sharing) {
+  const ProcessGroup tp = context.tensor_parallel();
+  const auto first = tp.ranks().begin() + tp.rank() / sharing * sharing;
+  return context.state.group_of_ranks("tp-query-group", {first, first + sharing});
+}
+
+}  // namespace
+
+HeadLayout head_layout(const TransformerConfig& config, int64_t rank, int64_t ranks) {
+  const int64_t groups = *config.num_query_groups;
+  const int64_t sharing = groups < ranks ? ranks / groups : 1;
+  const int64_t own_heads = config.num_attention_heads / ranks;
+  return {.groups = groups < ranks ? 1 : groups / ranks,
+          .heads_per_group = config.num_attention_heads / groups,
+          .sharing = sharing,
+          .own_heads = own_heads,
+          .first_head = own_heads * rank};
+}
+
+SelfAttention::SelfAttention(const LayerContext& context, const ModuleSpec& spec)
+    : layout_(head_layout(context.config, context.tensor_parallel().rank(),
+                          context.tensor_parallel().size())),
+      channels_(*context.config.kv_channels),
+      recompute_core_(context.config.recompute_granularity == RecomputeGranularity::selective),
+      label_(context.name + "query group"),
+      core_(make_core_attention(context, layout_.first_head)) {
+  if (layout_.sharing > 1) sharing_ = group_that_shares(context, layout_.sharing);
+  linear_qkv_ = add_child<ColumnParallelLinear>(context, spec, "linear_qkv");
+  linear_proj_ = add_child<RowParallelLinear>(context, spec, "linear_proj");
+  if (context.config.position_embedding_type == PositionEmbeddingType::rope)
+    rotary_.emplace(context);
+}
+
+SelfAttention::SelfAttention(const LayerContext& context)
+    : SelfAttention(context, self_attention_params(context.settings())) {}
+
+at::Tensor SelfAttention::forward(const at::Tensor& hidden, const TokenPositions& tokens) const {
+  at::Tensor features = linear_qkv_->forward(hidden);
+  if (sharing_)
+    features = gather_from_group(features, *sharing_, 2, GradientState::partial_sum, label_);
+  const int64_t sequence = features.size(0), batch = features.size(1);
+  const int64_t heads = layout_.heads_per_group;
+  const auto parts = features.view({sequence, batch, layout_.groups, heads + 2, channels_})
+                         .split_with_sizes({heads, 1, 1}, 3);
+  at::Tensor query = parts[0].reshape({sequence, batch, layout_.groups * heads, channels_});
+  if (sharing_) query = query.narrow(2, layout_.first_head % heads, layout_.own_heads);
+  at::Tensor key = parts[1].squeeze(3);
+  const at::Tensor value = parts[2].squeeze(3);
+  if (rotary_) {
+    query = rotary_->apply(query, tokens.positions);
+    key = rotary_->apply(key, tokens.positions);
+  }
+  const auto core = [core = core_, tokens,
+                     training = is_training()](const std::vector<at::Tensor>& qkv) {
+    return core->forward(qkv[0], qkv[1], qkv[2], tokens, training);
+  };
+  const std::vector<at::Tensor> qkv = {query, key, value};
+  return linear_proj_->forward(recompute_core_ ? recompute(core, qkv) : core(qkv));
+}
+
+}  // namespace lockstep

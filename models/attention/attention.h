@@ -1,0 +1,60 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "lockstep/core/parameters.h"
+#include "lockstep/models/core_attention.h"
+#include "lockstep/models/layer_context.h"
+#include "lockstep/models/linear.h"
+#include "lockstep/models/rotary_embedding.h"
+#include "lockstep/models/token_positions.h"
+
+namespace lockstep {
+
+/// How the heads of attention lie on a rank of tp. Where there are at least as many query groups as
+/// ranks, a rank has whole groups. Where there are fewer, `sharing` ranks have one group together:
+/// each has a part of its rows of linear_qkv, gets the others' features by an all-gather (whose
+/// backward is a reduce-scatter), and goes on with the group's key and value and its own query
+/// heads. So no weight is there twice, and every gradient is complete.
+struct HeadLayout {
+  int64_t groups = 0;           ///< on this rank
+  int64_t heads_per_group = 0;  ///< query heads of a group, over all ranks
+  int64_t sharing = 1;          ///< ranks that have a group together
+  int64_t own_heads = 0;        ///< query heads on this rank
+  int64_t first_head = 0;       ///< the first of them, among those of all ranks
+};
+
+/// `rank` of `ranks`, which fit (see check_tensor_parallel).
+HeadLayout head_layout(const TransformerConfig& config, int64_t rank, int64_t ranks);
+
+/// Causal self-attention with grouped queries (Ainslie et al., "GQA", 2023), heads cut over tp.
+/// Children:
+///
+/// - `linear_qkv`: column-parallel, weight [(num_attention_heads + 2 num_query_groups) *
+///   kv_channels, hidden_size]. Its rows come group by group: the query heads of the group, its key
+///   head, its value head, as in Megatron Core.
+/// - `linear_proj`: row-parallel, weight [hidden_size, num_attention_heads * kv_channels]
+class SelfAttention : public DescribedModule {
+ public:
+  explicit SelfAttention(const LayerContext& context);
+  /// `spec` as self_attention_params() states it.
+  SelfAttention(const LayerContext& context, const ModuleSpec& spec);
+
+  /// `hidden` [sequence, batch, hidden_size], with sequence parallelism this rank's [sequence /
+  /// ranks, ...] -> the same shape
+  at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens) const;
+
+ private:
+  HeadLayout layout_;
+  int64_t channels_;
+  bool recompute_core_;
+  std::string label_;
+  std::optional<ProcessGroup> sharing_;  ///< the ranks that have a group with this one
+  std::shared_ptr<ColumnParallelLinear> linear_qkv_;
+  std::shared_ptr<RowParallelLinear> linear_proj_;
+  std::optional<RotaryEmbedding> rotary_;
+  std::shared_ptr<const CoreAttention> core_;
+};
+
+}  // namespace lockstep

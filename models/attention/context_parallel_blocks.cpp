@@ -1,0 +1,188 @@
+#include "lockstep/models/context_parallel_blocks.h"
+
+#include <cmath>
+#include <limits>
+
+#include <ATen/ATen.h>
+
+namespace lockstep {
+namespace {
+
+struct Output {
+  at::Tensor out;
+  at::Tensor log_sum_exp;
+};
+
+struct Gradients {
+  at::Tensor query, key, value;
+};
+
+/// What a kernel takes: [batch, heads, sequence, channels].
+struct Operands {
+  at::Tensor query, key, value;
+  bool causal = false;
+};
+
+at::Tensor heads_first(const at::Tensor& x, const Chunk& rows) {
+  return x.narrow(0, rows.start, rows.size).permute({1, 2, 0, 3});
+}
+at::Tensor sequence_first(const at::Tensor& x) { return x.permute({2, 0, 1, 3}); }
+
+at::Tensor spread(const at::Tensor& x, int64_t heads) {
+  const int64_t repeats = heads / x.size(1);
+  return repeats == 1 ? x : x.repeat_interleave(repeats, 1);
+}
+
+/// Adds up the heads of `gradient` that share one of `heads` heads.
+at::Tensor fold(const at::Tensor& gradient, int64_t heads) {
+  if (gradient.size(1) == heads) return gradient;
+  return gradient.unflatten(1, {heads, gradient.size(1) / heads}).sum(2);
+}
+
+Operands spread(const Operands& x) {
+  const int64_t heads = x.query.size(1);
+  return {x.query, spread(x.key, heads), spread(x.value, heads), x.causal};
+}
+
+at::Tensor plain_scores(const Operands& x) {
+  const at::Tensor scores = at::matmul(x.query, x.key.transpose(-1, -2)) /
+                            std::sqrt(static_cast<double>(x.query.size(-1)));
+  if (!x.causal) return scores;
+  const at::Tensor later =
+      at::ones({x.query.size(2), x.key.size(2)}, scores.options().dtype(at::kBool)).triu(1);
+  return scores.masked_fill(later, -std::numeric_limits<double>::infinity());
+}
+
+Output plain_forward(const Operands& x) {
+  const at::Tensor scores = plain_scores(x);
+  const at::Tensor log_sum_exp = scores.logsumexp(-1);
+  return {at::matmul((scores - log_sum_exp.unsqueeze(-1)).exp(), x.value), log_sum_exp};
+}
+
+Gradients plain_backward(const Operands& x, const at::Tensor& grad, const Output& y) {
+  const at::Tensor weights = (plain_scores(x) - y.log_sum_exp.unsqueeze(-1)).exp().to(grad);
+  const at::Tensor of_weights = at::matmul(grad, x.value.transpose(-1, -2));
+  const at::Tensor of_scores = weights * (of_weights - (grad * y.out).sum(-1, /*keepdim=*/true)) /
+                               std::sqrt(static_cast<double>(x.query.size(-1)));
+  return {at::matmul(of_scores, x.key), at::matmul(of_scores.transpose(-1, -2), x.query),
+          at::matmul(weights.transpose(-1, -2), grad)};
+}
+
+Output forward_block(const Operands& x, AttentionKernel kernel) {
+  switch (kernel) {
+    case AttentionKernel::cpu_flash: {
+      const auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
+          x.query, x.key, x.value, /*dropout_p=*/0.0, x.causal);
+      return {out, log_sum_exp};
+    }
+    case AttentionKernel::cuda_flash: {
+      const Operands y = spread(x);
+      const auto result = at::_scaled_dot_product_flash_attention(y.query, y.key, y.value,
+                                                                  /*dropout_p=*/0.0, y.causal);
+      return {std::get<0>(result), std::get<1>(result)};
+    }
+    default:
+      return plain_forward(spread(x));
+  }
+}
+
+Gradients cuda_flash_backward(const Operands& x, const at::Tensor& grad, const Output& y) {
+  const at::Tensor no_seed = at::zeros({2}, grad.options().dtype(at::kLong));
+  const auto [query, key, value] = at::_scaled_dot_product_flash_attention_backward(
+      grad, x.query, x.key, x.value, y.out, y.log_sum_exp.contiguous(), {}, {}, x.query.size(2),
+      x.key.size(2), /*dropout_p=*/0.0, x.causal, no_seed, no_seed);
+  return {query, key, value};
+}
+
+Gradients backward_block(const Operands& x, const at::Tensor& grad, const Output& y,
+                         AttentionKernel kernel) {
+  if (kernel == AttentionKernel::cpu_flash) {
+    const auto [query, key, value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+        grad, x.query, x.key, x.value, y.out, y.log_sum_exp, /*dropout_p=*/0.0, x.causal);
+    return {query, key, value};
+  }
+  const int64_t heads = x.key.size(1);
+  const Operands wide = spread(x);
+  Gradients result = kernel == AttentionKernel::cuda_flash ? cuda_flash_backward(wide, grad, y)
+                                                           : plain_backward(wide, grad, y);
+  return {result.query, fold(result.key, heads), fold(result.value, heads)};
+}
+
+}  // namespace
+
+AttentionKernel attention_kernel(const at::Tensor& query) {
+  if (query.is_cpu()) return AttentionKernel::cpu_flash;
+  const bool half = query.scalar_type() == at::kHalf || query.scalar_type() == at::kBFloat16;
+  const int64_t channels = query.size(-1);
+  return half && channels % 8 == 0 && channels <= 256 ? AttentionKernel::cuda_flash
+                                                      : AttentionKernel::plain;
+}
+
+BlockwiseAttention::BlockwiseAttention(const at::Tensor& query, AttentionKernel kernel)
+    : query_(query), kernel_(kernel) {}
+
+void BlockwiseAttention::add(const AttentionBlock& block, const at::Tensor& key,
+                             const at::Tensor& value) {
+  const Output part =
+      forward_block({heads_first(query_, block.queries), heads_first(key, block.keys),
+                     heads_first(value, block.keys), block.causal},
+                    kernel_);
+  const auto wide = BlockwiseAttentionGradient::wide(query_);
+  const at::Tensor out = sequence_first(part.out).to(wide);
+  const at::Tensor log_sum_exp = part.log_sum_exp.to(wide);
+  if (!output_.defined() && block.queries.size == query_.size(0)) {
+    output_ = out;
+    log_sum_exp_ = log_sum_exp;
+    return;
+  }
+  if (!output_.defined()) {
+    output_ = at::zeros(query_.sizes(), query_.options().dtype(wide));
+    log_sum_exp_ = at::full({query_.size(1), query_.size(2), query_.size(0)},
+                            -std::numeric_limits<double>::infinity(), output_.options());
+  }
+  at::Tensor sum = output_.narrow(0, block.queries.start, block.queries.size);
+  at::Tensor sum_log = log_sum_exp_.narrow(2, block.queries.start, block.queries.size);
+  const at::Tensor merged = at::logaddexp(sum_log, log_sum_exp);
+  const auto share = [&](const at::Tensor& log) {
+    return (log - merged).exp().permute({2, 0, 1}).unsqueeze(-1);
+  };
+  sum.mul_(share(sum_log)).addcmul_(out, share(log_sum_exp));
+  sum_log.copy_(merged);
+}
+
+at::Tensor BlockwiseAttention::output() const {
+  return output_.to(query_.scalar_type()).contiguous();
+}
+
+BlockwiseAttentionGradient::BlockwiseAttentionGradient(at::Tensor query, at::Tensor output,
+                                                       at::Tensor log_sum_exp,
+                                                       at::Tensor grad_output,
+                                                       AttentionKernel kernel)
+    : query_(std::move(query)),
+      output_(std::move(output)),
+      log_sum_exp_(std::move(log_sum_exp)),
+      grad_output_(std::move(grad_output)),
+      kernel_(kernel),
+      query_gradient_(at::zeros(query_.sizes(), query_.options().dtype(wide(query_)))) {}
+
+void BlockwiseAttentionGradient::add(const AttentionBlock& block, const at::Tensor& key,
+                                     const at::Tensor& value, const at::Tensor& key_gradient,
+                                     const at::Tensor& value_gradient) {
+  const Gradients part =
+      backward_block({heads_first(query_, block.queries), heads_first(key, block.keys),
+                      heads_first(value, block.keys), block.causal},
+                     heads_first(grad_output_, block.queries),
+                     {heads_first(output_, block.queries),
+                      log_sum_exp_.narrow(2, block.queries.start, block.queries.size)},
+                     kernel_);
+  query_gradient_.narrow(0, block.queries.start, block.queries.size)
+      .add_(sequence_first(part.query));
+  key_gradient.narrow(0, block.keys.start, block.keys.size).add_(sequence_first(part.key));
+  value_gradient.narrow(0, block.keys.start, block.keys.size).add_(sequence_first(part.value));
+}
+
+at::ScalarType BlockwiseAttentionGradient::wide(const at::Tensor& like) {
+  return like.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,74 @@
+#include "lockstep/models/core_attention.h"
+
+#include <cmath>
+#include <limits>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/models/context_parallel_core.h"
+
+namespace lockstep {
+namespace {
+
+/// [sequence, batch, key-heads, channels] -> [batch, heads, sequence, channels]
+at::Tensor spread_over_heads(const at::Tensor& heads, int64_t count) {
+  const int64_t sequence = heads.size(0), batch = heads.size(1), channels = heads.size(3);
+  const int64_t repeats = count / heads.size(2);
+  const at::Tensor moved = heads.permute({1, 2, 0, 3});
+  if (repeats == 1) return moved;
+  return moved.unsqueeze(2)
+      .expand({batch, heads.size(2), repeats, sequence, channels})
+      .reshape({batch, count, sequence, channels});
+}
+
+/// [batch, heads, sequence, channels] -> [sequence, batch, heads * channels]
+at::Tensor joined_heads(const at::Tensor& heads) { return heads.permute({2, 0, 1, 3}).flatten(2); }
+
+/// libtorch's fused attention; with dropout of the weights, in separate operations.
+class LocalAttention : public CoreAttention {
+ public:
+  LocalAttention(const LayerContext& context, int64_t first_head)
+      : dropout_(context.child("core_attention"), context.config.attention_dropout),
+        drops_(context.config.attention_dropout > 0),
+        first_head_(first_head) {}
+
+  at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const TokenPositions& tokens, bool training) const override {
+    if (!drops_ || !training) return causal_attention(query, key, value);
+    const int64_t heads = query.size(2), length = query.size(0);
+    const double scale = 1 / std::sqrt(static_cast<double>(query.size(3)));
+    const at::Tensor future =
+        at::ones({length, length}, query.options().dtype(at::kBool)).triu_(/*diagonal=*/1);
+    const at::Tensor scores =
+        at::matmul(query.permute({1, 2, 0, 3}), spread_over_heads(key, heads).transpose(2, 3))
+            .mul(scale)
+            .masked_fill(future, -std::numeric_limits<double>::infinity());
+    const auto wide = query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const at::Tensor weights = at::softmax(scores, -1, wide).to(query.scalar_type());
+    const at::Tensor kept = dropout_.apply_to_attention(weights, tokens, first_head_, training);
+    return joined_heads(at::matmul(kept, spread_over_heads(value, heads)));
+  }
+
+ private:
+  Dropout dropout_;
+  bool drops_;
+  int64_t first_head_;
+};
+
+}  // namespace
+
+std::shared_ptr<const CoreAttention> make_core_attention(const LayerContext& context,
+                                                         int64_t first_head) {
+  if (context.parallel.context_parallel_size > 1) return make_context_core_attention(context);
+  return std::make_shared<LocalAttention>(context, first_head);
+}
+
+at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key,
+                            const at::Tensor& value) {
+  const int64_t heads = query.size(2);
+  return joined_heads(at::scaled_dot_product_attention(
+      query.permute({1, 2, 0, 3}), spread_over_heads(key, heads), spread_over_heads(value, heads),
+      /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true));
+}
+
+}  // namespace lockstep

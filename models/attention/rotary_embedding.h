@@ -1,0 +1,30 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/models/layer_context.h"
+
+namespace lockstep {
+
+/// Rotary position embedding (Su et al., "RoFormer", 2021) in the form of Llama and Megatron Core:
+/// channel i and channel i + d/2 form a pair that is rotated by position * base^(-2i/d), where d =
+/// kv_channels * rotary_percent channels are rotated and the others pass.
+class RotaryEmbedding {
+ public:
+  /// Tables for positions 0 ... seq_length - 1, computed in fp64.
+  explicit RotaryEmbedding(const LayerContext& context);
+
+  /// `heads` [sequence, batch, heads, kv_channels] -> the same shape. `positions` [sequence] of
+  /// int64, each < seq_length; undefined: 0 ... sequence - 1.
+  at::Tensor apply(const at::Tensor& heads, const at::Tensor& positions = {}) const;
+
+ private:
+  at::Tensor rows(const at::Tensor& table, const at::Tensor& heads,
+                  const at::Tensor& positions) const;
+
+  int64_t rotated_;  ///< channels
+  at::Tensor cos_;   ///< [seq_length, 1, 1, rotated]
+  at::Tensor sin_;   ///< likewise, the first half negated
+};
+
+}  // namespace lockstep

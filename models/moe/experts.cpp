@@ -1,0 +1,47 @@
+#include "lockstep/models/experts.h"
+
+#include <utility>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/models/activation.h"
+#include "lockstep/models/grouped_linear.h"
+
+namespace lockstep {
+
+ExpertLinear::ExpertLinear(const LayerContext& context, const ModuleSpec& spec) {
+  weight_ = add(spec.at("weight"), context.origin());
+  const ParamSpec* const bias = spec.find("bias");
+  if (bias == nullptr) return;
+  bias_ = add(*bias, context.origin());
+  const bool cut = bias->description.placement(MeshAxis::etp) != Placement(Replicate{});
+  adds_bias_ = cut || context.state.group(GroupKind::expert_tp).rank() == 0;
+}
+
+ExpertLinear::ExpertLinear(const LayerContext& context, std::vector<int64_t> out, int64_t in,
+                           Cut cut, double init_std)
+    : ExpertLinear(context,
+                   expert_linear_params(context.settings(), std::move(out), in, cut, init_std)) {}
+
+at::Tensor ExpertLinear::forward(const at::Tensor& x, const std::vector<int64_t>& rows) const {
+  const at::Tensor y = grouped_linear(x, weight_.flatten(1, -2), rows);
+  if (!bias_.defined()) return y;
+  const at::Tensor own = adds_bias_ ? bias_ : bias_ * 0;
+  return y +
+         own.flatten(1).repeat_interleave(at::tensor(rows, at::kLong).to(x.device()), 0, x.size(0));
+}
+
+GroupedMLP::GroupedMLP(const LayerContext& context, const ModuleSpec& spec)
+    : activation_(context.config.activation) {
+  linear_fc1_ = add_child<ExpertLinear>(context, spec, "linear_fc1");
+  linear_fc2_ = add_child<ExpertLinear>(context, spec, "linear_fc2");
+}
+
+GroupedMLP::GroupedMLP(const LayerContext& context)
+    : GroupedMLP(context, grouped_mlp_params(context.settings())) {}
+
+at::Tensor GroupedMLP::forward(const at::Tensor& tokens, const std::vector<int64_t>& rows) const {
+  return linear_fc2_->forward(activate(activation_, linear_fc1_->forward(tokens, rows)), rows);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "lockstep/models/experts.h"
+#include "lockstep/models/mlp.h"
+#include "lockstep/models/router.h"
+#include "lockstep/models/token_dispatcher.h"
+
+namespace lockstep {
+
+/// A mixture of experts in place of the feed-forward network. Children: `router`, `experts`, and
+/// `shared_experts`, an MLP that every token takes, where moe_shared_expert_intermediate_size is
+/// set. With moe_token_dispatcher_type = alltoall it runs while the tokens are under way to their
+/// experts, and its backward while their gradients are.
+///
+/// Between router and experts each rank has tokens of its own. With sequence parallelism they are
+/// so already; without it a rank takes its share of the tokens that the ranks of tp have in common,
+/// and an all-gather joins the outputs. Hence sequence * batch must divide by the ranks of tp, by
+/// sequences.
+class MoELayer : public FeedForward {
+ public:
+  explicit MoELayer(const LayerContext& context);
+  /// `spec` as moe_layer_params() states it.
+  MoELayer(const LayerContext& context, const ModuleSpec& spec);
+
+  at::Tensor forward(const at::Tensor& hidden) const override;
+
+ private:
+  at::Tensor route_and_run(const at::Tensor& hidden, const std::function<void()>& meanwhile) const;
+
+  ProcessGroup tensor_parallel_;
+  bool sequence_parallel_;
+  std::shared_ptr<TopKRouter> router_;
+  std::shared_ptr<GroupedMLP> experts_;
+  std::shared_ptr<MLP> shared_experts_;  ///< null without
+  std::shared_ptr<const MoETokenDispatcher> dispatcher_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,96 @@
+#include "lockstep/models/router.h"
+
+#include <ATen/ATen.h>
+
+#include "lockstep/models/context_parallel.h"
+#include "lockstep/parallel_state/collectives.h"
+
+namespace lockstep {
+namespace {
+
+/// The chunks of the ranks of tp-cp, in whose order `gathered` has them, by rank in cp and tp.
+at::Tensor by_place(const at::Tensor& gathered, const ProcessGroup& group, const RankGrids& grids) {
+  const RankGroups tp = grids.groups(GroupKind::tp), cp = grids.groups(GroupKind::cp);
+  const auto chunks = gathered.chunk(group.size(), 0);
+  std::vector<at::Tensor> places(chunks.size());
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const int64_t rank = group.ranks()[i];
+    places[static_cast<size_t>(*cp.position_of(rank) * tp.size() + *tp.position_of(rank))] =
+        chunks[i];
+  }
+  return at::cat(places);
+}
+
+}  // namespace
+
+TopKRouter::TopKRouter(const LayerContext& context, const ModuleSpec& spec)
+    : config_(context.config),
+      state_(context.state),
+      loss_scale_(context.loss_scale),
+      losses_(context.config, context.state) {
+  weight_ = add(spec.at("weight"), context.origin());
+  if (config_.moe_expert_capacity_factor) state_.group(GroupKind::tp_cp);
+  if (!config_.moe_router_enable_expert_bias) return;
+  const int64_t experts = *config_.num_experts;
+  expert_bias_ =
+      register_buffer("expert_bias", at::zeros({experts}, context.options.dtype(at::kFloat)));
+  tokens_per_expert_ = at::zeros({experts}, context.options.dtype(at::kLong));
+}
+
+TopKRouter::TopKRouter(const LayerContext& context)
+    : TopKRouter(context, router_params(context.settings())) {}
+
+at::Tensor TopKRouter::with_capacity(const Routing& routing, int64_t batch) const {
+  const ProcessGroup group = state_.group(GroupKind::tp_cp);
+  const int64_t experts = routing.probs.size(1);
+  const auto capacity = [&](int64_t tokens) {
+    return expert_capacity(tokens, config_.moe_router_topk, experts,
+                           *config_.moe_expert_capacity_factor);
+  };
+  const bool pad = config_.moe_pad_expert_input_to_capacity;
+  if (group.size() == 1) return limit_to_capacity(routing, capacity(routing.probs.size(0)), pad);
+  // What is not chosen is told from a weight of zero by its sign.
+  const at::Tensor own = routing.probs.detach().masked_fill(~routing.map, -1.0).contiguous();
+  const at::Tensor gathered = at::empty({group.size() * own.size(0), experts}, own.options());
+  all_gather(group, gathered, own, "routing weights").wait();
+  const ProcessGroup tp = state_.group(GroupKind::tp), cp = state_.group(GroupKind::cp);
+  const at::Tensor whole =
+      to_sequence_order(by_place(gathered, group, state_.grids()).view({-1, batch, experts}),
+                        cp.size())
+          .flatten(0, 1);
+  const at::Tensor map =
+      limit_to_capacity({whole.clamp_min(0), whole.ge(0)}, capacity(whole.size(0)), pad);
+  const at::Tensor part = cut_for_context(map.view({-1, batch, experts}), 0, cp);
+  return part.chunk(tp.size(), 0)[static_cast<size_t>(tp.rank())].flatten(0, 1);
+}
+
+Routing TopKRouter::forward(const at::Tensor& hidden) const {
+  const int64_t sequence = hidden.size(0), batch = hidden.size(1);
+  const auto wide = hidden.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor logits = at::linear(hidden.flatten(0, 1).to(wide), weight_.to(wide));
+  Routing routing = route_tokens(logits, config_, expert_bias_);
+  if (is_training() && at::GradMode::is_enabled()) {
+    if (tokens_per_expert_.defined()) {
+      at::Tensor counter = tokens_per_expert_;
+      counter.add_(routing.map.sum(0));
+    }
+    const at::Tensor loss = losses_.per_token(logits, routing, sequence, batch);
+    if (loss.defined()) routing.probs = attach_loss(routing.probs, loss, loss_scale_);
+  }
+  if (config_.moe_expert_capacity_factor) {
+    routing.map = with_capacity(routing, batch);
+    routing.probs = routing.probs.masked_fill(~routing.map, 0.0);
+  }
+  return routing;
+}
+
+std::vector<std::shared_ptr<TopKRouter>> find_routers(const torch::nn::Module& module) {
+  std::vector<std::shared_ptr<TopKRouter>> routers;
+  for (const auto& child : module.children()) {
+    if (auto router = std::dynamic_pointer_cast<TopKRouter>(child)) routers.push_back(router);
+    for (const auto& below : find_routers(*child)) routers.push_back(below);
+  }
+  return routers;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "lockstep/core/parameters.h"
+#include "lockstep/models/layer_context.h"
+#include "lockstep/models/router_losses.h"
+#include "lockstep/models/routing.h"
+
+namespace lockstep {
+
+/// Chooses the experts of each token. Parameter: `weight` [num_experts, hidden_size], on every
+/// rank, starts as normal values of standard deviation init_method_std. Buffer, with
+/// moe_router_enable_expert_bias: `expert_bias` [num_experts] in fp32, the same on all ranks.
+class TopKRouter : public DescribedModule {
+ public:
+  explicit TopKRouter(const LayerContext& context);
+  /// `spec` as router_params() states it.
+  TopKRouter(const LayerContext& context, const ModuleSpec& spec);
+
+  /// `hidden` [sequence, batch, hidden_size]: tokens that this rank alone has; the tokens of the
+  /// micro-batch are those of all ranks of tp and cp. While training, with gradients on, counts the
+  /// choices and attaches the router's losses to the weights. With a capacity the micro-batch's
+  /// tokens compete for it, in the order of their sequences: one all-gather of their weights over
+  /// tp-cp.
+  Routing forward(const at::Tensor& hidden) const;
+
+  /// Undefined without moe_router_enable_expert_bias.
+  const at::Tensor& expert_bias() const { return expert_bias_; }
+  /// [num_experts] of int64: this rank's choices since they were set to zero.
+  const at::Tensor& tokens_per_expert() const { return tokens_per_expert_; }
+
+  /// Ends a step: forgets what global_aux_loss has counted.
+  void reset() { losses_.reset(); }
+
+ private:
+  at::Tensor with_capacity(const Routing& routing, int64_t batch) const;
+
+  TransformerConfig config_;
+  ParallelState state_;
+  std::shared_ptr<const TokenLossScale> loss_scale_;
+  mutable RouterLosses losses_;
+  at::Tensor weight_;
+  at::Tensor expert_bias_;
+  at::Tensor tokens_per_expert_;
+};
+
+/// The routers in `module`, in the order of its layers.
+std::vector<std::shared_ptr<TopKRouter>> find_routers(const torch::nn::Module& module);
+
+}  // namespace lockstep

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <memory>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/core/config.h"
+#include "lockstep/models/routing.h"
+#include "lockstep/models/token_loss_scale.h"
+#include "lockstep/parallel_state/parallel_state.h"
+
+namespace lockstep {
+
+/// What a router adds to the loss. All of it is a loss per token, so that it sums over ranks and
+/// micro-batches as the model's loss does.
+class RouterLosses {
+ public:
+  RouterLosses(const TransformerConfig& config, const ParallelState& state);
+
+  /// The losses of this rank's tokens, each: [sequence, batch], undefined where there are none.
+  ///
+  /// - balancing: moe_aux_loss_coeff * experts * sum over e of f_e * share_e, where share is the
+  ///   token's router_shares() and f_e the share of all choices that fell on expert e: over the
+  ///   micro-batch (aux_loss), the token's sequence (seq_aux_loss), or all micro-batches of all
+  ///   ranks since reset() (global_aux_loss). Its mean is the coefficient where experts get the
+  ///   same (Fedus et al., "Switch Transformers", 2021). Choices that capacity drops count.
+  /// - z: moe_z_loss_coeff * log-sum-exp(logits)^2 (Zoph et al., "ST-MoE", 2022)
+  ///
+  /// The tokens of a micro-batch lie on the ranks of tp and cp, which all must call it: one
+  /// all-reduce of the counts, over tp-cp, or tp-dp-cp for global_aux_loss.
+  at::Tensor per_token(const at::Tensor& logits, const Routing& routing, int64_t sequence,
+                       int64_t batch);
+
+  /// Begins a new step of global_aux_loss.
+  void reset() { counts_ = at::Tensor(); }
+
+ private:
+  at::Tensor balancing(const at::Tensor& logits, const Routing& routing, int64_t sequence,
+                       int64_t batch);
+
+  TransformerConfig config_;
+  ParallelState state_;
+  at::Tensor counts_;  ///< global_aux_loss: [experts], choices since reset()
+};
+
+/// `x` itself; backward also computes the gradient of scale->value (null: 1) times loss.sum().
+at::Tensor attach_loss(const at::Tensor& x, const at::Tensor& loss,
+                       const std::shared_ptr<const TokenLossScale>& scale);
+
+}  // namespace lockstep

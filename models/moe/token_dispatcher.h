@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/core/config.h"
+#include "lockstep/models/routing.h"
+#include "lockstep/parallel_state/parallel_state.h"
+
+namespace lockstep {
+
+/// What the experts of a rank do: tokens [rows, hidden], rows[e] of them for its expert e, expert
+/// by expert -> the same shape, its term of a sum over etp.
+using ExpertFunction =
+    std::function<at::Tensor(const at::Tensor& tokens, const std::vector<int64_t>& rows)>;
+
+/// Brings tokens to their experts and what comes out of those back. The experts lie on the ranks of
+/// ep, one slice of them a rank, and each expert's matrices on those of etp; so the tokens of a
+/// group tp-ep (expert-tp x ep) go to that group's ranks.
+class MoETokenDispatcher {
+ public:
+  virtual ~MoETokenDispatcher() = default;
+
+  /// The sum of the outputs of each token's experts, by their weights: `tokens` [tokens, hidden],
+  /// which this rank alone has -> the same shape. A collective over tp-ep. `meanwhile` is called
+  /// once before the experts: by alltoall while the tokens are under way to them, and what autograd
+  /// records in it runs in backward while their gradients are on their way back.
+  virtual at::Tensor run(const at::Tensor& tokens, const Routing& routing,
+                         const ExpertFunction& experts,
+                         const std::function<void()>& meanwhile) const = 0;
+};
+
+/// alltoall: tokens are sorted by expert, the numbers exchanged (one all-gather of [num_experts]),
+/// and each token is sent to the ranks of its experts, the ones next to each other in one message;
+/// one all-to-all there and one back. allgather: all tokens and weights are gathered, each rank
+/// computes its experts' part, and a reduce-scatter adds the parts; the ranks must have as many
+/// tokens each. Connects the group.
+std::shared_ptr<const MoETokenDispatcher> make_token_dispatcher(TokenDispatcher type,
+                                                                const ParallelState& state,
+                                                                int64_t num_experts);
+
+}  // namespace lockstep

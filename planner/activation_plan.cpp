@@ -1,0 +1,252 @@
+#include "lockstep/planner/activation_plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "lockstep/core/expert_rules.h"
+#include "lockstep/core/integers.h"
+#include "lockstep/core/recompute_rules.h"
+
+namespace lockstep {
+namespace {
+
+template <class... Factors>
+int64_t product(Factors... factors) {
+  int64_t result = 1;
+  ((result = checked_mul(result, factors, "bytes of activations")), ...);
+  return result;
+}
+
+template <class... Terms>
+int64_t sum(Terms... terms) {
+  int64_t result = 0;
+  ((result = checked_add(result, terms, "bytes of activations")), ...);
+  return result;
+}
+
+/// The sizes of activation_plan.h.
+class Activations {
+ public:
+  explicit Activations(const Config& config)
+      : config_(config.model),
+        layout_{config.parallel.tensor_model_parallel_size,
+                config.parallel.expert_tensor_parallel_size.value_or(
+                    config.parallel.tensor_model_parallel_size)},
+        widths_(local_widths(config)),
+        sequence_(div_exact(config.model.seq_length, config.parallel.context_parallel_size,
+                            "model.seq_length", "parallel.context_parallel_size")),
+        batch_(config.train.micro_batch_size),
+        tokens_(product(sequence_, batch_)),
+        own_tokens_(config.parallel.sequence_parallel ? tokens_ / layout_.tensor_ranks : tokens_),
+        element_(element_bytes(config.train.precision)),
+        wide_(std::max<int64_t>(element_, 4)),
+        saved_parts_(
+            config_.distribute_saved_activations ? config.parallel.tensor_model_parallel_size : 1) {
+  }
+
+  /// `number` counts over the whole model.
+  int64_t layer(int64_t number) const {
+    return sum(norm(), attention(), norm(),
+               has_experts(config_, number) ? experts() : feed_forward(widths_.ffn),
+               product(2, dropout_of_tokens()));
+  }
+  /// What backward computes again of a layer with selective recomputation.
+  int64_t attention_core() const { return attention_weights(); }
+  /// The random numbers that attention dropout draws, and what it makes of them.
+  int64_t attention_draws() const { return drops_attention() ? product(20, attention_pairs()) : 0; }
+  /// What a recomputed layer keeps of its input.
+  int64_t layer_input() const {
+    return product(own_tokens_, config_.hidden_size / saved_parts_, element_);
+  }
+
+  /// What the pipeline keeps of a stage's input, which recomputed layers share unless they keep
+  /// parts.
+  int64_t stage_input() const {
+    return saved_parts_ == 1 ? 0 : product(tokens_, config_.hidden_size, element_);
+  }
+
+  int64_t embedding() const { return sum(token_ids(), dropout_of_tokens()); }
+  int64_t output() const {
+    const int64_t held = std::min(config_.vocab_size, widths_.vocabulary);
+    const bool own = layout_.tensor_ranks > 1 || config_.label_smoothing > 0;
+    return sum(norm(), product(tokens_, held, wide_), product(tokens_, wide_),
+               own ? product(10, tokens_) : sum(token_ids(), wide_));
+  }
+  int64_t output_gradients() const { return product(2, tokens_, widths_.vocabulary, wide_); }
+
+ private:
+  /// Ids are turned into [sequence, batch], which is a copy if both are more than 1.
+  int64_t token_ids() const { return sequence_ > 1 && batch_ > 1 ? product(tokens_, 8) : 0; }
+
+  int64_t norm() const {
+    const int64_t hidden = product(own_tokens_, config_.hidden_size);
+    if (config_.normalization == Normalization::LayerNorm)
+      return sum(product(2, hidden, element_), product(2, own_tokens_, element_));
+    return sum(product(2, hidden, wide_), product(own_tokens_, wide_), product(hidden, element_));
+  }
+
+  int64_t dropout_of_tokens() const {
+    return config_.hidden_dropout > 0 ? product(own_tokens_, config_.hidden_size) : 0;
+  }
+
+  bool drops_attention() const { return config_.attention_dropout > 0; }
+  int64_t attention_pairs() const { return product(tokens_, widths_.heads, sequence_); }
+
+  /// Of the fused operation the log-sum-exp; else the mask, the weights before and after dropout
+  /// and what it keeps.
+  int64_t attention_weights() const {
+    if (!drops_attention()) return product(tokens_, widths_.heads, wide_);
+    return sum(product(sequence_, sequence_), product(attention_pairs(), sum(wide_, 1, element_)));
+  }
+
+  int64_t attention() const {
+    const int64_t query = product(tokens_, widths_.heads, *config_.kv_channels, element_);
+    const int64_t key = product(tokens_, widths_.groups, *config_.kv_channels, element_);
+    const bool rotated = config_.position_embedding_type == PositionEmbeddingType::rope;
+    const bool recomputed = config_.recompute_granularity == RecomputeGranularity::selective;
+    const bool views = widths_.groups == 1 || widths_.groups == widths_.heads;
+    const bool spread =
+        !views || (drops_attention() && batch_ > 1 && widths_.heads > widths_.groups);
+    const int64_t own_query = rotated || !views ? query : 0;
+    const int64_t own_key = rotated ? key : 0;
+    const int64_t output = query;
+    const int64_t group_heads = config_.num_attention_heads / *config_.num_query_groups;
+    const int64_t projected = product(key, sum(group_heads, 2));
+    if (recomputed) return sum(projected, own_query, own_key, output);
+    if (!spread) return sum(projected, own_query, own_key, output, attention_weights());
+    return sum(product(3, query), output, attention_weights());
+  }
+
+  int64_t feed_forward(int64_t width) const { return inside(tokens_, width); }
+
+  /// Between the two matrices of a feed-forward network.
+  int64_t inside(int64_t rows, int64_t width) const {
+    const bool gated = config_.activation == Activation::swiglu;
+    return product(gated ? 4 : 2, rows, width, element_);
+  }
+
+  int64_t experts() const {
+    const int64_t hidden = config_.hidden_size, copies = layout_.expert_tensor_ranks;
+    const int64_t tokens = tokens_ / layout_.tensor_ranks, chosen = rows_of(tokens);
+    const int64_t rows = product(chosen, copies);
+    const bool sorted = config_.moe_token_dispatcher_type == TokenDispatcher::alltoall;
+    const int64_t biases = config_.add_bias_linear ? product(2, rows, 8) : 0;
+    const int64_t shared = config_.moe_shared_expert_intermediate_size.value_or(0);
+    return input_of_experts() - product(own_tokens_, hidden, element_) +
+           sum(router(tokens), product(chosen, 16), sorted ? product(rows, 16) : 0,
+               product(rows, hidden, element_), inside(rows, *config_.moe_ffn_hidden_size / copies),
+               biases, product(2, chosen, hidden, element_), product(chosen, element_),
+               feed_forward(shared / layout_.tensor_ranks));
+  }
+
+  /// What is kept of the norm's output before experts: where the ranks of tp have the same tokens,
+  /// the router has a copy of its share.
+  int64_t input_of_experts() const {
+    const bool shared = config_.moe_shared_expert_intermediate_size.has_value();
+    const bool copied = layout_.tensor_ranks > 1 && own_tokens_ == tokens_;
+    const int64_t whole = product(own_tokens_, config_.hidden_size, element_);
+    const bool routed = element_ == wide_;  // else what is kept is the widened copy
+    if (!copied) return shared || routed ? whole : 0;
+    return sum(shared ? whole : 0, routed ? whole / layout_.tensor_ranks : 0);
+  }
+
+  /// Pairs of a token and an expert, if experts get the same number.
+  int64_t rows_of(int64_t tokens) const {
+    const int64_t topk = config_.moe_router_topk, pairs = product(tokens, topk);
+    if (!config_.moe_expert_capacity_factor) return pairs;
+    const int64_t experts = *config_.num_experts;
+    const double capacity = std::ceil(static_cast<double>(pairs) / static_cast<double>(experts) *
+                                      *config_.moe_expert_capacity_factor);
+    const auto taken = static_cast<int64_t>(std::min(capacity, static_cast<double>(tokens)));
+    const int64_t room = product(experts, taken);
+    return config_.moe_pad_expert_input_to_capacity ? room : std::min(pairs, room);
+  }
+
+  int64_t router(int64_t tokens) const {
+    const int64_t experts = *config_.num_experts, scores = product(tokens, experts, wide_);
+    const int64_t chosen = product(tokens, config_.moe_router_topk);
+    const bool sigmoid = config_.moe_router_score_function == RouterScoreFunction::sigmoid;
+    const bool over_all = sigmoid || config_.moe_router_pre_softmax;
+    const int64_t widened =
+        element_ == wide_ ? 0 : product(tokens + experts, config_.hidden_size, wide_);
+    const int64_t divided = sigmoid && config_.moe_router_topk > 1
+                                ? sum(product(chosen, wide_), product(tokens, wide_))
+                                : 0;
+    const bool with_logits = !over_all && config_.moe_z_loss_coeff == 0;  // kept once
+    const int64_t weights =
+        sum(over_all ? scores : product(chosen, wide_), with_logits ? scores : 0, divided);
+    const int64_t dropped = config_.moe_expert_capacity_factor ? product(tokens, experts) : 0;
+    return sum(widened, product(chosen, 8), weights, dropped, router_losses(tokens, sigmoid));
+  }
+
+  int64_t router_losses(int64_t tokens, bool sigmoid) const {
+    const int64_t experts = *config_.num_experts, scores = product(tokens, experts, wide_);
+    const bool by_sequence =
+        config_.moe_router_load_balancing_type == RouterLoadBalancing::seq_aux_loss;
+    const int64_t fractions = product(by_sequence ? batch_ : 1, experts, wide_);
+    const int64_t sums = sigmoid ? product(tokens, wide_) : 0;
+    return sum(config_.moe_aux_loss_coeff > 0 ? sum(scores, fractions, sums) : 0,
+               config_.moe_z_loss_coeff > 0 ? sum(scores, product(tokens, wide_)) : 0);
+  }
+
+  struct Layout {
+    int64_t tensor_ranks;
+    int64_t expert_tensor_ranks;
+  };
+
+  const TransformerConfig& config_;
+  Layout layout_;
+  LocalWidths widths_;
+  int64_t sequence_;
+  int64_t batch_;
+  int64_t tokens_;
+  int64_t own_tokens_;  ///< between the tensor-parallel regions
+  int64_t element_;
+  int64_t wide_;
+  int64_t saved_parts_;
+};
+
+}  // namespace
+
+int64_t element_bytes(Precision precision) {
+  if (precision == Precision::fp64) return 8;
+  return precision == Precision::fp32 ? 4 : 2;
+}
+
+ActivationPlan plan_activations(const Config& config, const ModelChunk& chunk,
+                                int64_t first_layer) {
+  const Activations activations(config);
+  const std::vector<int64_t> pieces = recomputed_pieces(config.model, chunk.num_layers);
+  ActivationPlan plan;
+  int64_t largest_recomputed = 0, next = 0;
+  for (const int64_t num_layers : pieces) {
+    int64_t piece = 0;
+    for (const int64_t end = next + num_layers; next < end; ++next)
+      piece = sum(piece, activations.layer(first_layer + next));
+    largest_recomputed = std::max(largest_recomputed, piece);
+    plan.layers = sum(plan.layers, activations.layer_input());
+  }
+  for (; next < chunk.num_layers; ++next)
+    plan.layers = sum(plan.layers, activations.layer(first_layer + next));
+  plan.layers =
+      sum(plan.layers, pieces.empty() || chunk.has_embedding ? 0 : activations.stage_input());
+  plan.ends = sum(chunk.has_embedding ? activations.embedding() : 0,
+                  chunk.has_output ? activations.output() : 0);
+  const bool selective = config.model.recompute_granularity == RecomputeGranularity::selective;
+  if (selective && chunk.num_layers > 0) largest_recomputed = activations.attention_core();
+  if (chunk.num_layers > 0) largest_recomputed += activations.attention_draws();
+  plan.working =
+      std::max(chunk.has_output ? activations.output_gradients() : 0, largest_recomputed);
+  return plan;
+}
+
+int64_t rotary_table_bytes(const Config& config, const ModelChunk& chunk) {
+  const TransformerConfig& model = config.model;
+  if (model.position_embedding_type != PositionEmbeddingType::rope) return 0;
+  const auto rotated =
+      static_cast<int64_t>(static_cast<double>(*model.kv_channels) * model.rotary_percent);
+  return product(2, chunk.num_layers, model.seq_length, rotated,
+                 element_bytes(config.train.precision));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+
+#include "lockstep/core/config.h"
+#include "lockstep/planner/stage_shapes.h"
+
+/// Bytes of what autograd keeps of a micro-batch for backward, as measured of GPTModel on the CPU
+/// with libtorch 2.11, exactly. Read off the operations' saved tensors; each piece of memory counts
+/// once. (The estimate of Korthikanti et al., "Reducing Activation Recomputation in Large
+/// Transformer Models", 2022, 34 sbh bytes a layer, is of other operations: theirs have no gate and
+/// half precision throughout.)
+///
+/// With T = sequence * micro-batch tokens of a rank, h = hidden_size, q = query heads * channels,
+/// k = key heads * channels, f = ffn_hidden_size, V = vocabulary (q, k, f, V on one rank of tp), e
+/// bytes of an element and w = max(e, 4), and t = T, with sequence parallelism T / tp:
+///
+/// - RMSNorm: input and normalized input 2 t h w, root t w, output t h e; LayerNorm: input and
+///   output 2 t h e, mean and root 2 t e. Two a layer, and the final one.
+/// - hidden dropout: t h, two a layer and one of the embedding.
+/// - attention: q T e of rotated queries; q T e of the output; T * heads * w of log-sum-exp; keys
+///   and values spread over the query heads, 2 q T e. Where each query head has its own key head,
+///   or there is one key head, they are not spread, and instead (q + 2 k) T e of linear_qkv's
+///   output is kept (q of all ranks that share a query group), plus k T e of rotated keys. With
+///   attention dropout, for a sequence of S tokens, S^2 + T S * heads (w + 1 + e) in place of the
+///   log-sum-exp; one key head is then spread for more than one sample.
+/// - feed-forward: SwiGLU 4 f T e (its input, the gate's SiLU, the product), GELU 2 f T e.
+/// - experts, for t = T / tp tokens, E experts, k chosen, P = t k pairs (what capacity leaves or
+///   fills up), R = P * expert-tp rows, F = moe_ffn_hidden_size / expert-tp, if experts get the
+///   same number: choice 8 t k, weights t k w and logits t E w (t E w where scores are over all
+///   experts, and with sigmoid t (k + 1) w for their sum), t h e of the norm's output, in half
+///   precision (t + E) h 4 instead, with a capacity t E; pairs 16 P, with alltoall 16 R of order; R
+///   h e, the feed-forward's bytes for R rows of width F, with biases 16 R; 2 P h e + P e of
+///   outputs. The losses of the router t E w each (balancing: and the fractions, with sigmoid t w;
+///   z: t w). The shared expert as a feed-forward network, which keeps all of the norm's output.
+/// - output: log-probabilities T V w (without padding), losses T w, their weight w. Token ids in
+///   the order of the layers, 8 T for the embedding and 8 T for the output, if sequence and
+///   micro-batch exceed 1. Over tp, and with label smoothing, softmax T V w and losses T w, and of
+///   the labels their columns 8 T and two flags 2 T.
+///
+/// Recomputation keeps of a layer, or with recompute_method = uniform of a piece of several, its
+/// input alone, t h e (full; with distribute_saved_activations a rank's part of it, beside the input
+/// of a later stage, which the pipeline keeps), or of the attention core queries, keys, values as they come, and the output
+/// (selective).
+namespace lockstep {
+
+struct ActivationPlan {
+  int64_t layers = 0;  ///< bytes of the chunk's layers
+  int64_t ends = 0;    ///< bytes of embedding and output
+  /// Bytes that backward needs on top: gradients of logits and log-probabilities 2 T V w, or one
+  /// recomputed layer, piece or attention core and, with attention dropout, the numbers that it
+  /// draws, 20 T S * heads, whichever is more. An upper bound where other layers behind it are free
+  /// by then.
+  int64_t working = 0;
+};
+
+/// Of one micro-batch in one chunk of a model. `first_layer` is the chunk's first layer in the
+/// whole model. UsageError if it does not fit into 64 bits.
+ActivationPlan plan_activations(const Config& config, const ModelChunk& chunk, int64_t first_layer);
+
+/// Bytes of the tables of cosines and sines of a chunk's layers, which live as long as the model.
+int64_t rotary_table_bytes(const Config& config, const ModelChunk& chunk);
+
+/// Bytes of an element of the parameters and activations.
+int64_t element_bytes(Precision precision);
+
+}  // namespace lockstep

@@ -1,0 +1,197 @@
+#include "lockstep/planner/memory_plan.h"
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <ostream>
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/integers.h"
+#include "lockstep/datasets/batch_sizes.h"
+#include "lockstep/distributed/buffer_kind.h"
+#include "lockstep/distributed/param_layout.h"
+#include "lockstep/optimizer/update_rule.h"
+#include "lockstep/parallel_state/host_chunks.h"
+#include "lockstep/parallel_state/rank_grids.h"
+#include "lockstep/planner/activation_plan.h"
+#include "lockstep/planner/config_grids.h"
+#include "lockstep/planner/pipeline_plan.h"
+#include "lockstep/planner/stage_shapes.h"
+
+namespace lockstep {
+namespace {
+
+int64_t times(int64_t count, int64_t bytes) { return checked_mul(count, bytes, "bytes"); }
+
+void add(int64_t& total, int64_t bytes) { total = checked_add(total, bytes, "bytes"); }
+
+/// What all stages have in common.
+class Planner {
+ public:
+  Planner(const Config& config, int64_t world_size)
+      : config_(config),
+        parallel_(config.parallel),
+        grids_(config_grids(parallel_, world_size)),
+        num_microbatches_(batch_sizes(config.train, grids_.data_parallel_size()).num_microbatches),
+        element_(element_bytes(config.train.precision)),
+        grad_element_(grad_element_bytes(element_, config.ddp.grad_reduce_in_fp32)) {}
+
+  StageMemory stage(int64_t index) const {
+    StageMemory memory;
+    memory.stage = index;
+    const std::vector<ModelChunk> chunks = chunks_of_stage(config_, index);
+    for (size_t c = 0; c < chunks.size(); ++c)
+      add_buffers(memory, chunks[c], has_buckets(index, static_cast<int64_t>(c)));
+    add_activations(memory, chunks);
+    add_transfers(memory);
+    return memory;
+  }
+
+ private:
+  void add_buffers(StageMemory& memory, const ModelChunk& chunk, bool bucketed) const {
+    std::map<BufferKind, std::vector<ShapedParameter>> buffers;
+    for (ShapedParameter& param : chunk_parameters(config_, chunk)) {
+      const MatrixLayout matrices = matrix_layout(config_.optimizer);
+      buffers[buffer_kind(param.description, grids_, matrices)].push_back(std::move(param));
+    }
+    for (const auto& [kind, params] : buffers) add_buffer(memory, kind, params, bucketed);
+  }
+
+  void add_buffer(StageMemory& memory, const BufferKind& kind,
+                  const std::vector<ShapedParameter>& params, bool bucketed) const {
+    int64_t numel = 0;
+    std::vector<LayoutParam> sizes;
+    for (const ShapedParameter& param : params) {
+      sizes.push_back(layout_param(param.description, param.shape, param.numel()));
+      add(numel, param.numel());
+    }
+    const LayoutOptions options =
+        layout_options(config_.ddp, grids_, kind, params.front().description, numel, bucketed);
+    const ParamLayout layout = compute_param_layout(sizes, options);
+    const int64_t shards = options.data_parallel_size;
+    const int64_t owned = options.distributed_optimizer ? layout.numel / shards : layout.numel;
+    const UpdateRule rule = rule_of(config_.optimizer.optimizer, kind.whole_matrices);
+    add(memory.parameters, numel);
+    add(memory.parameter_bytes, times(layout.numel, element_));
+    add(memory.gradient_bytes, times(layout.numel, grad_element_));
+    add(memory.optimizer_bytes,
+        times(owned, state_bytes_of_element(config_.optimizer, rule, element_)));
+    add(memory.communication_bytes, reduction_bytes(layout, shards));
+  }
+
+  int64_t reduction_bytes(const ParamLayout& layout, int64_t shards) const {
+    if (config_.train.device == DeviceChoice::cuda || layout.buckets.empty()) return 0;
+    int64_t largest = 0;
+    for (const ParamLayout::Bucket& bucket : layout.buckets)
+      largest = std::max(largest, bucket.end - bucket.start);
+    const int64_t under_way = std::min(static_cast<int64_t>(layout.buckets.size()), kHostWorkers);
+    return times(under_way, host_scratch_bytes(ceil_div(largest, shards), shards, grad_element_));
+  }
+
+  /// Pieces of one micro-batch in one chunk.
+  int64_t chunks_in_flight(int64_t stage) const {
+    const ScheduleOptions options = schedule_options(config_, num_microbatches_);
+    const int64_t pieces = checked_mul(num_microbatches_, options.virtual_pipeline, "pieces");
+    if (options.family == ScheduleFamily::gpipe) return pieces;
+    if (options.family == ScheduleFamily::zb_h1) return std::min(pieces, options.pipeline);
+    return std::min(pieces, num_warmup_microbatches(options, stage) + 1);
+  }
+
+  void add_activations(StageMemory& memory, const std::vector<ModelChunk>& chunks) const {
+    int64_t largest_layers = 0, working = 0;
+    for (const ModelChunk& chunk : chunks) {
+      const ActivationPlan plan = plan_activations(config_, chunk, chunk.first_layer);
+      largest_layers = std::max(largest_layers, plan.layers);
+      working = std::max(working, plan.working);
+      add(memory.activation_bytes, plan.ends);
+      add(memory.activation_bytes, rotary_table_bytes(config_, chunk));
+    }
+    add(memory.activation_bytes, times(chunks_in_flight(memory.stage), largest_layers));
+    add(memory.activation_bytes, working);
+  }
+
+  void add_transfers(StageMemory& memory) const {
+    const int64_t neighbours = (memory.stage > 0 ? 1 : 0) +
+                               (memory.stage + 1 < parallel_.pipeline_model_parallel_size ? 1 : 0);
+    const int64_t parts = parallel_.context_parallel_size *
+                          (parallel_.sequence_parallel ? parallel_.tensor_model_parallel_size : 1);
+    const int64_t tokens = times(config_.model.seq_length / parts, config_.train.micro_batch_size);
+    add(memory.communication_bytes,
+        times(times(times(neighbours, tokens), config_.model.hidden_size), element_));
+  }
+
+  const Config& config_;
+  const ParallelConfig& parallel_;
+  RankGrids grids_;
+  int64_t num_microbatches_;
+  int64_t element_;       ///< bytes
+  int64_t grad_element_;  ///< bytes
+};
+
+/// The columns of StageMemory, in their order.
+struct Column {
+  const char* name;
+  int64_t (*value)(const StageMemory&);
+};
+
+constexpr Column kColumns[] = {
+    {"parameter_bytes", [](const StageMemory& s) { return s.parameter_bytes; }},
+    {"gradient_bytes", [](const StageMemory& s) { return s.gradient_bytes; }},
+    {"optimizer_bytes", [](const StageMemory& s) { return s.optimizer_bytes; }},
+    {"activation_bytes", [](const StageMemory& s) { return s.activation_bytes; }},
+    {"communication_bytes", [](const StageMemory& s) { return s.communication_bytes; }},
+    {"total_bytes", [](const StageMemory& s) { return s.total_bytes(); }},
+};
+
+}  // namespace
+
+int64_t StageMemory::total_bytes() const {
+  int64_t total = 0;
+  for (const int64_t bytes :
+       {parameter_bytes, gradient_bytes, optimizer_bytes, activation_bytes, communication_bytes})
+    add(total, bytes);
+  return total;
+}
+
+MemoryPlan plan_memory(const Config& config, std::optional<int64_t> world_size) {
+  const ParallelConfig& parallel = config.parallel;
+  MemoryPlan plan;
+  const int64_t tp = parallel.tensor_model_parallel_size;
+  const int64_t experts =
+      times(parallel.expert_tensor_parallel_size.value_or(tp), parallel.expert_model_parallel_size);
+  plan.world_size = world_size ? *world_size
+                               : times(std::lcm(times(tp, parallel.context_parallel_size), experts),
+                                       parallel.pipeline_model_parallel_size);
+  const Planner planner(config, plan.world_size);
+  for (int64_t stage = 0; stage < parallel.pipeline_model_parallel_size; ++stage)
+    plan.stages.push_back(planner.stage(stage));
+  return plan;
+}
+
+void write_json(std::ostream& out, const MemoryPlan& plan) {
+  nlohmann::ordered_json json = {{"world_size", plan.world_size},
+                                 {"stages", nlohmann::ordered_json::array()}};
+  for (const StageMemory& stage : plan.stages) {
+    nlohmann::ordered_json& one = json["stages"].emplace_back();
+    one = {{"stage", stage.stage}, {"parameters", stage.parameters}};
+    for (const Column& column : kColumns) one[column.name] = column.value(stage);
+  }
+  out << json.dump() << "\n";
+}
+
+void write_text(std::ostream& out, const MemoryPlan& plan) {
+  out << fmt::format("world size {}; one rank of each pipeline stage, MiB\n", plan.world_size)
+      << fmt::format("{:>5}  {:>15}  {:>11}  {:>11}  {:>11}  {:>11}  {:>13}  {:>11}\n", "stage",
+                     "parameters", "weights", "gradients", "optimizer", "activations",
+                     "communication", "total");
+  for (const StageMemory& stage : plan.stages) {
+    out << fmt::format("{:>5}  {:>15}", stage.stage, stage.parameters);
+    for (const Column& column : kColumns)
+      out << fmt::format("  {:>{}.2f}", static_cast<double>(column.value(stage)) / (1 << 20),
+                         column.name == std::string_view("communication_bytes") ? 13 : 11);
+    out << "\n";
+  }
+}
+
+}  // namespace lockstep

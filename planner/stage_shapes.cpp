@@ -1,0 +1,99 @@
+#include "lockstep/planner/stage_shapes.h"
+
+#include "lockstep/core/integers.h"
+#include "lockstep/core/tensor_parallel_rules.h"
+#include "lockstep/planner/pipeline_plan.h"
+
+namespace lockstep {
+namespace {
+
+int64_t divided(int64_t value, int64_t ranks, const char* field) {
+  return div_exact(value, ranks, field, "parallel.tensor_model_parallel_size");
+}
+
+/// The first rank of every axis that cuts a layer.
+MeshPlace first_place(const ParallelConfig& parallel) {
+  return [&parallel](MeshAxis axis) -> AxisPlace {
+    const int64_t tp = parallel.tensor_model_parallel_size;
+    switch (axis) {
+      case MeshAxis::tp:
+        return {0, tp};
+      case MeshAxis::etp:
+        return {0, parallel.expert_tensor_parallel_size.value_or(tp)};
+      case MeshAxis::ep:
+        return {0, parallel.expert_model_parallel_size};
+      default:
+        return {};
+    }
+  };
+}
+
+std::vector<ShapedParameter> whole_model(const Config& config) {
+  Config whole = config;
+  whole.parallel = {};
+  return chunk_parameters(whole, chunks_of_stage(whole, /*stage=*/0).front());
+}
+
+}  // namespace
+
+int64_t ShapedParameter::numel() const {
+  int64_t numel = 1;
+  for (const int64_t size : shape) numel = checked_mul(numel, size, "parameter '" + name + "'");
+  return numel;
+}
+
+LocalWidths local_widths(const Config& config) {
+  const TransformerConfig& model = config.model;
+  const int64_t ranks = config.parallel.tensor_model_parallel_size;
+  const int64_t groups = *model.num_query_groups;
+  const bool shared_groups = groups < ranks && ranks % groups == 0;
+  return {
+      .heads = divided(model.num_attention_heads, ranks, "model.num_attention_heads"),
+      .groups = shared_groups ? 1 : divided(groups, ranks, "model.num_query_groups"),
+      .ffn = divided(*model.ffn_hidden_size, ranks, "model.ffn_hidden_size"),
+      .vocabulary =
+          padded_vocab_size(model.vocab_size, model.make_vocab_size_divisible_by, ranks) / ranks};
+}
+
+std::vector<ModelChunk> chunks_of_stage(const Config& config, int64_t stage) {
+  const StageLayout layout = stage_layout(config);
+  std::vector<ModelChunk> chunks;
+  for (int64_t c = 0; c < layout.chunks(); ++c) {
+    const LayerRange layers = layout.layers(stage, c);
+    chunks.push_back({.first_layer = layers.begin,
+                      .num_layers = layers.size(),
+                      .has_embedding = layout.has_embedding(stage, c),
+                      .has_output = layout.has_loss(stage, c)});
+  }
+  return chunks;
+}
+
+std::vector<ShapedParameter> chunk_parameters(const Config& config, const ModelChunk& chunk) {
+  local_widths(config);  // names the fields that do not divide
+  const ParallelConfig& parallel = config.parallel;
+  const LayerSettings settings = {config.model, parallel.tensor_model_parallel_size,
+                                  parallel.sequence_parallel};
+  const MeshPlace place = first_place(parallel);
+  std::vector<ShapedParameter> list;
+  for (const ParamSpec& spec : gpt_params(settings, chunk.stage()).all())
+    list.push_back({spec.name, local_piece(spec, place).shape, spec.description});
+  return list;
+}
+
+int64_t num_parameters(const Config& config) {
+  int64_t numel = 0;
+  for (const ShapedParameter& param : whole_model(config))
+    numel = checked_add(numel, param.numel(), "parameters");
+  return numel;
+}
+
+int64_t num_active_parameters(const Config& config) {
+  int64_t idle = 0;
+  for (const ShapedParameter& param : whole_model(config))
+    if (param.description.is_expert)
+      idle += param.numel() / *config.model.num_experts *
+              (*config.model.num_experts - config.model.moe_router_topk);
+  return num_parameters(config) - idle;
+}
+
+}  // namespace lockstep

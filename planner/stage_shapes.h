@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/core/config.h"
+#include "lockstep/core/placement.h"
+#include "lockstep/models/gpt_params.h"
+
+/// What one rank of a pipeline stage holds of a GPTModel, from the configuration and from what its
+/// layers state of their parameters (gpt_params()).
+namespace lockstep {
+
+/// Widths on one rank of tp.
+struct LocalWidths {
+  int64_t heads;       ///< of queries
+  int64_t groups;      ///< key and value heads that attention sees; at least one, also where tp is
+                       ///< larger (then the rows of linear_qkv are cut further: see HeadLayout)
+  int64_t ffn;         ///< inner width of the feed-forward network
+  int64_t vocabulary;  ///< rows of the embedding table, padding included
+};
+
+/// Layers that a rank runs in one piece: a whole stage, or one of its chunks.
+struct ModelChunk {
+  int64_t first_layer = 0;  ///< in the whole model
+  int64_t num_layers = 0;
+  bool has_embedding = false;  ///< the first piece of the pipeline
+  bool has_output = false;     ///< the last one: final norm and output layer
+
+  /// The part of a GPTModel that it is.
+  GPTStage stage() const { return {first_layer, num_layers, has_embedding, has_output}; }
+};
+
+struct ShapedParameter {
+  std::string name;            ///< as in GPTModel
+  std::vector<int64_t> shape;  ///< on this rank
+  ParamDescription description;
+
+  /// UsageError if it does not fit into 64 bits.
+  int64_t numel() const;
+};
+
+/// `config` is resolved. ConfigError naming the fields that tensor_model_parallel_size must divide.
+LocalWidths local_widths(const Config& config);
+
+/// The chunks of pipeline stage `stage`, one without interleaving. ConfigError as stage_layout().
+std::vector<ModelChunk> chunks_of_stage(const Config& config, int64_t stage);
+
+/// The parameters of `chunk`, in the order in which GPTModel registers them.
+std::vector<ShapedParameter> chunk_parameters(const Config& config, const ModelChunk& chunk);
+
+/// Elements of all parameters of the model, whatever the layout; padding of the vocabulary for more
+/// ranks than one is left out.
+int64_t num_parameters(const Config& config);
+
+/// Those of them that a token meets: of the experts' moe_router_topk of num_experts.
+int64_t num_active_parameters(const Config& config);
+
+}  // namespace lockstep

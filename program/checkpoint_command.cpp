@@ -1,0 +1,148 @@
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/checkpoint/checkpoint_folder.h"
+#include "lockstep/checkpoint/checkpoint_reader.h"
+#include "lockstep/checkpoint/safetensors_header.h"
+#include "lockstep/core/check.h"
+#include "lockstep/program/commands.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct CheckpointArguments {
+  std::string folder;
+  bool json = false;
+};
+
+Json layout_json(const ManifestLayout& layout) {
+  return {{"world_size", layout.world_size},
+          {"tensor", layout.tensor},
+          {"pipeline", layout.pipeline},
+          {"virtual_pipeline", layout.virtual_pipeline},
+          {"context", layout.context},
+          {"expert", layout.expert},
+          {"expert_tensor", layout.expert_tensor},
+          {"order", layout.order},
+          {"distributed_optimizer", layout.distributed_optimizer},
+          {"optimizer_instances", layout.optimizer_instances}};
+}
+
+int64_t total_bytes(const Manifest& manifest) {
+  int64_t bytes = 0;
+  for (const ManifestFile& file : manifest.files) bytes += file.size;
+  return bytes;
+}
+
+int64_t num_parameters(const Manifest& manifest) {
+  int64_t count = 0;
+  for (const ManifestTensor& tensor : manifest.tensors)
+    if (tensor.state.empty()) count += tensor.numel();
+  return count;
+}
+
+void print(const Json& json) {
+  std::cout << json.dump(-1, ' ', false, Json::error_handler_t::replace) << std::endl;
+}
+
+void print_table(const Json& json, const Manifest& manifest) {
+  for (const auto& [name, value] : json.items())
+    if (!value.is_structured())
+      std::cout << fmt::format("{:<18}{}\n", name,
+                               value.is_string() ? value.get<std::string>() : value.dump());
+  for (const ManifestTensor& tensor : manifest.tensors)
+    std::cout << fmt::format(
+        "{:<64} {:<5} [{}] in {}\n", tensor.key(), tensor.dtype, fmt::join(tensor.shape, ", "),
+        tensor.pieces.size() == 1 ? "1 piece" : fmt::format("{} pieces", tensor.pieces.size()));
+}
+
+void inspect(const CheckpointArguments& arguments) {
+  const CheckpointReader checkpoint(arguments.folder);
+  const Manifest& manifest = checkpoint.manifest();
+  Json json = {{"path", checkpoint.path()},
+               {"iteration", manifest.iteration},
+               {"consumed_samples", manifest.consumed_samples},
+               {"optimizer_steps", manifest.optimizer_steps},
+               {"parameters", num_parameters(manifest)},
+               {"bytes", total_bytes(manifest)},
+               {"layout", layout_json(manifest.layout)},
+               {"files", Json::array()},
+               {"tensors", Json::array()},
+               {"checkpoints", complete_checkpoints(arguments.folder)}};
+  for (const ManifestFile& file : manifest.files)
+    json["files"].push_back({{"name", file.name}, {"bytes", file.size}});
+  for (const ManifestTensor& tensor : manifest.tensors)
+    json["tensors"].push_back({{"name", tensor.name},
+                               {"state", tensor.state},
+                               {"dtype", tensor.dtype},
+                               {"shape", tensor.shape},
+                               {"pieces", tensor.pieces.size()}});
+  if (arguments.json)
+    print(json);
+  else
+    print_table(json, manifest);
+}
+
+void verify(const CheckpointArguments& arguments) {
+  std::string path;
+  Manifest manifest;
+  std::vector<CheckpointDamage> damage;
+  with_newest_checkpoint(arguments.folder, [&](const CheckpointReader& checkpoint) {
+    path = checkpoint.path();
+    manifest = checkpoint.manifest();
+    damage = verify_checkpoint(checkpoint);
+    return damage.empty();
+  });
+  Json json = {{"path", path},
+               {"ok", damage.empty()},
+               {"iteration", manifest.iteration},
+               {"files", manifest.files.size()},
+               {"bytes", total_bytes(manifest)},
+               {"damage", Json::array()}};
+  std::string message;
+  for (const CheckpointDamage& one : damage) {
+    json["damage"].push_back({{"file", one.file},
+                              {"tensor", one.tensor},
+                              {"offset", one.offset},
+                              {"message", one.message}});
+    message += (message.empty() ? "" : "\nlockstep: ") + one.message;
+  }
+  if (arguments.json) print(json);
+  if (!damage.empty()) throw ExitStatus{1, message};
+  if (!arguments.json)
+    std::cout << fmt::format("{}: {} files, {} bytes, all good", path, manifest.files.size(),
+                             total_bytes(manifest))
+              << std::endl;
+}
+
+CLI::App* add_check(CLI::App& parent, const std::string& name, const std::string& meaning,
+                    void (*run)(const CheckpointArguments&)) {
+  auto arguments = std::make_shared<CheckpointArguments>();
+  CLI::App* const command = parent.add_subcommand(name, meaning);
+  command
+      ->add_option("DIR", arguments->folder,
+                   "Folder that checkpoint.save named, whose newest complete checkpoint is meant, "
+                   "or a checkpoint's own folder")
+      ->required();
+  command->add_flag("--json", arguments->json, "Print one JSON document");
+  command->callback([arguments, run] { run(*arguments); });
+  return command;
+}
+
+}  // namespace
+
+CLI::App* add_checkpoint_command(CLI::App& program) {
+  CLI::App* const checkpoint =
+      program.add_subcommand("checkpoint", "Look at, check and convert checkpoints");
+  checkpoint->require_subcommand(1);
+  add_check(*checkpoint, "inspect", "Say what a checkpoint holds; sizes in elements and bytes",
+            inspect);
+  add_check(*checkpoint, "verify",
+            "Read every byte of a checkpoint and compare it with its checksums", verify);
+  return checkpoint;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,16 @@
+#include "lockstep/program/commands.h"
+
+namespace lockstep {
+
+void add_config_options(CLI::App& command, std::string& path, std::vector<std::string>& overrides) {
+  command.add_option("CONFIG", path, "Configuration, a text protobuf file")->required();
+  command
+      .add_option("--set", overrides,
+                  "PATH=VALUE: override a field of the configuration; may be repeated, the later "
+                  "wins")
+      ->type_name("PATH=VALUE")
+      ->allow_extra_args(false)
+      ->take_all();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,90 @@
+#include <cmath>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/checkpoint/saved_model.h"
+#include "lockstep/core/check.h"
+#include "lockstep/datasets/text_dataset.h"
+#include "lockstep/datasets/token_batch.h"
+#include "lockstep/parallel_state/launch_environment.h"
+#include "lockstep/program/commands.h"
+#include "lockstep/training/run_setup.h"
+
+namespace lockstep {
+namespace {
+
+struct EvaluateArguments {
+  std::string checkpoint;
+  std::string input;
+  bool json = false;
+};
+
+constexpr int64_t kBatchTokens = 16384;
+
+TokenSequence read_input(const EvaluateArguments& arguments, const Config& config) {
+  DataConfig data;
+  data.path = {arguments.input};
+  data.tokenizer = config.data.tokenizer;
+  data.split = "1,0";
+  TokenSequence text = read_text(data, config.model.vocab_size, "--input").training;
+  require<FileError>(evaluation_windows(text.size(), config.model.seq_length) > 0,
+                     "--input: '{}' has {} tokens, allowed: more than model.seq_length ({})",
+                     arguments.input, text.size(), config.model.seq_length);
+  return text;
+}
+
+void run(const EvaluateArguments& arguments) {
+  const at::NoGradGuard no_grad;
+  const c10::Device device = choose_device(DeviceChoice::auto_, LaunchEnvironment{});
+  const SavedModel saved = load_model(arguments.checkpoint, device);
+  const TokenSequence text = read_input(arguments, saved.config);
+  const int64_t length = saved.config.model.seq_length;
+  const int64_t windows = evaluation_windows(text.size(), length);
+  const int64_t batch_size = std::max<int64_t>(1, kBatchTokens / length);
+  double sum = 0;
+  for (int64_t first = 0; first < windows; first += batch_size) {
+    std::vector<int64_t> starts;
+    for (int64_t w = first; w < std::min(first + batch_size, windows); ++w)
+      starts.push_back(w * length);
+    const TokenBatch batch = make_token_batch(text, starts, length, device);
+    sum += saved.model->forward(batch.tokens, batch.labels).sum(at::kDouble).item<double>();
+  }
+  const int64_t tokens = windows * length;
+  const double loss = sum / static_cast<double>(tokens);
+  require<FileError>(!std::isnan(loss), "'{}': the loss on '{}' is not a number", saved.path,
+                     arguments.input);
+  const nlohmann::ordered_json json = {
+      {"loss", loss}, {"perplexity", std::exp(loss)}, {"tokens", tokens}};
+  if (arguments.json)
+    std::cout << json.dump() << std::endl;
+  else
+    std::cout << fmt::format("loss {:.6f} | perplexity {:.4f} | {} tokens", loss, std::exp(loss),
+                             tokens)
+              << std::endl;
+}
+
+}  // namespace
+
+void add_evaluate_command(CLI::App& program) {
+  auto arguments = std::make_shared<EvaluateArguments>();
+  CLI::App* const command = program.add_subcommand(
+      "evaluate", "Mean loss of a checkpoint's model on a text, in nats a token");
+  command
+      ->add_option("CHECKPOINT", arguments->checkpoint,
+                   "Folder that checkpoint.save named; its newest checkpoint is taken")
+      ->required();
+  command
+      ->add_option("--input", arguments->input,
+                   "Text file, or prefix of a data set. Window i reads tokens i*S to i*S+S-1, S "
+                   "being model.seq_length, and predicts the next of each; a last partial window "
+                   "is dropped")
+      ->type_name("FILE")
+      ->required();
+  command->add_flag("--json", arguments->json, "Print one JSON document");
+  command->callback([arguments] { run(*arguments); });
+}
+
+}  // namespace lockstep

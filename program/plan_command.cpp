@@ -1,0 +1,16 @@
+#include "lockstep/program/commands.h"
+#include "lockstep/program/plan_arguments.h"
+
+namespace lockstep {
+
+void add_plan_command(CLI::App& program) {
+  CLI::App* const command =
+      program.add_subcommand("plan", "Work out a job before any process starts");
+  command->require_subcommand(1);
+  add_plan_groups_command(*command);
+  add_plan_buckets_command(*command);
+  add_plan_memory_command(*command);
+  add_plan_schedule_command(*command);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,19 @@
+// libexec/lockstep: the part of the `lockstep` program that needs libtorch. It knows all commands,
+// so that `lockstep --help` lists them.
+
+#include "lockstep/program/commands.h"
+#include "lockstep/program/program.h"
+#include "lockstep/program/standard_descriptors.h"
+
+int main(int argc, char** argv) {
+  lockstep::open_standard_descriptors();
+  return lockstep::run_program(argc, argv, [](CLI::App& program) {
+    lockstep::add_plan_command(program);
+    lockstep::add_data_command(program);
+    lockstep::add_train_command(program);
+    lockstep::add_checkpoint_conversions(*lockstep::add_checkpoint_command(program));
+    lockstep::add_evaluate_command(program);
+    lockstep::add_generate_command(program);
+    lockstep::add_doctor_command(program);
+  });
+}

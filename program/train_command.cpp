@@ -1,0 +1,239 @@
+#include <malloc.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+
+#include "lockstep/checkpoint/finite_values.h"
+#include "lockstep/checkpoint/saved_model.h"
+#include "lockstep/core/check.h"
+#include "lockstep/core/config_io.h"
+#include "lockstep/datasets/tokenizer.h"
+#include "lockstep/parallel_state/rank_message.h"
+#include "lockstep/planner/stage_shapes.h"
+#include "lockstep/program/argument_checks.h"
+#include "lockstep/program/commands.h"
+#include "lockstep/program/signals.h"
+#include "lockstep/program/standard_descriptors.h"
+#include "lockstep/training/generate.h"
+#include "lockstep/training/progress.h"
+#include "lockstep/training/run_checkpoints.h"
+#include "lockstep/training/trainer.h"
+
+namespace lockstep {
+namespace {
+
+/// Exit statuses.
+constexpr int kStopped = 3;
+constexpr int kDiverged = 4;
+
+struct TrainArguments {
+  std::string config_path;
+  std::vector<std::string> overrides;
+  std::string output;
+  bool print_config = false;
+};
+
+/// What rank 0 tells of the run.
+class Reporter {
+ public:
+  Reporter(const Config& config, c10::Device device)
+      : device_(device),
+        display_(std::cerr, ::isatty(STDERR_FILENO) == 1, config.train.train_iters,
+                 config.train.log_interval) {}
+
+  void begin(const Trainer& trainer, int64_t ranks, const std::string& output) {
+    if (!output.empty()) {
+      const TrainingProgress progress = trainer.progress();
+      file_ = std::make_unique<MetricsFile>(
+          output, MetricsResume{progress.iteration, progress.metrics_checksum});
+      if (!file_->note().empty()) display_.message(file_->note());
+    }
+    const Config& config = trainer.config();
+    const auto millions = [](int64_t parameters) {
+      return fmt::format("{:.2f}M", static_cast<double>(parameters) / 1e6);
+    };
+    const std::string active =
+        config.model.num_experts
+            ? fmt::format(" ({} for a token)", millions(num_active_parameters(config)))
+            : "";
+    display_.message(fmt::format(
+        "training {} parameters{} in {} on {} data-parallel ranks ({}), {} sequences of {} "
+        "tokens an iteration",
+        millions(num_parameters(config)), active, to_string(config.train.precision), ranks,
+        device_.str(), trainer.batches().full().global, config.model.seq_length));
+  }
+  void iteration(const IterationMetrics& metrics) {
+    if (file_) file_->write(to_json(metrics));
+    display_.iteration(metrics, memory_bytes(device_));
+  }
+  void validation(const ValidationMetrics& metrics) {
+    if (file_) file_->write(to_json(metrics));
+    display_.validation(metrics);
+  }
+  void message(const std::string& text) { display_.message(text); }
+
+ private:
+  c10::Device device_;
+  ProgressDisplay display_;
+  std::unique_ptr<MetricsFile> file_;
+};
+
+/// Lets the C library keep the memory of freed tensors for the next ones. Otherwise it goes back to
+/// the system and comes again, page by page, in every operation: 15 % of the time of
+/// configs/tiny.textproto on two ranks.
+void keep_freed_memory() {
+  constexpr int kLargestAllowed = 32 << 20;
+  ::mallopt(M_MMAP_THRESHOLD, kLargestAllowed);
+  ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
+}
+
+std::string save_folder(const Config& config, const std::string& output) {
+  if (config.checkpoint.save) return *config.checkpoint.save;
+  return output.empty() ? "" : output + "/checkpoint";
+}
+
+/// From the checkpoint where there is one: this rank may hold a part of the model only.
+void write_sample(const Trainer& trainer, const std::string& checkpoint, c10::Device device) {
+  const TrainConfig& train = trainer.config().train;
+  GenerateOptions options;
+  options.max_tokens = train.sample_tokens;
+  const auto tokenizer = make_tokenizer(trainer.config().data.tokenizer, "data.tokenizer");
+  const auto prompt = tokenizer->encode(train.sample_prompt);
+  const auto tokens = checkpoint.empty()
+                          ? generate(trainer.model(), prompt, options)
+                          : generate(*load_model(checkpoint, device).model, prompt, options);
+  std::cout << train.sample_prompt << tokenizer->decode(tokens) << std::endl;
+}
+
+/// What can be known before the run starts.
+void check_sample(const Config& config, const std::string& folder) {
+  const ParallelConfig& parallel = config.parallel;
+  const int64_t parts = parallel.tensor_model_parallel_size *
+                        parallel.pipeline_model_parallel_size * parallel.context_parallel_size *
+                        parallel.expert_model_parallel_size *
+                        parallel.expert_tensor_parallel_size.value_or(1);
+  require<ConfigError>(config.train.sample_tokens == 0 || !folder.empty() || parts == 1,
+                       "train.sample_tokens: found {}, allowed where several ranks hold the model: "
+                       "0, or with checkpoint.save or --output, because the text is generated from "
+                       "the checkpoint",
+                       config.train.sample_tokens);
+}
+
+RunEnd wish_for_stop(const ParallelState& state) {
+  if (state.lost_launcher()) return RunEnd::launcher_lost;
+  const int signal = noted_signal();
+  if (signal == 0) return RunEnd::none;
+  return signal == SIGINT ? RunEnd::sigint : RunEnd::sigterm;
+}
+
+std::string told_of_stop(const Trainer& trainer, const std::string& folder) {
+  return fmt::format(
+      "{}: stopped after iteration {}{}", name_of(trainer.end()), trainer.iteration(),
+      folder.empty() ? "; nothing is saved without checkpoint.save or --output" : "");
+}
+
+/// All ranks end with the status, rank 0 tells.
+[[noreturn]] void end_as_diverged(const std::string& what, const Trainer& trainer,
+                                  const RunCheckpoints& checkpoints, const ParallelState& state) {
+  if (state.rank() != 0) throw ExitStatus{kDiverged, ""};
+  const std::string good = checkpoints.describe_last_good(trainer);
+  throw ExitStatus{
+      kDiverged, fmt::format("{}training diverged: {}{}", state.world_size() > 1 ? "rank 0: " : "",
+                             what, good.empty() ? "" : "; " + good)};
+}
+
+[[noreturn]] void end_as_stopped(const Trainer& trainer, const ParallelState& state) {
+  if (trainer.end() != RunEnd::launcher_lost) throw ExitStatus{kStopped, ""};
+  fail<CommunicationError>("{}; stopped after iteration {}",
+                           state.lost_launcher().value_or("the launcher's store has gone"),
+                           trainer.iteration());
+}
+
+void train(const Config& config, const std::string& output, const ParallelState& state) {
+  std::unique_ptr<Reporter> reporter;
+  if (state.rank() == 0) reporter = std::make_unique<Reporter>(config, state.device());
+  const auto tell = [&](const std::string& text) {
+    if (reporter && !text.empty()) reporter->message(text);
+  };
+  const std::string folder = save_folder(config, output);
+  check_sample(config, folder);
+  RunCheckpoints checkpoints(config.checkpoint, folder, state);
+  Trainer trainer(config, state);
+  if (const auto loaded = checkpoints.load(trainer))
+    tell(fmt::format("loaded {}, iteration {}", *loaded, trainer.iteration()));
+  if (reporter) reporter->begin(trainer, state.group(GroupKind::dp_cp).size(), output);
+  TrainCallbacks callbacks;
+  callbacks.should_stop = [&] { return wish_for_stop(state); };
+  callbacks.checkpoint = [&](bool last) {
+    if (last && is_stop(trainer.end())) tell(told_of_stop(trainer, folder));
+    tell(checkpoints.after_iteration(trainer, last));
+  };
+  if (reporter) {
+    callbacks.iteration = [&](const IterationMetrics& m) { reporter->iteration(m); };
+    callbacks.validation = [&](const ValidationMetrics& m) { reporter->validation(m); };
+  }
+  note_sigint();
+  try {
+    trainer.run(callbacks);
+  } catch (const DivergenceError& error) {
+    end_as_diverged(error.what(), trainer, checkpoints, state);
+  }
+  ignore_signals();
+  tell(checkpoints.finish());
+  if (trainer.end() == RunEnd::diverged)
+    end_as_diverged(trainer.divergence(), trainer, checkpoints, state);
+  if (is_stop(trainer.end())) end_as_stopped(trainer, state);
+  if (trainer.config().train.sample_tokens == 0) return;
+  if (!standard_output_is_open())
+    tell("standard output is closed: the text of train.sample_tokens is not written");
+  else if (reporter)
+    write_sample(trainer, checkpoints.path(), state.device());
+}
+
+void run(const TrainArguments& arguments) {
+  const Config config = load_config(arguments.config_path, arguments.overrides);
+  if (arguments.print_config) {
+    std::cout << print_config(config);
+    return;
+  }
+  check_supported(config);
+  note_sigterm();
+  keep_freed_memory();
+  const LaunchEnvironment environment = read_launch_environment();
+  check_layout(config, environment.world_size);
+  const c10::Device device = choose_device(config.train.device, environment);
+  std::unique_ptr<ParallelState> state;
+  try {
+    state = std::make_unique<ParallelState>(environment, parallel_options(config, device));
+    train(config, arguments.output, *state);
+  } catch (const std::exception& error) {
+    if (state) state->post_failure(error.what());
+    if (environment.world_size == 1) throw;
+    const bool config_error = dynamic_cast<const ConfigError*>(&error) != nullptr;
+    throw ExitStatus{config_error ? 2 : 1, told_by_rank(environment.rank, error.what())};
+  }
+}
+
+}  // namespace
+
+void add_train_command(CLI::App& program) {
+  auto arguments = std::make_shared<TrainArguments>();
+  CLI::App* const command = program.add_subcommand("train", "Train the reference GPT");
+  add_config_options(*command, arguments->config_path, arguments->overrides);
+  command
+      ->add_option("--output", arguments->output,
+                   "Folder for metrics.jsonl and, unless checkpoint.save says otherwise, for the "
+                   "checkpoints; without it neither is written. metrics.jsonl of another run is "
+                   "kept as metrics.previous.jsonl, metrics.previous.2.jsonl and so on")
+      ->check(check_path);
+  command->add_flag("--print-config", arguments->print_config,
+                    "Print the effective configuration, defaults included, and end");
+  command->footer([] { return config_help(); });
+  command->callback([arguments] { run(*arguments); });
+}
+
+}  // namespace lockstep

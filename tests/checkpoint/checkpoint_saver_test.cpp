@@ -1,0 +1,193 @@
+#include "lockstep/checkpoint/checkpoint_saver.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <fstream>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/checkpoint/checkpoint_folder.h"
+#include "lockstep/checkpoint/finite_values.h"
+#include "lockstep/core/error.h"
+#include "lockstep/parallel_state/collectives.h"
+#include "lockstep/tests/support/rank_threads.h"
+#include "lockstep/tests/support/temporary_folder.h"
+#include "lockstep/tests/support/throws_with.h"
+#include "lockstep/training/run_checkpoints.h"
+
+namespace lockstep {
+namespace {
+
+using testing::TemporaryFolder;
+using testing::throws_with;
+
+class CheckpointSaverTest : public ::testing::Test {
+ protected:
+  std::string folder(const std::string& name) const { return folder_.path() / name; }
+
+  TemporaryFolder folder_;
+};
+
+std::vector<StateTensor> some_state(const at::Tensor& values) {
+  return {{"w", "", {whole_box({values.numel()}), {0, values.numel()}}, values}};
+}
+
+float saved_value(const std::string& folder) {
+  CheckpointReader reader(folder);
+  float value = 0;
+  reader.read(*reader.find("w"), {whole_box({1000}), {999, 1000}}, reinterpret_cast<char*>(&value));
+  return value;
+}
+
+TEST_F(CheckpointSaverTest, AnAsynchronousSaveHoldsWhatWasThereWhenItWasCalled) {
+  for (const bool in_background : {false, true}) {
+    const std::string into = folder("async" + std::to_string(in_background));
+    testing::run_ranks(2, [&](const ParallelState& state) {
+      CheckpointSaver saver(
+          state, {.folder = into, .keep = 2, .async = true, .copy_in_background = in_background});
+      const at::Tensor values = at::full({1000}, 0.0F);
+      for (int64_t i = 1; i <= 20; ++i) {
+        values.fill_(static_cast<float>(i));
+        TrainingProgress progress;
+        progress.iteration = i;
+        EXPECT_EQ(saver.save(some_state(values), progress, Config{}).last_error, "");
+        if (in_background) saver.finish_copy();
+        values.fill_(-1);
+      }
+      saver.finish();
+    });
+    EXPECT_EQ(complete_checkpoints(into).size(), 2u);
+    EXPECT_EQ(saved_value(into), 20);
+    EXPECT_EQ(saved_value(into + "/step_19"), 19);
+  }
+}
+
+/// Rank 0 waits for what rank 1 reports, which goes elsewhere until rank 0 gets another report.
+TEST_F(CheckpointSaverTest, ABusySaveIsSkippedAndItsFailureReachesTheLoop) {
+  const std::string into = folder("busy"), elsewhere = folder("elsewhere");
+  const std::string report = into + "/step_1.partial/rank_00001.report";
+  std::filesystem::create_directories(elsewhere + "/step_1.partial");
+  std::filesystem::create_directory_symlink(into + "/step_2.partial",
+                                            elsewhere + "/step_2.partial");
+  testing::run_ranks(2, [&](const ParallelState& state) {
+    CheckpointSaver saver(state, {.folder = state.rank() == 0 ? into : elsewhere,
+                                  .async = true,
+                                  .when_busy = AsyncWhenBusy::skip});
+    const at::Tensor values = at::full({1000}, 3.0F);
+    TrainingProgress progress;
+    progress.iteration = 1;
+    EXPECT_TRUE(saver.save(some_state(values), progress, Config{}, true).path.ends_with("step_1"));
+    progress.iteration = 2;
+    EXPECT_EQ(saver.save(some_state(values), progress, Config{}, true).path, "");
+    if (state.rank() == 0) {
+      folder_.write("damaged", "no report");
+      std::filesystem::rename(folder("damaged"), report);
+    }
+    const SaveResult result = saver.save(some_state(values), progress, Config{}, false);
+    EXPECT_TRUE(result.last_error.starts_with("rank 0: '" + report + "': ")) << result.last_error;
+    saver.finish();
+  });
+  EXPECT_EQ(complete_checkpoints(into), (std::vector<std::string>{into + "/step_2"}));
+  EXPECT_TRUE(verify_checkpoint(into).empty());
+}
+
+TEST_F(CheckpointSaverTest, ASaveThatFailsFailsOnAllRanksAndLeavesTheLastOne) {
+  const std::string into = folder("failing");
+  testing::run_ranks(3, [&](const ParallelState& state) {
+    CheckpointSaver saver(state, {.folder = into});
+    const at::Tensor values = at::full({1000}, 3.0F);
+    TrainingProgress progress;
+    progress.iteration = 1;
+    saver.save(some_state(values), progress, Config{});
+    if (state.rank() == 0) {
+      std::filesystem::remove(into + "/latest");
+      std::filesystem::create_directories(into + "/latest/in the way");
+    }
+    progress.iteration = 2;
+    EXPECT_TRUE(throws_with<FileError>([&] { saver.save(some_state(values), progress, Config{}); },
+                                       "rank 0: '" + into + "/latest': found no regular"));
+    if (state.rank() == 0) std::filesystem::remove_all(into + "/latest");
+    progress.iteration = 3;
+    saver.save(some_state(values), progress, Config{});
+  });
+  EXPECT_EQ(complete_checkpoints(into),
+            (std::vector<std::string>{into + "/step_3", into + "/step_1"}));
+  EXPECT_FALSE(std::filesystem::exists(into + "/step_2.partial"));
+}
+
+TEST_F(CheckpointSaverTest, WeightsOfAnyRankThatAreNotFiniteAreNotSaved) {
+  for (const bool async : {false, true}) {
+    const std::string into = folder("infinite" + std::to_string(async));
+    testing::run_ranks(3, [&](const ParallelState& state) {
+      CheckpointSaver saver(state, {.folder = into, .keep = 1, .async = async});
+      // Each rank holds a tensor of its own, and rank 2's optimizer has an infinite square.
+      const std::string name = "w" + std::to_string(state.rank());
+      const at::Tensor values = at::full({1000}, 1.0F), squares = at::full({1000}, 1.0F);
+      const TensorPart whole = {whole_box({1000}), {0, 1000}};
+      const std::vector<StateTensor> tensors = {{name, "", whole, values},
+                                                {name, "exp_avg_sq", whole, squares}};
+      const auto save = [&](int64_t iteration) {
+        TrainingProgress progress;
+        progress.iteration = iteration;
+        saver.save(tensors, progress, Config{});
+        saver.finish();
+      };
+      if (state.rank() == 2) squares[7] = HUGE_VAL;
+      save(1);
+      if (state.rank() == 2) values[998] = -HUGE_VAL;
+      EXPECT_TRUE(throws_with<DivergenceError>(
+          [&] { save(2); }, "rank 2: tensor 'w2': found 1 of 1000 elements that are not finite"));
+      if (state.rank() == 2) values[998] = 0;
+      barrier(state.world(), "looked");
+      if (state.rank() == 0) {
+        EXPECT_EQ(complete_checkpoints(into), (std::vector<std::string>{into + "/step_1"}));
+      }
+      barrier(state.world(), "looked at");
+      save(3);
+    });
+    EXPECT_EQ(complete_checkpoints(into), (std::vector<std::string>{into + "/step_3"}));
+  }
+}
+
+TEST_F(CheckpointSaverTest, OneRunAtATimeHasAFolder) {
+  const std::string into = folder("locked");
+  testing::run_ranks(2, [&](const ParallelState& state) {
+    const RunCheckpoints first(CheckpointConfig{}, into, state);
+    EXPECT_TRUE(
+        throws_with<FileError>([&] { RunCheckpoints(CheckpointConfig{}, into, state); },
+                               "--output: folder '" + into + "' is taken by another run (host "));
+    CheckpointConfig field;
+    field.save = into;
+    EXPECT_TRUE(throws_with<FileError>([&] { RunCheckpoints(field, into, state); },
+                                       "checkpoint.save: folder '" + into + "' is taken"));
+    EXPECT_TRUE(throws_with<FileError>([&] { FolderLock{into}; },
+                                       ", process " + std::to_string(::getpid()) + ")"));
+    barrier(state.world(), "end");  // until then the first rank holds the lock
+  });
+  EXPECT_TRUE(std::filesystem::is_empty(into));
+  // A run that was killed leaves the file, but not its lock.
+  std::ofstream(into + "/lock") << "host gone, process 1, and more of it";
+  const FolderLock lock(into);
+  EXPECT_TRUE(throws_with<FileError>([&] { FolderLock{into}; },
+                                     "process " + std::to_string(::getpid()) + ")"));
+}
+
+// Checkpoints inside it would never be found: it is its own newest.
+TEST_F(CheckpointSaverTest, ACheckpointsOwnFolderIsNoPlaceToSave) {
+  const std::string into = folder("steps");
+  testing::run_ranks(2, [&](const ParallelState& state) {
+    CheckpointSaver saver(state, {.folder = into});
+    const std::string path =
+        saver.save(some_state(at::ones({10})), TrainingProgress(), Config{}).path;
+    CheckpointConfig field;
+    field.save = path;
+    EXPECT_TRUE(throws_with<FileError>(
+        [&] { RunCheckpoints(field, path, state); },
+        "checkpoint.save: folder '" + path + "' is a checkpoint itself, allowed: the folder"));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,237 @@
+#include "lockstep/checkpoint/hugging_face_weights.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/checkpoint/hugging_face.h"
+#include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/checkpoint/saved_model.h"
+#include "lockstep/core/config_io.h"
+#include "lockstep/core/error.h"
+#include "lockstep/models/gpt_model.h"
+#include "lockstep/tests/support/temporary_folder.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep {
+namespace {
+
+using testing::throws_with;
+
+NamedTensors weights_of(const TransformerConfig& config) {
+  NamedTensors weights;
+  for (const NamedParameter& param : collect_parameters(GPTModel(config)))
+    weights[param.name] = param.tensor.detach();
+  return weights;
+}
+
+TEST(HuggingFaceWeights, ComeBack) {
+  for (const char* const text :
+       {"num_query_groups: 2", "untie_embeddings_and_output_weights: true",
+        "position_embedding_type: \"learned_absolute\" normalization: \"LayerNorm\" "
+        "activation: \"gelu\" add_bias_linear: true"}) {
+    const TransformerConfig model =
+        parse_config("model { hidden_size: 32 " + std::string(text) + " }", "test").model;
+    const NamedTensors ours = weights_of(model);
+    NamedTensors theirs = to_hugging_face(model, ours);
+    const NamedTensors back = from_hugging_face(model, theirs, "m");
+    ASSERT_EQ(back.size(), ours.size());
+    for (const auto& [name, weight] : ours)
+      EXPECT_TRUE(at::equal(back.at(name).view(weight.sizes()), weight)) << name;
+    theirs["odd"] = at::zeros({1});
+    EXPECT_TRUE(throws_with<FileError>([&] { from_hugging_face(model, theirs, "m"); },
+                                       "'m': tensor 'odd' belongs to no weight"));
+    theirs.erase("odd");
+    const auto lost = theirs.begin()->first;
+    theirs.erase(lost);
+    EXPECT_TRUE(throws_with<FileError>([&] { from_hugging_face(model, theirs, "m"); },
+                                       "'m': tensor '" + lost + "' is missing"));
+  }
+}
+
+TEST(HuggingFaceWeights, RowsOfGroupedQueriesLieWhereLlamaHasThem) {
+  // 4 query heads in 2 groups, 8 channels: rows q0 q1 k0 v0 | q2 q3 k1 v1.
+  const TransformerConfig model =
+      parse_config("model { hidden_size: 32 num_layers: 1 num_query_groups: 2 }", "test").model;
+  NamedTensors ours = weights_of(model);
+  const std::string layer = "decoder.layers.0.", theirs = "model.layers.0.";
+  const at::Tensor rows = at::arange(64, at::kFloat).unsqueeze(1).expand({64, 32}).contiguous();
+  ours[layer + "self_attention.linear_qkv.weight"] = rows;
+  const NamedTensors found = to_hugging_face(model, ours);
+  const auto first = [&](const std::string& name, int64_t row) {
+    return found.at(theirs + "self_attn." + name + "_proj.weight")[row][0].item<float>();
+  };
+  EXPECT_EQ(first("q", 8), 8);
+  EXPECT_EQ(first("q", 16), 32);
+  EXPECT_EQ(first("k", 0), 16);
+  EXPECT_EQ(first("k", 8), 48);
+  EXPECT_EQ(first("v", 15), 63);
+  const at::Tensor fc1 = ours.at(layer + "mlp.linear_fc1.weight").reshape({2, -1, 32});
+  EXPECT_TRUE(at::equal(found.at(theirs + "mlp.gate_proj.weight"), fc1[0]));
+  EXPECT_TRUE(at::equal(found.at(theirs + "mlp.up_proj.weight"), fc1[1]));
+}
+
+/// A model in transformers' form, in files.
+class HuggingFaceFiles : public ::testing::Test {
+ protected:
+  static constexpr const char* kFamilies[] = {
+      "num_query_groups: 2 untie_embeddings_and_output_weights: true",
+      "position_embedding_type: \"learned_absolute\" normalization: \"LayerNorm\" "
+      "activation: \"gelu_tanh\" add_bias_linear: true"};
+
+  /// Writes a model of a family and returns its weights.
+  NamedTensors write(const char* family) {
+    config_ = parse_config(
+        "model { num_layers: 1 hidden_size: 8 num_attention_heads: 4 "
+        "ffn_hidden_size: 12 seq_length: 6 vocab_size: 10 " +
+            std::string(family) + " }",
+        "test");
+    const GPTModel model(config_.model);
+    std::filesystem::remove_all(ours_);
+    save_model(ours_, 0, config_, model);
+    export_to_hugging_face(ours_, theirs_.string());
+    return load_safetensors(weights_);
+  }
+
+  void save(const std::string& name, const NamedTensors& tensors) const {
+    save_safetensors(theirs_ / name, {tensors.begin(), tensors.end()});
+  }
+
+  ::testing::AssertionResult refuses(const std::string& part) const {
+    return throws_with<FileError>(
+        [&] { import_from_hugging_face(theirs_.string(), folder_.path() / "back"); }, part);
+  }
+
+  testing::TemporaryFolder folder_;
+  Config config_;
+  const std::string ours_ = folder_.path() / "ours";
+  const std::filesystem::path theirs_ = folder_.path() / "theirs";
+  const std::string weights_ = theirs_ / "model.safetensors";
+};
+
+TEST_F(HuggingFaceFiles, ShapesAndDtypesThatDoNotFitAreRefused) {
+  for (const char* const family : kFamilies) {
+    const NamedTensors whole = write(family);
+    int64_t turned = 0;
+    for (const auto& [name, tensor] : whole) {
+      NamedTensors damaged = whole;
+      damaged[name] = tensor.to(at::kInt);
+      save("model.safetensors", damaged);
+      EXPECT_TRUE(refuses("tensor '" + name + "': found dtype I32, allowed: floating point"));
+      if (tensor.dim() != 2 || tensor.size(0) == tensor.size(1)) continue;
+      damaged[name] = tensor.view({tensor.size(1), tensor.size(0)});
+      save("model.safetensors", damaged);
+      EXPECT_TRUE(refuses("shape [")) << name;
+      ++turned;
+    }
+    EXPECT_GE(turned, 5);
+    EXPECT_FALSE(std::filesystem::exists(folder_.path() / "back"));
+  }
+}
+
+TEST_F(HuggingFaceFiles, ShardsAreThoseOfTheIndexAndInTheFolder) {
+  const NamedTensors whole = write(kFamilies[0]);
+  NamedTensors first(whole.begin(), std::next(whole.begin(), 4)),
+      second(std::next(whole.begin(), 4), whole.end());
+  std::filesystem::remove(weights_);
+  save("one.safetensors", first);
+  save("two.safetensors", second);
+  const auto write_index = [&](const std::string& text) {
+    std::ofstream(theirs_ / "model.safetensors.index.json") << text;
+  };
+  write_index(R"({"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}})");
+  const std::string back = import_from_hugging_face(theirs_.string(), folder_.path() / "sharded");
+  export_to_hugging_face(back, (folder_.path() / "again").string());
+  const NamedTensors again = load_safetensors(folder_.path() / "again" / "model.safetensors");
+  for (const auto& [name, tensor] : whole) EXPECT_TRUE(at::equal(again.at(name), tensor)) << name;
+
+  second.insert(*first.begin());
+  save("two.safetensors", second);
+  EXPECT_TRUE(refuses("two.safetensors': tensor '" + first.begin()->first + "' is in another"));
+  std::filesystem::remove(theirs_ / "two.safetensors");
+  EXPECT_TRUE(refuses("two.safetensors' cannot be read: No such file"));
+  write_index(R"({"weight_map": {"a": "one.safetensors"}})");
+  EXPECT_TRUE(refuses("' is missing"));
+  for (const std::string name : {"../one.safetensors", "/etc/passwd", "a/b", "..", ""}) {
+    write_index(R"({"weight_map": {"a": ")" + name + "\"}}");
+    EXPECT_TRUE(refuses("index.json': file '" + name + "' is outside the folder")) << name;
+  }
+  for (const char* const text :
+       {"", "{", "[]", "{}", R"({"weight_map": 3})", R"({"weight_map": {"a": 3}})"}) {
+    write_index(text);
+    EXPECT_TRUE(refuses("index.json': ")) << text;
+  }
+}
+
+TEST_F(HuggingFaceFiles, ATiedOutputLayerMayBeThereTwiceButNotInTwoForms) {
+  const NamedTensors whole = write(kFamilies[1]);
+  NamedTensors with_output = whole;
+  const at::Tensor embeddings = whole.at("transformer.wte.weight");
+  with_output["lm_head.weight"] = embeddings.clone();
+  save("model.safetensors", with_output);
+  import_from_hugging_face(theirs_.string(), folder_.path() / "copied");
+  for (const at::Tensor& other : {embeddings * 2, embeddings.narrow(0, 0, 3)}) {
+    with_output["lm_head.weight"] = other;
+    save("model.safetensors", with_output);
+    EXPECT_TRUE(refuses("tensor 'lm_head.weight' is not that of the embeddings"));
+  }
+}
+
+TEST_F(HuggingFaceFiles, MoreLayersThanTensorsAreRefusedBeforeTheModelIsMade) {
+  write(kFamilies[0]);
+  std::string json = folder_.read("theirs/config.json");
+  const std::string layers = "\"num_hidden_layers\": ";
+  json.insert(json.find(layers) + layers.size() + 1, "000000000");
+  std::ofstream(theirs_ / "config.json") << json;
+  EXPECT_TRUE(refuses("tensors, too few for the 1000000000 layers of the config.json"));
+}
+
+// As in the folders where transformers keeps what it has fetched.
+TEST_F(HuggingFaceFiles, FilesMayBeLinks) {
+  const NamedTensors whole = write(kFamilies[1]);
+  const std::filesystem::path blobs = folder_.path() / "blobs";
+  std::filesystem::create_directory(blobs);
+  for (const char* const name : {"config.json", "model.safetensors"}) {
+    std::filesystem::rename(theirs_ / name, blobs / name);
+    std::filesystem::create_symlink("../blobs/" + std::string(name), theirs_ / name);
+  }
+  const std::string back = import_from_hugging_face(theirs_.string(), folder_.path() / "linked");
+  export_to_hugging_face(back, (folder_.path() / "again").string());
+  const NamedTensors again = load_safetensors(folder_.path() / "again" / "model.safetensors");
+  for (const auto& [name, tensor] : whole) EXPECT_TRUE(at::equal(again.at(name), tensor)) << name;
+}
+
+TEST_F(HuggingFaceFiles, EveryByteOfAHeaderThatIsFlippedOrCutIsFoundOrChangesNothing) {
+  const NamedTensors whole = write(kFamilies[0]);
+  std::ostringstream text;
+  text << std::ifstream(weights_, std::ios::binary).rdbuf();
+  const std::string bytes = text.str();
+  const size_t header = bytes.find("}}") + 2;
+  int refused = 0;
+  const auto check = [&](const std::string& damaged, size_t at) {
+    std::ofstream(weights_, std::ios::binary) << damaged;
+    try {
+      NamedTensors tensors = load_safetensors(weights_);
+      from_hugging_face(config_.model, tensors, weights_);
+      for (const auto& [name, tensor] : whole)
+        ASSERT_TRUE(at::equal(tensors.at(name), tensor)) << at;
+    } catch (const FileError& error) {
+      ASSERT_NE(std::string(error.what()).find("'" + weights_ + "'"), std::string::npos) << at;
+      ++refused;
+    }
+  };
+  for (size_t i = 0; i < header; ++i) {
+    std::string damaged = bytes;
+    damaged[i] = static_cast<char>(damaged[i] ^ (1 << (i % 8)));
+    check(damaged, i);
+    check(bytes.substr(0, i), i);
+  }
+  EXPECT_GT(refused, static_cast<int>(2 * header - 40));  // letters of the metadata
+}
+
+}  // namespace
+}  // namespace lockstep

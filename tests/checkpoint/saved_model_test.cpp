@@ -1,0 +1,185 @@
+#include "lockstep/checkpoint/saved_model.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/checkpoint/checkpoint_folder.h"
+#include "lockstep/checkpoint/checkpoint_reader.h"
+#include "lockstep/checkpoint/finite_values.h"
+#include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/checkpoint/training_state.h"
+#include "lockstep/core/config_io.h"
+#include "lockstep/core/error.h"
+#include "lockstep/tests/support/temporary_folder.h"
+#include "lockstep/tests/support/throws_with.h"
+#include "lockstep/training/generate.h"
+
+namespace lockstep {
+namespace {
+
+using testing::TemporaryFolder;
+using testing::throws_with;
+
+Config small_config() {
+  Config config;
+  config.model.hidden_size = 16;
+  config.model.seq_length = 8;
+  return config;
+}
+
+TEST(Safetensors, EveryDtypeAndShapeSurvives) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path() / "t.safetensors";
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf, at::kLong, at::kInt,
+                           at::kShort, at::kChar, at::kByte, at::kBool})
+    tensors.emplace_back(at::toString(dtype), at::arange(6).to(dtype).view({2, 3}).t());
+  tensors.emplace_back("empty", at::empty({0, 3}));
+  tensors.emplace_back("scalar", at::full({}, 2.5));
+  save_safetensors(path, tensors);
+  const auto loaded = load_safetensors(path);
+  ASSERT_EQ(loaded.size(), tensors.size());
+  for (const auto& [name, tensor] : tensors) {
+    EXPECT_EQ(loaded.at(name).scalar_type(), tensor.scalar_type());
+    EXPECT_TRUE(at::equal(loaded.at(name), tensor)) << name;
+  }
+  const std::string whole = folder.read("t.safetensors");
+  folder.write("t.safetensors", whole.substr(0, whole.size() - 1));
+  EXPECT_TRUE(throws_with<FileError>([&] { load_safetensors(path); }, "the file at"));
+}
+
+TEST(SavedModel, ComesBackWithItsConfiguration) {
+  const TemporaryFolder folder;
+  const GPTModel model(small_config().model, {.seed = 3});
+  const std::string step = save_model(folder.path(), 12, small_config(), model);
+  EXPECT_TRUE(step.ends_with("step_12"));
+  for (const std::string& path : {std::string(folder.path()), step}) {
+    const SavedModel saved = load_model(path, c10::kCPU);
+    EXPECT_EQ(saved.config.model.hidden_size, 16);
+    const auto tokens = at::arange(8).unsqueeze(0);
+    EXPECT_TRUE(at::equal(saved.model->forward(tokens), model.forward(tokens)));
+  }
+}
+
+TEST(SavedModel, SavingAgainReplacesTheStep) {
+  const TemporaryFolder folder;
+  save_model(folder.path(), 1, small_config(), GPTModel(small_config().model, {.seed = 1}));
+  const GPTModel second(small_config().model, {.seed = 2});
+  save_model(folder.path(), 1, small_config(), second);
+  EXPECT_TRUE(at::equal(load_model(folder.path(), c10::kCPU).model->parameters()[0],
+                        second.parameters()[0]));
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 2);
+}
+
+TEST(SavedModel, OfAnotherModelIsRefusedByName) {
+  const TemporaryFolder folder;
+  const auto refuses = [&](const std::string& model, const std::string& part) {
+    const Config other = parse_config("model { " + model + " seq_length: 8 }", "test");
+    save_model(folder.path(), 1, other, GPTModel(small_config().model));
+    return throws_with<FileError>([&] { load_model(folder.path(), c10::kCPU); }, part);
+  };
+  EXPECT_TRUE(throws_with<FileError>([] { load_model("nowhere", c10::kCPU); }, "'nowhere'"));
+  EXPECT_TRUE(refuses("hidden_size: 32", "found shape"));
+  EXPECT_TRUE(refuses("hidden_size: 16 num_layers: 1", "belongs to no parameter"));
+  EXPECT_TRUE(refuses("hidden_size: 16 num_layers: 3", "layers.2.input_layernorm.weight' is miss"));
+}
+
+TEST(SavedModel, WeightsThatAreNotFiniteAreNotSaved) {
+  const TemporaryFolder folder;
+  const GPTModel model(small_config().model);
+  const at::NoGradGuard no_grad;
+  const NamedParameter param = collect_parameters(model).back();
+  param.tensor.flatten()[0] = std::numeric_limits<float>::quiet_NaN();
+  param.tensor.flatten()[2] = -std::numeric_limits<float>::infinity();
+  EXPECT_TRUE(throws_with<DivergenceError>(
+      [&] { save_model(folder.path(), 1, small_config(), model); },
+      "tensor '" + param.name + "': found 2 of " + std::to_string(param.tensor.numel()) +
+          " elements that are not finite, allowed: none"));
+  EXPECT_FALSE(has_checkpoint(folder.path()));
+}
+
+TEST(SavedModel, CountsWhatIsNotFiniteInEveryDtype) {
+  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+    const at::Tensor values = at::zeros({3, 5}, dtype);
+    EXPECT_EQ(count_not_finite(values), 0);
+    values[0][1] = HUGE_VAL;
+    values[2][4] = -std::numeric_limits<double>::quiet_NaN();
+    EXPECT_EQ(count_not_finite(values.t()), 2);
+  }
+  EXPECT_EQ(count_not_finite(at::arange(4)), 0);
+  EXPECT_EQ(count_not_finite(at::empty({0})), 0);
+}
+
+TEST(SavedModel, PaddingOfTheVocabularyIsNotSaved) {
+  const TemporaryFolder folder;
+  Config config = small_config();
+  config.model.make_vocab_size_divisible_by = 100;  // 300 rows for 256 ids
+  const GPTModel padded(config.model, {.seed = 3});
+  save_model(folder.path(), 1, config, padded);
+  CheckpointReader reader(folder.path());
+  EXPECT_EQ(reader.find("embedding.word_embeddings.weight")->shape,
+            (std::vector<int64_t>{256, 16}));
+  const auto tokens = at::arange(8).unsqueeze(0);
+  EXPECT_TRUE(at::equal(load_model(folder.path(), c10::kCPU).model->forward(tokens),
+                        padded.forward(tokens)));
+}
+
+TEST(Generate, DependsOnTheSeedAndStaysInTheWindow) {
+  const GPTModel model(small_config().model);
+  const std::vector<int64_t> prompt = {1, 2, 3};
+  GenerateOptions options;
+  options.max_tokens = 30;
+  const auto first = generate(model, prompt, options);
+  EXPECT_EQ(first.size(), 30u);
+  EXPECT_EQ(first, generate(model, prompt, options));
+  options.seed = 2;
+  EXPECT_NE(first, generate(model, prompt, options));
+}
+
+TEST(Generate, DropsNothingInTheMidstOfTraining) {
+  TransformerConfig config = small_config().model;
+  const GPTModel model(config);
+  config.hidden_dropout = 0.5;
+  const GPTModel trained(config);
+  GenerateOptions options;
+  options.max_tokens = 20;
+  options.temperature = 0;
+  EXPECT_EQ(generate(trained, {1, 2, 3}, options), generate(model, {1, 2, 3}, options));
+  for (const auto& module : trained.modules(/*include_self=*/false))
+    EXPECT_TRUE(module->is_training());
+}
+
+TEST(Generate, GreedyAndTopK) {
+  const GPTModel model(small_config().model);
+  GenerateOptions options;
+  options.max_tokens = 20;
+  options.temperature = 0;
+  const auto greedy = generate(model, {1, 2, 3}, options);
+  const auto logits = model.forward(at::tensor({1, 2, 3}, at::kLong).unsqueeze(0))[0][2];
+  EXPECT_EQ(greedy[0], logits.argmax().item<int64_t>());
+  options.temperature = 1;
+  options.top_k = 1;
+  EXPECT_EQ(generate(model, {1, 2, 3}, options), greedy);
+  options.top_k = 2;
+  const auto best = std::get<1>(logits.topk(2));
+  std::set<int64_t> seen;
+  options.max_tokens = 1;
+  for (options.seed = 0; options.seed < 40; ++options.seed)
+    seen.insert(generate(model, {1, 2, 3}, options)[0]);
+  EXPECT_EQ(seen, (std::set<int64_t>{best[0].item<int64_t>(), best[1].item<int64_t>()}));
+}
+
+TEST(Generate, RefusesWhatMakesNoSense) {
+  const GPTModel model(small_config().model);
+  GenerateOptions options;
+  EXPECT_TRUE(throws_with<ConfigError>([&] { generate(model, {}, options); }, "--prompt"));
+  options.temperature = -1;
+  EXPECT_TRUE(throws_with<ConfigError>([&] { generate(model, {1}, options); }, "found -1"));
+}
+
+}  // namespace
+}  // namespace lockstep

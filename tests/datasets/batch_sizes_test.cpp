@@ -1,0 +1,128 @@
+#include "lockstep/datasets/batch_sizes.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/core/config_io.h"
+#include "lockstep/core/config_rules.h"
+#include "lockstep/core/error.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep {
+namespace {
+
+using testing::throws_with;
+
+TrainConfig sizes(int64_t micro, int64_t global, const std::string& rampup = "") {
+  TrainConfig config;
+  config.micro_batch_size = micro;
+  config.global_batch_size = global;
+  if (!rampup.empty()) config.rampup_batch_size = rampup;
+  return config;
+}
+
+TEST(BatchSizes, G105NumberOfMicrobatches) {
+  EXPECT_EQ(batch_sizes(sizes(8, 32), 2), (BatchSizes{8, 32, 2}));
+  EXPECT_EQ(batch_sizes(sizes(8, 16), 2), (BatchSizes{8, 16, 1}));
+  for (const auto& [config, ranks] :
+       {std::pair(sizes(8, 32), 3), {sizes(8, 33), 2}, {sizes(4, 16), 3}})
+    EXPECT_TRUE(throws_with<ConfigError>([&] { batch_sizes(config, ranks); },
+                                         "train.global_batch_size: found "));
+  TrainConfig unset;
+  unset.micro_batch_size = 3;
+  EXPECT_EQ(batch_sizes(unset, 4), (BatchSizes{3, 12, 1}));
+}
+
+/// Written by scripts/golden/batch_sizes.py: what Megatron Core does.
+TEST(BatchSchedule, GrowsAsMegatrons) {
+  const auto golden = nlohmann::json::parse(
+      std::ifstream(LOCKSTEP_SOURCE_DIR "/tests/training/batch_sizes_golden.json"));
+  size_t rows = 0;
+  for (const auto& test : golden) {
+    const BatchSchedule schedule(sizes(test["micro"], test["global"], test["rampup"]),
+                                 test["ranks"].get<int64_t>());
+    const auto all = schedule.all();
+    for (const auto& row : test["rows"]) {
+      const BatchSizes expected{test["micro"], row[1], row[2]};
+      EXPECT_EQ(schedule.at(row[0]), expected) << test["rampup"] << ", " << row;
+      EXPECT_NE(std::find(all.begin(), all.end(), expected), all.end());
+      ++rows;
+    }
+    EXPECT_EQ(all.back(), schedule.full());
+    EXPECT_EQ(schedule.full().global, test["global"]);
+  }
+  EXPECT_GT(rows, 500u);
+}
+
+TrainConfig steps(const std::string& schedule) {
+  TrainConfig config;
+  config.micro_batch_size = 1;
+  config.step_batch_size_schedule = schedule;
+  return config;
+}
+
+TEST(BatchSchedule, G106StepsOfTheBatch) {
+  const std::string rest = "512 600000:1024 1500000:2048 3000000:4096 6000000:6144";
+  EXPECT_TRUE(throws_with<ConfigError>(
+      [&] { BatchSchedule(steps("0:256 200000:" + rest), 512); },
+      "which has a batch of 256, allowed: multiples of 512 (train.micro_batch_size 1 * 512"));
+  const BatchSchedule schedule(steps("0:" + rest), 512);
+  EXPECT_EQ(schedule.full(), (BatchSizes{1, 6144, 12}));
+  EXPECT_EQ(schedule.all().size(), 5u);
+  for (const auto& [consumed, global] :
+       std::vector<std::pair<int64_t, int64_t>>{{0, 512},
+                                                {599'999, 512},
+                                                {600'000, 1024},
+                                                {1'499'999, 1024},
+                                                {1'500'000, 2048},
+                                                {3'000'001, 4096},
+                                                {6'000'000, 6144},
+                                                {1'000'000'000, 6144}})
+    EXPECT_EQ(schedule.at(consumed), (BatchSizes{1, global, global / 512})) << consumed;
+  EXPECT_EQ(BatchSchedule(steps("0:256 200000:" + rest), 256).at(199'999), (BatchSizes{1, 256, 1}));
+}
+
+TEST(BatchSchedule, StepsThatMakeNoSenseAreNamed) {
+  for (const char* text : {"", " ", "0", "0:", "1:4", "0:0", "0:4 0:8", "0:4 8:8 4:8", "0:4,8:8",
+                           "0:4:8", "0:-4", "a:b", "0:4 8:9223372036854775808"})
+    EXPECT_TRUE(throws_with<ConfigError>([&] { parse_step_batch_size_schedule(text); },
+                                         "train.step_batch_size_schedule: found '" +
+                                             std::string(text) + "', allowed: SAMPLES:BATCH"));
+  Config config;
+  config.train = steps("0:4");
+  config = resolve(config);
+  check_rules(config);
+  config.train.global_batch_size = 4;
+  EXPECT_TRUE(throws_with<ConfigError>([&] { check_rules(config); },
+                                       "allowed without train.global_batch_size"));
+}
+
+TEST(BatchSchedule, WithoutARampUpNothingGrows) {
+  for (const char* rampup : {"", "16 4 1000"}) {
+    const BatchSchedule schedule(sizes(2, 16, rampup), 2);
+    EXPECT_EQ(schedule.all(), (std::vector<BatchSizes>{{2, 16, 4}}));
+    EXPECT_EQ(schedule.at(0), schedule.full());
+    EXPECT_EQ(schedule.at(1'000'000), schedule.full());
+  }
+}
+
+TEST(BatchSchedule, NamesWhatDoesNotFit) {
+  const auto refused = [](const std::string& rampup, const std::string& part) {
+    return throws_with<ConfigError>([&] { BatchSchedule(sizes(2, 16, rampup), 2); }, part);
+  };
+  EXPECT_TRUE(refused("4 5 100", "found '4 5 100', allowed: a START of at most, and steps of"));
+  EXPECT_TRUE(refused("20 4 100", "the global batch of 16"));
+  EXPECT_TRUE(refused("6 10 100", "which has a batch of 6, allowed: multiples of 4"));
+  EXPECT_TRUE(refused("4 2 100", "which has a batch of 6, allowed: multiples of 4"));
+  for (const char* text : {"4 4", "4 4 100 1", "4,4,100", "a b c", "0 4 100", "4 0 100", "4 4 0",
+                           "", "4 4 1e3", "4 4 99999999999999999999"})
+    EXPECT_TRUE(throws_with<ConfigError>([&] { parse_rampup_batch_size(text); },
+                                         "train.rampup_batch_size: found '" + std::string(text)));
+  const BatchRampUp spaced = parse_rampup_batch_size(" 4  8 100 ");
+  EXPECT_EQ(spaced.start + spaced.increment + spaced.samples, 112);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,52 @@
+#include "lockstep/datasets/file_bytes.h"
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "lockstep/datasets/mapped_files.h"
+
+namespace lockstep {
+namespace {
+
+constexpr uintmax_t kMapped = 65u << 20;
+
+/// A file of zeros without blocks on the disk, of a size that is mapped.
+std::string sparse_file(const char* name) {
+  const std::string path = ::testing::TempDir() + name;
+  std::ofstream(path).close();
+  std::filesystem::resize_file(path, kMapped);
+  return path;
+}
+
+TEST(FileBytesDeathTest, AMappedFileThatBecomesShorterEndsTheProcessWithItsNameAndTheByte) {
+  const std::string path = sparse_file("shrinks"), other = sparse_file("stays");
+  const auto read_what_has_gone = [&] {
+    tell_faults_of_mapped_files();
+    const FileBytes stays(other), shrinks(path);
+    { const FileBytes gone_again(other); }
+    std::filesystem::resize_file(path, 4096);
+    const volatile char* const bytes = shrinks.bytes().data();
+    if (bytes[100] == 0 && bytes[8192 + 5] == 0) std::_Exit(3);
+  };
+  EXPECT_EXIT(read_what_has_gone(), ::testing::ExitedWithCode(1),
+              "lockstep: '.*shrinks' cannot be read any more at byte 8197: it has become shorter");
+}
+
+TEST(FileBytesDeathTest, AnotherBusErrorEndsTheProcessAsItDoesWithoutTheHandler) {
+  EXPECT_EXIT(
+      {
+        tell_faults_of_mapped_files();
+        std::raise(SIGBUS);
+        std::raise(SIGBUS);
+      },
+      ::testing::KilledBySignal(SIGBUS), "");
+}
+
+}  // namespace
+}  // namespace lockstep

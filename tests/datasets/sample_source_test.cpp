@@ -1,0 +1,255 @@
+#include "lockstep/datasets/sample_source.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <numeric>
+#include <set>
+
+#include "lockstep/core/error.h"
+#include "lockstep/datasets/indexed_dataset_writer.h"
+#include "lockstep/tests/support/temporary_folder.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep {
+namespace {
+
+using testing::TemporaryFolder;
+using testing::throws_with;
+using Ids = std::vector<int64_t>;
+
+constexpr int64_t kLength = 4;
+constexpr int64_t kVocabulary = 60000;
+
+Ids sample_of(SampleSource& source, int64_t sample, int64_t length = kLength) {
+  Ids ids(static_cast<size_t>(length + 1));
+  source.read(sample, ids);
+  return ids;
+}
+
+std::string write_dataset(const std::string& prefix, const std::vector<Ids>& documents,
+                          TokenType type = TokenType::uint16) {
+  IndexedDatasetWriter writer(prefix, type);
+  for (const Ids& document : documents) {
+    writer.append(document);
+    writer.end_sequence();
+    writer.end_document();
+  }
+  writer.finish();
+  return prefix;
+}
+
+/// `count` documents of `length` tokens and more, counted on from `first`.
+std::vector<Ids> documents(int64_t count, int64_t length, int64_t first = 0) {
+  std::vector<Ids> result;
+  for (int64_t d = 0; d < count; ++d) {
+    Ids ids(static_cast<size_t>(length + d % 3));
+    std::iota(ids.begin(), ids.end(), first);
+    first += static_cast<int64_t>(ids.size());
+    result.push_back(std::move(ids));
+  }
+  return result;
+}
+
+class SampleSourceTest : public ::testing::Test {
+ protected:
+  std::string write(const std::string& name, const std::vector<Ids>& documents) const {
+    return write_dataset(folder_.path() / name, documents);
+  }
+
+  SampleSources open(const std::vector<std::string>& paths, const std::string& split = "1,0",
+                     uint64_t seed = 1234) const {
+    DataConfig config;
+    config.path = paths;
+    config.split = split;
+    config.cache_path = cache_;
+    if (!blend_.empty()) config.blend = blend_;
+    return open_samples(config, kVocabulary, kLength, seed);
+  }
+
+  TemporaryFolder folder_;
+  std::string cache_ = folder_.path() / "indices";
+  std::string blend_;
+};
+
+TEST_F(SampleSourceTest, TextFilesAreReadAsBefore) {
+  std::string text;
+  for (int i = 0; i < 200; ++i) text += std::to_string(i);
+  const std::string path = folder_.write("text", text);
+  const SampleSources sources = open({path}, "90,10", 7);
+  DataConfig config;
+  config.path = {path};
+  config.split = "90,10";
+  const TextSplit split = read_text(config);
+  const SampleOrder order(split.training.size(), kLength, 7);
+  for (int64_t k = 0; k < 500; ++k) {
+    Ids expected(kLength + 1);
+    split.training.read(order.start_of(k), expected);
+    ASSERT_EQ(sample_of(*sources.training, k), expected);
+  }
+  EXPECT_EQ(sources.training->size(), SampleSource::kEndless);
+  ASSERT_EQ(sources.validation->size(), evaluation_windows(split.validation.size(), kLength));
+  Ids expected(kLength + 1);
+  split.validation.read(3 * kLength, expected);
+  EXPECT_EQ(sample_of(*sources.validation, 3), expected);
+}
+
+TEST_F(SampleSourceTest, DocumentsAreReadInMegatronsOrder) {
+  const std::vector<Ids> all = documents(12, 7);
+  const SampleSources sources = open({write("set", all)});
+  std::vector<int32_t> lengths;
+  for (const Ids& document : all) lengths.push_back(static_cast<int32_t>(document.size()));
+  const PackedArray<int32_t> packed(reinterpret_cast<const char*>(lengths.data()), 12);
+  int64_t first = 0;
+  for (uint32_t epoch = 0; epoch < 4; ++epoch) {
+    const SampleIndex index =
+        build_sample_index(packed, {0, 12}, {.seq_length = kLength, .seed = 1234 + epoch});
+    Ids text;
+    for (const int32_t document : index.documents) {
+      const Ids& ids = all[static_cast<size_t>(document)];
+      text.insert(text.end(), ids.begin(), ids.end());
+    }
+    for (const int64_t number : index.order) {
+      const auto begin = text.begin() + number * kLength;
+      ASSERT_EQ(sample_of(*sources.training, first++), Ids(begin, begin + kLength + 1));
+    }
+  }
+  EXPECT_EQ(sources.validation->size(), 0);
+}
+
+TEST_F(SampleSourceTest, AnySampleCanBeReadAtAnyTime) {
+  const std::string set = write("set", documents(30, 9));
+  const SampleSources forward = open({set}), back = open({set});
+  std::vector<Ids> samples;
+  for (int64_t k = 0; k < 400; ++k) samples.push_back(sample_of(*forward.training, k));
+  for (int64_t k = 399; k >= 0; --k)
+    ASSERT_EQ(sample_of(*back.training, k), samples[static_cast<size_t>(k)]);
+  EXPECT_EQ(std::set(samples.begin(), samples.begin() + 70).size(), 70u);
+  EXPECT_NE(sample_of(*open({set}, "1,0", 1235).training, 0), samples[0]);
+}
+
+TEST_F(SampleSourceTest, SplitsTakeDocumentsAndTokensWhereThereAreTooFew) {
+  const std::vector<Ids> all = documents(10, 5);
+  const auto parts_of = [&](const std::vector<Ids>& documents, const std::vector<double>& shares) {
+    const IndexedDataset dataset(write("split", documents));
+    const auto parts = split_dataset(dataset.index(), shares);
+    Ids numbers;
+    for (const DatasetPart& part : parts)
+      for (const int64_t n :
+           {part.range.begin, part.range.end, part.skipped, part.cut, part.begin, part.end})
+        numbers.push_back(n);
+    return numbers;
+  };
+  EXPECT_EQ(parts_of(all, {8, 2}), (Ids{0, 8, 0, 0, 0, 47, 8, 10, 0, 0, 47, 59}));
+  EXPECT_EQ(parts_of(all, {1, 0}), (Ids{0, 10, 0, 0, 0, 59, 10, 10, 0, 0, 59, 59}));
+  EXPECT_EQ(parts_of({documents(1, 20)[0]}, {9, 1}), (Ids{0, 1, 0, 2, 0, 18, 0, 1, 18, 0, 18, 20}));
+  EXPECT_EQ(parts_of({{}, {1, 2, 3}, {}, {4, 5, 6, 7, 8, 9, 10}}, {60, 40}),
+            (Ids{0, 2, 0, 0, 0, 3, 2, 4, 0, 0, 3, 10}));
+
+  const SampleSources cut = open({write("one", {documents(1, 1000)[0]})}, "75,20,5");
+  std::set<int64_t> seen;
+  for (int64_t k = 0; k < 187; ++k)
+    for (const int64_t id : sample_of(*cut.training, k)) seen.insert(id);
+  EXPECT_EQ(*seen.begin(), 0);
+  EXPECT_EQ(*seen.rbegin(), 748);
+  EXPECT_EQ(seen.size(), 749u);
+  ASSERT_EQ(cut.validation->size(), 49);
+  EXPECT_EQ(sample_of(*cut.validation, 0), (Ids{750, 751, 752, 753, 754}));
+  EXPECT_EQ(sample_of(*cut.validation, 48), (Ids{942, 943, 944, 945, 946}));
+}
+
+TEST_F(SampleSourceTest, SeveralSetsAreOneSetOfDocuments) {
+  const std::vector<Ids> a = documents(10, 8), b = documents(6, 5, 1000);
+  const SampleSources two = open({write("a", a), write("b", b)}, "80,20");
+  std::vector<Ids> together(a.begin(), a.begin() + 8);
+  together.insert(together.end(), b.begin(), b.begin() + 5);
+  const SampleSources one = open({write("c", together)});
+  for (int64_t k = 0; k < 100; ++k)
+    ASSERT_EQ(sample_of(*two.training, k), sample_of(*one.training, k));
+  EXPECT_EQ(sample_of(*two.validation, 0)[0], a[8][0]);
+  EXPECT_EQ(two.validation->size(), (8 + 2 + 8 + 0 + 5 + 2 - 1) / kLength);
+  // A text file among them makes all of it one text.
+  const SampleSources mixed = open({write("a", a), folder_.write("t", "some words")}, "80,20");
+  EXPECT_EQ(sample_of(*mixed.validation, 0)[0], 71);
+}
+
+TEST_F(SampleSourceTest, BlendsTakeTheirShares) {
+  const std::string a = write("a", documents(40, 30)), b = write("b", documents(40, 30, 5000));
+  blend_ = "0.3,0.7";
+  const SampleSources blended = open({a, b}, "75,25");
+  blend_.clear();
+  const SampleSources sources[] = {open({a}, "75,25"), open({b}, "75,25")};
+  const std::vector<double> weights = {0.3, 0.7};
+  const auto order = blend(weights, 200'000);
+  for (const int64_t k : {0, 1, 2, 65535, 65536, 65537, 199'999, 5, 131'072})
+    EXPECT_EQ(sample_of(*blended.training, k),
+              sample_of(*sources[order[static_cast<size_t>(k)].dataset].training,
+                        order[static_cast<size_t>(k)].sample))
+        << k;
+  const int64_t windows = sources[1].validation->size();
+  const int64_t size = blended.validation->size();
+  EXPECT_NEAR(static_cast<double>(size), static_cast<double>(windows) / 0.7, 2);
+  for (int64_t k = 0; k < size; ++k)
+    EXPECT_EQ(sample_of(*blended.validation, k),
+              sample_of(*sources[order[static_cast<size_t>(k)].dataset].validation,
+                        order[static_cast<size_t>(k)].sample));
+}
+
+TEST_F(SampleSourceTest, NamesWhatIsWrong) {
+  const std::string set = write("set", documents(3, 9)), text = folder_.write("text", "words");
+  EXPECT_TRUE(throws_with<ConfigError>([&] { open({}); }, "data.path: is not set"));
+  EXPECT_TRUE(throws_with<ConfigError>(
+      [&] {
+        open({write("short", {{1, 2}, {3, 4}})});
+      },
+      "short' have 4 tokens, allowed: more than model.seq_length (4)"));
+  EXPECT_TRUE(throws_with<FileError>([&] { open({write("none", {{}})}); }, "none.bin' is empty"));
+  blend_ = "1,2";
+  EXPECT_TRUE(throws_with<ConfigError>([&] { open({set, text}); }, "text', which is none"));
+  blend_ = "1";
+  EXPECT_TRUE(throws_with<ConfigError>(
+      [&] {
+        open({set, set});
+      },
+      "data.blend: found '1', allowed: a weight > 0 for each of "
+      "the 2 paths"));
+  blend_ = "1,0";
+  EXPECT_TRUE(throws_with<ConfigError>([&] { open({set, set}); }, "data.blend: found '1,0'"));
+  blend_.clear();
+  const SampleSources outside = open({write("big", {Ids(20, kVocabulary)})});
+  EXPECT_TRUE(throws_with<FileError>([&] { sample_of(*outside.training, 0); },
+                                     "found id 60000, allowed: 0 to 59999 (model.vocab_size - 1)"));
+  cache_ = text;
+  EXPECT_TRUE(throws_with<FileError>([&] { sample_of(*open({set}).training, 0); },
+                                     "cannot be made: Not a directory"));
+}
+
+TEST_F(SampleSourceTest, IndicesAreKeptBesideTheData) {
+  const std::string set = write("set", documents(30, 9));
+  DataConfig config;
+  config.path = {set};
+  const SampleSources sources = open_samples(config, kVocabulary, kLength, 1);
+  for (int64_t k = 0; k < 300; ++k) sample_of(*sources.training, k);
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_.path() / "cache"))
+    if (entry.path().filename() != ".lock") names.push_back(entry.path().filename());
+  ASSERT_EQ(names.size(), 1u);  // a later epoch of a small set is not worth a file
+  EXPECT_TRUE(names[0].starts_with("set-") && names[0].ends_with(".samples")) << names[0];
+  // Another data set under the same name, and another seed and length, have indices of their own.
+  write("set", documents(31, 9));
+  const SampleSources again = open_samples(config, kVocabulary, kLength, 1);
+  const SampleSources fresh = open({set}, "90,10", 1);
+  for (int64_t k = 0; k < 70; ++k)
+    ASSERT_EQ(sample_of(*again.training, k), sample_of(*fresh.training, k));
+  const auto files = [&] {
+    std::filesystem::directory_iterator all(folder_.path() / "cache");
+    return std::distance(begin(all), end(all));
+  };
+  EXPECT_EQ(files(), 2);
+  sample_of(*open_samples(config, kVocabulary, kLength, 2).training, 0);
+  sample_of(*open_samples(config, kVocabulary, kLength + 1, 2).training, 0, kLength + 1);
+  EXPECT_EQ(files(), 4);
+}
+
+}  // namespace
+}  // namespace lockstep

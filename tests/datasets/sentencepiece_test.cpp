@@ -1,0 +1,86 @@
+#include <gtest/gtest.h>
+
+#include "lockstep/core/error.h"
+#include "lockstep/datasets/build_dataset.h"
+#include "lockstep/datasets/sentencepiece_tokenizer.h"
+#include "lockstep/tests/support/temporary_folder.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep {
+namespace {
+
+using testing::TemporaryFolder;
+using testing::throws_with;
+
+/// Trains a small model with the library's own program, which is beside its tests.
+class SentencepieceTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!has_sentencepiece()) GTEST_SKIP() << "this build has no SentencePiece";
+#ifdef __SANITIZE_ADDRESS__
+    GTEST_SKIP() << "the sanitizer cannot keep two versions of protobuf apart";
+#endif
+    std::string text;
+    for (int i = 0; i < 400; ++i)
+      text += "The quick brown fox number " + std::to_string(i) + " jumps over the lazy dog.\n";
+    folder_.write("text", text);
+    const std::string command = LOCKSTEP_TRAIN_SENTENCEPIECE " '" + folder_.path().string() +
+                                "/text' '" + folder_.path().string() + "/small'";
+    ASSERT_EQ(std::system(command.c_str()), 0);
+    model_ = folder_.path() / "small.model";
+  }
+
+  TemporaryFolder folder_;
+  std::string model_;
+};
+
+TEST_F(SentencepieceTest, EncodesAndDecodes) {
+  const auto tokenizer = make_tokenizer("sentencepiece:" + model_, "field");
+  const int64_t size = tokenizer->vocabulary_size();
+  EXPECT_GT(size, 40);
+  EXPECT_LE(size, 90);
+  EXPECT_EQ(tokenizer->end_of_document(), 2);
+  const std::string text = "The lazy fox jumps over number 123.";
+  const auto ids = tokenizer->encode(text);
+  EXPECT_LT(ids.size(), text.size());
+  EXPECT_EQ(tokenizer->decode(ids), text);
+  // Pieces of the model, not of its parts: nothing is given before the end of the text is there.
+  std::vector<int64_t> front;
+  EXPECT_EQ(tokenizer->encode_front(text, /*last=*/false, front), 0u);
+  EXPECT_TRUE(front.empty());
+  EXPECT_TRUE(throws_with<UsageError>([&] { tokenizer->decode({size}); },
+                                      "found " + std::to_string(size) + ", allowed: 0 to"));
+}
+
+TEST_F(SentencepieceTest, BuildsDatasets) {
+  const auto tokenizer = make_tokenizer("sentencepiece:" + model_, "field");
+  const auto done = build_dataset(
+      {.input = {folder_.path() / "text"}, .output = folder_.path() / "set", .append_eod = true},
+      *tokenizer, [](const BuildProgress&) {});
+  const IndexedDataset dataset(folder_.path() / "set");
+  std::vector<int64_t> ids(static_cast<size_t>(done.tokens));
+  dataset.tokens().read(0, ids);
+  EXPECT_EQ(ids.back(), 2);
+  ids.pop_back();
+  EXPECT_EQ(ids, tokenizer->encode(folder_.read("text")));
+}
+
+TEST_F(SentencepieceTest, NamesWhatIsWrong) {
+  const auto open = [&](const std::string& path) {
+    return [=] { make_tokenizer("sentencepiece:" + path, "field"); };
+  };
+  EXPECT_TRUE(throws_with<FileError>(open(folder_.path() / "none"), "none' cannot be read"));
+  EXPECT_TRUE(throws_with<FileError>(open(folder_.path() / "text"), "is no SentencePiece model"));
+  EXPECT_TRUE(
+      throws_with<FileError>(open(folder_.write("empty", "")), "is no SentencePiece model"));
+}
+
+TEST(Sentencepiece, IsRefusedByNameWhereItIsNot) {
+  if (has_sentencepiece()) GTEST_SKIP() << "this build has SentencePiece";
+  EXPECT_TRUE(
+      throws_with<ConfigError>([] { make_tokenizer("sentencepiece:x", "data.tokenizer"); },
+                               "data.tokenizer: found sentencepiece, but this build has no"));
+}
+
+}  // namespace
+}  // namespace lockstep

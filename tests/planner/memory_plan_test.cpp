@@ -1,0 +1,205 @@
+// The plan against the memory that the CPU allocator hands out during forward and backward.
+
+#include "lockstep/planner/memory_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/planner/activation_plan.h"
+#include "lockstep/tests/support/memory_counter.h"
+#include "lockstep/tests/support/rank_threads.h"
+#include "lockstep/tests/training/planned_models.h"
+
+namespace lockstep {
+namespace {
+
+using testing::all_models;
+using testing::model_of;
+using testing::small;
+using testing::text_of;
+using testing::with;
+
+TEST(MemoryPlan, ActiveParametersLeaveOutTheExpertsThatATokenDoesNotGoTo) {
+  const Config dense = small({"model.ffn_hidden_size=82"});
+  const Config experts = small({"model.num_experts=6", "model.moe_ffn_hidden_size=40"});
+  const int64_t expert = 3 * 48 * 40, layers = 3;
+  EXPECT_EQ(num_active_parameters(dense), num_parameters(dense));
+  EXPECT_EQ(num_active_parameters(experts), num_parameters(experts) - layers * 4 * expert);
+  // A router has as many parameters as 6 / 3 more of width.
+  EXPECT_EQ(num_active_parameters(experts), num_parameters(dense));
+}
+
+TEST(MemoryPlan, TheExampleOfExpertsHasAsManyActiveParametersAsItsTwin) {
+  const auto example = [](const char* name) {
+    return load_config(std::string(LOCKSTEP_SOURCE_DIR) + "/configs/" + name);
+  };
+  const Config experts = example("moe_tiny.textproto"), dense = example("tiny.textproto");
+  EXPECT_EQ(num_active_parameters(experts), num_parameters(dense));
+  EXPECT_GT(num_parameters(experts), 4 * num_parameters(dense));
+}
+
+TEST(MemoryPlan, ActivationsAreWhatAutogradKeeps) {
+  for (const auto& overrides : all_models()) {
+    SCOPED_TRACE(text_of(overrides));
+    const Config config = small(overrides);
+    const auto model = model_of(config);
+    for (const NamedParameter& param : collect_parameters(*model))
+      at::Tensor(param.tensor).mutable_grad() = at::zeros_like(param.tensor);
+    const std::vector<int64_t> shape = {config.train.micro_batch_size, config.model.seq_length};
+    const at::Tensor tokens = at::randint(config.model.vocab_size, shape, at::kLong);
+    const at::Tensor labels = at::randint(config.model.vocab_size, shape, at::kLong);
+    const ActivationPlan plan = plan_activations(config, chunks_of_stage(config, 0).front(), 0);
+
+    const testing::MemoryCounter counter;
+    {
+      at::Tensor losses = model->forward(tokens, labels);
+      EXPECT_EQ(counter.bytes(), plan.layers + plan.ends);
+      losses.sum().backward();
+    }
+    const auto planned = static_cast<double>(plan.layers + plan.ends + plan.working);
+    EXPECT_LT(static_cast<double>(counter.peak()), 1.01 * planned);
+    // Where a large part of a layer is computed anew, those behind it are free already.
+    const bool recomputed = config.model.recompute_granularity != RecomputeGranularity::none;
+    const bool large = config.model.num_experts || config.model.attention_dropout > 0;
+    const double least = recomputed && large ? 0.7 : 0.9;
+    EXPECT_GT(static_cast<double>(counter.peak()), least * planned);
+  }
+}
+
+TEST(MemoryPlan, RecomputedLayersOfAStageAreWhatAutogradKeeps) {
+  for (const char* method : {"block", "uniform"})
+    for (const int64_t count : {1, 2, 4}) {
+      const Config config = small({"model.num_layers=6", "model.moe_layer_freq=[0, 0, 0, 1, 0, 1]",
+                                   "model.num_experts=4", "model.recompute_granularity=full",
+                                   fmt::format("model.recompute_method={}", method),
+                                   fmt::format("model.recompute_num_layers={}", count)});
+      SCOPED_TRACE(fmt::format("{} {}", method, count));
+      for (const ModelChunk& chunk : {ModelChunk{.first_layer = 0, .num_layers = 3},
+                                      {.first_layer = 3, .num_layers = 3},
+                                      {.first_layer = 5, .num_layers = 1}}) {
+        const GPTModel model(config.model, config.parallel, ParallelState::single_process(),
+                             GPTStage{chunk.first_layer, chunk.num_layers}, {});
+        const testing::MemoryCounter counter;
+        at::Tensor hidden = at::sin(at::arange(40 * 3 * 48, at::kFloat)).view({40, 3, 48});
+        const at::Tensor output = model.forward(GPTInput{.hidden = hidden.requires_grad_(true)});
+        const ActivationPlan plan = plan_activations(config, chunk, chunk.first_layer);
+        EXPECT_EQ(counter.bytes() - static_cast<int64_t>(output.nbytes()), plan.layers)
+            << chunk.num_layers << " from " << chunk.first_layer;
+      }
+    }
+}
+
+TEST(MemoryPlan, ActivationsOfTensorParallelRanksAreWhatAutogradKeeps) {
+  const std::string sequence_parallel = "parallel.sequence_parallel=true";
+  for (const auto& overrides : std::vector<std::vector<std::string>>{
+           {},
+           {"model.hidden_dropout=0.1", "model.normalization=LayerNorm"},
+           {"model.recompute_granularity=full"},
+           {"model.num_query_groups=1"},
+           {"model.label_smoothing=0.1"},
+           {"model.num_experts=4"},
+           {"model.num_experts=4", "train.precision=bf16"},
+           {"model.num_experts=4", "model.moe_shared_expert_intermediate_size=20"}})
+    for (const bool sequence : {false, true}) {
+      auto all = with(overrides, {"parallel.tensor_model_parallel_size=2"});
+      if (sequence) all.push_back(sequence_parallel);
+      SCOPED_TRACE(text_of(all));
+      const Config config = small(all);
+      const ActivationPlan plan = plan_activations(config, chunks_of_stage(config, 0).front(), 0);
+      testing::run_ranks(
+          2,
+          [&](const ParallelState& state) {
+            const GPTModel model(config.model, config.parallel, state,
+                                 GPTStage::whole(config.model),
+                                 {.dtype = parameter_dtype(config.train.precision)});
+            const at::Tensor ids = at::arange(3 * 41).remainder(300).view({3, 41});
+            const testing::MemoryCounter counter;
+            const at::Tensor losses = model.forward(ids.slice(1, 0, -1), ids.slice(1, 1));
+            EXPECT_NEAR(static_cast<double>(counter.bytes()),
+                        static_cast<double>(plan.layers + plan.ends), 500);  // counts of experts
+          },
+          {.sizes = parallel_options(config, c10::kCPU).sizes});
+    }
+}
+
+TEST(MemoryPlan, StagesAndRanksOfTensorParallelismAddUp) {
+  const auto parameters = [](const std::vector<std::string>& overrides, int64_t stage) {
+    return plan_memory(small(overrides)).stages.at(static_cast<size_t>(stage)).parameters;
+  };
+  const int64_t all = parameters({}, 0), table = 300 * 48;
+  const std::string three = "parallel.pipeline_model_parallel_size=3";
+  const int64_t layer = (all - table - 48) / 3;
+  EXPECT_EQ(parameters({three}, 0), table + layer);
+  EXPECT_EQ(parameters({three}, 1), layer);
+  EXPECT_EQ(parameters({three}, 2), layer + 48 + table);  // the tied table is there twice
+  const int64_t norms = 7 * 48;
+  const std::string two = "parallel.tensor_model_parallel_size=2";
+  EXPECT_EQ(parameters({two}, 0), (all - norms) / 2 + norms);
+  EXPECT_EQ(parameters({two, "model.num_query_groups=1"}, 0),
+            (parameters({"model.num_query_groups=1"}, 0) - norms) / 2 + norms);
+}
+
+TEST(MemoryPlan, TheDistributedOptimizerHoldsOneShard) {
+  const std::vector<std::string> overrides = {"train.precision=bf16",
+                                              "ddp.use_distributed_optimizer=true"};
+  const StageMemory one = plan_memory(small(overrides), 1).stages.at(0);
+  const StageMemory eight = plan_memory(small(overrides), 8).stages.at(0);
+  EXPECT_EQ(one.parameter_bytes * 6, one.optimizer_bytes);
+  EXPECT_EQ(eight.parameter_bytes * 6, eight.optimizer_bytes * 8);
+  auto replicas = overrides;
+  replicas.emplace_back("parallel.num_distributed_optimizer_instances=4");
+  EXPECT_EQ(plan_memory(small(replicas), 8).stages.at(0).optimizer_bytes, one.optimizer_bytes / 2);
+}
+
+TEST(MemoryPlan, MicrobatchesInFlight) {
+  const auto layers_of = [](const std::vector<std::string>& overrides, size_t stage) {
+    const Config config = small(overrides);
+    const StageMemory memory = plan_memory(config).stages.at(stage);
+    int64_t rest = 0, layers = 0, first = static_cast<int64_t>(stage);
+    for (const ModelChunk& chunk : chunks_of_stage(config, first)) {
+      const ActivationPlan plan = plan_activations(config, chunk, first);
+      rest += plan.ends + plan.working + rotary_table_bytes(config, chunk);
+      layers = plan.layers;
+    }
+    return static_cast<double>(memory.activation_bytes - rest) / static_cast<double>(layers);
+  };
+  std::vector<std::string> overrides = {"parallel.pipeline_model_parallel_size=3",
+                                        "train.global_batch_size=30"};
+  EXPECT_EQ(layers_of(overrides, 0), 3);
+  EXPECT_EQ(layers_of(overrides, 1), 2);
+  EXPECT_EQ(layers_of(overrides, 2), 1);
+  overrides.back() = "train.global_batch_size=6";
+  EXPECT_EQ(layers_of(overrides, 0), 2);
+  overrides = {"parallel.pipeline_model_parallel_size=3", "train.global_batch_size=36",
+               "parallel.virtual_pipeline_model_parallel_size=2", "model.num_layers=6"};
+  EXPECT_EQ(layers_of(overrides, 0), 8);
+  EXPECT_EQ(layers_of(overrides, 2), 4);
+}
+
+TEST(MemoryPlan, WhatDoesNotDivideIsRefusedByName) {
+  const auto refused = [](const std::vector<std::string>& overrides, int64_t world) {
+    try {
+      plan_memory(small(overrides), world);
+    } catch (const ConfigError& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  const auto contains = [](const std::string& text, const char* part) {
+    return text.find(part) != std::string::npos;
+  };
+  EXPECT_PRED2(contains, refused({"parallel.tensor_model_parallel_size=3"}, 3),
+               "model.num_attention_heads");
+  EXPECT_PRED2(contains, refused({"parallel.pipeline_model_parallel_size=2"}, 2),
+               "model.num_layers (3)");
+  EXPECT_PRED2(contains, refused({"parallel.context_parallel_size=3"}, 3), "model.seq_length");
+  EXPECT_PRED2(contains, refused({"parallel.tensor_model_parallel_size=2"}, 3),
+               "number of ranks (3)");
+  EXPECT_PRED2(contains, refused({"train.global_batch_size=4"}, 1), "train.global_batch_size");
+  EXPECT_THROW(plan_memory(small({"model.hidden_size=4000000000", "model.vocab_size=4000000000"})),
+               UsageError);
+}
+
+}  // namespace
+}  // namespace lockstep

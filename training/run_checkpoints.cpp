@@ -1,0 +1,194 @@
+#include "lockstep/training/run_checkpoints.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "lockstep/checkpoint/checkpoint_folder.h"
+#include "lockstep/core/check.h"
+#include "lockstep/core/config_io.h"
+#include "lockstep/parallel_state/collectives.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::string_view kFound = "found ";
+constexpr const char* kRemoved = "removed";
+
+/// Rank 0's word on which checkpoint `folder` means; empty if it holds none.
+std::string agree_on_checkpoint(const std::string& folder, const ParallelState& state) {
+  std::string mine;
+  if (state.rank() == 0 && has_checkpoint(folder))
+    mine = std::string(kFound) + find_checkpoint(folder);
+  const std::string word = all_gather_texts(state.world(), mine, "checkpoint to load").front();
+  return word.starts_with(kFound) ? word.substr(kFound.size()) : "";
+}
+
+/// Rank 0 keeps the folder for the run; all ranks fail if another run has it.
+std::unique_ptr<FolderLock> lock_folder(const std::string& folder, const std::string& given_as,
+                                        const ParallelState& state) {
+  std::unique_ptr<FolderLock> lock;
+  std::string failure;
+  try {
+    if (state.rank() == 0) lock = std::make_unique<FolderLock>(folder, given_as);
+  } catch (const FileError& error) {
+    failure = error.what();
+  }
+  failure = all_gather_texts(state.world(), failure, "checkpoint lock").front();
+  require<FileError>(failure.empty(), "{}", failure);
+  return lock;
+}
+
+/// Fields that change what weights of the same shapes compute.
+constexpr const char* kSameInBoth[] = {"model.num_attention_heads",
+                                       "model.num_query_groups",
+                                       "model.kv_channels",
+                                       "model.normalization",
+                                       "model.layernorm_epsilon",
+                                       "model.position_embedding_type",
+                                       "model.rotary_base",
+                                       "model.rotary_percent",
+                                       "model.activation",
+                                       "model.moe_router_topk",
+                                       "model.moe_router_score_function",
+                                       "model.moe_router_pre_softmax",
+                                       "model.moe_router_num_groups",
+                                       "model.moe_router_group_topk",
+                                       "model.moe_router_topk_scaling_factor"};
+
+void check_same_model(CheckpointReader& checkpoint, const Config& mine) {
+  const std::vector<ConfigValue> saved = config_values(checkpoint.config());
+  const std::vector<ConfigValue> found = config_values(mine);
+  for (size_t i = 0; i < found.size(); ++i) {
+    const bool counts = std::find(std::begin(kSameInBoth), std::end(kSameInBoth), found[i].path) !=
+                        std::end(kSameInBoth);
+    require<ConfigError>(!counts || found[i] == saved[i],
+                         "{}: found {}, allowed: {}, as in the run that saved '{}', or another one "
+                         "with checkpoint.finetune = true",
+                         found[i].path, found[i].value, saved[i].value, checkpoint.path());
+  }
+}
+
+}  // namespace
+
+RunCheckpoints::RunCheckpoints(const CheckpointConfig& config, std::string folder,
+                               const ParallelState& parallel_state)
+    : config_(config), folder_(std::move(folder)), state_(parallel_state) {
+  require<ConfigError>(!folder_.empty() || !config.save_interval,
+                       "checkpoint.save_interval: found {}, allowed with: checkpoint.save or "
+                       "--output, which say where to save",
+                       config.save_interval.value_or(0));
+  if (folder_.empty()) return;
+  lock_ = lock_folder(folder_, config.save ? "checkpoint.save" : "--output", state_);
+  saver_ = std::make_shared<CheckpointSaver>(
+      parallel_state, CheckpointSaverOptions{.folder = folder_,
+                                             .keep = config.keep.value_or(0),
+                                             .async = config.async_save,
+                                             .when_busy = config.async_when_busy,
+                                             .copy_in_background = true});
+}
+
+std::optional<std::string> RunCheckpoints::load(Trainer& trainer) {
+  if (!config_.load) return {};
+  std::string path = agree_on_checkpoint(*config_.load, state_);
+  if (path.empty()) {
+    require<FileError>(config_.load_if_present,
+                       "checkpoint.load: '{}' holds no complete checkpoint; "
+                       "checkpoint.load_if_present = true starts from initial weights then",
+                       *config_.load);
+    return {};
+  }
+  while (!load_from(path, trainer)) {
+    const std::string removed = path;
+    path = agree_on_checkpoint(*config_.load, state_);
+    require<FileError>(!path.empty(),
+                       "checkpoint.load: '{}' was removed while it was read, and '{}' holds no "
+                       "other complete checkpoint",
+                       removed, *config_.load);
+  }
+  path_ = path;
+  loaded_iteration_ = trainer.iteration();
+  return loaded_ = path;
+}
+
+bool RunCheckpoints::load_from(const std::string& path, Trainer& trainer) {
+  std::optional<CheckpointReader> checkpoint;
+  const auto all_can = [&](const auto& action) {
+    std::string status = kRemoved;
+    try {
+      action();
+      status = fmt::format("{:08x}", checkpoint->checksum());
+    } catch (const FileError&) {
+      if (checkpoint ? checkpoint->is_unchanged() : is_checkpoint(path)) throw;
+    }
+    const auto all = all_gather_texts(state_.world(), status, "checkpoint that is read");
+    return status != kRemoved && std::count(all.begin(), all.end(), status) == state_.world_size();
+  };
+  const bool opened = all_can([&] {
+    checkpoint.emplace(path);
+    if (!config_.finetune) check_same_model(*checkpoint, trainer.config());
+  });
+  if (!opened) return false;
+  check_no_weight_left(*checkpoint, trainer.state(/*with_optimizer=*/false), state_);
+  if (!all_can([&] { trainer.read(*checkpoint, config_.finetune); })) return false;
+  trainer.go_on_from(*checkpoint, config_.finetune);
+  return true;
+}
+
+std::string RunCheckpoints::after_iteration(Trainer& trainer, bool last) {
+  const bool due =
+      last || (config_.save_interval && trainer.iteration() % *config_.save_interval == 0);
+  if (!saver_ || !due) return "";
+  try {
+    return save(trainer, last);
+  } catch (const FileError& error) {
+    if (last) throw;
+    return fmt::format("no checkpoint after iteration {}, training goes on: {}",
+                       trainer.iteration(), error.what());
+  }
+}
+
+std::string RunCheckpoints::finish() {
+  try {
+    return saver_ ? saver_->finish() : "";
+  } catch (const FileError& error) {
+    return fmt::format("the last checkpoint failed: {}", error.what());
+  }
+}
+
+std::string RunCheckpoints::known_until(int64_t iteration) const {
+  if (!folder_.empty()) {
+    const std::string saved = newest_until(complete_checkpoints(folder_), iteration);
+    if (!saved.empty()) return saved;
+  }
+  return loaded_ && loaded_iteration_ <= iteration ? *loaded_ : "";
+}
+
+std::string RunCheckpoints::describe_last_good(const Trainer& trainer) const {
+  const int64_t good = trainer.last_good_iteration();
+  const std::string last = known_until(good), earlier = known_until(good - 1);
+  if (last.empty()) return "";
+  const bool in_doubt = trainer.loss_scale_is_in_doubt() && !earlier.empty() && earlier != last;
+  return fmt::format(
+      "the last checkpoint from before is '{}'{}", last,
+      in_doubt ? "; if its weights are at fault and not the loss scale, it is '" + earlier + "'"
+               : "");
+}
+
+std::string RunCheckpoints::save(Trainer& trainer, bool last) {
+  const SaveResult result = saver_->save(trainer.state(config_.save_optim), trainer.progress(),
+                                         trainer.config(), /*may_skip=*/!last,
+                                         /*unproven=*/trainer.end() != RunEnd::done);
+  const std::string last_problem = last ? saver_->finish() : "";
+  if (config_.async_save && !last)
+    trainer.before_next_update([saver = saver_] { saver->finish_copy(); });
+  if (!result.path.empty()) path_ = result.path;
+  std::string told;
+  if (!result.last_error.empty())
+    told = "the checkpoint before this one failed: " + result.last_error + "\n";
+  for (const std::string& problem : {result.problem, last_problem})
+    if (!problem.empty()) told += problem + "\n";
+  if (result.path.empty()) return told + "no checkpoint: the last one is still being written";
+  return told + (config_.async_save && !last ? "saving " : "saved ") + result.path;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "lockstep/checkpoint/checkpoint_saver.h"
+#include "lockstep/checkpoint/folder_lock.h"
+#include "lockstep/core/config.h"
+#include "lockstep/parallel_state/parallel_state.h"
+#include "lockstep/training/trainer.h"
+
+namespace lockstep {
+
+/// What the fields of `checkpoint` in a run's configuration ask for: loading at the start, saving
+/// on the way and at the end. Every rank has one, and makes the same calls.
+class RunCheckpoints {
+ public:
+  /// `folder` is where to save; empty: nowhere. Collective; as long as it lives, no other run can
+  /// save there. ConfigError: checkpoint.save_interval without a folder. FileError, on all ranks:
+  /// another run has the folder, or it cannot be made.
+  RunCheckpoints(const CheckpointConfig& config, std::string folder,
+                 const ParallelState& parallel_state);
+
+  /// Loads what checkpoint.load names into the run; returns the checkpoint's path, or nothing where
+  /// there is none to load. Rank 0 decides which is the newest; a later one is taken where that is
+  /// removed while it is read. FileError: there is none and
+  /// checkpoint.load_if_present is not set; it is damaged or of another model; it has no state of
+  /// the optimizer and checkpoint.finetune is not set. ConfigError without that: a field of `model`
+  /// that is not as it was saved and changes what the weights mean, such as the number of heads.
+  std::optional<std::string> load(Trainer& trainer);
+
+  /// Saves if the interval, or the end of the run, asks for it. What is to be told of it. A save on
+  /// the way that fails is told and the run goes on; FileError if that at the end fails.
+  std::string after_iteration(Trainer& trainer, bool last);
+
+  /// For a run that ends without a save: waits for the one that is under way. What is to be told of
+  /// it. Collective.
+  std::string finish();
+
+  /// Of a run that diverged: "the last checkpoint from before is '...'", of
+  /// Trainer::last_good_iteration() or before; empty if there is none. Where the loss scale is in
+  /// doubt, also the one before, in case that the weights are at fault.
+  std::string describe_last_good(const Trainer& trainer) const;
+
+  /// The checkpoint that was saved last, else the one that was loaded; empty if there was none.
+  const std::string& path() const { return path_; }
+
+ private:
+  /// Returns whether it could be read by all ranks: it may be of another run, which has removed it
+  /// or saved that step anew meanwhile. Collective.
+  bool load_from(const std::string& path, Trainer& trainer);
+  std::string known_until(int64_t iteration) const;
+  std::string save(Trainer& trainer, bool last);
+
+  CheckpointConfig config_;
+  std::string folder_;
+  std::string path_;
+  std::optional<std::string> loaded_;
+  int64_t loaded_iteration_ = 0;
+  ParallelState state_;
+  std::unique_ptr<FolderLock> lock_;  ///< of rank 0
+  std::shared_ptr<CheckpointSaver> saver_;
+};
+
+}  // namespace lockstep
