@@ -4,9 +4,10 @@
 
 #include <ATen/ATen.h>
 
-#include "lockstep/core/error.h"
+#include "lockstep/core/check.h"
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/distributed/partial_axes.h"
+#include "lockstep/distributed/telling.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/text_digest.h"
 
@@ -24,18 +25,14 @@ Parameters chosen(const Parameters& parameters, Predicate predicate) {
 
 bool is_expert_parameter(const NamedParameter& param) { return param.description.is_expert; }
 
-/// Ranks outside the group would wait for those that refuse.
 void check_over(GroupKind kind, const Parameters& parameters, const ParallelState& state,
                 const std::vector<ConfigValue>& settings,
                 const std::function<void()>& own_checks = {},
                 const std::vector<MeshAxis>& cut_over = {}) {
   const ProcessGroup group = state.group(kind);
-  try {
+  telling_outside(group, state, [&] {
     check_same_parameters(parameters, group, settings, own_checks, cut_over);
-  } catch (const Error& error) {
-    if (group.size() < state.world_size()) state.post_failure(error.what());
-    throw;
-  }
+  });
 }
 
 void check_experts(const Parameters& parameters, const ParallelState& state,
@@ -46,7 +43,26 @@ void check_experts(const Parameters& parameters, const ParallelState& state,
     check_over(GroupKind::expert_dp, experts, state, settings);
 }
 
-/// What passes over `axis` after the data-parallel reduction, or in an update.
+bool is_whole_matrix(const NamedParameter& param,
+                     const std::function<bool(const NamedParameter&)>& whole_matrices) {
+  return whole_matrices && param.tensor.defined() && param.tensor.requires_grad() &&
+         param.tensor.dim() >= 2 && whole_matrices(param);
+}
+
+/// What all ranks of `axis` hold: whether they train it, with weight decay or without.
+void check_shared(const Parameters& parameters, MeshAxis axis, const ParallelState& state) {
+  std::vector<NamedText> facts;
+  for (const NamedParameter& param : parameters)
+    if (param.description.is_expert == (axis != MeshAxis::tp) &&
+        param.description.gradient_state(axis) == GradientState::complete &&
+        !std::holds_alternative<Shard>(param.description.placement(axis)))
+      facts.push_back({param.name, settings_text(param)});
+  const ProcessGroup group = state.group(group_kind_of(axis));
+  telling_outside(group, state, [&] { check_same_by_name(facts, group); });
+}
+
+/// What passes over `axis` after the data-parallel reduction, or in an update, and what its ranks
+/// share.
 void check_axis(const Parameters& parameters, MeshAxis axis, const ParallelState& state,
                 const std::vector<ConfigValue>& settings,
                 const std::function<bool(const NamedParameter&)>& whole_matrices) {
@@ -56,21 +72,24 @@ void check_axis(const Parameters& parameters, MeshAxis axis, const ParallelState
   const auto lives_there = [&](const NamedParameter& param) {
     return param.description.is_expert == experts;
   };
-  const auto is_whole_matrix = [&](const NamedParameter& param) {
-    return param.tensor.requires_grad() && param.tensor.dim() >= 2 && whole_matrices &&
-           whole_matrices(param);
-  };
   const bool gathers =
       axis != MeshAxis::ep &&
       std::any_of(parameters.begin(), parameters.end(), [&](const NamedParameter& param) {
-        return lives_there(param) && is_whole_matrix(param) &&
+        return lives_there(param) && is_whole_matrix(param, whole_matrices) &&
                std::holds_alternative<Shard>(param.description.placement(axis));
       });
   const Parameters alike = chosen(parameters, [&](const NamedParameter& param) {
     const bool partial = param.description.gradient_state(axis) != GradientState::complete;
-    return lives_there(param) && (partial || (gathers && is_whole_matrix(param)));
+    return lives_there(param) && (partial || (gathers && is_whole_matrix(param, whole_matrices)));
   });
-  if (!alike.empty()) check_over(group_kind_of(axis), alike, state, settings);
+  check_over(group_kind_of(axis), alike, state, settings);
+  if (axis != MeshAxis::ep) check_shared(parameters, axis, state);
+}
+
+std::string names_of(const Parameters& parameters) {
+  std::vector<std::string> names;
+  for (const NamedParameter& param : parameters) names.push_back("'" + param.name + "'");
+  return fmt::format("[{}]", fmt::join(names, ", "));
 }
 
 }  // namespace
@@ -83,7 +102,12 @@ void check_same_model(const Parameters& parameters, const ParallelState& state,
   std::vector<MeshAxis> cut_over = {etp, ep};
   std::erase_if(cut_over,
                 [&](MeshAxis axis) { return state.grids().size(group_kind_of(axis)) == 1; });
-  check_over(GroupKind::dp_cp, parameters, state, settings, own_checks, cut_over);
+  const Parameters matrices = chosen(parameters, [&](const NamedParameter& param) {
+    return is_whole_matrix(param, whole_matrices);
+  });
+  std::vector<ConfigValue> of_replicas = settings;
+  of_replicas.push_back({"whole_matrices", names_of(matrices)});
+  check_over(GroupKind::dp_cp, parameters, state, of_replicas, own_checks, cut_over);
   check_experts(parameters, state, settings);
   for (const MeshAxis axis : {tp, etp, ep})
     check_axis(parameters, axis, state, settings, whole_matrices);

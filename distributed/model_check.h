@@ -14,15 +14,18 @@ namespace lockstep {
 
 /// Compares what is reduced together, whatever differs beside it, and checks the descriptions:
 ///
-/// - over dp-cp all parameters and `settings`. Of experts that are cut over etp or ep the lengths
-///   that differ by that are left out;
+/// - over dp-cp all parameters, which of them are `whole_matrices`, and `settings`. Of experts that
+///   are cut over etp or ep the lengths that differ by that are left out;
 /// - over expert-dp, where it has other ranks than dp-cp, the experts with all lengths;
 /// - over tp, etp and ep the parameters whose gradients are partial there, and `settings`; and
 ///   where it cuts one of the `whole_matrices` all of these, because Muon's update gathers them.
 ///
-/// Nothing is sent over an axis that needs it for no parameter. CommunicationError, on every rank
-/// of the group, with the first difference. UsageError, on all of them, naming a parameter: a
-/// description that contradicts itself. `own_checks`: as in check_same_parameters().
+/// - over tp and etp, of parameters that several ranks hold whole and with complete gradients,
+///   whether they are trained, and with weight decay. Each may hold others besides.
+///
+/// Ranks send 8 bytes over dp-cp and for each line that an axis of several ranks has, while they
+/// agree. CommunicationError, on every rank of the group, with the first difference; the ranks
+/// outside are told. `own_checks`, and errors of the descriptions: as in check_same_parameters().
 void check_same_model(const std::vector<NamedParameter>& parameters, const ParallelState& state,
                       const std::vector<ConfigValue>& settings,
                       const std::function<bool(const NamedParameter&)>& whole_matrices,
