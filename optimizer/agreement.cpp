@@ -4,9 +4,10 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
-#include "lockstep/core/error.h"
 #include "lockstep/distributed/parameter_check.h"
+#include "lockstep/distributed/telling.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
@@ -14,28 +15,41 @@ namespace {
 
 constexpr std::array kAllRanks = {GroupKind::dp_cp, GroupKind::tp, GroupKind::pp};
 
-std::vector<ConfigValue> optimizer_settings(const OptimizerConfig& config) {
+std::string overrides_text(const std::vector<ParamOverride>& overrides) {
+  std::string text;
+  const auto add = [&](const char* name, const std::optional<double>& value) {
+    if (value) text += fmt::format(" {} {}", name, *value);
+  };
+  for (const ParamOverride& numbers : overrides) {
+    text += "[";
+    add("max_lr", numbers.max_lr);
+    add("min_lr", numbers.min_lr);
+    add("wd_mult", numbers.wd_mult);
+    text += " ]";
+  }
+  return text.empty() ? "none" : text;
+}
+
+std::vector<ConfigValue> optimizer_settings(const OptimizerConfig& config,
+                                            const std::vector<ParamOverride>& overrides) {
   Config whole;
   whole.optimizer = config;
   std::vector<ConfigValue> settings = config_values(whole);
   std::erase_if(settings,
                 [](const ConfigValue& field) { return !field.path.starts_with("optimizer."); });
+  settings.push_back({"overrides", overrides_text(overrides)});
   return settings;
 }
 
 }  // namespace
 
 void check_same_optimizer(const ParallelState& state, const OptimizerConfig& config,
+                          const std::vector<ParamOverride>& overrides,
                           const std::function<void()>& own_checks) {
-  const std::vector<ConfigValue> settings = optimizer_settings(config);
+  const std::vector<ConfigValue> settings = optimizer_settings(config, overrides);
   for (const GroupKind kind : kAllRanks) {
     const ProcessGroup group = state.group(kind);
-    try {
-      check_same_parameters({}, group, settings, own_checks);
-    } catch (const Error& error) {
-      if (group.size() < state.world_size()) state.post_failure(error.what());
-      throw;
-    }
+    telling_outside(group, state, [&] { check_same_parameters({}, group, settings, own_checks); });
   }
 }
 

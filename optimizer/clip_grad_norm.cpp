@@ -10,6 +10,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/parameter_check.h"
+#include "lockstep/distributed/telling.h"
 #include "lockstep/optimizer/norms.h"
 
 namespace lockstep {
@@ -93,20 +94,6 @@ std::vector<ShardClass> make_classes(const MeshParameters& parameters,
   return classes;
 }
 
-/// make_classes(). If it throws, the ranks that wait for this one are told.
-std::vector<ShardClass> classes_or_failure(const MeshParameters& parameters,
-                                           const std::optional<DeviceMesh>& pp_mesh, bool clips) {
-  try {
-    return make_classes(parameters, pp_mesh, clips);
-  } catch (const UsageError& error) {
-    std::optional<DeviceMesh> mesh = pp_mesh;
-    for (const MeshParameter& param : parameters)
-      if (!mesh && param.dtensor) mesh = param.dtensor->device_mesh();
-    if (mesh) mesh->parallel_state().post_failure(error.what());
-    throw;
-  }
-}
-
 /// Over the ranks of each class, in place.
 void reduce_classes(const std::vector<ShardClass>& classes, const std::vector<at::Tensor>& of_class,
                     ReduceOp op, const char* label) {
@@ -178,13 +165,16 @@ void scale(const MeshParameters& parameters, const at::Tensor& coefficient, bool
 at::Tensor clip_grad_norm_(const MeshParameters& parameters, std::optional<double> max_norm,
                            double norm_type, bool error_if_nonfinite, std::optional<bool> foreach,
                            const std::optional<DeviceMesh>& pp_mesh) {
-  require<UsageError>(norm_type > 0, "clip_grad_norm_: norm_type: found {}, allowed: > 0",
-                      norm_type);
-  require<UsageError>(!max_norm || *max_norm >= 0,
-                      "clip_grad_norm_: max_norm: found {}, allowed: >= 0", max_norm.value_or(0));
   const at::NoGradGuard no_grad;
-  const std::vector<ShardClass> classes =
-      classes_or_failure(parameters, pp_mesh, max_norm.has_value());
+  const ParallelState* const job = pp_mesh ? &pp_mesh->parallel_state() : parameters.job();
+  const std::vector<ShardClass> classes = telling(job, [&] {
+    require<UsageError>(norm_type > 0, "clip_grad_norm_: norm_type: found {}, allowed: > 0",
+                        norm_type);
+    require<UsageError>(!max_norm || *max_norm >= 0,
+                        "clip_grad_norm_: max_norm: found {}, allowed: >= 0", max_norm.value_or(0));
+    parameters.check();
+    return make_classes(parameters, pp_mesh, max_norm.has_value());
+  });
   c10::Device device = c10::kCPU;
   if (parameters.size() > 0) device = parameters[0].tensor.device();
   if (pp_mesh) device = pp_mesh->parallel_state().device();

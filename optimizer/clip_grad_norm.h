@@ -36,12 +36,12 @@ namespace lockstep {
 /// neither 2 nor infinity. The bits of the norm are the same on all ranks that hold the same plain
 /// tensors. A norm that is not finite spoils the gradients as in PyTorch.
 ///
-/// UsageError: a norm_type that is not positive, a max_norm below 0; by name, a Partial parameter,
-/// a gradient that is sparse, of a dtype other than fp64, fp32, bf16, fp16 and complex of fp64 or
-/// fp32, or, if it is to be clipped, whose elements share memory in another way than by expand():
-/// the other ranks raise CommunicationError; a norm that is not finite, if `error_if_nonfinite`, on
-/// every rank and before anything is changed, naming this rank's first parameter with such a
-/// gradient.
+/// UsageError: a norm_type that is not positive, a max_norm below 0; by name, an undefined tensor,
+/// a Partial parameter, a gradient that is sparse, of a dtype other than fp64, fp32, bf16, fp16 and
+/// complex of fp64 or fp32, or, if it is to be clipped, whose elements share memory in another way
+/// than by expand(): the other ranks raise CommunicationError; a norm that is not finite, if
+/// `error_if_nonfinite`, on every rank and before anything is changed, naming this rank's first
+/// parameter with such a gradient.
 at::Tensor clip_grad_norm_(const MeshParameters& parameters, std::optional<double> max_norm,
                            double norm_type = 2, bool error_if_nonfinite = false,
                            std::optional<bool> foreach = {},

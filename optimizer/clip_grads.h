@@ -16,16 +16,18 @@ namespace lockstep {
 /// two stages hold counts as two parameters unless it is tied (ParamDescription::tie) or its
 /// gradient is declared partial over pp, because nothing else tells that they are one: a parameter
 /// that all stages hold with complete gradients counts once for each of them. A gradient that is
-/// NaN or infinite makes it NaN or infinite. The bits are the same on all ranks, so that ranks
-/// which decide by it decide the same.
+/// NaN or infinite makes it NaN or infinite, on whichever of the ranks that hold its parameter. The
+/// bits are the same on all ranks, so that ranks which decide by it decide the same.
 ///
 /// `models` are the wrapped chunks of the model of this rank, with final gradients (see
 /// finalize_model_grads). Collective over the ranks that share the model: tp-pp and, where experts
 /// have a grid of their own, tp-ep-pp; with the distributed optimizer intra-optimizer. One
 /// all-reduce of 8 bytes over each, a second one if norm_type is neither 2 nor infinity (then the
 /// elements are divided by the largest first, so that no power overflows); nothing is sent where
-/// these groups have one rank. UsageError: no model, gradients that are not final, a norm_type
-/// below 1.
+/// these groups have one rank. On the CPU a 2-norm that is infinite is looked at again, with one
+/// more all-reduce, and computed so, with a third one, if all gradients are finite: those of fp64
+/// beyond 1e154. On CUDA, where nobody waits for the device, it stays infinite. UsageError: no
+/// model, gradients that are not final, a norm_type below 1; ranks that wait for this one are told.
 at::Tensor grad_norm(const std::vector<DistributedDataParallel*>& models, double norm_type = 2);
 
 /// The factor by which gradients of norm `norm` are multiplied so that they have `max_norm` at

@@ -1,6 +1,7 @@
 #include "lockstep/optimizer/counted_grads.h"
 
 #include <algorithm>
+#include <limits>
 #include <set>
 
 #include <ATen/ATen.h>
@@ -30,18 +31,24 @@ class Counter {
   std::set<std::pair<TiedStages, std::string>> seen_;
 };
 
-/// Gives `visit` the ranges of `buffer` that count.
-template <class Visit>
-void visit_counted(const ParamAndGradBuffer& buffer, Gaps gaps, Counter& counter, Visit visit) {
-  std::vector<bool> counts;  // in the order of registration, in which copies are told apart
+/// Whether each parameter counts, in the order of registration, in which copies are told apart.
+std::vector<bool> counted_params(const ParamAndGradBuffer& buffer, Counter& counter) {
+  std::vector<bool> counts;
   for (const NamedParameter& param : buffer.params())
     counts.push_back(counter.counts(param.description));
+  return counts;
+}
+
+/// Gives `visit` the ranges of `buffer` whose parameters are `chosen`.
+template <class Visit>
+void visit_ranges(const ParamAndGradBuffer& buffer, Gaps gaps, const std::vector<bool>& chosen,
+                  Visit visit) {
   ElementRange range;
   bool open = false;
   for (const ParamLayout::Bucket& bucket : buffer.layout().buckets)
     for (const int64_t index : bucket.params) {
       const auto& slot = buffer.layout().slots[static_cast<size_t>(index)];
-      const bool counted = counts[static_cast<size_t>(index)];
+      const bool counted = chosen[static_cast<size_t>(index)];
       const bool extends = gaps == Gaps::included || slot.start == range.end;
       if (open && !(counted && extends)) {
         visit(range);
@@ -99,21 +106,37 @@ CountedRanges::CountedRanges(const std::vector<DistributedDataParallel*>& models
     : models_(models) {
   check_models(models, caller);
   Counter counter(models.front()->parallel_state());
-  visit_buffers(models, classes_, [&](const ParamAndGradBuffer& buffer, std::vector<Place>& list) {
-    visit_counted(buffer, gaps, counter, [&](const ElementRange& range) {
-      list.push_back({&buffer, range});
-    });
+  using Places = std::pair<std::vector<Place>, std::vector<Place>>;
+  std::vector<Places> classes;
+  visit_buffers(models, classes, [&](const ParamAndGradBuffer& buffer, Places& places) {
+    std::vector<bool> chosen = counted_params(buffer, counter);
+    for (auto* const list : {&places.first, &places.second}) {
+      visit_ranges(buffer, gaps, chosen, [&](const ElementRange& range) {
+        list->push_back({&buffer, range});
+      });
+      chosen.flip();
+    }
   });
+  for (auto& [here, elsewhere] : classes) {
+    classes_.push_back(std::move(here));
+    elsewhere_.push_back(std::move(elsewhere));
+  }
 }
 
 PieceClasses CountedRanges::grads(const char* caller) const {
   check_gradients(models_, caller);
-  PieceClasses classes;
-  for (const auto& places : classes_) {
-    classes.emplace_back();
-    for (const auto& [buffer, range] : places) add(classes.back(), owned_grads(*buffer, range));
+  return grads_of(classes_);
+}
+
+PieceClasses CountedRanges::grads_counted_elsewhere() const { return grads_of(elsewhere_); }
+
+PieceClasses CountedRanges::grads_of(const PlaceClasses& classes) {
+  PieceClasses pieces;
+  for (const auto& places : classes) {
+    pieces.emplace_back();
+    for (const auto& [buffer, range] : places) add(pieces.back(), owned_grads(*buffer, range));
   }
-  return classes;
+  return pieces;
 }
 
 PieceClasses held_grads(const std::vector<DistributedDataParallel*>& models, const char* caller) {
@@ -150,6 +173,12 @@ at::Tensor sum_of_squares(const at::Tensor& flat) {
   for (const at::Tensor& part : cache_sized_parts(flat))
     total += kernels::sum_of_squares(part.to(at::kFloat));
   return total;
+}
+
+at::Tensor finite_mark(const at::Tensor& flat) {
+  if (flat.scalar_type() != at::kDouble) return sum_of_squares(flat);  // which cannot overflow
+  if (flat.numel() == 0) return at::zeros({}, flat.options());
+  return at::linalg_vector_norm(flat, std::numeric_limits<double>::infinity());
 }
 
 std::vector<at::Tensor> cache_sized_parts(const at::Tensor& flat) {

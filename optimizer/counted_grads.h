@@ -34,6 +34,10 @@ class CountedRanges {
   /// UsageError naming `caller`: gradients that are not final.
   PieceClasses grads(const char* caller) const;
 
+  /// The gradients of which another rank, or another copy on this one, counts the same. After
+  /// grads().
+  PieceClasses grads_counted_elsewhere() const;
+
   const std::vector<DistributedDataParallel*>& models() const { return models_; }
 
  private:
@@ -42,7 +46,10 @@ class CountedRanges {
     ElementRange range;
   };
   std::vector<DistributedDataParallel*> models_;
-  std::vector<std::vector<Place>> classes_;
+  using PlaceClasses = std::vector<std::vector<Place>>;
+  static PieceClasses grads_of(const PlaceClasses& classes);
+
+  PlaceClasses classes_, elsewhere_;
 };
 
 /// All gradients that this rank holds, counted elsewhere or not, in the same classes. Errors as
@@ -65,6 +72,10 @@ at::Tensor combine_over_model(const std::vector<DistributedDataParallel*>& model
 /// The sum of the squares of a flat tensor (0-dim, fp64, on its device), of a complex one of its
 /// absolute values.
 at::Tensor sum_of_squares(const at::Tensor& flat);
+
+/// A finite number if all elements of a flat tensor are finite, NaN or infinity if not (0-dim,
+/// fp64, on its device).
+at::Tensor finite_mark(const at::Tensor& flat);
 
 /// `flat` in parts that fit the cache on the CPU; in one on other devices.
 std::vector<at::Tensor> cache_sized_parts(const at::Tensor& flat);

@@ -68,11 +68,10 @@ at::Tensor infinity_norm(const PieceClasses& classes, c10::Device device,
   return combine(largest_of_each(classes, device), ReduceOp::max, kLargest);
 }
 
-at::Tensor power_norm(const PieceClasses& classes, double p, c10::Device device,
+at::Tensor power_norm(const PieceClasses& classes, double p, const at::Tensor& unit,
                       const CombineClasses& combine) {
-  const at::Tensor unit = unit_of(infinity_norm(classes, device, combine));
   const auto powers = [&](const at::Tensor& piece) { return sum_of_powers(piece, p, unit); };
-  return unit * combine(sums(classes, device, powers), ReduceOp::sum, kNorm).pow(1 / p);
+  return unit * combine(sums(classes, unit.device(), powers), ReduceOp::sum, kNorm).pow(1 / p);
 }
 
 }  // namespace
@@ -81,7 +80,14 @@ at::Tensor norm_of_pieces(const PieceClasses& classes, double p, c10::Device dev
                           const CombineClasses& combine) {
   if (std::isinf(p)) return infinity_norm(classes, device, combine);
   if (p == 2) return combine(sums(classes, device, sum_of_squares), ReduceOp::sum, kNorm).sqrt();
-  return power_norm(classes, p, device, combine);
+  return power_norm(classes, p, unit_of(infinity_norm(classes, device, combine)), combine);
+}
+
+at::Tensor scaled_norm_of_pieces(const PieceClasses& classes, double p, c10::Device device,
+                                 const CombineClasses& combine) {
+  const at::Tensor most = infinity_norm(classes, device, combine);
+  if (!std::isfinite(most.item<double>())) return most;
+  return power_norm(classes, p, unit_of(most), combine);
 }
 
 std::vector<at::Tensor> norms_of_classes(const PieceClasses& classes, double p, c10::Device device,

@@ -27,6 +27,12 @@ using CombineClasses = std::function<at::Tensor(const std::vector<at::Tensor>& o
 at::Tensor norm_of_pieces(const PieceClasses& classes, double p, c10::Device device,
                           const CombineClasses& combine);
 
+/// The same for a p of any size, by powers of elements that are divided by the largest first, for
+/// finite elements whose squares overflow. Waits for the device; stops at the largest where that is
+/// not finite.
+at::Tensor scaled_norm_of_pieces(const PieceClasses& classes, double p, c10::Device device,
+                                 const CombineClasses& combine);
+
 /// Puts together, in place, what the ranks of each class have of it (0-dim), and of no other class.
 using ReduceClasses =
     std::function<void(const std::vector<at::Tensor>& of_class, ReduceOp op, const char* label)>;

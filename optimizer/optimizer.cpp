@@ -64,6 +64,29 @@ bool has_whole_matrices(const std::vector<DistributedDataParallel*>& models) {
   return any_buffer(models, [](auto& buffer) { return buffer.holds_whole_matrices(); });
 }
 
+/// In the order of the buffers.
+std::vector<NamedParameter> params_of(const std::vector<DistributedDataParallel*>& models) {
+  std::vector<NamedParameter> params;
+  for (const DistributedDataParallel* model : models)
+    for (const auto& buffer : model->buffers())
+      params.insert(params.end(), buffer->params().begin(), buffer->params().end());
+  return params;
+}
+
+GroupedParams grouped_params(const std::vector<DistributedDataParallel*>& models,
+                             const OptimizerConfig& config,
+                             const std::vector<ParamOverride>& overrides) {
+  const RankGrids& grids = models.front()->parallel_state().grids();
+  const bool whole = grids.size(GroupKind::pp) == 1 && grids.size(GroupKind::ep) == 1;
+  require<ConfigError>(
+      config.optimizer != OptimizerKind::muon || !whole || has_whole_matrices(models),
+      "optimizer.optimizer: found muon, but no parameter is a matrix that lies whole "
+      "(ParamUpdate::matrix in its description, MatrixLayout::whole of its "
+      "DistributedDataParallel); allowed: adam, sgd, or muon with some");
+  return group_params(params_of(models), config, overrides,
+                      whole ? ListedParams::all : ListedParams::some);
+}
+
 std::unique_ptr<GradScaler> make_scaler(const OptimizerConfig& config, bool adapts) {
   if (config.loss_scale || !adapts)
     return std::make_unique<ConstantGradScaler>(config.loss_scale.value_or(1));
@@ -92,12 +115,13 @@ Optimizer::Optimizer(std::vector<DistributedDataParallel*> models, const Optimiz
   check_model_list(models_, name);
   const ParallelState& state = models_.front()->parallel_state();
   const at::NoGradGuard no_grad;
-  check_same_optimizer(state, config, [&] {
+  check_same_optimizer(state, config, overrides, [&] {
     check_config(config);
     for (const DistributedDataParallel* model : models_)
       require<UsageError>(model->is_sharded() == sharded,
                           "{}: found a model {} ddp.use_distributed_optimizer, allowed: {}", name,
                           sharded ? "without" : "with", sharded ? "with it" : "without it");
+    (void)grouped_params(models_, config, overrides);
   });
   for (DistributedDataParallel* model : models_) model->finish_param_sync();
   counted_ = std::make_unique<CountedRanges>(models_, Gaps::included, name);
@@ -106,19 +130,8 @@ Optimizer::Optimizer(std::vector<DistributedDataParallel*> models, const Optimiz
 }
 
 void Optimizer::make_states(const std::vector<ParamOverride>& overrides) {
-  const RankGrids& grids = models_.front()->parallel_state().grids();
-  const bool whole = grids.size(GroupKind::pp) == 1 && grids.size(GroupKind::ep) == 1;
-  require<ConfigError>(
-      config_.optimizer != OptimizerKind::muon || !whole || has_whole_matrices(models_),
-      "optimizer.optimizer: found muon, but no parameter is a matrix that lies whole "
-      "(ParamUpdate::matrix in its description, MatrixLayout::whole of its "
-      "DistributedDataParallel); allowed: adam, sgd, or muon with some");
-  std::vector<NamedParameter> params;
-  for (const DistributedDataParallel* model : models_)
-    for (const auto& buffer : model->buffers())
-      params.insert(params.end(), buffer->params().begin(), buffer->params().end());
-  const GroupedParams grouped =
-      group_params(params, config_, overrides, whole ? ListedParams::all : ListedParams::some);
+  const std::vector<NamedParameter> params = params_of(models_);
+  const GroupedParams grouped = grouped_params(models_, config_, overrides);
   groups_ = grouped.groups;
   std::vector<std::string> settings;
   for (size_t i = 0; i < params.size(); ++i)
@@ -126,6 +139,7 @@ void Optimizer::make_states(const std::vector<ParamOverride>& overrides) {
                                    at::toString(params[i].tensor.scalar_type()),
                                    to_string(groups_[grouped.group_of[i]])));
   check_ties_over_stages(models_, settings);
+  check_partial_over_stages(models_);
   auto next = grouped.group_of.begin();
   for (const DistributedDataParallel* model : models_)
     for (const auto& buffer : model->buffers()) {

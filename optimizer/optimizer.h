@@ -82,14 +82,16 @@ class Optimizer {
   };
 
   /// The models must outlive the optimizer. Collective over dp-cp, tp and pp: the ranks compare
-  /// `config` (CommunicationError, naming the field and two ranks) and their tied parameters, and
-  /// agree on the loss scale. UsageError: no model, a model for the distributed
+  /// `config` and the numbers of `overrides` (CommunicationError, naming the field and two ranks),
+  /// their tied parameters and those whose gradients are partial over pp, and agree on the loss
+  /// scale. UsageError: no model, a model for the distributed
   /// optimizer. ConfigError: a number out of its bounds, parameters of a dtype other than fp32,
   /// fp64, bf16 and fp16, muon without any matrix that is whole (without pipeline and expert
   /// parallelism), copies of a tied parameter in groups with other settings, and those of
   /// group_params(); there is no look at other ranks for parameters that an override applies to, so
-  /// one that applies to none is an error only without pipeline and expert parallelism.
-  /// CommunicationError: a tied parameter of which a stage lacks its copy.
+  /// one that applies to none is an error only without pipeline and expert parallelism. If some
+  /// ranks find these, the others throw CommunicationError. CommunicationError: a tied parameter of
+  /// which a stage lacks its copy.
   Optimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config,
             const std::vector<ParamOverride>& overrides = {});
 

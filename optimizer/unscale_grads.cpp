@@ -5,6 +5,8 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/distributed/parameter_check.h"
+#include "lockstep/distributed/telling.h"
 #include "lockstep/optimizer/counted_grads.h"
 
 namespace lockstep {
@@ -17,7 +19,7 @@ at::Tensor scale_and_look(const std::vector<at::Tensor>& pieces, double factor,
   for (const at::Tensor& piece : pieces)
     for (const at::Tensor& part : cache_sized_parts(piece)) {
       if (factor != 1) part.mul_(factor);
-      total += sum_of_squares(part);
+      total += finite_mark(part);
     }
   return total.isfinite().logical_not().to(at::kDouble);
 }
@@ -25,10 +27,13 @@ at::Tensor scale_and_look(const std::vector<at::Tensor>& pieces, double factor,
 }  // namespace
 
 bool found_inf(const std::vector<DistributedDataParallel*>& models, double inverse_scale) {
-  require<UsageError>(std::isfinite(inverse_scale) && inverse_scale > 0,
-                      "found_inf: inverse_scale: found {}, allowed: > 0", inverse_scale);
   const at::NoGradGuard no_grad;
-  const PieceClasses classes = held_grads(models, "found_inf");
+  check_model_list(models, "found_inf");
+  const PieceClasses classes = telling(models.front()->parallel_state(), [&] {
+    require<UsageError>(std::isfinite(inverse_scale) && inverse_scale > 0,
+                        "found_inf: inverse_scale: found {}, allowed: > 0", inverse_scale);
+    return held_grads(models, "found_inf");
+  });
   const c10::Device device = models.front()->parallel_state().device();
   std::vector<at::Tensor> of_class;
   for (const std::vector<at::Tensor>& pieces : classes)

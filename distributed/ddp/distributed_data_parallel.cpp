@@ -56,6 +56,7 @@ struct DistributedDataParallel::Impl {
                      [&] {
                        check_ddp(config);
                        check_parameter_list(parameters, "DistributedDataParallel");
+                       refuse_shared_memory(parameters, "DistributedDataParallel");
                      });
     for (const NamedParameter& param : parameters)
       if (!param.tensor.requires_grad())

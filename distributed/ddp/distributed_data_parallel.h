@@ -59,19 +59,22 @@ class DistributedDataParallel {
   /// Takes over the parameters of `module` that require a gradient; they keep their values and
   /// become contiguous in the default memory format, channels-last ones too. A parameter that is
   /// registered with the module later is not trained: its gradient stays this rank's own, and no
-  /// optimizer of this object updates it. Collective over the
-  /// data-parallel ranks. First compares `config` and the parameters of all ranks (names, shapes,
-  /// dtypes, descriptions, whether they are trained): where they differ, every rank throws
-  /// CommunicationError naming the first difference. The same over tp, etp and ep for parameters
-  /// whose gradients are partial there; over any of these the pieces of a parameter that is cut may
-  /// have different lengths. Then gives all ranks the parameters and registered buffers of the
-  /// first one (see broadcast_params, which nobody calls later: ranks whose buffers change in
-  /// training, as running means do, have their own).
+  /// optimizer of this object updates it. Collective over the data-parallel ranks, and over tp, etp
+  /// and ep. First compares `config` and the parameters of all ranks (names, shapes, dtypes,
+  /// descriptions, whether they are trained, `matrices`): where they differ, every rank
+  /// throws CommunicationError naming the first difference. The same over tp, etp and ep for
+  /// parameters whose gradients are partial there; over any of these the pieces of a parameter that
+  /// is cut may have different lengths. Of other parameters that tp or etp ranks hold whole under
+  /// one name they compare whether they are trained and with weight decay; a rank may hold others
+  /// besides. Then gives all ranks the parameters and registered buffers of the first one (see
+  /// broadcast_params, which nobody calls later: ranks whose buffers change in training, as running
+  /// means do, have their own).
   ///
   /// UsageError if nothing is to be trained, if a parameter is wrapped already, for an undefined
-  /// tensor, for a tensor or a name that is listed twice, for a description that contradicts itself
-  /// (ParamDescription::validate); if some ranks find that of their own arguments, the others throw
-  /// CommunicationError.
+  /// tensor, for a tensor or a name that is listed twice, for a parameter to be trained that is no
+  /// leaf, sparse, expanded, or shares elements with another one, for a description that
+  /// contradicts itself (ParamDescription::validate) or cuts a dimension that the tensor has not;
+  /// if some ranks find that of their own arguments, the others throw CommunicationError.
   ///
   /// `disable_bucketing`: one bucket for each buffer whatever `config` says, for model chunks whose
   /// reduction is hidden by those of other chunks; on all pipeline stages but the first it is
@@ -120,7 +123,8 @@ class DistributedDataParallel {
 
   /// Instead of no_sync(): the backwards of each following step are counted, and number `count`
   /// reduces. Between steps only. Every parameter must get a gradient in each of them, unless
-  /// ddp.allow_unused_parameters is set.
+  /// ddp.allow_unused_parameters is set. All ranks set the same count: nothing compares it, and
+  /// where it differs some wait for others until the timeout.
   void set_num_microbatches(int64_t count);
 
   /// States that all micro-batches are done and starts the reduction of every bucket that is not

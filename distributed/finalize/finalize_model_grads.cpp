@@ -8,6 +8,7 @@
 #include "lockstep/distributed/finalize_passes.h"
 #include "lockstep/distributed/owned_grads.h"
 #include "lockstep/distributed/parameter_check.h"
+#include "lockstep/distributed/telling.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/pipeline_position.h"
 
@@ -106,13 +107,10 @@ FinalizeReport finalize_model_grads(const std::vector<DistributedDataParallel*>&
                                     const std::vector<RouterBias>& router_biases) {
   check_model_list(models, "finalize_model_grads");
   FinalizeContext context{models, num_tokens, router_biases};
-  try {
+  telling(context.state(), [&] {
     check_arguments(context);
     for (const Pass pass : kPasses) pass(context);
-  } catch (const Error& error) {
-    context.state().post_failure(error.what());
-    throw;
-  }
+  });
   for (DistributedDataParallel* model : models) model->end_finalize();
   return std::move(context.report);
 }

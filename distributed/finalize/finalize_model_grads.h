@@ -45,7 +45,10 @@ struct RouterBias {
 ///    pp) is summed over the ranks of that axis, or averaged if it is partial-mean. Such are the
 ///    layer norms under sequence parallelism. Gradients of more than 256 KiB are reduced where they
 ///    lie, smaller ones together, through a buffer of at most 1 MiB. The ranks of the axis may hold
-///    anything beside such parameters; stages of a pipeline register theirs in the same order.
+///    anything beside such parameters; stages of a pipeline register theirs in the same order,
+///    under the same names. Where names, order or shapes differ over stages, here or of tied
+///    copies, the constructor of an Optimizer says so at once. Without one the CPU's collectives
+///    fail at the timeout, naming them, and NCCL's compare nothing.
 /// 3. tied gradients: all copies of a tied parameter, in the models of this rank and on the stages
 ///    that ParamDescription::tie names, get the sum of their gradients. Only the ranks that hold a
 ///    copy take part, and all of them must (see Tie).
@@ -55,6 +58,8 @@ struct RouterBias {
 ///    ranks and divides all gradients by it, or by 1 if it is less. The loss must be a sum over
 ///    tokens, and `num_tokens` the number of tokens that this rank summed over in all micro-batches
 ///    of the step. With a pipeline the last stage's number counts, and the others may leave it out.
+///    Tensor-parallel ranks give the same number: nothing is sent between them to compare it, and
+///    where it differs their parameters drift apart.
 ///
 /// With the distributed optimizer passes 2, 3 and 5 work on the shard that this rank owns, so they
 /// send 1 / shards of the bytes.

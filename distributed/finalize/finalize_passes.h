@@ -31,6 +31,12 @@ struct FinalizeContext {
 /// together through a buffer of at most 1 MiB.
 void reduce_partial_gradients(FinalizeContext& context);
 
+/// Compares over the pipeline stages what these reduce together: names, order, shapes, dtypes and
+/// descriptions of the parameters whose gradients are partial over pp. Collective over pp, with 8
+/// bytes per rank; nothing is sent where it has one rank. Every rank throws the same
+/// CommunicationError otherwise.
+void check_partial_over_stages(const std::vector<DistributedDataParallel*>& models);
+
 /// Adds up the gradients of tied parameters: first the copies in this rank's models, then those of
 /// the other stages, in the order of TiedStages (all, first and last, first) and of the ties'
 /// names.

@@ -7,8 +7,11 @@
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/finalize_passes.h"
 #include "lockstep/distributed/owned_grads.h"
+#include "lockstep/distributed/parameter_check.h"
+#include "lockstep/distributed/telling.h"
 #include "lockstep/parallel_state/axis_groups.h"
 #include "lockstep/parallel_state/collectives.h"
+#include "lockstep/parallel_state/text_digest.h"
 
 namespace lockstep {
 namespace {
@@ -28,6 +31,7 @@ struct Key {
 struct Piece {
   at::Tensor grads;
   int64_t parameters;
+  const NamedParameter* first;
   int64_t bytes() const { return static_cast<int64_t>(grads.nbytes()); }
 };
 
@@ -39,21 +43,26 @@ void collect(const ParamAndGradBuffer& buffer, const ParamLayout::Bucket& bucket
              Pieces& pieces) {
   ElementRange range;
   int64_t parameters = 0;
+  const NamedParameter* first = nullptr;
   auto state = GradientState::complete;
   const auto add_range = [&] {
     if (parameters > 0)
       for (const at::Tensor& grads : reduced_grads(buffer, range))
-        pieces[{axis, state, grads.scalar_type()}].push_back({grads, parameters});
+        pieces[{axis, state, grads.scalar_type()}].push_back({grads, parameters, first});
     parameters = 0;
   };
   for (const int64_t index : bucket.params) {
-    const auto& description = buffer.params()[static_cast<size_t>(index)].description;
+    const NamedParameter& param = buffer.params()[static_cast<size_t>(index)];
+    const ParamDescription& description = param.description;
     if (description.gradient_states.empty()) continue;
     const GradientState of_this = description.gradient_state(axis);
     if (of_this == GradientState::complete) continue;
     const auto& slot = buffer.layout().slots[static_cast<size_t>(index)];
     if (slot.start != range.end || of_this != state || axis == MeshAxis::pp) add_range();
-    if (parameters == 0) range.start = slot.start;
+    if (parameters == 0) {
+      range.start = slot.start;
+      first = &param;
+    }
     range.end = slot.end;
     state = of_this;
     ++parameters;
@@ -97,12 +106,13 @@ class PieceReducer {
         group_(context.state().group(group_kind_of(key.axis))),
         op_(key.state == GradientState::partial_mean ? ReduceOp::average : ReduceOp::sum),
         label_(fmt::format("gradients that are {} over {}", to_string(key.state),
-                           to_string(key.axis))) {}
+                           to_string(key.axis))),
+        over_stages_(key.axis == MeshAxis::pp) {}
 
   void run(const std::vector<Piece>& pieces) {
     for (const Piece& piece : pieces) {
       if (piece.bytes() > kInPlaceBytes) {
-        works_.push_back(reduce(piece.grads, piece.parameters));
+        works_.push_back(reduce(piece.grads, piece.parameters, label_of({piece})));
         continue;
       }
       if (packed_bytes_ + piece.bytes() > kPackedBytes) flush();
@@ -114,10 +124,23 @@ class PieceReducer {
   }
 
  private:
-  Work reduce(const at::Tensor& grads, int64_t parameters) {
+  /// Stages pair their parameters by order alone, so that the label has to tell them apart.
+  std::string label_of(const std::vector<Piece>& pieces) const {
+    constexpr size_t kMostNamed = 8;
+    if (!over_stages_) return label_;
+    std::string names, text = label_;
+    for (const Piece& piece : pieces)
+      names += fmt::format("{}'{}' {}", names.empty() ? ": " : ", ", piece.first->name,
+                           piece.first->tensor.sizes());
+    if (pieces.size() <= kMostNamed) return text + names;
+    return text + fmt::format(": '{}' to '{}', digest {:016x}", pieces.front().first->name,
+                              pieces.back().first->name, text_digest(names));
+  }
+
+  Work reduce(const at::Tensor& grads, int64_t parameters, const std::string& label) {
     context_.note("partial gradients", group_, fmt::format("all-reduce {}", to_string(op_)),
                   static_cast<int64_t>(grads.nbytes()), parameters);
-    return all_reduce(group_, grads, op_, label_);
+    return all_reduce(group_, grads, op_, label);
   }
 
   void flush() {
@@ -129,7 +152,7 @@ class PieceReducer {
       parameters += piece.parameters;
     }
     if (grads.size() == 1)
-      works_.push_back(reduce(grads.front(), parameters));
+      works_.push_back(reduce(grads.front(), parameters, label_of(small_)));
     else
       reduce_packed(grads, parameters);
     small_.clear();
@@ -141,7 +164,7 @@ class PieceReducer {
     if (!buffer_.defined()) buffer_ = at::empty({kPackedBytes / item}, grads.front().options());
     at::Tensor packed = buffer_.narrow(0, 0, packed_bytes_ / item);
     at::cat_out(packed, grads);
-    reduce(packed, parameters).wait();
+    reduce(packed, parameters, label_of(small_)).wait();
     int64_t offset = 0;
     for (at::Tensor grad : grads) {
       grad.copy_(packed.narrow(0, offset, grad.numel()));
@@ -153,6 +176,7 @@ class PieceReducer {
   ProcessGroup group_;
   ReduceOp op_;
   std::string label_;
+  bool over_stages_;
   std::vector<Work> works_;
   std::vector<Piece> small_;
   int64_t packed_bytes_ = 0;
@@ -160,6 +184,27 @@ class PieceReducer {
 };
 
 }  // namespace
+
+void check_partial_over_stages(const std::vector<DistributedDataParallel*>& models) {
+  const ParallelState& state = models.front()->parallel_state();
+  const ProcessGroup stages = state.group(GroupKind::pp);
+  if (stages.size() == 1) return;
+  using Kind = std::pair<GradientState, at::ScalarType>;
+  std::map<Kind, std::vector<NamedParameter>> kinds;
+  for (const DistributedDataParallel* model : models)
+    for (const ParamAndGradBuffer* buffer : buffers_in_order(*model, state.grids()))
+      for (const auto& bucket : buffer->layout().buckets)
+        for (const int64_t index : bucket.params) {
+          const NamedParameter& param = buffer->params()[static_cast<size_t>(index)];
+          const GradientState kind = param.description.gradient_state(MeshAxis::pp);
+          if (kind != GradientState::complete)
+            kinds[{kind, buffer->grad_data().scalar_type()}].push_back(param);
+        }
+  std::vector<NamedParameter> in_order;
+  for (const auto& [kind, params] : kinds)
+    in_order.insert(in_order.end(), params.begin(), params.end());
+  telling_outside(stages, state, [&] { check_same_parameters(in_order, stages); });
+}
 
 void reduce_partial_gradients(FinalizeContext& context) {
   const at::NoGradGuard no_grad;

@@ -122,8 +122,10 @@ void sum_tied_gradients(FinalizeContext& context) {
     const GroupKind kind = tie_group_kind(tie.stages);
     if (context.state().grids().size(kind) > 1) {
       const ProcessGroup group = context.state().group(kind);
+      const std::string label =
+          fmt::format("gradient tied as '{}' {}", tie.name, copies.front().param().tensor.sizes());
       for (const at::Tensor& grads : sum) {
-        all_reduce(group, grads, ReduceOp::sum, "gradient tied as '" + tie.name + "'").wait();
+        all_reduce(group, grads, ReduceOp::sum, label).wait();
         context.note("tied gradients", group, "all-reduce sum",
                      static_cast<int64_t>(grads.nbytes()), 1);
       }

@@ -11,6 +11,7 @@
 #include "lockstep/distributed/gradient_scaling.h"
 #include "lockstep/distributed/param_layout.h"
 #include "lockstep/distributed/parameter_check.h"
+#include "lockstep/distributed/telling.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/text_digest.h"
 
@@ -45,10 +46,12 @@ uint64_t digest_of(const Trained& trained) {
 
 void check_same_list(const MeshParameters& model, const Trained& trained,
                      const ProcessGroup& group) {
-  if (is_same_on_all_ranks(digest_of(trained), group, "parameters of all_reduce_grads")) return;
+  const bool refused = !model.fault().empty();
+  const uint64_t digest = refused ? text_digest(model.fault()) : digest_of(trained);
+  if (is_same_on_all_ranks(digest, group, "parameters of all_reduce_grads")) return model.check();
   std::vector<NamedParameter> named;
   for (const MeshParameter& param : model) named.push_back({param.name, param.tensor, {}});
-  check_same_parameters(named, group);
+  check_same_parameters(named, group, {}, [&] { model.check(); });
 }
 
 /// What a rank has of a gradient, the worst last.
@@ -125,8 +128,10 @@ void start(const ProcessGroup& group, const std::vector<Travelling>& list,
 
 void all_reduce_grads(const MeshParameters& model, const DeviceMesh& world_mesh, bool use_ddp) {
   using Axes = std::vector<std::string>;
-  const ProcessGroup group = world_mesh.get_group(use_ddp ? Axes{"cp"} : Axes{"dp", "cp"});
-  if (group.size() == 1) return;
+  const ProcessGroup group = telling(world_mesh.parallel_state(), [&] {
+    return world_mesh.get_group(use_ddp ? Axes{"cp"} : Axes{"dp", "cp"});
+  });
+  if (group.size() == 1) return model.check();
   const at::NoGradGuard no_grad;
   std::map<std::pair<at::ScalarType, std::string>, std::vector<Travelling>> by_dtype;
   for (const MeshParameter* param : parameters_with_gradients(model, group)) {

@@ -26,7 +26,8 @@ namespace lockstep {
 /// where none has, none gets one.
 ///
 /// Collective over the group; does nothing in one of a single rank. UsageError: an axis that the
-/// mesh has not; on all ranks and by name, a gradient on any of them that is sparse, no
+/// mesh has not, an undefined tensor (if some ranks find these, the others throw
+/// CommunicationError); on all ranks and by name, a gradient on any of them that is sparse, no
 /// floating-point tensor, or whose elements share memory (an expanded tensor). CommunicationError:
 /// on all ranks, lists that differ, with the first difference.
 void all_reduce_grads(const MeshParameters& model, const DeviceMesh& world_mesh, bool use_ddp);

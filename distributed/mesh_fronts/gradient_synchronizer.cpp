@@ -12,6 +12,7 @@
 #include "lockstep/distributed/grad_sync.h"
 #include "lockstep/distributed/owned_grads.h"
 #include "lockstep/distributed/parameter_check.h"
+#include "lockstep/distributed/telling.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
@@ -26,6 +27,11 @@ constexpr GradSyncCalls kCalls = {
     .reset = "zero_grad",
     .allow_unused = "GradientSynchronizerOptions::allow_unused_parameters",
     .surplus = "state the backwards of a step with set_required_accumulations()"};
+
+std::string complete_text(const MeshParameter& param) {
+  if (param.complete_axes.empty()) return "";
+  return fmt::format("['{}' on {}]", param.name, fmt::join(param.complete_axes, " and "));
+}
 
 /// The axes over which the gradient of a parameter is reduced.
 std::vector<std::string> reduced_axes(const MeshParameter& param) {
@@ -83,12 +89,27 @@ void agree_on_positions(BufferPlan& plan) {
   std::copy_n(most.const_data_ptr<int64_t>(), count, plan.positions.begin());
 }
 
-/// In an order that no list of parameters changes, so that no rank waits for another in a circle.
-std::vector<BufferPlan*> by_ranks(std::vector<BufferPlan>& plans) {
-  std::vector<BufferPlan*> sorted;
-  for (BufferPlan& plan : plans) sorted.push_back(&plan);
-  std::stable_sort(sorted.begin(), sorted.end(), [](const BufferPlan* x, const BufferPlan* y) {
-    return x->reduction.group.ranks() < y->reduction.group.ranks();
+/// Parameters that are compared together, and unless `only_compared` share a buffer.
+struct Candidate {
+  MeshBufferKey key;
+  bool only_compared;
+  DeviceMesh mesh;
+  std::vector<std::string> axes;  ///< of `mesh`, over which key.ranks lie
+  std::vector<NamedParameter> params = {};
+  std::vector<int64_t> positions = {};
+  std::string complete = {};  ///< where gradients are complete, in words
+  std::optional<BufferPlan> plan = {};
+};
+
+/// In an order that no list of parameters changes, so that no rank waits for another in a circle:
+/// larger groups first, so that ranks that disagree on complete axes meet in the one that holds
+/// both.
+std::vector<Candidate*> in_order(std::vector<Candidate>& candidates) {
+  std::vector<Candidate*> sorted;
+  for (Candidate& candidate : candidates) sorted.push_back(&candidate);
+  std::stable_sort(sorted.begin(), sorted.end(), [](const Candidate* x, const Candidate* y) {
+    const RankList &a = x->key.ranks, &b = y->key.ranks;
+    return a.size() != b.size() ? a.size() > b.size() : a < b;
   });
   return sorted;
 }
@@ -132,7 +153,14 @@ struct GradientSynchronizer::Impl {
   std::vector<at::Tensor> local = {};
   bool divided = false;  ///< the gradients of this step, by their tokens
 
+  const ParallelState* job() const {
+    for (const MeshParameters& group : param_groups)
+      if (const ParallelState* const found = group.job()) return found;
+    return nullptr;
+  }
+
   void check() {
+    for (const MeshParameters& group : param_groups) group.check();
     require<UsageError>(bucket_size_mb > 0, "bucket_size_mb: found {}, allowed: > 0",
                         bucket_size_mb);
     require<UsageError>(require_accumulations >= 1,
@@ -161,66 +189,77 @@ struct GradientSynchronizer::Impl {
     require<UsageError>(bound, "{}: the state is unbound; call bind() first", call);
   }
 
-  std::vector<BufferPlan> make_plans() {
-    std::vector<MeshBufferKey> keys;
-    std::vector<BufferPlan> plans;
+  /// Adds the trained parameters that have axes to `candidates`. `only_compared`: those with
+  /// complete axes, over all ranks that hold them.
+  void collect(std::vector<Candidate>& candidates, bool only_compared) {
     for (size_t g = 0; g < param_groups.size(); ++g)
       for (size_t i = 0; i < param_groups[g].size(); ++i) {
         const MeshParameter& param = param_groups[g][i];
         if (!param.tensor.requires_grad()) continue;
-        const std::vector<std::string> axes = reduced_axes(param);
+        if (only_compared && param.complete_axes.empty()) continue;
+        refuse_untrainable(param.name, param.tensor);
+        std::vector<std::string> axes = reduced_axes(param);
+        if (only_compared) axes = axes_of(param).replicated;
         if (axes.empty()) {
           local.push_back(param.tensor);
           continue;
         }
-        const ProcessGroup group = param.dtensor->device_mesh().get_group(axes);
-        const MeshBufferKey key = {g, param.tensor.device(), grad_dtype(param), group.ranks()};
-        auto at = static_cast<size_t>(std::find(keys.begin(), keys.end(), key) - keys.begin());
-        if (at == keys.size()) {
-          keys.push_back(key);
-          plans.push_back(plan_for(key, group));
-        }
-        plans[at].params.push_back({param.name, param.tensor, {}});
-        plans[at].positions.push_back(expected_position(i, param_groups[g].size()));
+        const DeviceMesh& mesh = param.dtensor->device_mesh();
+        const MeshBufferKey key = {g, param.tensor.device(), grad_dtype(param),
+                                   mesh.layout().group(axes, mesh.parallel_state().rank())};
+        auto at = std::find_if(candidates.begin(), candidates.end(), [&](const Candidate& c) {
+          return c.key == key && c.only_compared == only_compared;
+        });
+        if (at == candidates.end())
+          at = candidates.insert(at, {key, only_compared, mesh, std::move(axes)});
+        at->params.push_back({param.name, param.tensor, {}});
+        at->positions.push_back(expected_position(i, param_groups[g].size()));
+        if (only_compared) at->complete += complete_text(param);
       }
-    return plans;
   }
 
-  BufferPlan plan_for(const MeshBufferKey& key, const ProcessGroup& group) const {
-    return {.params = {},
-            .positions = {},
-            .grad_dtype = key.grad_dtype,
+  BufferPlan plan_for(const Candidate& candidate, const ProcessGroup& group) const {
+    return {.params = candidate.params,
+            .positions = candidate.positions,
+            .grad_dtype = candidate.key.grad_dtype,
             .reduction = {.group = group, .factor = scaling_over(options.reduction, group.size())},
-            .layout = {.bucket_limit = bucket_limit(bucket_size_mb, key.grad_dtype)},
+            .layout = {.bucket_limit = bucket_limit(bucket_size_mb, candidate.key.grad_dtype)},
             .contents = BufferContents::grads};
   }
 
   /// What the ranks that share the parameters of a buffer must agree on.
-  std::vector<ConfigValue> settings_of(const BufferPlan& plan) const {
-    return {{"reduction", to_string(options.reduction)},
+  std::vector<ConfigValue> settings_of(const Candidate& candidate) const {
+    return {{"complete_axes", candidate.complete.empty() ? "none" : candidate.complete},
+            {"reduction", to_string(options.reduction)},
             {"bucket_size_mb", fmt::format("{}", bucket_size_mb)},
             {"require_accumulations", fmt::format("{}", require_accumulations)},
             {"allow_unused_parameters", fmt::format("{}", options.allow_unused_parameters)},
-            {"dtype of gradients", at::toString(plan.grad_dtype)}};
+            {"dtype of gradients", at::toString(candidate.key.grad_dtype)}};
   }
 
-  void compare(const BufferPlan& plan) const {
-    try {
-      check_same_parameters(plan.params, plan.reduction.group, settings_of(plan), [&] {
-        for (const NamedParameter& param : plan.params) refuse_hooked(param);
+  void compare(const Candidate& candidate, const ProcessGroup& group) const {
+    telling_outside(group, candidate.mesh.parallel_state(), [&] {
+      check_same_parameters(candidate.params, group, settings_of(candidate), [&] {
+        for (const NamedParameter& param : candidate.params) refuse_hooked(param);
       });
-    } catch (const CommunicationError& error) {
-      plan.reduction.group.post_failure(error.what());  // to ranks of other groups of this one's
-      throw;
-    }
+    });
   }
 
   void bind() {
-    std::vector<BufferPlan> plans = make_plans();
-    for (BufferPlan* const plan : by_ranks(plans)) {
-      compare(*plan);
-      agree_on_positions(*plan);
+    std::vector<Candidate> candidates;
+    telling(job(), [&] {
+      for (const bool only_compared : {true, false}) collect(candidates, only_compared);
+    });
+    for (Candidate* const candidate : in_order(candidates)) {
+      const ProcessGroup group = candidate->mesh.get_group(candidate->axes);
+      compare(*candidate, group);
+      if (candidate->only_compared) continue;
+      candidate->plan = plan_for(*candidate, group);
+      agree_on_positions(*candidate->plan);
     }
+    std::vector<BufferPlan> plans;
+    for (Candidate& candidate : candidates)
+      if (candidate.plan) plans.push_back(std::move(*candidate.plan));
     if (!plans.empty()) {
       sync = std::make_unique<GradSync>(make_bucketing(plans, /*overlap=*/true, /*checks=*/{}),
                                         /*overlap=*/true, options.allow_unused_parameters, kCalls);
@@ -264,7 +303,7 @@ GradientSynchronizer::GradientSynchronizer(std::vector<MeshParameters> param_gro
                                            GradientSynchronizerOptions options)
     : impl_(new Impl{std::move(param_groups), bucket_size_mb, require_accumulations,
                      std::move(options)}) {
-  impl_->check();
+  telling(impl_->job(), [&] { impl_->check(); });
 }
 
 GradientSynchronizer::~GradientSynchronizer() = default;

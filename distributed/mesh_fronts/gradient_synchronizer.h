@@ -73,9 +73,9 @@ struct GradientSynchronizerOptions {
 class GradientSynchronizer {
  public:
   /// `param_groups`: those of the optimizer. `bucket_size_mb`: in MiB. `require_accumulations`:
-  /// backwards of a step. Does nothing yet. UsageError: a size that is not positive, a count below
-  /// 1, a parameter in two groups, a name twice in one group, a token group without per_token or
-  /// the other way round.
+  /// backwards of a step. Sends nothing yet. UsageError: a size that is not positive, a count below
+  /// 1, an undefined tensor, a parameter in two groups, a name twice in one group, a token group
+  /// without per_token or the other way round. Ranks that wait for this one in bind() are told.
   GradientSynchronizer(std::vector<MeshParameters> param_groups, double bucket_size_mb,
                        int64_t require_accumulations, GradientSynchronizerOptions options = {});
   /// Removes the hooks. Gradients keep their values.
@@ -86,9 +86,11 @@ class GradientSynchronizer {
   /// Makes the buckets, zeroed, with the gradients as views of them, and hooks the parameters.
   /// Parameters that do not require a gradient are left out. Collective over the ranks that share
   /// parameters: connects their groups and compares what they hold, the dtypes of the gradients,
-  /// and reduction, bucket size, backwards of a step and allow_unused_parameters
+  /// complete_axes, and reduction, bucket size, backwards of a step and allow_unused_parameters
   /// (CommunicationError, on every rank, with the first difference). UsageError: bound already,
-  /// here or by another front; a Partial parameter; a gradient dtype that is not stated.
+  /// here or by another front; a Partial parameter; complete_axes on which it is not replicated; a
+  /// gradient dtype that is not stated; a parameter that is no leaf, sparse, or expanded. If some
+  /// ranks find that, the others throw CommunicationError.
   void bind();
 
   /// Waits for reductions that are under way, removes the hooks, frees the buckets; gradients
@@ -114,7 +116,8 @@ class GradientSynchronizer {
   void abandon_step();
 
   /// Backwards of each following step, for batches that differ in their micro-batches. Between
-  /// steps only.
+  /// steps only. All ranks that share parameters set the same count: nothing compares it after
+  /// bind(), and where it differs some wait for others until the timeout.
   void set_required_accumulations(int64_t count);
 
   /// The gradient of `parameter`, a DTensor, as what it is now: Partial on the axes that are

@@ -26,8 +26,12 @@ MeshParameters::MeshParameters(std::vector<MeshParameter> parameters) {
   std::set<const c10::TensorImpl*> seen;
   for (size_t i = 0; i < parameters.size(); ++i) {
     MeshParameter& parameter = parameters[i];
-    require<UsageError>(parameter.tensor.defined(), "parameter {}{}: the tensor is undefined", i,
-                        parameter.name.empty() ? "" : fmt::format(" ('{}')", parameter.name));
+    if (!parameter.tensor.defined()) {
+      if (fault_.empty())
+        fault_ = fmt::format("parameter {}{}: the tensor is undefined", i,
+                             parameter.name.empty() ? "" : fmt::format(" ('{}')", parameter.name));
+      continue;
+    }
     if (!seen.insert(parameter.tensor.unsafeGetTensorImpl()).second) continue;
     if (parameter.name.empty()) parameter.name = fmt::format("parameter {}", i);
     parameters_.push_back(std::move(parameter));
@@ -42,6 +46,14 @@ MeshParameters::MeshParameters(const std::vector<DTensor>& tensors)
 
 MeshParameters::MeshParameters(const torch::nn::Module& module)
     : MeshParameters(parameters_of(module)) {}
+
+void MeshParameters::check() const { require<UsageError>(fault_.empty(), "{}", fault_); }
+
+const ParallelState* MeshParameters::job() const {
+  for (const MeshParameter& parameter : parameters_)
+    if (parameter.dtensor) return &parameter.dtensor->device_mesh().parallel_state();
+  return nullptr;
+}
 
 ParameterAxes axes_of(const MeshParameter& parameter) {
   ParameterAxes axes;

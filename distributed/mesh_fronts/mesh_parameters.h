@@ -41,7 +41,8 @@ struct MeshParameter {
 };
 
 /// A list of them without repetition: of a tied weight, which a module holds twice, the first
-/// stays. Parameters without a name are called "parameter 3", by their position.
+/// stays. Parameters without a name are called "parameter 3", by their position. A list with an
+/// undefined tensor is refused by what takes it, so that other ranks can be told.
 class MeshParameters {
  public:
   MeshParameters() = default;
@@ -59,8 +60,16 @@ class MeshParameters {
   size_t size() const { return parameters_.size(); }
   const MeshParameter& operator[](size_t index) const { return parameters_[index]; }
 
+  /// UsageError if one of the tensors was undefined, with its position and name.
+  void check() const;
+  /// What check() will say; empty if nothing.
+  const std::string& fault() const { return fault_; }
+  /// The job of the first DTensor; nullptr if all are plain.
+  const ParallelState* job() const;
+
  private:
   std::vector<MeshParameter> parameters_;
+  std::string fault_;
 };
 
 /// The axes of the mesh along which a DTensor is replicated and along which it is sharded, in the

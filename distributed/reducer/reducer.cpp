@@ -194,7 +194,10 @@ void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
 }
 
 void Reducer::finalize_backward() {
-  impl_->guarded([&] { impl_->refuse_open(); });
+  impl_->guarded([&] {
+    impl_->refuse_open();
+    impl_->refuse_without_gradients();
+  });
 }
 
 Reducer::NoSyncGuard Reducer::no_sync() {

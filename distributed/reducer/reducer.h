@@ -116,8 +116,9 @@ class Reducer {
   /// that the loss is computed from; find_unused_parameters needs them, and without them (empty)
   /// finds out only when backward has ended. Does nothing inside no_sync().
   void prepare_for_backward(const std::vector<at::Tensor>& outputs = {});
-  /// Throws if the iteration is open, with the names of the parameters that are missing. Backward
-  /// itself finishes the iteration when all are there.
+  /// Throws if the iteration is open, with the names of the parameters that are missing, or if no
+  /// backward has reached any since the last call, or the last forward, though one is prepared.
+  /// Backward itself finishes the iteration when all are there.
   void finalize_backward();
 
   /// While the guard lives gradients are accumulated and nothing is reduced. Guards nest.

@@ -2,6 +2,7 @@
 // when backward has ended.
 
 #include <algorithm>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/engine.h>
@@ -21,6 +22,7 @@ void Reducer::Impl::prepare_for_forward() {
   guarded([&] {
     if (!hooks_compared) compare_hooks();
     rebuild_if_due();
+    any_armed = false;
     statistics.begin_forward(++iteration);
   });
 }
@@ -144,7 +146,7 @@ void Reducer::Impl::arm(int64_t position) {
                       "to be reduced, and run the others inside no_sync()",
                       params[static_cast<size_t>(position)].name);
   --prepared;
-  armed = true;
+  armed = any_armed = true;
   all_launched = false;
   sync->reset();
   buckets_reduced = 0;
@@ -284,6 +286,16 @@ void Reducer::Impl::refuse_open() const {
           : "make sure that the loss depends on all outputs, or set find_unused_parameters";
   fail<UsageError>("Reducer: the reduction of the prior iteration ({}) has not finished: {}; {}",
                    iteration, missing_text(), advice);
+}
+
+/// Of several backwards that are prepared some may be still to come.
+void Reducer::Impl::refuse_without_gradients() {
+  if (std::exchange(any_armed, false) || prepared == 0) return;
+  sync->reset();
+  fail<UsageError>(
+      "Reducer: no backward that was prepared has reached a parameter in iteration {}: {}; make "
+      "sure that the loss depends on them, or set find_unused_parameters",
+      iteration, missing_text());
 }
 
 }  // namespace lockstep

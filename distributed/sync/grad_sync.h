@@ -6,11 +6,11 @@
 #include <mutex>
 #include <vector>
 
-#include "lockstep/core/error.h"
 #include "lockstep/distributed/bucket_info.h"
 #include "lockstep/distributed/bucketing.h"
 #include "lockstep/distributed/grad_sync_state.h"
 #include "lockstep/distributed/gradient_hook.h"
+#include "lockstep/distributed/telling.h"
 #include "lockstep/parallel_state/group_user.h"
 
 namespace lockstep {
@@ -34,12 +34,7 @@ class GradSync final : private GradientObserver {
   template <class Body>
   void guarded(Body body) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    try {
-      body();
-    } catch (const Error& error) {
-      group_.post_failure(error.what());
-      throw;
-    }
+    telling(group_, body);
   }
 
   /// The rest of the buckets is launched.

@@ -4,9 +4,10 @@
 
 #include <ATen/ATen.h>
 
-#include "lockstep/core/error.h"
+#include "lockstep/core/check.h"
 #include "lockstep/distributed/buffer_kind.h"
 #include "lockstep/distributed/parameter_check.h"
+#include "lockstep/distributed/telling.h"
 #include "lockstep/parallel_state/axis_groups.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/text_digest.h"
@@ -23,18 +24,14 @@ Parameters chosen(const Parameters& parameters, Predicate predicate) {
   return result;
 }
 
-/// Ranks outside the group would wait for those that refuse.
 void check_over(GroupKind kind, const Parameters& parameters, const ParallelState& state,
                 const std::vector<ConfigValue>& settings,
                 const std::function<void()>& own_checks = {},
                 const std::vector<MeshAxis>& cut_over = {}) {
   const ProcessGroup group = state.group(kind);
-  try {
+  telling_outside(group, state, [&] {
     check_same_parameters(parameters, group, settings, own_checks, cut_over);
-  } catch (const Error& error) {
-    if (group.size() < state.world_size()) state.post_failure(error.what());
-    throw;
-  }
+  });
 }
 
 /// Those that are reduced over other ranks than dp-cp.
@@ -50,7 +47,20 @@ void check_other_replicas(const Parameters& parameters, const ParallelState& sta
   }
 }
 
-/// What passes over `axis` after the data-parallel reduction, or in an update.
+/// What all ranks of `axis` hold: whether they train it, with weight decay or without.
+void check_shared(const Parameters& parameters, MeshAxis axis, const ParallelState& state) {
+  std::vector<NamedText> facts;
+  for (const NamedParameter& param : parameters)
+    if (param.description.lives_on(axis) &&
+        param.description.gradient_state(axis) == GradientState::complete &&
+        !std::holds_alternative<Shard>(param.description.placement(axis)))
+      facts.push_back({param.name, settings_text(param)});
+  const ProcessGroup group = state.group(group_kind_of(axis));
+  telling_outside(group, state, [&] { check_same_by_name(facts, group); });
+}
+
+/// What passes over `axis` after the data-parallel reduction, or in an update, and what its ranks
+/// share.
 void check_axis(const Parameters& parameters, MeshAxis axis, const ParallelState& state,
                 const std::vector<ConfigValue>& settings, MatrixLayout matrices) {
   const RankGrids& grids = state.grids();
@@ -70,7 +80,8 @@ void check_axis(const Parameters& parameters, MeshAxis axis, const ParallelState
     const bool partial = param.description.gradient_state(axis) != GradientState::complete;
     return lives_there(param) && (partial || (gathers && is_whole_matrix(param)));
   });
-  if (!alike.empty()) check_over(group_kind_of(axis), alike, state, settings);
+  check_over(group_kind_of(axis), alike, state, settings);
+  if (axis != MeshAxis::ep) check_shared(parameters, axis, state);
 }
 
 }  // namespace

@@ -21,9 +21,12 @@ namespace lockstep {
 /// - over tp, etp and ep the parameters whose gradients are partial there, and `settings`; and
 ///   where it cuts a matrix that lies whole all of these, because Muon's update gathers them.
 ///
-/// Nothing is sent over an axis that needs it for no parameter. CommunicationError, on every rank
-/// of the group, with the first difference. UsageError, on all of them, naming a parameter: a
-/// description that contradicts itself. `own_checks`: as in check_same_parameters().
+/// - over tp and etp, of parameters that several ranks hold whole and with complete gradients,
+///   whether they are trained, and with weight decay. Each may hold others besides.
+///
+/// Ranks send 8 bytes over dp-cp and for each line that an axis of several ranks has, while they
+/// agree. CommunicationError, on every rank of the group, with the first difference; the ranks
+/// outside are told. `own_checks`, and errors of the descriptions: as in check_same_parameters().
 void check_same_model(const std::vector<NamedParameter>& parameters, const ParallelState& state,
                       const std::vector<ConfigValue>& settings, MatrixLayout matrices,
                       const std::function<void()>& own_checks);

@@ -76,7 +76,7 @@ std::string first_difference(const std::vector<Line>& a, int64_t rank_a, const s
   return "";
 }
 
-std::string settings_text(const std::vector<ConfigValue>& settings) {
+std::string values_text(const std::vector<ConfigValue>& settings) {
   std::string text;
   for (const auto& [path, value] : settings) text += fmt::format("{}\t{}\n", path, value);
   return text;
@@ -94,7 +94,7 @@ struct OwnFault {
 
 OwnFault fault_of(const std::function<void()>& checks) {
   try {
-    if (checks) checks();
+    checks();
     return {};
   } catch (const Error& error) {
     return {std::current_exception(), error.what()};
@@ -109,6 +109,18 @@ void refuse_faults(const std::vector<std::string>& texts, const ProcessGroup& gr
                                 "rank {} of group {} refused its own arguments: {}",
                                 group.ranks()[i], group.to_string(),
                                 texts[i].substr(std::min(kFault.size(), texts[i].size())));
+}
+
+void refuse_odd_shards(const NamedParameter& param) {
+  const int64_t dims = param.tensor.dim();
+  for (const auto& [axis, placement] : param.description.placements) {
+    const auto* const shard = std::get_if<Shard>(&placement);
+    require<UsageError>(!shard || (shard->dim >= -dims && shard->dim < dims),
+                        "parameter '{}': found {} over {}, but it has {} dimension{}, allowed: {}",
+                        param.name, to_string(placement), to_string(axis), dims,
+                        dims == 1 ? "" : "s",
+                        dims == 0 ? "Replicate" : fmt::format("Shard(0) to Shard({})", dims - 1));
+  }
 }
 
 void refuse_differences(const std::vector<std::string>& texts, size_t num_settings,
@@ -158,6 +170,7 @@ void check_parameter_list(const std::vector<NamedParameter>& parameters, const c
   for (size_t i = 0; i < parameters.size(); ++i) {
     const NamedParameter& param = parameters[i];
     refuse_hooked(param);
+    refuse_untrainable(param.name, param.tensor);
     const auto [first, is_new] = tensors.emplace(param.tensor.unsafeGetTensorImpl(), &param.name);
     require<UsageError>(is_new || *first->second != param.name,
                         "{}: parameter '{}' is listed twice; list each tensor once", front,
@@ -182,20 +195,46 @@ void check_same_parameters(const std::vector<NamedParameter>& parameters, const 
                            const std::vector<ConfigValue>& settings,
                            const std::function<void()>& own_checks,
                            const std::vector<MeshAxis>& cut_over) {
-  const OwnFault fault = fault_of(own_checks);
+  const OwnFault fault = fault_of([&] {
+    if (own_checks) own_checks();
+    for (const NamedParameter& param : parameters) {
+      param.description.validate(param.name);
+      refuse_odd_shards(param);
+      require<UsageError>(
+          param.description.update != ParamUpdate::matrix || param.tensor.dim() >= 2,
+          "parameter '{}': found an update as a matrix for shape [{}], allowed: two dimensions or "
+          "more",
+          param.name, fmt::join(param.tensor.sizes(), ", "));
+    }
+  });
   if (group.size() > 1)
     compare(fault.error ? std::string(kFault) + fault.text
-                        : settings_text(settings) + description_text(parameters, cut_over),
+                        : values_text(settings) + description_text(parameters, cut_over),
             fault, settings.size(), group);
   fault.rethrow();
-  for (const NamedParameter& param : parameters) {
-    param.description.validate(param.name);
-    require<UsageError>(
-        param.description.update != ParamUpdate::matrix || param.tensor.dim() >= 2,
-        "parameter '{}': found an update as a matrix for shape [{}], allowed: two dimensions or "
-        "more",
-        param.name, fmt::join(param.tensor.sizes(), ", "));
-  }
+}
+
+std::string settings_text(const NamedParameter& param) {
+  return fmt::format("{}{}", param.tensor.requires_grad() ? "trained" : "frozen",
+                     param.description.apply_weight_decay ? "" : ", no weight decay");
+}
+
+void check_same_by_name(const std::vector<NamedText>& facts, const ProcessGroup& group) {
+  if (group.size() == 1) return;
+  std::string text;
+  for (const auto& [name, fact] : facts) text += fmt::format("{}\t{}\n", name, fact);
+  if (is_same_on_all_ranks(text_digest(text), group, "digest of shared parameters")) return;
+  const auto texts = all_gather_texts(group, text, "shared parameters");
+  std::map<std::string, std::pair<std::string, size_t>> first;
+  for (size_t i = 0; i < texts.size(); ++i)
+    for (const Line& line : split_lines(texts[i])) {
+      const auto& [fact, where] = first.try_emplace(line.name, line.facts, i).first->second;
+      require<CommunicationError>(line.facts == fact,
+                                  "the ranks of group {} have different parameters: parameter '{}' "
+                                  "is {} on rank {} and {} on rank {}",
+                                  group.to_string(), line.name, fact, group.ranks()[where],
+                                  line.facts, group.ranks()[i]);
+    }
 }
 
 void check_same_text(const std::string& text, const ProcessGroup& group, const char* what) {

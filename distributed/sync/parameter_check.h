@@ -16,9 +16,17 @@ namespace lockstep {
 
 class DistributedDataParallel;
 
+/// UsageError naming the parameter where it is to be trained, but is no leaf of the graph, sparse,
+/// or has elements that share memory.
+void refuse_untrainable(const std::string& name, const at::Tensor& tensor);
+
 /// UsageError naming `front`: a tensor that is undefined, a tensor or a name that is listed twice,
-/// a trained parameter that a front has taken over already.
+/// a trained parameter that a front has taken over already or that refuse_untrainable() refuses.
 void check_parameter_list(const std::vector<NamedParameter>& parameters, const char* front);
+
+/// UsageError naming two parameters of which elements lie at the same place in memory, and one is
+/// trained: for a front that gives each memory of its own. After check_parameter_list().
+void refuse_shared_memory(const std::vector<NamedParameter>& parameters, const char* front);
 
 /// Compares the parameters of all ranks of `group`: names, order, shapes, dtypes, descriptions and
 /// whether they require a gradient; and `settings`. Every rank throws the same CommunicationError,
@@ -27,10 +35,9 @@ void check_parameter_list(const std::vector<NamedParameter>& parameters, const c
 ///
 /// `own_checks` look at the arguments of this rank first. Where they throw, this rank throws that
 /// again, and the ranks whose own are right CommunicationError with rank and message: nobody waits
-/// for a rank that has refused its list.
-///
-/// Last UsageError, on every rank, naming the first parameter whose description contradicts itself
-/// (see ParamDescription::validate), or its shape: an update as a matrix of a vector.
+/// for a rank that has refused its list. The same holds for a description that contradicts itself
+/// (ParamDescription::validate), cuts a dimension that the tensor has not, or wants an update as a
+/// matrix for a vector.
 void check_same_parameters(const std::vector<NamedParameter>& parameters, const ProcessGroup& group,
                            const std::vector<ConfigValue>& settings = {},
                            const std::function<void()>& own_checks = {},
@@ -40,6 +47,16 @@ void check_same_parameters(const std::vector<NamedParameter>& parameters, const 
 /// group dp [0, 1] have different communication hooks: none on rank 0 and ... on rank 1". Sends 8
 /// bytes per rank while all agree.
 void check_same_text(const std::string& text, const ProcessGroup& group, const char* what);
+
+/// "trained", "frozen, no weight decay"
+std::string settings_text(const NamedParameter& param);
+
+struct NamedText {
+  std::string name, text;
+};
+/// Every rank throws CommunicationError where ranks of `group` say different things of one name.
+/// They may have other names. Sends 8 bytes per rank where all lists are the same.
+void check_same_by_name(const std::vector<NamedText>& facts, const ProcessGroup& group);
 
 /// Whether all ranks of `group` give the same number. Sends 8 bytes per rank.
 bool is_same_on_all_ranks(uint64_t number, const ProcessGroup& group, const std::string& label);

@@ -1,0 +1,40 @@
+#pragma once
+
+// Internal.
+
+#include <utility>
+
+#include "lockstep/core/error.h"
+#include "lockstep/parallel_state/parallel_state.h"
+
+namespace lockstep {
+
+/// Runs `body`, a part of a call that other ranks make too, and returns what it returns. If it
+/// throws Error, the ranks that wait for this one are told: they raise CommunicationError with its
+/// message instead of waiting for the timeout. Groups of the job cannot be used then. `ranks`: a
+/// ProcessGroup or a ParallelState of the job.
+template <class Ranks, class Body>
+decltype(auto) telling(const Ranks& ranks, Body&& body) {
+  try {
+    return std::forward<Body>(body)();
+  } catch (const Error& error) {
+    ranks.post_failure(error.what());
+    throw;
+  }
+}
+
+/// The same where there may be no job.
+template <class Body>
+decltype(auto) telling(const ParallelState* state, Body&& body) {
+  return state ? telling(*state, std::forward<Body>(body)) : std::forward<Body>(body)();
+}
+
+/// The same for a `body` that throws on all ranks of `group` or on none: the others are told. Where
+/// the group is the whole job its ranks can still use their groups.
+template <class Body>
+decltype(auto) telling_outside(const ProcessGroup& group, const ParallelState& state, Body&& body) {
+  if (group.size() == state.world_size()) return std::forward<Body>(body)();
+  return telling(state, std::forward<Body>(body));
+}
+
+}  // namespace lockstep

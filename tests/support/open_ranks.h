@@ -1,0 +1,44 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "lockstep/tests/support/rank_threads.h"
+
+namespace lockstep::testing {
+
+/// What each rank threw from `body`, "" for nothing. No rank leaves before all are through, and
+/// nobody but `body` tells of an error: ranks that wait for one that has thrown learn of it only if
+/// the call that threw tells them, or at the timeout.
+inline std::vector<std::string> errors_of_open_ranks(int64_t world, const RankBody& body,
+                                                     RankThreadOptions options = {
+                                                         .timeout = std::chrono::seconds(6)}) {
+  std::vector<std::string> errors(static_cast<size_t>(world));
+  std::barrier all_through(static_cast<std::ptrdiff_t>(world));
+  run_ranks(
+      world,
+      [&](const ParallelState& state) {
+        try {
+          body(state);
+        } catch (const std::exception& error) {
+          errors[static_cast<size_t>(state.rank())] = error.what();
+        }
+        all_through.arrive_and_wait();
+      },
+      std::move(options));
+  return errors;
+}
+
+/// Expects every rank's error to contain `part`.
+inline void expect_all_contain(const std::vector<std::string>& errors, const std::string& part,
+                               const std::string& what) {
+  for (size_t rank = 0; rank < errors.size(); ++rank)
+    EXPECT_NE(errors[rank].find(part), std::string::npos)
+        << what << ", rank " << rank << ": '" << errors[rank] << "', expected '" << part << "'";
+}
+
+}  // namespace lockstep::testing
