@@ -163,7 +163,7 @@ TEST(CountZeros, CountsEachElementOfTheModelOnceAndNoPadding) {
   int64_t expected = 0;
   for (const GlobalParam& param : global_model())
     expected += param.grad.numel() - at::count_nonzero(param.grad).item<int64_t>();
-  EXPECT_EQ(expected, 8 + 2 + 8 + 4 + 8 + 4 + 3 + 1);
+  EXPECT_EQ(expected, 8 + 2 + 8 + 4 + 8 + 4 + 3 + 1 + 5);
   for (const Layout& layout : kLayouts)
     for (const bool sharded : {false, true})
       run_ranks(layout.world,
