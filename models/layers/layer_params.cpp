@@ -42,14 +42,13 @@ double output_layer_init_std(const TransformerConfig& config) {
 ModuleSpec column_parallel_linear_params(int64_t in_features, std::vector<int64_t> out, bool bias,
                                          double init_std, std::vector<int64_t> rows_of_matrices) {
   const ParamDescription cut = cut_over_tp(out.size() - 1);
-  const ParamDescription of_bias = without_decay(out.size() < 2 ? cut : as_matrix(cut));
   ParamDescription of_weight = as_matrix(cut);
   of_weight.rows_of_matrices = std::move(rows_of_matrices);
   std::vector<int64_t> shape = out;
   shape.push_back(in_features);
   ModuleSpec spec;
   spec.add({"weight", std::move(shape), NormalValues{init_std}, std::move(of_weight)});
-  if (bias) spec.add({"bias", std::move(out), ConstantValue{0}, of_bias});
+  if (bias) spec.add({"bias", std::move(out), ConstantValue{0}, without_decay(cut)});
   return spec;
 }
 

@@ -13,8 +13,7 @@ namespace lockstep {
 /// `weight` [out..., in] and `bias` [out...], cut along the last dimension of `out`. With one
 /// dimension `out` the rows are cut as they come. With two, {blocks, rows}, every rank has its rows
 /// of every block, which is what the gate and the other half of SwiGLU need: a rank's y then holds
-/// the blocks one after the other. Muon takes the weight for a matrix, and a bias of two dimensions
-/// too.
+/// the blocks one after the other. Muon takes the weight for a matrix, and a bias never.
 class ColumnParallelLinear : public DescribedModule {
  public:
   /// `spec` as column_parallel_linear_params() states it.

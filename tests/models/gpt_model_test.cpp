@@ -184,12 +184,10 @@ TEST(GPTModel, MatricesOfTheLayersAreMarkedAndNothingElse) {
                                    "decoder.layers.0.self_attention.linear_proj.weight",
                                    "decoder.layers.0.mlp.router.weight",
                                    "decoder.layers.0.mlp.shared_experts.linear_fc1.weight",
-                                   "decoder.layers.0.mlp.shared_experts.linear_fc1.bias",
                                    "decoder.layers.0.mlp.shared_experts.linear_fc2.weight",
                                    "decoder.layers.1.self_attention.linear_qkv.weight",
                                    "decoder.layers.1.self_attention.linear_proj.weight",
                                    "decoder.layers.1.mlp.linear_fc1.weight",
-                                   "decoder.layers.1.mlp.linear_fc1.bias",  // [2, width]
                                    "decoder.layers.1.mlp.linear_fc2.weight"}));
 }
 
