@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-/// Whether layer `layer`, from 0 over the whole model, has experts by num_experts and moe_layer_freq
-/// of `model`, which is valid.
+/// Whether layer `layer`, from 0 over the whole model, has experts, by num_experts and
+/// moe_layer_freq of `model`, which is valid.
 bool has_experts(const TransformerConfig& model, int64_t layer);
 
 /// Throws ConfigError if the fields of `model`, resolved, and `parallel` that speak of experts

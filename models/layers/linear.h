@@ -20,8 +20,8 @@ class ColumnParallelLinear : public DescribedModule {
   ColumnParallelLinear(const LayerContext& context, const ModuleSpec& spec);
 
   /// `out` counts over all ranks; its last number must divide by them (UsageError). The weight
-  /// starts as normal values of standard deviation `init_std`, the bias as zero. `rows_of_matrices`:
-  /// see ParamDescription.
+  /// starts as normal values of standard deviation `init_std`, the bias as zero.
+  /// `rows_of_matrices`: see ParamDescription.
   ColumnParallelLinear(const LayerContext& context, int64_t in_features, std::vector<int64_t> out,
                        bool bias, double init_std, std::vector<int64_t> rows_of_matrices = {});
 

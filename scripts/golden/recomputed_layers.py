@@ -1,5 +1,5 @@
-"""Writes tests/core/recomputed_layers_golden.json: which layers of a pipeline stage or chunk Megatron
-Core recomputes together.
+"""Writes tests/core/recomputed_layers_golden.json: which layers of a pipeline stage or chunk
+Megatron Core recomputes together.
 
 Run where torch and megatron-core 0.16.1 are installed: python scripts/golden/recomputed_layers.py
 """
