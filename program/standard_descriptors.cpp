@@ -64,8 +64,9 @@ void open_standard_descriptors() {
 void watch_standard_output() { std::cout.rdbuf(&standard_output()); }
 
 void flush_standard_output(const std::string& who) {
-  require<FileError>(std::cout.flush().good(), "{}{}standard output cannot be written: {}", who,
-                     who.empty() ? "" : ": ", std::strerror(standard_output().error()));
+  if (std::cout.flush().good()) return;
+  fail<FileError>("{}{}standard output cannot be written: {}", who, who.empty() ? "" : ": ",
+                  std::strerror(standard_output().error()));
 }
 
 bool standard_output_is_open() {
