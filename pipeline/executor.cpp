@@ -289,7 +289,7 @@ void PipelineExecutor::run(const std::vector<PipelineStage>& stages) const {
     plan_->group.post_failure(error.what());
     throw;
   } catch (...) {
-    plan_->group.post_failure("a stage threw what is no std::exception");
+    plan_->group.post_failure("a stage threw an exception of an unknown type");
     throw;
   }
 }
