@@ -26,15 +26,15 @@ TrainingModel::TrainingModel(const Config& config, const ParallelState& parallel
                                    .seed = static_cast<uint64_t>(config.train.seed),
                                    .deferred = deferred_,
                                    .loss_scale = token_loss_scale_};
-  for (const ModelChunk& chunk :
-       chunks_of_stage(config, parallel_state.group(GroupKind::pp).rank()))
+  const int64_t stage = parallel_state.group(GroupKind::pp).rank();
+  for (const ModelChunk& chunk : chunks_of_stage(config, stage))
     chunks_.push_back(std::make_shared<GPTModel>(config.model, config.parallel, parallel_state,
                                                  chunk.stage(), options));
   for (size_t c = 0; c < chunks_.size(); ++c)
     if (!chunks_[c]->parameters().empty())
       wrappers_.push_back(std::make_unique<DistributedDataParallel>(
           *chunks_[c], parallel_state, config.ddp,
-          /*disable_bucketing=*/!has_buckets(rank, static_cast<int64_t>(c)),
+          /*disable_bucketing=*/!has_buckets(stage, static_cast<int64_t>(c)),
           matrix_layout(config.optimizer)));
 }
 
