@@ -38,7 +38,7 @@ TEST(BatchSizes, G105NumberOfMicrobatches) {
 /// Written by scripts/golden/batch_sizes.py: what Megatron Core does.
 TEST(BatchSchedule, GrowsAsMegatrons) {
   const auto golden = nlohmann::json::parse(
-      std::ifstream(LOCKSTEP_SOURCE_DIR "/tests/training/batch_sizes_golden.json"));
+      std::ifstream(LOCKSTEP_SOURCE_DIR "/tests/datasets/batch_sizes_golden.json"));
   size_t rows = 0;
   for (const auto& test : golden) {
     const BatchSchedule schedule(sizes(test["micro"], test["global"], test["rampup"]),

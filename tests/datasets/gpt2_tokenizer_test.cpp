@@ -24,7 +24,7 @@ using testing::throws_with;
 /// Written by scripts/golden/gpt2_tokenizer.py: texts, a small vocabulary, and what tiktoken gives.
 const Json& golden() {
   static const Json json =
-      Json::parse(std::ifstream(LOCKSTEP_SOURCE_DIR "/tests/training/gpt2_tokenizer_golden.json"));
+      Json::parse(std::ifstream(LOCKSTEP_SOURCE_DIR "/tests/datasets/gpt2_tokenizer_golden.json"));
   return json;
 }
 

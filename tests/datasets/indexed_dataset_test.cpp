@@ -22,7 +22,7 @@ using testing::throws_with;
 /// Cases of scripts/golden/indexed_dataset.py, written by Megatron Core.
 const Json& dataset_golden() {
   static const Json cases =
-      Json::parse(std::ifstream(LOCKSTEP_SOURCE_DIR "/tests/training/indexed_dataset_golden.json"));
+      Json::parse(std::ifstream(LOCKSTEP_SOURCE_DIR "/tests/datasets/indexed_dataset_golden.json"));
   return cases;
 }
 

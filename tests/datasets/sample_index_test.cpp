@@ -21,7 +21,7 @@ using Starts = std::vector<SampleStart>;
 /// Written by scripts/golden/sample_index.py: what Megatron Core 0.16.1 gives.
 const Json& sample_index_golden() {
   static const Json json =
-      Json::parse(std::ifstream(LOCKSTEP_SOURCE_DIR "/tests/training/sample_index_golden.json"));
+      Json::parse(std::ifstream(LOCKSTEP_SOURCE_DIR "/tests/datasets/sample_index_golden.json"));
   return json;
 }
 

@@ -177,7 +177,7 @@ TEST(GPTModel, MatricesOfTheLayersAreMarkedAndNothingElse) {
   experts.position_embedding_type = PositionEmbeddingType::learned_absolute;
   experts.add_bias_linear = true;
   experts.num_experts = 4;
-  experts.moe_layer_freq = 2;
+  experts.moe_layer_freq = {2};
   experts.moe_shared_expert_intermediate_size = 12;
   EXPECT_EQ(matrices_of(GPTModel(experts, {})),
             (std::set<std::string>{"decoder.layers.0.self_attention.linear_qkv.weight",

@@ -93,7 +93,7 @@ at::Tensor change_of_qkv(const FusedCase& one, const ParallelState& state, bool 
   DistributedDataParallelConfig ddp_config;
   ddp_config.use_distributed_optimizer = distributed;
   DistributedDataParallel ddp(model, state, ddp_config, /*disable_bucketing=*/false,
-                              [](const NamedParameter& param) { return param.name == kQkv; });
+                              MatrixLayout::whole);
   const auto optimizer = make_optimizer({&ddp}, one.optimizer());
   const at::Tensor weight = model.named_parameters()[kQkv];
   const at::Tensor before = weight.detach().clone();

@@ -7,9 +7,9 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/planner/activation_plan.h"
+#include "lockstep/tests/planner/planned_models.h"
 #include "lockstep/tests/support/memory_counter.h"
 #include "lockstep/tests/support/rank_threads.h"
-#include "lockstep/tests/training/planned_models.h"
 
 namespace lockstep {
 namespace {

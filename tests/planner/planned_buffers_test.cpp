@@ -7,8 +7,8 @@
 #include "lockstep/parallel_state/pipeline_position.h"
 #include "lockstep/planner/memory_plan.h"
 #include "lockstep/planner/stage_shapes.h"
+#include "lockstep/tests/planner/planned_models.h"
 #include "lockstep/tests/support/rank_threads.h"
-#include "lockstep/tests/training/planned_models.h"
 #include "lockstep/training/training_model.h"
 
 namespace lockstep {
