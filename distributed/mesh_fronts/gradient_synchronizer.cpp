@@ -246,9 +246,10 @@ struct GradientSynchronizer::Impl {
   }
 
   void bind() {
-    std::vector<Candidate> candidates;
-    telling(job(), [&] {
-      for (const bool only_compared : {true, false}) collect(candidates, only_compared);
+    auto candidates = telling(job(), [this] {
+      std::vector<Candidate> found;
+      for (const bool only_compared : {true, false}) collect(found, only_compared);
+      return found;
     });
     for (Candidate* const candidate : in_order(candidates)) {
       const ProcessGroup group = candidate->mesh.get_group(candidate->axes);
