@@ -1,5 +1,6 @@
 #include <pthread.h>
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "lockstep/parallel_state/backends.h"
@@ -37,9 +38,29 @@ class BatchThreads {
   bool changed_ = false;
 };
 
+/// Gloo waits five times its timeout for a connection, so that it gets a fifth of ours while it
+/// connects. For the addresses of slow ranks it may wait the whole.
+constexpr int kConnectFactor = 5;
+
+class PatientStore : public c10d::PrefixStore {
+ public:
+  PatientStore(const c10::intrusive_ptr<c10d::Store>& store, std::chrono::milliseconds timeout)
+      : PrefixStore("gloo", store), timeout_(timeout) {}
+
+  using PrefixStore::wait;
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& /*of_gloo*/) override {
+    PrefixStore::wait(keys, timeout_);
+  }
+
+ private:
+  std::chrono::milliseconds timeout_;
+};
+
 c10::intrusive_ptr<Gloo::Options> make_options(const BackendSpec& spec) {
-  if (!spec.single_host) return Gloo::Options::create_default(spec.timeout);
-  auto options = Gloo::Options::create(spec.timeout);
+  const std::chrono::milliseconds timeout = spec.timeout / kConnectFactor;
+  if (!spec.single_host) return Gloo::Options::create_default(timeout);
+  auto options = Gloo::Options::create(timeout);
   options->devices.push_back(Gloo::createDeviceForHostname("127.0.0.1"));
   return options;
 }
@@ -51,8 +72,11 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const BackendSpec& spec) {
   auto options = make_options(spec);
   options->group_name = spec.group_name;
   options->global_ranks_in_group.assign(spec.ranks.begin(), spec.ranks.end());
-  return c10::make_intrusive<Gloo>(spec.store, spec.rank, static_cast<int>(spec.ranks.size()),
-                                   options);
+  auto backend =
+      c10::make_intrusive<Gloo>(c10::make_intrusive<PatientStore>(spec.store, spec.timeout),
+                                spec.rank, static_cast<int>(spec.ranks.size()), options);
+  backend->setTimeout(spec.timeout);
+  return backend;
 }
 
 }  // namespace lockstep

@@ -26,7 +26,8 @@ struct BackendSpec {
   GroupOptions options = {};  ///< for NCCL; `timeout` above is what holds
 };
 
-/// Gloo, for CPU tensors. Connects to all ranks of the group.
+/// Gloo, for CPU tensors. Connects to all ranks of the group, within the timeout even where one of
+/// them leaves meanwhile.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const BackendSpec& spec);
 
 /// NCCL, for CUDA tensors on `device`. Throws ConfigError in a build without CUDA.
