@@ -1,4 +1,4 @@
-"""Writes datasets/unicode_ranges.h: the letters, numbers and white space that GPT-2's splitting
+"""Writes datasets/tokenizers/unicode_ranges.h: the letters, numbers and white space that GPT-2's splitting
 of a text distinguishes, as tiktoken's regular expressions know them.
 
 Run where tiktoken is installed: python scripts/unicode_ranges.py
@@ -39,7 +39,7 @@ def main():
         lines += ["  " + " ".join(ranges[i:i + PER_LINE]) for i in range(0, len(ranges), PER_LINE)]
         lines.append("};")
     lines += ["// clang-format on", "", "}  // namespace lockstep"]
-    (SOURCE / "datasets/unicode_ranges.h").write_text("\n".join(lines) + "\n")
+    (SOURCE / "datasets/tokenizers/unicode_ranges.h").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -58,6 +58,18 @@ SUBROOMS = {
         "gpt": {"layers", "attention", "moe"},
     },
     "pipeline": {"schedule": set()},
+    "datasets": {
+        "files": set(),
+        "tokenizers": {"files"},
+        "indexed": {"files", "tokenizers"},
+        "samples": {"files", "tokenizers", "indexed"},
+    },
+    "checkpoint": {
+        "layout": set(),
+        "files": {"layout"},
+        "state": {"layout", "files"},
+        "hugging_face": {"files", "state"},
+    },
 }
 # The rooms that may name c10d.
 C10D_ROOMS = {"parallel_state"}
