@@ -283,12 +283,15 @@ TEST(LoneRefusals, SeveralPreparedBackwardsOfAReducerMayBeFinalizedOneByOne) {
     std::vector<at::Tensor> losses;
     for (int i = 0; i < 2; ++i) {
       reducer.prepare_for_forward();
-      losses.push_back(list[0].tensor.sum());
+      losses.push_back(list[0].tensor.sum() * (state.rank() + 1));
       reducer.prepare_for_backward({losses.back()});
     }
-    for (const at::Tensor& loss : losses) {
-      loss.backward();
+    for (size_t i = 0; i < losses.size(); ++i) {
+      losses[i].backward();
       reducer.finalize_backward();
+      const double mean = 1.5 * static_cast<double>(i + 1);  // of the ranks' 1 and 2, accumulated
+      EXPECT_TRUE(at::equal(list[0].tensor.grad(), at::full_like(list[0].tensor, mean)))
+          << list[0].tensor.grad();
     }
   });
 }

@@ -121,8 +121,7 @@ class Tree(unittest.TestCase):
                                   f"{path} includes {header}")
         self.assertGreater(checked, 200)
 
-    def test_a_folder_holds_one_kind_of_place(self):
-        """Each sub-room is in the table above, and its room's CMake list has the same ones."""
+    def test_folders_and_cmake_lists_have_the_subrooms_of_the_table(self):
         for room, subrooms in SUBROOMS.items():
             listed = re.search(r"SUBROOMS (.*?)\n", text_of(pathlib.Path(room, "CMakeLists.txt")))
             self.assertEqual(listed[1].split(), list(subrooms))
