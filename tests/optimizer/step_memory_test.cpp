@@ -1,8 +1,11 @@
 // What a training step allocates: nothing of the size of the buffers.
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <sys/resource.h>
 #include <unistd.h>
+
+#include <algorithm>
 
 #include <ATen/ATen.h>
 
@@ -24,6 +27,13 @@ int64_t page_faults() {
 }
 
 constexpr int64_t kParameters = 64, kNumel = kParameters * 256 * 256;
+
+/// Every allocation of a megabyte or more gets fresh pages, and smaller ones keep theirs. Without
+/// this the allocator learns which sizes it sees, and returns pages whenever it likes.
+void fault_on_large_allocations() {
+  ASSERT_EQ(::mallopt(M_MMAP_THRESHOLD, 1 << 20), 1);
+  ASSERT_EQ(::mallopt(M_TRIM_THRESHOLD, 1 << 30), 1);
+}
 
 /// Parameters whose gradients are constants, so that backward needs hardly any memory.
 struct Wide : torch::nn::Module {
@@ -68,13 +78,23 @@ int64_t faults_of_ten_steps(bool overlap_gather, at::ScalarType dtype) {
   return faults;
 }
 
+/// Of three runs: what a step allocates faults in each, what the machine does (a huge page that it
+/// splits) in one of them.
+int64_t least_faults_of_ten_steps(bool overlap_gather, at::ScalarType dtype) {
+  int64_t least = faults_of_ten_steps(overlap_gather, dtype);
+  for (int again = 0; again < 2; ++again)
+    least = std::min(least, faults_of_ten_steps(overlap_gather, dtype));
+  return least;
+}
+
 TEST(StepMemory, NothingOfTheSizeOfABufferIsAllocatedInAStep) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the sanitizer's own memory causes page faults";
 #endif
+  fault_on_large_allocations();
   const int64_t pages = kNumel * 4 / ::getpagesize();  // of one fp32 buffer
-  EXPECT_LT(faults_of_ten_steps(true, at::kFloat), pages / 20);
-  EXPECT_LT(faults_of_ten_steps(false, at::kBFloat16), pages / 20);
+  EXPECT_LT(least_faults_of_ten_steps(true, at::kFloat), pages / 20);
+  EXPECT_LT(least_faults_of_ten_steps(false, at::kBFloat16), pages / 20);
 }
 
 }  // namespace
