@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: not installed, as core/check.h.
+// Internal: not installed, as core/base/check.h.
 
 #include <cstdint>
 #include <cstring>

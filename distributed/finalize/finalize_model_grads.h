@@ -37,7 +37,7 @@ struct RouterBias {
 
 /// Makes the gradients of a step final, between the last backward and clipping or the optimizer.
 /// Call it once per step, on all ranks. The passes, in order; what each does follows from the
-/// descriptions of the parameters (core/placement.h) alone:
+/// descriptions of the parameters (core/parameters/placement.h) alone:
 ///
 /// 1. data-parallel: finish_grad_sync() of every model. It covers the axes dp and cp, for experts
 ///    edp.

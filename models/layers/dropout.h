@@ -22,7 +22,7 @@ struct SequenceChunk {
   at::Tensor positions(const TokenPositions& tokens, int64_t rows) const;
 };
 
-/// Uniform random 32-bit integers by Philox4x32-10 (core/philox.h), as int64: a pure function of a
+/// Uniform random 32-bit integers by Philox4x32-10 (philox.h), as int64: a pure function of a
 /// key and of where an element stands, computed with tensor operations on any device.
 class RandomField {
  public:

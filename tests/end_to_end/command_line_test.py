@@ -15,7 +15,7 @@ class CommandLine(EndToEnd):
 
     def test_help_documents_every_field_with_its_unit(self):
         text = run(LOCKSTEP, "train", "--help").stdout.decode()
-        schema = (SOURCE / "core/config.proto").read_text()
+        schema = (SOURCE / "core/config/config.proto").read_text()
         fields = [line.split()[2] for line in schema.splitlines()
                   if line.strip().startswith(("optional int64", "optional double",
                                               "optional bool", "optional string", "repeated"))]

@@ -195,7 +195,7 @@ MUTANTS = [Mutant(*fields) for fields in [
      "return bias_.defined() ? sum + bias_ * options_.group.size() : sum;",
      [TENSOR, LAYOUTS]),
     ("same-part-on-each-rank", "wrong shard offset: all ranks of tp start from the first part",
-     "core/param_spec.cpp",
+     "core/parameters/param_spec.cpp",
      "piece.offset[dim] += piece.shape[dim] * at.index;",
      "piece.offset[dim] += 0;",
      [TENSOR]),

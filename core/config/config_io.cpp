@@ -12,9 +12,9 @@
 #include "lockstep/core/config_rules.h"
 #include "lockstep/core/input_file.h"
 
-#include "core/config.pb.h"
-#include "core/config_gen.h"
-#include "core/field_options.pb.h"
+#include "core/config/config.pb.h"
+#include "core/config/config_gen.h"
+#include "core/config/field_options.pb.h"
 
 namespace lockstep {
 namespace {

@@ -13,7 +13,7 @@
 #include <sstream>
 #include <string>
 
-#include "core/field_options.pb.h"
+#include "core/config/field_options.pb.h"
 
 namespace pb = google::protobuf;
 namespace options = lockstep::proto;
@@ -249,7 +249,7 @@ void write_fields(std::ostream& source, const pb::Descriptor& message, const std
 }
 
 const char kHeaderStart[] =
-    R"(// Generated from core/config.proto by core/codegen/config_codegen.cpp. Do not edit.
+    R"(// Generated from config.proto by config_codegen.cpp, both in core/config. Do not edit.
 #pragma once
 
 #include <cstdint>
@@ -262,8 +262,8 @@ namespace lockstep {
 )";
 
 const char kSourceStart[] =
-    R"(// Generated from core/config.proto by core/codegen/config_codegen.cpp. Do not edit.
-#include "core/config_gen.h"
+    R"(// Generated from config.proto by config_codegen.cpp, both in core/config. Do not edit.
+#include "core/config/config_gen.h"
 
 #include "lockstep/core/error.h"
 

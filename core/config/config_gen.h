@@ -5,7 +5,7 @@
 #include "lockstep/core/config.h"
 #include "lockstep/core/config_io.h"
 
-#include "core/config.pb.h"
+#include "core/config/config.pb.h"
 
 namespace lockstep {
 
