@@ -15,8 +15,12 @@
 #include "lockstep/core/error.h"
 #include "lockstep/core/parameters.h"
 #include "lockstep/core/placement.h"
+#include "lockstep/models/cross_entropy.h"
+#include "lockstep/models/embedding.h"
 #include "lockstep/models/gpt_model.h"
 #include "lockstep/models/linear.h"
+#include "lockstep/models/normalization.h"
+#include "lockstep/models/parallel_context.h"
 
 // Gradients.
 #include "lockstep/distributed/all_reduce_grads.h"

@@ -47,14 +47,22 @@ class DescribedModule : public torch::nn::Module {
   at::Tensor add(const ParamSpec& spec, const ParamOrigin& origin);
 
   /// Makes and registers the child that `spec` states under `name`: Child(context.child(name),
-  /// spec.child(name), more...). `context` is a ParamOrigin, a LayerContext or another type with
-  /// child(). The key of the initial values and the path of the module in a checkpoint follow from
+  /// spec.child(name), more...). `context` is a ParamOrigin, a ParallelContext, a LayerContext or
+  /// another type with child(). The key of the initial values and the path of the module in a checkpoint follow from
   /// this one name.
   template <class Child, class Context, class... More>
   std::shared_ptr<Child> add_child(const Context& context, const ModuleSpec& spec,
                                    const std::string& name, More&&... more) {
     return register_module(name, std::make_shared<Child>(context.child(name), spec.child(name),
                                                          std::forward<More>(more)...));
+  }
+
+  /// The same for a child that takes its sizes: Child(context.child(name), sizes...).
+  template <class Child, class Context, class... Sizes>
+  std::shared_ptr<Child> add_child(const Context& context, const std::string& name,
+                                   Sizes&&... sizes) {
+    return register_module(
+        name, std::make_shared<Child>(context.child(name), std::forward<Sizes>(sizes)...));
   }
 
   /// The same for a child whose class `make` chooses: make(context.child(name), spec.child(name)).

@@ -2,31 +2,42 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/core/tensor_parallel_rules.h"
+#include "lockstep/models/cross_entropy.h"
+#include "lockstep/models/layer_params.h"
 #include "lockstep/models/linear.h"
 #include "lockstep/parallel_state/parallel_functions.h"
 
 namespace lockstep {
 namespace {
 
-/// Of a table of `rows` over all ranks.
-VocabPartition partition_of(const LayerContext& context, int64_t rows) {
-  const ProcessGroup group = context.tensor_parallel();
-  return vocab_partition(context.config.vocab_size, rows, group.rank(), group.size());
+VocabPartition partition_of(const ProcessGroup& group, const ParamSpec& table) {
+  return vocab_partition(*table.description.unpadded_rows, table.shape[0], group.rank(),
+                         group.size());
 }
 
 }  // namespace
 
-VocabParallelEmbedding::VocabParallelEmbedding(const LayerContext& context, const ModuleSpec& spec,
-                                               TableUse use)
+VocabParallelEmbedding::VocabParallelEmbedding(const ParallelContext& context,
+                                               const ModuleSpec& spec, TableUse use)
     : options_{.group = context.tensor_parallel(),
                .input = column_parallel_input(context),
                .weight_used_once = use != TableUse::both_ways,
                .deferred = context.deferred,
-               .label = context.name.substr(0, context.name.size() - 1)},
-      sequence_parallel_(context.parallel.sequence_parallel),
-      partition_(partition_of(context, spec.at("weight").shape[0])) {
+               .label = context.label()},
+      sequence_parallel_(context.sequence_parallel),
+      partition_(partition_of(options_.group, spec.at("weight"))) {
   weight_ = add(spec.at("weight"), context.origin());
 }
+
+VocabParallelEmbedding::VocabParallelEmbedding(const ParallelContext& context, int64_t vocab_size,
+                                               int64_t width, double init_std, TableUse use)
+    : VocabParallelEmbedding(
+          context,
+          vocab_parallel_embedding_params(
+              vocab_size, padded_vocab_size(vocab_size, 1, context.tensor_parallel().size()), width,
+              init_std, use),
+          use) {}
 
 VocabParallelEmbedding::VocabParallelEmbedding(const LayerContext& context, TableUse use)
     : VocabParallelEmbedding(context, vocab_parallel_embedding_params(context.settings(), use),
@@ -47,6 +58,12 @@ at::Tensor VocabParallelEmbedding::embed(const at::Tensor& tokens) const {
 
 at::Tensor VocabParallelEmbedding::logits(const at::Tensor& hidden) const {
   return parallel_linear(hidden, weight_, {}, options_);
+}
+
+at::Tensor VocabParallelEmbedding::cross_entropy(const at::Tensor& logits,
+                                                 const at::Tensor& labels) const {
+  return vocab_parallel_cross_entropy(logits.flatten(0, -2), labels.flatten(), partition_,
+                                      options_.group);
 }
 
 PositionEmbedding::PositionEmbedding(const LayerContext& context, const ModuleSpec& spec)

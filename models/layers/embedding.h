@@ -7,31 +7,40 @@
 #include "lockstep/models/dropout.h"
 #include "lockstep/models/layer_context.h"
 #include "lockstep/models/linear_function.h"
+#include "lockstep/models/parallel_context.h"
 #include "lockstep/models/token_positions.h"
 #include "lockstep/models/vocab_partition.h"
 
 namespace lockstep {
 
 /// One learned vector per token id, for looking tokens up or for scoring them. Parameter: `weight`
-/// [rows / ranks, hidden_size], the rows cut over tp: config.vocab_size of them, and padding up to
-/// padded_vocab_size(), which is zero and stays so. The others start as normal values of standard
-/// deviation init_method_std, the same on every layout.
+/// [rows / ranks, width], the rows cut over tp: one a token id, and padding, which is zero and stays
+/// so. The others start as normal values, the same on every layout.
 class VocabParallelEmbedding : public DescribedModule {
  public:
+  /// Rows are padded to a multiple of the ranks of tp. `init_std`: standard deviation of the
+  /// initial values.
+  VocabParallelEmbedding(const ParallelContext& context, int64_t vocab_size, int64_t width,
+                         double init_std, TableUse use);
+  /// By config: vocab_size with padded_vocab_size(), hidden_size, init_method_std.
   VocabParallelEmbedding(const LayerContext& context, TableUse use);
   /// `spec` as vocab_parallel_embedding_params() states it.
-  VocabParallelEmbedding(const LayerContext& context, const ModuleSpec& spec, TableUse use);
+  VocabParallelEmbedding(const ParallelContext& context, const ModuleSpec& spec, TableUse use);
 
-  /// `tokens` [batch, sequence] of int64 -> [sequence, batch, hidden_size], by an all-reduce of
+  /// `tokens` [batch, sequence] of int64 -> [sequence, batch, width], by an all-reduce of
   /// what each rank has of it; with sequence parallelism this rank's [sequence / ranks, ...], by a
   /// reduce-scatter. Over several ranks an id outside of the vocabulary gives zeros:
   /// check_token_ids() looks for them, as GPTModel does.
   at::Tensor embed(const at::Tensor& tokens) const;
 
-  /// `hidden` [sequence, batch, hidden_size], the same on all ranks of tp, or with sequence
+  /// `hidden` [sequence, batch, width], the same on all ranks of tp, or with sequence
   /// parallelism this rank's [sequence / ranks, ...] -> the logits of this rank's rows [sequence,
   /// batch, rows / ranks]. Collectives: those of parallel_linear().
   at::Tensor logits(const at::Tensor& hidden) const;
+
+  /// The losses of logits() [..., rows / ranks] under `labels` [...] of int64: -log of the label's
+  /// probability, [tokens]; see vocab_parallel_cross_entropy().
+  at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels) const;
 
   const at::Tensor& weight() const { return weight_; }
   /// Which rows this rank has.

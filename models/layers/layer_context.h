@@ -8,16 +8,14 @@
 #include <c10/core/TensorOptions.h>
 
 #include "lockstep/core/config.h"
-#include "lockstep/core/deferred_gradients.h"
-#include "lockstep/core/parameters.h"
 #include "lockstep/models/layer_params.h"
+#include "lockstep/models/parallel_context.h"
 #include "lockstep/models/token_loss_scale.h"
-#include "lockstep/parallel_state/parallel_state.h"
 
 namespace lockstep {
 
-/// What every layer needs in order to be built. By default it is one process that holds all of a
-/// layer.
+/// What the layers of the reference GPT need, which take their sizes from its configuration. By
+/// default one process holds all of a layer.
 struct LayerContext {
   TransformerConfig config;   ///< resolved
   at::TensorOptions options;  ///< dtype and device of the parameters
@@ -44,9 +42,13 @@ struct LayerContext {
     return {config, state.grids().sizes().tensor, parallel.sequence_parallel, layer};
   }
 
-  /// For DescribedModule::add(). Connects the groups of the axes over which a parameter is cut: tp,
-  /// etp, ep.
-  ParamOrigin origin() const;
+  /// For the layers that take their sizes alone.
+  operator ParallelContext() const {
+    return {state, options, seed, parallel.sequence_parallel, name, deferred};
+  }
+
+  /// See ParallelContext.
+  ParamOrigin origin() const { return ParallelContext(*this).origin(); }
 
   /// See LayerSettings.
   GradientState replicated_gradient_state() const { return settings().replicated_gradient_state(); }

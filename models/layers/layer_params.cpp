@@ -52,7 +52,7 @@ ModuleSpec column_parallel_linear_params(int64_t in_features, std::vector<int64_
   return spec;
 }
 
-ModuleSpec row_parallel_linear_params(const LayerSettings& settings, int64_t in_features,
+ModuleSpec row_parallel_linear_params(GradientState replicated, int64_t in_features,
                                       int64_t out_features, bool bias, double init_std) {
   ModuleSpec spec;
   spec.add(
@@ -61,36 +61,41 @@ ModuleSpec row_parallel_linear_params(const LayerSettings& settings, int64_t in_
     spec.add({"bias",
               {out_features},
               ConstantValue{0},
-              without_decay(with_gradient_over_tp(settings.replicated_gradient_state()))});
+              without_decay(with_gradient_over_tp(replicated))});
+  return spec;
+}
+
+ModuleSpec norm_params(int64_t width, Normalization kind, GradientState replicated) {
+  const ParamDescription description = without_decay(with_gradient_over_tp(replicated));
+  ModuleSpec spec;
+  spec.add({"weight", {width}, ConstantValue{1}, description});
+  if (kind == Normalization::LayerNorm) spec.add({"bias", {width}, ConstantValue{0}, description});
   return spec;
 }
 
 ModuleSpec norm_params(const LayerSettings& settings) {
-  const ParamDescription description =
-      without_decay(with_gradient_over_tp(settings.replicated_gradient_state()));
-  const int64_t width = settings.config.hidden_size;
+  return norm_params(settings.config.hidden_size, settings.config.normalization,
+                     settings.replicated_gradient_state());
+}
+
+ModuleSpec vocab_parallel_embedding_params(int64_t vocab_size, int64_t rows, int64_t width,
+                                           double init_std, TableUse use) {
+  ParamDescription description = cut_over_tp(0);
+  description.is_embedding_or_output = true;
+  description.unpadded_rows = vocab_size;
+  if (use == TableUse::other_stage)
+    description.tie = Tie{"word_embeddings", TiedStages::first_and_last};
   ModuleSpec spec;
-  spec.add({"weight", {width}, ConstantValue{1}, description});
-  if (settings.config.normalization == Normalization::LayerNorm)
-    spec.add({"bias", {width}, ConstantValue{0}, description});
+  spec.add({"weight", {rows, width}, NormalValues{init_std}, std::move(description)});
   return spec;
 }
 
 ModuleSpec vocab_parallel_embedding_params(const LayerSettings& settings, TableUse use) {
   const TransformerConfig& config = settings.config;
-  ParamDescription description = cut_over_tp(0);
-  description.is_embedding_or_output = true;
-  description.unpadded_rows = config.vocab_size;
-  if (use == TableUse::other_stage)
-    description.tie = Tie{"word_embeddings", TiedStages::first_and_last};
   const int64_t rows = padded_vocab_size(config.vocab_size, config.make_vocab_size_divisible_by,
                                          settings.tensor_ranks);
-  ModuleSpec spec;
-  spec.add({"weight",
-            {rows, config.hidden_size},
-            NormalValues{config.init_method_std},
-            std::move(description)});
-  return spec;
+  return vocab_parallel_embedding_params(config.vocab_size, rows, config.hidden_size,
+                                         config.init_method_std, use);
 }
 
 ModuleSpec position_embedding_params(const LayerSettings& settings) {
@@ -125,8 +130,9 @@ ModuleSpec self_attention_params(const LayerSettings& settings) {
                                    config.add_bias_linear || config.add_qkv_bias,
                                    config.init_method_std, {queries_of_group, channels, channels}));
   spec.add_child("linear_proj",
-                 row_parallel_linear_params(settings, query_rows, config.hidden_size,
-                                            config.add_bias_linear, output_layer_init_std(config)));
+                 row_parallel_linear_params(settings.replicated_gradient_state(), query_rows,
+                                            config.hidden_size, config.add_bias_linear,
+                                            output_layer_init_std(config)));
   return spec;
 }
 
@@ -136,9 +142,9 @@ ModuleSpec mlp_params(const LayerSettings& settings, int64_t width) {
   spec.add_child("linear_fc1",
                  column_parallel_linear_params(config.hidden_size, inner_rows(config, width),
                                                config.add_bias_linear, config.init_method_std));
-  spec.add_child("linear_fc2",
-                 row_parallel_linear_params(settings, width, config.hidden_size,
-                                            config.add_bias_linear, output_layer_init_std(config)));
+  spec.add_child("linear_fc2", row_parallel_linear_params(
+                                   settings.replicated_gradient_state(), width, config.hidden_size,
+                                   config.add_bias_linear, output_layer_init_std(config)));
   return spec;
 }
 

@@ -46,12 +46,15 @@ double output_layer_init_std(const TransformerConfig& config);
 ModuleSpec column_parallel_linear_params(int64_t in_features, std::vector<int64_t> out, bool bias,
                                          double init_std,
                                          std::vector<int64_t> rows_of_matrices = {});
-/// See RowParallelLinear.
-ModuleSpec row_parallel_linear_params(const LayerSettings& settings, int64_t in_features,
+/// See RowParallelLinear. `replicated`: see LayerSettings::replicated_gradient_state().
+ModuleSpec row_parallel_linear_params(GradientState replicated, int64_t in_features,
                                       int64_t out_features, bool bias, double init_std);
-/// See Norm.
+/// See Norm. `replicated` as above.
+ModuleSpec norm_params(int64_t width, Normalization kind, GradientState replicated);
 ModuleSpec norm_params(const LayerSettings& settings);
-/// See VocabParallelEmbedding.
+/// See VocabParallelEmbedding. `rows` counts `vocab_size` and the padding, over all ranks.
+ModuleSpec vocab_parallel_embedding_params(int64_t vocab_size, int64_t rows, int64_t width,
+                                           double init_std, TableUse use);
 ModuleSpec vocab_parallel_embedding_params(const LayerSettings& settings, TableUse use);
 /// See PositionEmbedding.
 ModuleSpec position_embedding_params(const LayerSettings& settings);

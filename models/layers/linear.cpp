@@ -4,31 +4,32 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/models/layer_params.h"
 #include "lockstep/parallel_state/parallel_functions.h"
 
 namespace lockstep {
 namespace {
 
-ParallelLinearOptions linear_options(const LayerContext& context, LinearInput input) {
+ParallelLinearOptions linear_options(const ParallelContext& context, LinearInput input) {
   return {.group = context.tensor_parallel(),
           .input = input,
           .deferred = context.deferred,
-          .label = context.name.substr(0, context.name.size() - 1)};
+          .label = context.label()};
 }
 
 }  // namespace
 
-LinearInput column_parallel_input(const LayerContext& context) {
-  return context.parallel.sequence_parallel ? LinearInput::sequence_chunk : LinearInput::copied;
+LinearInput column_parallel_input(const ParallelContext& context) {
+  return context.sequence_parallel ? LinearInput::sequence_chunk : LinearInput::copied;
 }
 
-ColumnParallelLinear::ColumnParallelLinear(const LayerContext& context, const ModuleSpec& spec)
+ColumnParallelLinear::ColumnParallelLinear(const ParallelContext& context, const ModuleSpec& spec)
     : options_(linear_options(context, column_parallel_input(context))) {
   weight_ = add(spec.at("weight"), context.origin());
   if (const ParamSpec* bias = spec.find("bias")) bias_ = add(*bias, context.origin());
 }
 
-ColumnParallelLinear::ColumnParallelLinear(const LayerContext& context, int64_t in_features,
+ColumnParallelLinear::ColumnParallelLinear(const ParallelContext& context, int64_t in_features,
                                            std::vector<int64_t> out, bool bias, double init_std,
                                            std::vector<int64_t> rows_of_matrices)
     : ColumnParallelLinear(
@@ -39,17 +40,18 @@ at::Tensor ColumnParallelLinear::forward(const at::Tensor& input) const {
   return parallel_linear(input, weight_, bias_, options_);
 }
 
-RowParallelLinear::RowParallelLinear(const LayerContext& context, const ModuleSpec& spec)
+RowParallelLinear::RowParallelLinear(const ParallelContext& context, const ModuleSpec& spec)
     : options_(linear_options(context, LinearInput::own)),
-      sequence_parallel_(context.parallel.sequence_parallel) {
+      sequence_parallel_(context.sequence_parallel) {
   weight_ = add(spec.at("weight"), context.origin());
   if (const ParamSpec* bias = spec.find("bias")) bias_ = add(*bias, context.origin());
 }
 
-RowParallelLinear::RowParallelLinear(const LayerContext& context, int64_t in_features,
+RowParallelLinear::RowParallelLinear(const ParallelContext& context, int64_t in_features,
                                      int64_t out_features, bool bias, double init_std)
-    : RowParallelLinear(context, row_parallel_linear_params(context.settings(), in_features,
-                                                            out_features, bias, init_std)) {}
+    : RowParallelLinear(context,
+                        row_parallel_linear_params(context.replicated_gradient_state(), in_features,
+                                                   out_features, bias, init_std)) {}
 
 at::Tensor RowParallelLinear::forward(const at::Tensor& input) const {
   const bool alone = options_.group.size() == 1;

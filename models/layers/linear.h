@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "lockstep/core/parameters.h"
-#include "lockstep/models/layer_context.h"
 #include "lockstep/models/linear_function.h"
+#include "lockstep/models/parallel_context.h"
 
 namespace lockstep {
 
@@ -17,13 +17,14 @@ namespace lockstep {
 class ColumnParallelLinear : public DescribedModule {
  public:
   /// `spec` as column_parallel_linear_params() states it.
-  ColumnParallelLinear(const LayerContext& context, const ModuleSpec& spec);
+  ColumnParallelLinear(const ParallelContext& context, const ModuleSpec& spec);
 
   /// `out` counts over all ranks; its last number must divide by them (UsageError). The weight
   /// starts as normal values of standard deviation `init_std`, the bias as zero.
   /// `rows_of_matrices`: see ParamDescription.
-  ColumnParallelLinear(const LayerContext& context, int64_t in_features, std::vector<int64_t> out,
-                       bool bias, double init_std, std::vector<int64_t> rows_of_matrices = {});
+  ColumnParallelLinear(const ParallelContext& context, int64_t in_features,
+                       std::vector<int64_t> out, bool bias, double init_std,
+                       std::vector<int64_t> rows_of_matrices = {});
 
   /// `input` [sequence, batch, in], the same on all ranks, or with sequence parallelism this rank's
   /// [sequence / ranks, batch, in] -> [sequence, batch, out / ranks]. Collectives: those of
@@ -43,11 +44,11 @@ class ColumnParallelLinear : public DescribedModule {
 class RowParallelLinear : public DescribedModule {
  public:
   /// `spec` as row_parallel_linear_params() states it.
-  RowParallelLinear(const LayerContext& context, const ModuleSpec& spec);
+  RowParallelLinear(const ParallelContext& context, const ModuleSpec& spec);
 
   /// `in_features` counts over all ranks and must divide by them (UsageError). Initial values as
   /// above.
-  RowParallelLinear(const LayerContext& context, int64_t in_features, int64_t out_features,
+  RowParallelLinear(const ParallelContext& context, int64_t in_features, int64_t out_features,
                     bool bias, double init_std);
 
   /// `input` [sequence, batch, in / ranks] -> the sum of the ranks' terms, plus the bias once:
@@ -63,6 +64,6 @@ class RowParallelLinear : public DescribedModule {
 };
 
 /// How the input of a column-parallel product comes: see LinearInput.
-LinearInput column_parallel_input(const LayerContext& context);
+LinearInput column_parallel_input(const ParallelContext& context);
 
 }  // namespace lockstep

@@ -4,11 +4,18 @@
 
 namespace lockstep {
 
-Norm::Norm(const LayerContext& context, const ModuleSpec& spec)
-    : kind_(context.config.normalization), epsilon_(context.config.layernorm_epsilon) {
+Norm::Norm(const ParallelContext& context, const ModuleSpec& spec, Normalization kind,
+           double epsilon)
+    : kind_(kind), epsilon_(epsilon) {
   weight_ = add(spec.at("weight"), context.origin());
   if (const ParamSpec* bias = spec.find("bias")) bias_ = add(*bias, context.origin());
 }
+
+Norm::Norm(const ParallelContext& context, int64_t width, Normalization kind, double epsilon)
+    : Norm(context, norm_params(width, kind, context.replicated_gradient_state()), kind, epsilon) {}
+
+Norm::Norm(const LayerContext& context, const ModuleSpec& spec)
+    : Norm(context, spec, context.config.normalization, context.config.layernorm_epsilon) {}
 
 Norm::Norm(const LayerContext& context) : Norm(context, norm_params(context.settings())) {}
 

@@ -1,5 +1,5 @@
-"""A project of one's own against the installed package: builds examples/custom_loop out of the tree,
-runs it on one and on two ranks, and compiles the installed headers together."""
+"""Projects of one's own against the installed package: builds the examples out of the tree, runs them
+on several ranks, and compiles the installed headers together."""
 
 import re
 import subprocess
@@ -49,6 +49,22 @@ class Install(EndToEnd):
             self.assertLess(losses[-1], 0.05)
             final.append(losses[-1])
         self.assertNotEqual(final[0], final[1])  # two ranks saw twice the samples
+
+    def test_a_tensor_parallel_model_learns_the_same_on_every_layout(self):
+        build = self.build(SOURCE / "examples/tensor_parallel_model", self.install())
+        torchrun = [TORCHRUN, "--standalone", "--no-python", "--nproc-per-node"]
+        trained = []
+        for launcher, tensor in (([], 1), (torchrun + [2], 1), (torchrun + [2], 2),
+                                 (torchrun + [4], 2)):
+            output = self.command(*launcher, build / "tensor_parallel_model", tensor)
+            trained.append([float(x) for x in re.findall(r"loss (\S+)", output)])
+        self.assertEqual(len(trained[0]), 7)
+        self.assertGreater(trained[0][0], 3)
+        self.assertLess(trained[0][-1], 0.1)
+        for losses in trained[1:]:
+            self.assertEqual(len(losses), 7)
+            for one, other in zip(trained[0], losses):
+                self.assertAlmostEqual(one, other, delta=1e-3)
 
     def test_the_installed_program_has_both_of_its_parts(self):
         program = self.install() / "bin/lockstep"

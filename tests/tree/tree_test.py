@@ -5,6 +5,7 @@ import fnmatch
 import pathlib
 import re
 import subprocess
+import textwrap
 import sys
 import unittest
 
@@ -211,9 +212,10 @@ class Tree(unittest.TestCase):
     def test_the_readme_shows_code_that_is_compiled(self):
         snippets = []
         for path, mark in (("examples/custom_loop/main.cpp", "snippet"),
+                           ("examples/tensor_parallel_model/main.cpp", "snippet"),
                            ("tests/optimizer/param_groups_test.cpp", "groups")):
-            snippet = text_of(pathlib.Path(path)).split(f"  // [{mark}]\n")[1]
-            snippets.append("\n".join(line.removeprefix("  ") for line in snippet.splitlines()))
+            snippet = re.split(rf" *// \[{mark}\]\n", text_of(pathlib.Path(path)))[1]
+            snippets.append(textwrap.dedent(snippet).rstrip("\n"))
         blocks = re.findall(r"```cpp\n(.*?)\n```", text_of(pathlib.Path("README.md")), re.S)
         self.assertEqual(blocks, snippets)
 

@@ -1,4 +1,4 @@
-#include "lockstep/models/layer_context.h"
+#include "lockstep/models/parallel_context.h"
 
 #include <algorithm>
 
@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-ParamOrigin LayerContext::origin() const {
+ParamOrigin ParallelContext::origin() const {
   return {.options = options, .seed = seed, .name = name, .place = [state = state](MeshAxis axis) {
             const bool cuts =
                 std::find(kCuttingAxes.begin(), kCuttingAxes.end(), axis) != kCuttingAxes.end();

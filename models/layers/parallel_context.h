@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <c10/core/TensorOptions.h>
+
+#include "lockstep/core/deferred_gradients.h"
+#include "lockstep/core/parameters.h"
+#include "lockstep/parallel_state/parallel_state.h"
+
+namespace lockstep {
+
+/// What a layer that is cut over ranks needs beside its own sizes. By default one process holds all
+/// of it. A model of one's own makes one and passes it to DescribedModule::add_child().
+struct ParallelContext {
+  ParallelState state = ParallelState::single_process();
+  at::TensorOptions options = {};  ///< dtype and device of the parameters
+  uint64_t seed = 1234;            ///< of the initial weights
+  /// Between the tensor-parallel regions each rank of tp has its part of the sequence.
+  bool sequence_parallel = false;
+  std::string name = {};  ///< global name of the layer that is being built, ends in "." or empty
+  std::shared_ptr<DeferredGradients> deferred = {};  ///< null: weight gradients are never deferred
+
+  /// The context of a child that is registered under `child_name`.
+  ParallelContext child(const std::string& child_name) const {
+    ParallelContext context = *this;
+    context.name += child_name + ".";
+    return context;
+  }
+
+  /// The ranks that split each layer's matrices; connected at the first call.
+  ProcessGroup tensor_parallel() const { return state.group(GroupKind::tp); }
+
+  /// For DescribedModule::add(). Connects the groups of the axes over which a parameter is cut: tp,
+  /// etp, ep.
+  ParamOrigin origin() const;
+
+  /// State over tp of the gradient of a parameter that all ranks of tp hold and that works between
+  /// the tensor-parallel regions: with sequence parallelism each rank sees a part of the tokens.
+  GradientState replicated_gradient_state() const {
+    return sequence_parallel ? GradientState::partial_sum : GradientState::complete;
+  }
+
+  /// `name` without the dot at its end, for messages.
+  std::string label() const { return name.empty() ? name : name.substr(0, name.size() - 1); }
+};
+
+}  // namespace lockstep
