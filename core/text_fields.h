@@ -1,5 +1,7 @@
 #pragma once
 
+// Internal.
+
 #include <charconv>
 #include <string>
 #include <string_view>

@@ -40,6 +40,9 @@ struct FinalizePass {
   const char* left_undone = nullptr;  ///< what an error says of a gradient that lacks it
 };
 
+/// The FinalizePass::left_undone of passes that reduce.
+inline constexpr const char* kNotAddedUp = "partial or tied ones not added up";
+
 /// finish_grad_sync() of every model: the axes dp and cp, for experts edp.
 extern const FinalizePass kDataParallel;
 

@@ -197,7 +197,7 @@ bool is_partial(const ParamDescription& description, const RankGrids& grids, Gra
 const FinalizePass kPartialGradients = {.name = "partial gradients",
                                         .run = reduce_partial_gradients,
                                         .changes = is_partial,
-                                        .left_undone = "partial or tied ones not added up"};
+                                        .left_undone = kNotAddedUp};
 
 void check_partial_over_stages(const std::vector<DistributedDataParallel*>& models) {
   const ParallelState& state = models.front()->parallel_state();

@@ -181,7 +181,7 @@ const FinalizePass kTiedGradients = {.name = "tied gradients",
                                      .run = sum_tied_gradients,
                                      .check = check_ties,
                                      .changes = is_tied_over_stages,
-                                     .left_undone = "partial or tied ones not added up"};
+                                     .left_undone = kNotAddedUp};
 
 void check_ties_over_stages(const std::vector<DistributedDataParallel*>& models,
                             const std::vector<std::string>& settings) {
