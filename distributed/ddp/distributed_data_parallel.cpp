@@ -5,6 +5,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/optimizer_rules.h"
 #include "lockstep/distributed/buffer_kind.h"
+#include "lockstep/distributed/further_passes.h"
 #include "lockstep/distributed/grad_sync.h"
 #include "lockstep/distributed/model_check.h"
 #include "lockstep/distributed/param_sync.h"
@@ -49,7 +50,6 @@ struct DistributedDataParallel::Impl {
        std::vector<at::Tensor> buffers_of_module)
       : state(parallel_state),
         mode(mode_of(config)),
-        needs_finalize(mode == GradientScalingMode::per_token),
         group(parallel_state.group(GroupKind::dp_cp)),
         module_buffers(std::move(buffers_of_module)) {
     check_same_model(parameters, state, settings_of(config, disable_bucketing, matrices), matrices,
@@ -61,8 +61,8 @@ struct DistributedDataParallel::Impl {
     for (const NamedParameter& param : parameters)
       if (!param.tensor.requires_grad())
         frozen.push_back(param);
-      else if (has_further_passes(param.description, state.grids()))
-        needs_finalize = true;
+      else if (const char* const pass = further_pass(param.description, state.grids(), mode))
+        left_undone = pass;
     const int64_t stage = PipelinePosition(state.grids(), state.rank()).stage();
     sync = std::make_unique<GradSync>(
         make_bucketing(parameters, parallel_state, config, mode,
@@ -123,7 +123,7 @@ struct DistributedDataParallel::Impl {
 
   ParallelState state;
   GradientScalingMode mode;
-  bool needs_finalize;  ///< for more than the reduction
+  const char* left_undone = nullptr;  ///< where gradients are reduced but not finalized
   ProcessGroup group;
   std::vector<at::Tensor> module_buffers;
   std::vector<NamedParameter> frozen;
@@ -297,25 +297,23 @@ std::string DistributedDataParallel::describe() const {
          to_string(buckets());
 }
 
-void DistributedDataParallel::begin_finalize() {
+std::vector<BucketReduction> DistributedDataParallel::begin_finalize() {
   require<UsageError>(!impl_->finalized,
                       "finalize_model_grads: the gradients of this step are final already; call "
                       "zero_grad_buffer() before the next step");
   if (impl_->sync->state().phase() != Phase::ready) finish_grad_sync();
+  return impl_->sync->reductions();
 }
 
 void DistributedDataParallel::end_finalize() { impl_->finalized = true; }
 
 void DistributedDataParallel::require_final_gradients(const char* caller) const {
-  const bool finalized = impl_->finalized || !impl_->needs_finalize;
+  const bool finalized = impl_->finalized || !impl_->left_undone;
   require<UsageError>(
       impl_->sync->state().phase() == Phase::ready && finalized,
-      "{}: the gradients are not final (state {}{}); call finalize_model_grads() after the last "
+      "{}: the gradients are not final (state {}{}{}); call finalize_model_grads() after the last "
       "backward",
-      caller, state_text(),
-      finalized                                       ? ""
-      : impl_->mode == GradientScalingMode::per_token ? ", not divided by the tokens"
-                                                      : ", partial or tied ones not added up");
+      caller, state_text(), finalized ? "" : ", ", finalized ? "" : impl_->left_undone);
 }
 
 }  // namespace lockstep

@@ -220,9 +220,9 @@ class DistributedDataParallel {
   /// A table of the buckets, for logs.
   std::string describe() const;
 
-  /// For finalize_model_grads: finish_grad_sync() unless the step is reduced already. UsageError if
-  /// the step was finalized already.
-  void begin_finalize();
+  /// For finalize_model_grads: finish_grad_sync() unless the step is reduced already. Returns how
+  /// the buckets were reduced. UsageError if the step was finalized already.
+  std::vector<BucketReduction> begin_finalize();
   void end_finalize();
 
   /// Throws UsageError naming `caller` unless the gradients are final: reduced, and made final by

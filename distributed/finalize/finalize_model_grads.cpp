@@ -6,6 +6,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/finalize_passes.h"
+#include "lockstep/distributed/further_passes.h"
 #include "lockstep/distributed/owned_grads.h"
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/distributed/telling.h"
@@ -15,21 +16,17 @@
 namespace lockstep {
 namespace {
 
-using Pass = void (*)(FinalizeContext&);
+constexpr const FinalizePass* kPasses[] = {&kDataParallel, &kPartialGradients, &kTiedGradients,
+                                           &kRouterBias, &kNumTokens};
 
 void finish_data_parallel(FinalizeContext& context) {
-  auto& entries = context.report.entries;
-  for (DistributedDataParallel* model : context.models) {
-    model->begin_finalize();
-    for (const auto& bucket : model->buckets()) {
-      const auto parameters = static_cast<int64_t>(bucket.parameters.size());
-      entries.push_back(
-          {"data-parallel", bucket.group, bucket.operation, bucket.bytes, parameters});
-      if (!bucket.instances.empty())
-        entries.push_back({"data-parallel", bucket.instances, "all-reduce sum",
-                           bucket.instance_bytes, parameters});
+  for (DistributedDataParallel* model : context.models)
+    for (const BucketReduction& bucket : model->begin_finalize()) {
+      context.note(bucket.group, bucket.operation, bucket.bytes, bucket.num_parameters);
+      if (bucket.instances)
+        context.note(*bucket.instances, {GradOperation::Kind::all_reduce, bucket.operation.op},
+                     bucket.instance_bytes, bucket.num_parameters);
     }
-  }
 }
 
 bool on_last_stage(const ParallelState& state) {
@@ -47,11 +44,11 @@ at::Tensor sum_of_tokens(FinalizeContext& context) {
   if (state.grids().size(GroupKind::pp) > 1) {
     const ProcessGroup stages = state.group(GroupKind::pp);
     broadcast(stages, tokens, stages.size() - 1, "num_tokens").wait();
-    context.note("num_tokens", stages, "broadcast", bytes, 0);
+    context.note(stages, {GradOperation::Kind::broadcast}, bytes, 0);
   }
   const ProcessGroup replicas = state.group(GroupKind::dp_cp);
   all_reduce(replicas, tokens, ReduceOp::sum, "num_tokens").wait();
-  context.note("num_tokens", replicas, "all-reduce sum", bytes, 0);
+  context.note(replicas, kAllReduceSum, bytes, 0);
   return tokens.clamp_min_(1);
 }
 
@@ -63,9 +60,6 @@ void divide_by_tokens(FinalizeContext& context) {
     for (const auto& buffer : model->buffers()) divide_grads(reduced_grads(*buffer), tokens);
   context.report.num_tokens = tokens;
 }
-
-constexpr Pass kPasses[] = {finish_data_parallel, reduce_partial_gradients, sum_tied_gradients,
-                            update_router_biases, divide_by_tokens};
 
 void check_num_tokens(const FinalizeContext& context) {
   require<UsageError>(!context.per_token() || context.num_tokens || !on_last_stage(context.state()),
@@ -91,15 +85,44 @@ void check_arguments(const FinalizeContext& context) {
                         to_string(context.models.front()->scaling_mode()),
                         to_string(model->scaling_mode()));
   check_num_tokens(context);
-  check_ties(context);
-  check_router_biases(context.router_biases);
+  for (const FinalizePass* pass : kPasses)
+    if (pass->check) pass->check(context);
 }
 
 }  // namespace
 
-void FinalizeContext::note(const char* pass, const ProcessGroup& group, std::string operation,
-                           int64_t bytes, int64_t parameters) {
-  report.entries.push_back({pass, group.to_string(), std::move(operation), bytes, parameters});
+const FinalizePass kDataParallel = {.name = "data-parallel", .run = finish_data_parallel};
+
+const FinalizePass kNumTokens = {
+    .name = "num_tokens",
+    .run = divide_by_tokens,
+    .changes = [](const ParamDescription&, const RankGrids&,
+                  GradientScalingMode mode) { return mode == GradientScalingMode::per_token; },
+    .left_undone = "not divided by the tokens"};
+
+const char* further_pass(const ParamDescription& description, const RankGrids& grids,
+                         GradientScalingMode mode) {
+  const char* left_undone = nullptr;
+  for (const FinalizePass* pass : kPasses)
+    if (pass->changes && pass->changes(description, grids, mode)) left_undone = pass->left_undone;
+  return left_undone;
+}
+
+std::string to_string(const FinalizeReport::Entry& entry) {
+  return fmt::format("{}: {} over {}, {} bytes, {} parameters", entry.pass,
+                     to_string(entry.operation), entry.group.to_string(), entry.bytes,
+                     entry.parameters);
+}
+
+std::string to_string(const FinalizeReport& report) {
+  std::string text;
+  for (const FinalizeReport::Entry& entry : report.entries) text += to_string(entry) + "\n";
+  return text;
+}
+
+void FinalizeContext::note(const ProcessGroup& group, const GradOperation& operation, int64_t bytes,
+                           int64_t parameters) {
+  report.entries.push_back({pass, group, operation, bytes, parameters});
 }
 
 FinalizeReport finalize_model_grads(const std::vector<DistributedDataParallel*>& models,
@@ -109,7 +132,10 @@ FinalizeReport finalize_model_grads(const std::vector<DistributedDataParallel*>&
   FinalizeContext context{models, num_tokens, router_biases};
   telling(context.state(), [&] {
     check_arguments(context);
-    for (const Pass pass : kPasses) pass(context);
+    for (const FinalizePass* pass : kPasses) {
+      context.pass = pass->name;
+      pass->run(context);
+    }
   });
   for (DistributedDataParallel* model : models) model->end_finalize();
   return std::move(context.report);

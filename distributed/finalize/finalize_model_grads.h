@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -10,15 +11,17 @@
 
 namespace lockstep {
 
-/// What finalize_model_grads did.
+/// What finalize_model_grads did, as data; to_string() makes the text. The groups in it are handles,
+/// which keep the job's groups like any other.
 struct FinalizeReport {
   /// One collective. Groups of one rank send nothing and have none, except in the passes
   /// data-parallel and num_tokens.
   struct Entry {
-    std::string pass;       ///< "data-parallel", "partial gradients", "tied gradients", ...
-    std::string group;      ///< "dp-cp [0, 1]"
-    std::string operation;  ///< "all-reduce sum"
-    int64_t bytes = 0;      ///< contributed by this rank
+    /// "data-parallel", "partial gradients", "tied gradients", ...; lives as long as the program
+    std::string_view pass;
+    ProcessGroup group;
+    GradOperation operation;
+    int64_t bytes = 0;  ///< contributed by this rank
     int64_t parameters = 0;
   };
   std::vector<Entry> entries;  ///< in the order of the passes
@@ -28,41 +31,41 @@ struct FinalizeReport {
   at::Tensor num_tokens;
 };
 
-/// The bias of one router of experts that is balanced without an auxiliary loss.
+/// The bias of one router of experts that is balanced without an auxiliary loss. It rises by its
+/// rate where an expert got fewer tokens than the mean, and falls where it got more; the tokens are
+/// those of all ranks of tp-dp-cp.
 struct RouterBias {
   at::Tensor bias;               ///< [experts], the same on all ranks; is changed
   at::Tensor tokens_per_expert;  ///< [experts], tokens that this rank has routed; is set to zero
   double rate = 1e-3;            ///< by which an element of `bias` changes
 };
 
+/// "tied gradients: all-reduce sum over embedding [0, 3], 96 bytes, 1 parameters"
+std::string to_string(const FinalizeReport::Entry& entry);
+
+/// A line for each collective.
+std::string to_string(const FinalizeReport& report);
+
 /// Makes the gradients of a step final, between the last backward and clipping or the optimizer.
-/// Call it once per step, on all ranks. The passes, in order; what each does follows from the
-/// descriptions of the parameters (core/parameters/placement.h) alone:
+/// Call it once per step, on all ranks. It waits for the data-parallel reduction, then makes one
+/// pass after another; finalize_passes.h describes each in its own words. What they do follows from
+/// the descriptions of the parameters (core/parameters/placement.h) alone.
 ///
-/// 1. data-parallel: finish_grad_sync() of every model. It covers the axes dp and cp, for experts
-///    edp.
-/// 2. partial gradients: what is declared partial over another axis (tp, pp; for experts etp, ep,
-///    pp) is summed over the ranks of that axis, or averaged if it is partial-mean. Such are the
-///    layer norms under sequence parallelism. Gradients of more than 256 KiB are reduced where they
-///    lie, smaller ones together, through a buffer of at most 1 MiB. The ranks of the axis may hold
-///    anything beside such parameters; stages of a pipeline register theirs in the same order,
-///    under the same names. Where names, order or shapes differ over stages, here or of tied
-///    copies, the constructor of an Optimizer says so at once. Without one the CPU's collectives
-///    fail at the timeout, naming them, and NCCL's compare nothing.
-/// 3. tied gradients: all copies of a tied parameter, in the models of this rank and on the stages
-///    that ParamDescription::tie names, get the sum of their gradients. Only the ranks that hold a
-///    copy take part, and all of them must (see Tie).
-/// 4. router bias: tokens_per_expert of all `router_biases` is summed over tp-dp-cp; a bias rises
-///    by its rate where an expert got fewer tokens than the mean and falls where it got more.
-/// 5. num_tokens: with per-token scaling, sums `num_tokens` over the data- and context-parallel
-///    ranks and divides all gradients by it, or by 1 if it is less. The loss must be a sum over
-///    tokens, and `num_tokens` the number of tokens that this rank summed over in all micro-batches
-///    of the step. With a pipeline the last stage's number counts, and the others may leave it out.
-///    Tensor-parallel ranks give the same number: nothing is sent between them to compare it, and
-///    where it differs their parameters drift apart.
-///
-/// With the distributed optimizer passes 2, 3 and 5 work on the shard that this rank owns, so they
-/// send 1 / shards of the bytes.
+/// - A gradient that is partial over another axis (tp, pp; for experts etp, ep, pp) is reduced over
+///   it. The ranks of the axis may hold anything beside such parameters; stages of a pipeline
+///   register theirs in the same order, under the same names. Where names, order or shapes differ
+///   over stages, here or of tied copies, the constructor of an Optimizer says so at once. Without
+///   one the CPU's collectives fail at the timeout, naming them, and NCCL's compare nothing.
+/// - All copies of a tied parameter get the sum of their gradients. Only the ranks that hold a copy
+///   take part, and all of them must (see Tie).
+/// - With per-token scaling all gradients are divided by the sum of `num_tokens` over the data- and
+///   context-parallel ranks, or by 1 if it is less. The loss must be a sum over tokens, and
+///   `num_tokens` the number of tokens that this rank summed over in all micro-batches of the step.
+///   With a pipeline the last stage's number counts, and the others may leave it out.
+///   Tensor-parallel ranks give the same number: nothing is sent between them to compare it, and
+///   where it differs their parameters drift apart.
+/// - With the distributed optimizer all of this works on the shard that this rank owns, so it sends
+///   1 / shards of the bytes.
 ///
 /// `models` are the wrapped chunks of the model of this rank. `num_tokens` [1 element, any numeric
 /// dtype] is needed with per-token scaling and refused without it. `router_biases` are those of the

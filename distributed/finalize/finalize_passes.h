@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/distributed/finalize_model_grads.h"
@@ -15,36 +16,64 @@ struct FinalizeContext {
   const std::vector<DistributedDataParallel*>& models;
   const std::optional<at::Tensor>& num_tokens;
   const std::vector<RouterBias>& router_biases;
+  std::string_view pass = {};  ///< name of the one that runs
   FinalizeReport report = {};
 
   const ParallelState& state() const { return models.front()->parallel_state(); }
   bool per_token() const {
     return models.front()->scaling_mode() == GradientScalingMode::per_token;
   }
-  /// Adds one collective to the report.
-  void note(const char* pass, const ProcessGroup& group, std::string operation, int64_t bytes,
+  /// Adds one collective of this pass to the report.
+  void note(const ProcessGroup& group, const GradOperation& operation, int64_t bytes,
             int64_t parameters);
 };
 
-/// Reduces gradients that are partial over an axis that the data-parallel reduction does not cover:
-/// tp and pp, for experts etp, ep and pp. Large gradients are reduced where they lie; small ones go
-/// together through a buffer of at most 1 MiB.
-void reduce_partial_gradients(FinalizeContext& context);
+/// One pass, made of plain functions. kPasses in finalize_model_grads.cpp has them in their order;
+/// that list, this header and the pass' own source are all that knows of it.
+struct FinalizePass {
+  const char* name;  ///< in the report
+  void (*run)(FinalizeContext&);
+  /// Throws where the arguments do not fit, before any pass has run.
+  void (*check)(const FinalizeContext&) = nullptr;
+  /// Whether it changes the gradient of such a parameter, which is not final before; null: never.
+  bool (*changes)(const ParamDescription&, const RankGrids&, GradientScalingMode) = nullptr;
+  const char* left_undone = nullptr;  ///< what an error says of a gradient that lacks it
+};
 
-/// Compares over the pipeline stages what these reduce together: names, order, shapes, dtypes and
-/// descriptions of the parameters whose gradients are partial over pp. Collective over pp, with 8
-/// bytes per rank; nothing is sent where it has one rank. Every rank throws the same
-/// CommunicationError otherwise.
-void check_partial_over_stages(const std::vector<DistributedDataParallel*>& models);
+/// The FinalizePass::left_undone of passes that reduce.
+inline constexpr const char* kNotAddedUp = "partial or tied ones not added up";
+
+/// finish_grad_sync() of every model: the axes dp and cp, for experts edp.
+extern const FinalizePass kDataParallel;
+
+/// Reduces gradients that are partial over an axis that the data-parallel reduction does not cover:
+/// tp and pp, for experts etp, ep and pp. They are summed over the ranks of that axis, or averaged
+/// if they are partial-mean. Such are those of layer norms under sequence parallelism. Gradients of
+/// more than 256 KiB are reduced where they lie, smaller ones together, through a buffer of at most
+/// 1 MiB.
+extern const FinalizePass kPartialGradients;
 
 /// Adds up the gradients of tied parameters: first the copies in this rank's models, then those of
-/// the other stages, in the order of TiedStages (all, first and last, first) and of the ties'
-/// names.
-void sum_tied_gradients(FinalizeContext& context);
+/// the other stages that ParamDescription::tie names, in the order of TiedStages (all, first and
+/// last, first) and of the ties' names. Only the ranks that hold a copy take part, and all of them
+/// must (see Tie). Refuses a parameter whose stage cannot hold it, and copies that differ in shape
+/// or dtype.
+extern const FinalizePass kTiedGradients;
 
-/// UsageError unless this rank's stage may hold the tied parameters that it has, and the copies of
-/// each have one shape and dtype.
-void check_ties(const FinalizeContext& context);
+/// Sums tokens_per_expert of all `router_biases` over tp-dp-cp; a bias rises by its rate where an
+/// expert got fewer tokens than the mean and falls where it got more. Refuses a bias that does not
+/// fit its counters, and a rate that is no number >= 0.
+extern const FinalizePass kRouterBias;
+
+/// With per-token scaling, sums `num_tokens` over the data- and context-parallel ranks and divides
+/// all gradients by it, or by 1 if it is less.
+extern const FinalizePass kNumTokens;
+
+/// Compares over the pipeline stages what kPartialGradients reduces together: names, order, shapes,
+/// dtypes and descriptions of the parameters whose gradients are partial over pp. Collective over
+/// pp, with 8 bytes per rank; nothing is sent where it has one rank. Every rank throws the same
+/// CommunicationError otherwise.
+void check_partial_over_stages(const std::vector<DistributedDataParallel*>& models);
 
 /// Compares the tied parameters of all pipeline stages: each stage that a tie names must hold a
 /// trained copy in one of its models, and all copies have the same text in `settings`, which says
@@ -53,9 +82,5 @@ void check_ties(const FinalizeContext& context);
 /// ConfigError otherwise.
 void check_ties_over_stages(const std::vector<DistributedDataParallel*>& models,
                             const std::vector<std::string>& settings);
-
-/// UsageError: a router bias that does not fit its counters, or a rate that is no number >= 0.
-void check_router_biases(const std::vector<RouterBias>& biases);
-void update_router_biases(FinalizeContext& context);
 
 }  // namespace lockstep

@@ -138,7 +138,7 @@ class PieceReducer {
   }
 
   Work reduce(const at::Tensor& grads, int64_t parameters, const std::string& label) {
-    context_.note("partial gradients", group_, fmt::format("all-reduce {}", to_string(op_)),
+    context_.note(group_, {GradOperation::Kind::all_reduce, op_},
                   static_cast<int64_t>(grads.nbytes()), parameters);
     return all_reduce(group_, grads, op_, label);
   }
@@ -183,7 +183,21 @@ class PieceReducer {
   at::Tensor buffer_;
 };
 
+void reduce_partial_gradients(FinalizeContext& context) {
+  const at::NoGradGuard no_grad;
+  for (const auto& [key, pieces] : collect(context)) PieceReducer(context, key).run(pieces);
+}
+
+bool is_partial(const ParamDescription& description, const RankGrids& grids, GradientScalingMode) {
+  return !partial_axes(description, grids).empty();
+}
+
 }  // namespace
+
+const FinalizePass kPartialGradients = {.name = "partial gradients",
+                                        .run = reduce_partial_gradients,
+                                        .changes = is_partial,
+                                        .left_undone = kNotAddedUp};
 
 void check_partial_over_stages(const std::vector<DistributedDataParallel*>& models) {
   const ParallelState& state = models.front()->parallel_state();
@@ -204,11 +218,6 @@ void check_partial_over_stages(const std::vector<DistributedDataParallel*>& mode
   for (const auto& [kind, params] : kinds)
     in_order.insert(in_order.end(), params.begin(), params.end());
   telling_outside(stages, state, [&] { check_same_parameters(in_order, stages); });
-}
-
-void reduce_partial_gradients(FinalizeContext& context) {
-  const at::NoGradGuard no_grad;
-  for (const auto& [key, pieces] : collect(context)) PieceReducer(context, key).run(pieces);
 }
 
 }  // namespace lockstep

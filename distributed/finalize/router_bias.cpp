@@ -7,10 +7,11 @@
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
+namespace {
 
-void check_router_biases(const std::vector<RouterBias>& biases) {
-  for (size_t i = 0; i < biases.size(); ++i) {
-    const RouterBias& router = biases[i];
+void check_router_biases(const FinalizeContext& context) {
+  for (size_t i = 0; i < context.router_biases.size(); ++i) {
+    const RouterBias& router = context.router_biases[i];
     require<UsageError>(
         router.bias.defined() && router.tokens_per_expert.defined() && router.bias.dim() == 1 &&
             router.bias.sizes() == router.tokens_per_expert.sizes() && router.bias.numel() > 0,
@@ -33,7 +34,7 @@ void update_router_biases(FinalizeContext& context) {
   const ProcessGroup group = context.state().group(GroupKind::tp_dp_cp);
   all_reduce(group, all, ReduceOp::sum, "tokens of the experts").wait();
   if (group.size() > 1)
-    context.note("router bias", group, "all-reduce sum", static_cast<int64_t>(all.nbytes()),
+    context.note(group, kAllReduceSum, static_cast<int64_t>(all.nbytes()),
                  static_cast<int64_t>(counts.size()));
   int64_t offset = 0;
   for (const RouterBias& router : context.router_biases) {
@@ -46,5 +47,10 @@ void update_router_biases(FinalizeContext& context) {
     counters.zero_();
   }
 }
+
+}  // namespace
+
+const FinalizePass kRouterBias = {
+    .name = "router bias", .run = update_router_biases, .check = check_router_biases};
 
 }  // namespace lockstep

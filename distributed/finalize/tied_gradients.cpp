@@ -1,10 +1,11 @@
+#include <algorithm>
 #include <map>
 #include <numeric>
-#include <sstream>
 
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/text_fields.h"
 #include "lockstep/distributed/finalize_passes.h"
 #include "lockstep/distributed/owned_grads.h"
 #include "lockstep/parallel_state/axis_groups.h"
@@ -26,7 +27,7 @@ struct Copy {
 };
 
 /// This rank's copies by stages and name, in the same order on all ranks.
-using Copies = std::map<std::pair<TiedStages, std::string>, std::vector<Copy>>;
+using Copies = std::map<std::pair<TiedStages, std::string_view>, std::vector<Copy>>;
 
 Copies collect(const std::vector<DistributedDataParallel*>& models) {
   Copies copies;
@@ -48,43 +49,76 @@ std::vector<size_t> stages_of(TiedStages stages, size_t count) {
   return all;
 }
 
-}  // namespace
+/// A trained copy of a tied parameter, as the stages tell each other.
+struct HeldCopy {
+  TiedStages stages;
+  std::string name;     ///< of the tie
+  std::string setting;  ///< how it is updated
+};
 
-void check_ties_over_stages(const std::vector<DistributedDataParallel*>& models,
-                            const std::vector<std::string>& settings) {
-  const ProcessGroup group = models.front()->parallel_state().group(GroupKind::pp);
-  std::string own;
+constexpr const char* kTiedParameters = "tied parameters";
+
+std::string encode_copies(const std::vector<HeldCopy>& copies) {
+  std::string text;
+  for (const HeldCopy& copy : copies) {
+    append_field(text, std::to_string(static_cast<int>(copy.stages)));
+    append_field(text, copy.name);
+    append_field(text, copy.setting);
+  }
+  return text;
+}
+
+TiedStages decode_stages(std::string_view field) {
+  for (const TiedStages stages : {TiedStages::first_and_last, TiedStages::all, TiedStages::first})
+    if (field == std::to_string(static_cast<int>(stages))) return stages;
+  fail<CommunicationError>("{}: what a rank sent is damaged: found stages '{}'", kTiedParameters,
+                           field);
+}
+
+std::vector<HeldCopy> decode_copies(std::string_view text) {
+  std::vector<HeldCopy> copies;
+  while (!text.empty()) {
+    const TiedStages stages = decode_stages(take_field(text, kTiedParameters));
+    const std::string_view name = take_field(text, kTiedParameters);
+    copies.push_back({stages, std::string(name), std::string(take_field(text, kTiedParameters))});
+  }
+  return copies;
+}
+
+std::vector<HeldCopy> own_copies(const std::vector<DistributedDataParallel*>& models,
+                                 const std::vector<std::string>& settings) {
+  std::vector<HeldCopy> copies;
   auto setting = settings.begin();
   for (const DistributedDataParallel* model : models)
     for (const auto& buffer : model->buffers())
       for (const NamedParameter& param : buffer->params()) {
         if (const auto& tie = param.description.tie)
-          own += fmt::format("{}\t{}\t{}\n", static_cast<int>(tie->stages), tie->name, *setting);
+          copies.push_back({tie->stages, tie->name, *setting});
         ++setting;
       }
-  const std::vector<std::string> held =
-      group.size() == 1 ? std::vector{own} : all_gather_texts(group, own, "tied parameters");
-  std::map<std::string, std::pair<std::string, size_t>> first;  // setting and stage, by tie
-  for (size_t holder = 0; holder < held.size(); ++holder) {
-    std::istringstream lines(held[holder]);
-    for (std::string line; std::getline(lines, line);) {
-      const std::string tie = line.substr(0, line.rfind('\t') + 1);
-      const std::string name = tie.substr(2, tie.size() - 3), found = line.substr(tie.size());
-      const auto stages = static_cast<TiedStages>(line.front() - '0');
-      for (const size_t stage : stages_of(stages, held.size()))
-        require<CommunicationError>(
-            ("\n" + held[stage]).find("\n" + tie) != std::string::npos,
-            "the parameter tied as '{}' on {}: rank {} (stage {} of {}) holds no copy that is "
-            "trained",
-            name, to_string(stages), group.ranks()[stage], stage, held.size());
-      const auto& [expected, where] = first.try_emplace(tie, found, holder).first->second;
-      require<ConfigError>(found == expected,
-                           "the parameter tied as '{}' on {}: found copies with {} on rank {} and "
-                           "with {} on rank {}, allowed: equal settings",
-                           name, to_string(stages), expected, group.ranks()[where], found,
-                           group.ranks()[holder]);
-    }
-  }
+  return copies;
+}
+
+/// Of each rank of `group`, in its order.
+std::vector<std::vector<HeldCopy>> all_copies(std::vector<HeldCopy> own,
+                                              const ProcessGroup& group) {
+  if (group.size() == 1) return {std::move(own)};
+  std::vector<std::vector<HeldCopy>> held;
+  for (const std::string& text : all_gather_texts(group, encode_copies(own), kTiedParameters))
+    held.push_back(decode_copies(text));
+  return held;
+}
+
+void require_copies(const HeldCopy& copy, const std::vector<std::vector<HeldCopy>>& held,
+                    const ProcessGroup& group) {
+  for (const size_t stage : stages_of(copy.stages, held.size()))
+    require<CommunicationError>(
+        std::any_of(held[stage].begin(), held[stage].end(),
+                    [&](const HeldCopy& other) {
+                      return other.stages == copy.stages && other.name == copy.name;
+                    }),
+        "the parameter tied as '{}' on {}: rank {} (stage {} of {}) holds no copy that is trained",
+        copy.name, to_string(copy.stages), group.ranks()[stage], stage, held.size());
 }
 
 void check_ties(const FinalizeContext& context) {
@@ -126,8 +160,7 @@ void sum_tied_gradients(FinalizeContext& context) {
           fmt::format("gradient tied as '{}' {}", tie.name, copies.front().param().tensor.sizes());
       for (const at::Tensor& grads : sum) {
         all_reduce(group, grads, ReduceOp::sum, label).wait();
-        context.note("tied gradients", group, "all-reduce sum",
-                     static_cast<int64_t>(grads.nbytes()), 1);
+        context.note(group, kAllReduceSum, static_cast<int64_t>(grads.nbytes()), 1);
       }
     }
     for (size_t i = 1; i < copies.size(); ++i) {
@@ -135,6 +168,38 @@ void sum_tied_gradients(FinalizeContext& context) {
       for (size_t k = 0; k < sum.size(); ++k) at::Tensor(others[k]).copy_(sum[k]);
     }
   }
+}
+
+bool is_tied_over_stages(const ParamDescription& description, const RankGrids& grids,
+                         GradientScalingMode) {
+  return description.tie && grids.size(GroupKind::pp) > 1;
+}
+
+}  // namespace
+
+const FinalizePass kTiedGradients = {.name = "tied gradients",
+                                     .run = sum_tied_gradients,
+                                     .check = check_ties,
+                                     .changes = is_tied_over_stages,
+                                     .left_undone = kNotAddedUp};
+
+void check_ties_over_stages(const std::vector<DistributedDataParallel*>& models,
+                            const std::vector<std::string>& settings) {
+  const ProcessGroup group = models.front()->parallel_state().group(GroupKind::pp);
+  const std::vector<std::vector<HeldCopy>> held = all_copies(own_copies(models, settings), group);
+  using Tied = std::pair<TiedStages, std::string_view>;
+  std::map<Tied, std::pair<std::string_view, size_t>> first;  // setting and stage
+  for (size_t holder = 0; holder < held.size(); ++holder)
+    for (const HeldCopy& copy : held[holder]) {
+      require_copies(copy, held, group);
+      const auto& [expected, where] =
+          first.try_emplace({copy.stages, copy.name}, copy.setting, holder).first->second;
+      require<ConfigError>(copy.setting == expected,
+                           "the parameter tied as '{}' on {}: found copies with {} on rank {} and "
+                           "with {} on rank {}, allowed: equal settings",
+                           copy.name, to_string(copy.stages), expected, group.ranks()[where],
+                           copy.setting, group.ranks()[holder]);
+    }
 }
 
 }  // namespace lockstep

@@ -17,11 +17,6 @@ BufferKind buffer_kind(const ParamDescription& description, const RankGrids& gri
   return kind;
 }
 
-bool has_further_passes(const ParamDescription& description, const RankGrids& grids) {
-  if (description.tie && grids.size(GroupKind::pp) > 1) return true;
-  return !partial_axes(description, grids).empty();
-}
-
 bool lies_whole(const ParamDescription& description, MatrixLayout matrices) {
   return matrices == MatrixLayout::whole && description.update == ParamUpdate::matrix;
 }

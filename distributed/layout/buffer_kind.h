@@ -40,10 +40,6 @@ int64_t grad_element_bytes(int64_t param_bytes, bool reduce_in_fp32);
 /// pipeline stage. The reductions of the others are hidden by the backwards that follow.
 bool has_buckets(int64_t stage, int64_t chunk);
 
-/// Whether the gradient of such a parameter is still to be reduced, by one of the passes over
-/// partial and tied gradients, when the data-parallel reduction is done.
-bool has_further_passes(const ParamDescription& description, const RankGrids& grids);
-
 /// `numel` elements in `shape`.
 LayoutParam layout_param(const ParamDescription& description, const std::vector<int64_t>& shape,
                          int64_t numel);

@@ -49,6 +49,19 @@ int64_t ReducerBucket::bytes() const {
                                       : params_.front().tensor.nbytes());
 }
 
+BucketInfo ReducerBucket::info() const {
+  if (group_) return info_of(*group_, group_->buckets().front());
+  const NamedParameter& param = params_.front();
+  return {{.group = settings_.group,
+           .operation = {GradOperation::Kind::sparse_all_reduce},
+           .bytes = bytes(),
+           .num_parameters = 1},
+          label(),
+          dtype(),
+          param.tensor.numel(),
+          {param.name}};
+}
+
 const at::Tensor& ReducerBucket::expected_grad(size_t place) const {
   static const at::Tensor kNone;
   return buffer_ ? buffer_->grad_view(buffer_index(place)) : kNone;

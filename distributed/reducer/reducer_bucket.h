@@ -40,6 +40,8 @@ class ReducerBucket {
   }
   /// Of the gradients; of a sparse bucket, of the gradient as if it were dense.
   int64_t bytes() const;
+  /// As the engine reduces it.
+  BucketInfo info() const;
   /// What param.grad() of `place` is expected to be; undefined where no tensor is expected.
   const at::Tensor& expected_grad(size_t place) const;
 

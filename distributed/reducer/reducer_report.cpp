@@ -34,23 +34,11 @@ std::string dtypes_of(const std::vector<NamedParameter>& params) {
 
 std::vector<BucketInfo> Reducer::buckets() const {
   std::vector<BucketInfo> infos;
-  for (size_t b = 0; b < impl_->buckets.size(); ++b) {
-    const ReducerBucket& bucket = *impl_->buckets[b];
-    BucketInfo info{.label = bucket.label(),
-                    .group = impl_->group.to_string(),
-                    .operation = impl_->hook          ? impl_->hook->name()
-                                 : bucket.is_sparse() ? "sparse all-reduce sum"
-                                                      : "all-reduce sum",
-                    .instances = "",
-                    .dtype = bucket.dtype(),
-                    .numel = 0,
-                    .bytes = bucket.bytes(),
-                    .parameters = {}};
-    for (const NamedParameter& param : bucket.params()) {
-      info.numel += param.tensor.numel();
-      info.parameters.push_back(param.name);
-    }
-    infos.push_back(std::move(info));
+  for (const auto& bucket : impl_->buckets) {
+    infos.push_back(bucket->info());
+    if (!impl_->hook) continue;
+    infos.back().operation = {GradOperation::Kind::hook};
+    infos.back().hook = impl_->hook->name();
   }
   return infos;
 }

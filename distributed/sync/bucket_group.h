@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/distributed/bucket_info.h"
 #include "lockstep/distributed/gradient_scaling.h"
 #include "lockstep/parallel_state/collectives.h"
 
@@ -104,5 +105,9 @@ class BucketGroup {
   std::vector<Work> works_;
   std::vector<Exchange> exchanges_;
 };
+
+/// What `group` does with `bucket`, which is one of its own.
+BucketReduction reduction_of(const BucketGroup& group, const Bucket& bucket);
+BucketInfo info_of(const BucketGroup& group, const Bucket& bucket);
 
 }  // namespace lockstep

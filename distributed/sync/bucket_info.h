@@ -1,25 +1,53 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <c10/core/ScalarType.h>
 
+#include "lockstep/parallel_state/collectives.h"
+
 namespace lockstep {
 
-/// One bucket of gradients, as a front describes it.
-struct BucketInfo {
-  std::string label;      ///< "bucket 2 ('layers.0.weight' to 'layers.1.bias')"
-  std::string group;      ///< "dp-cp [0, 1]"
-  std::string operation;  ///< "all-reduce sum", "reduce-scatter sum"
+/// What a collective does with gradients.
+struct GradOperation {
+  enum class Kind {
+    all_reduce,
+    reduce_scatter,
+    sparse_all_reduce,
+    broadcast,
+    hook,  ///< a communication hook of a Reducer decides
+  };
+  Kind kind = Kind::all_reduce;
+  ReduceOp op = ReduceOp::sum;  ///< of the kinds that reduce
+  bool operator==(const GradOperation&) const = default;
+};
+
+inline constexpr GradOperation kAllReduceSum = {};
+
+/// "all-reduce sum", "reduce-scatter average", "broadcast", "hook"
+std::string to_string(const GradOperation& operation);
+
+/// How one bucket of gradients is reduced. A record that is made in every step, without text.
+struct BucketReduction {
+  ProcessGroup group;
+  GradOperation operation = {};
+  int64_t bytes = 0;
+  int64_t num_parameters = 0;
   /// With several optimizer instances, the group over which an all-reduce adds the shards.
-  std::string instances;
+  std::optional<ProcessGroup> instances = {};
+  int64_t instance_bytes = 0;  ///< what that all-reduce adds
+};
+
+/// One bucket of gradients, as a front describes it.
+struct BucketInfo : BucketReduction {
+  std::string label;     ///< "bucket 2 ('layers.0.weight' to 'layers.1.bias')"
   at::ScalarType dtype;  ///< of the gradients
   int64_t numel;
-  int64_t bytes;
   std::vector<std::string> parameters;  ///< in buffer order
-  int64_t instance_bytes = 0;           ///< what that all-reduce over `instances` adds
+  std::string hook = {};                ///< name of the communication hook; empty: none
 };
 
 /// A line for each bucket.

@@ -10,15 +10,6 @@
 
 namespace lockstep {
 
-std::string to_string(const std::vector<BucketInfo>& buckets) {
-  std::string text;
-  for (const BucketInfo& info : buckets)
-    text += fmt::format("{}: {} over {}, {} elements of {}, {} bytes, {} parameters\n", info.label,
-                        info.operation, info.group, info.numel, at::toString(info.dtype),
-                        info.bytes, info.parameters.size());
-  return text;
-}
-
 GradSync::GradSync(Bucketing bucketing, bool overlap, bool allow_unused, GradSyncCalls calls)
     : bucketing_(std::move(bucketing)),
       group_(bucketing_.groups.front().reduction().group),
@@ -124,21 +115,17 @@ void GradSync::set_force_all_reduce(bool on) {
   for (const auto& buffer : bucketing_.buffers) buffer->note_all_reduced(on);
 }
 
+std::vector<BucketReduction> GradSync::reductions() const {
+  std::vector<BucketReduction> reductions;
+  for (const BucketGroup& group : bucketing_.groups)
+    for (const Bucket& bucket : group.buckets()) reductions.push_back(reduction_of(group, bucket));
+  return reductions;
+}
+
 std::vector<BucketInfo> GradSync::buckets() const {
   std::vector<BucketInfo> infos;
   for (const BucketGroup& group : bucketing_.groups)
-    for (const Bucket& bucket : group.buckets()) {
-      const GradReduction& reduction = group.reduction();
-      const at::Tensor& reduced = group.reduces_shards(bucket) ? bucket.grad_shard : bucket.grads;
-      const int64_t instance_bytes =
-          reduction.instances ? static_cast<int64_t>(reduced.nbytes()) : 0;
-      infos.push_back(
-          {group.label(), reduction.group.to_string(),
-           fmt::format("{} {}", group.reduces_shards(bucket) ? "reduce-scatter" : "all-reduce",
-                       to_string(reduction.op)),
-           reduction.instances ? reduction.instances->to_string() : "", bucket.grads.scalar_type(),
-           bucket.grads.numel(), bucket.bytes(), bucket.parameters, instance_bytes});
-    }
+    for (const Bucket& bucket : group.buckets()) infos.push_back(info_of(group, bucket));
   return infos;
 }
 

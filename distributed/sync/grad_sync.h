@@ -59,6 +59,8 @@ class GradSync final : private GradientObserver {
   /// While it is not 0, gradients do not count towards being ready.
   const std::shared_ptr<int>& no_sync_depth() const { return no_sync_depth_; }
   /// In the order in which buckets are launched.
+  std::vector<BucketReduction> reductions() const;
+  /// The same with names.
   std::vector<BucketInfo> buckets() const;
 
  private:

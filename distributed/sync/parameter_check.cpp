@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <exception>
 #include <map>
-#include <sstream>
 #include <string_view>
 
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/text_fields.h"
 #include "lockstep/distributed/gradient_hook.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/text_digest.h"
@@ -30,34 +30,41 @@ std::string shape_text(const NamedParameter& param, const std::vector<MeshAxis>&
   return fmt::format("{}", fmt::join(lengths, ", "));
 }
 
-/// One line a parameter: "name<TAB>[2, 3] float32, trained, dense, ...".
+/// What a rank says of a parameter or a setting.
+struct Said {
+  std::string name, facts;
+};
+
+void append_said(std::string& text, std::string_view name, std::string_view facts) {
+  append_field(text, name);
+  append_field(text, facts);
+}
+
+std::vector<Said> decode_said(std::string_view text) {
+  constexpr const char* kWhat = "parameter descriptions";
+  std::vector<Said> said;
+  while (!text.empty()) {
+    const std::string_view name = take_field(text, kWhat);
+    said.push_back({std::string(name), std::string(take_field(text, kWhat))});
+  }
+  return said;
+}
+
+/// For each parameter "[2, 3] float32, trained, dense, ...".
 std::string description_text(const std::vector<NamedParameter>& parameters,
                              const std::vector<MeshAxis>& cut_over) {
   std::string text;
   for (const NamedParameter& param : parameters)
-    text += fmt::format("{}\t[{}] {}, {}, {}\n", param.name, shape_text(param, cut_over),
-                        at::toString(param.tensor.scalar_type()),
-                        param.tensor.requires_grad() ? "trained" : "frozen",
-                        param.description.to_string());
+    append_said(text, param.name,
+                fmt::format("[{}] {}, {}, {}", shape_text(param, cut_over),
+                            at::toString(param.tensor.scalar_type()),
+                            param.tensor.requires_grad() ? "trained" : "frozen",
+                            param.description.to_string()));
   return text;
 }
 
-struct Line {
-  std::string name, facts;
-};
-
-std::vector<Line> split_lines(const std::string& text) {
-  std::vector<Line> lines;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) {
-    const size_t tab = line.find('\t');
-    lines.push_back({line.substr(0, tab), line.substr(tab + 1)});
-  }
-  return lines;
-}
-
 /// The first difference of two lists, "" if there is none.
-std::string first_difference(const std::vector<Line>& a, int64_t rank_a, const std::vector<Line>& b,
+std::string first_difference(const std::vector<Said>& a, int64_t rank_a, const std::vector<Said>& b,
                              int64_t rank_b) {
   for (size_t i = 0; i < std::max(a.size(), b.size()); ++i) {
     if (i >= a.size() || i >= b.size()) {
@@ -78,7 +85,7 @@ std::string first_difference(const std::vector<Line>& a, int64_t rank_a, const s
 
 std::string values_text(const std::vector<ConfigValue>& settings) {
   std::string text;
-  for (const auto& [path, value] : settings) text += fmt::format("{}\t{}\n", path, value);
+  for (const auto& [path, value] : settings) append_said(text, path, value);
   return text;
 }
 
@@ -125,16 +132,17 @@ void refuse_odd_shards(const NamedParameter& param) {
 
 void refuse_differences(const std::vector<std::string>& texts, size_t num_settings,
                         const ProcessGroup& group) {
-  const auto first = split_lines(texts[0]);
-  const auto count = static_cast<std::ptrdiff_t>(num_settings);
+  const auto first = decode_said(texts[0]);
   for (size_t i = 1; i < texts.size(); ++i) {
-    const auto other = split_lines(texts[i]);
-    for (size_t line = 0; line < num_settings; ++line)
+    const auto other = decode_said(texts[i]);
+    const size_t settings = std::min({num_settings, first.size(), other.size()});
+    const auto count = static_cast<std::ptrdiff_t>(settings);
+    for (size_t s = 0; s < settings; ++s)
       require<CommunicationError>(
-          first[line].facts == other[line].facts,
+          first[s].facts == other[s].facts,
           "the ranks of group {} have different settings: {} is {} on rank {} and {} on rank {}",
-          group.to_string(), first[line].name, first[line].facts, group.ranks()[0],
-          other[line].facts, group.ranks()[i]);
+          group.to_string(), first[s].name, first[s].facts, group.ranks()[0], other[s].facts,
+          group.ranks()[i]);
     const std::string difference =
         first_difference({first.begin() + count, first.end()}, group.ranks()[0],
                          {other.begin() + count, other.end()}, group.ranks()[i]);
@@ -222,18 +230,18 @@ std::string settings_text(const NamedParameter& param) {
 void check_same_by_name(const std::vector<NamedText>& facts, const ProcessGroup& group) {
   if (group.size() == 1) return;
   std::string text;
-  for (const auto& [name, fact] : facts) text += fmt::format("{}\t{}\n", name, fact);
+  for (const auto& [name, fact] : facts) append_said(text, name, fact);
   if (is_same_on_all_ranks(text_digest(text), group, "digest of shared parameters")) return;
   const auto texts = all_gather_texts(group, text, "shared parameters");
   std::map<std::string, std::pair<std::string, size_t>> first;
   for (size_t i = 0; i < texts.size(); ++i)
-    for (const Line& line : split_lines(texts[i])) {
-      const auto& [fact, where] = first.try_emplace(line.name, line.facts, i).first->second;
-      require<CommunicationError>(line.facts == fact,
+    for (const Said& said : decode_said(texts[i])) {
+      const auto& [fact, where] = first.try_emplace(said.name, said.facts, i).first->second;
+      require<CommunicationError>(said.facts == fact,
                                   "the ranks of group {} have different parameters: parameter '{}' "
                                   "is {} on rank {} and {} on rank {}",
-                                  group.to_string(), line.name, fact, group.ranks()[where],
-                                  line.facts, group.ranks()[i]);
+                                  group.to_string(), said.name, fact, group.ranks()[where],
+                                  said.facts, group.ranks()[i]);
     }
 }
 

@@ -35,7 +35,7 @@ void CollectiveCall::check_position(int64_t position) const {
         position, group_.size() - 1);
 }
 
-void CollectiveCall::note(const Tensors& inputs, Kind kind) {
+void CollectiveCall::note(const Tensors& inputs, Kind kind, int64_t peer) {
   const ProcessGroup::State& state = *group_.shared_state();
   const std::string_view dtype = at::toString(inputs[0].scalar_type());
   int64_t elements = 0, bytes = 0;
@@ -44,12 +44,14 @@ void CollectiveCall::note(const Tensors& inputs, Kind kind) {
     bytes += static_cast<int64_t>(input.nbytes());
   }
   const int64_t numel = kind == Kind::uneven_collective ? -1 : elements;
-  identity_ = kind == Kind::message ? identity_of_call("message", label_, numel, dtype)
-                                    : state.communicator->ledger().add(
-                                          state.guard->step(), operation_, label_, numel, dtype);
+  const bool message = kind == Kind::send || kind == Kind::receive;
+  identity_ = message ? identity_of_call("message", label_, numel, dtype)
+                      : state.communicator->ledger().add(state.guard->step(), operation_, label_,
+                                                         numel, dtype);
   if (state.observer)
     state.observer({state.global_rank, state.name, state.ranks, operation_, std::string(label_),
-                    std::string(dtype), elements, bytes});
+                    std::string(dtype), elements, bytes, kind,
+                    message ? state.ranks.at(static_cast<size_t>(peer)) : -1});
 }
 
 HostExchange* CollectiveCall::exchange(const at::Tensor& example) const {

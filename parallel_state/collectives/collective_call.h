@@ -35,13 +35,10 @@ class CollectiveCall {
                    int64_t inner) const;
   void check_position(int64_t position) const;
 
-  enum class Kind {
-    collective,         ///< the same on all ranks of the group
-    uneven_collective,  ///< whose number of elements differs between ranks
-    message,            ///< between two ranks
-  };
-  /// Enters the call in the ledger of the group and shows it to the observer.
-  void note(const Tensors& inputs, Kind kind = Kind::collective);
+  using Kind = CollectiveRecord::Kind;
+  /// Enters the call in the ledger of the group and shows it to the observer. `peer`: of a message,
+  /// its position in the group.
+  void note(const Tensors& inputs, Kind kind = Kind::collective, int64_t peer = -1);
 
   /// Of the call, from note() on; the same on all ranks that make it.
   uint64_t identity() const { return identity_; }

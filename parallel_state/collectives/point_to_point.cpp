@@ -15,7 +15,8 @@ Work message(const ProcessGroup& group, const at::Tensor& tensor, int64_t peer, 
   call.check_tensors({tensor});
   call.check_position(peer);
   call.check(peer != group.rank(), "found this rank as the peer, allowed: another one");
-  call.note({tensor}, CollectiveCall::Kind::message);
+  using Kind = CollectiveCall::Kind;
+  call.note({tensor}, is_send ? Kind::send : Kind::receive, peer);
   return call.start(
       tensor,
       [&](c10d::ProcessGroup& c10d) {

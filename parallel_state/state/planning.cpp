@@ -12,10 +12,10 @@ namespace {
 class World {
  public:
   void note(const CollectiveRecord& call) {
-    if (const auto peer = peer_of(call, "send (to "))
-      return messages_[{call.rank, *peer}].sent.push_back(entry_of(call));
-    if (const auto peer = peer_of(call, "receive (from "))
-      return messages_[{*peer, call.rank}].received.push_back(entry_of(call));
+    if (call.kind == Kind::send)
+      return messages_[{call.rank, call.peer}].sent.push_back(entry_of(call));
+    if (call.kind == Kind::receive)
+      return messages_[{call.peer, call.rank}].received.push_back(entry_of(call));
     auto& entries = collectives_[call.ranks][call.rank];
     entries.push_back(entry_of(call));
     entries.back().sequence = static_cast<int64_t>(entries.size());
@@ -42,6 +42,8 @@ class World {
   }
 
  private:
+  using Kind = CollectiveRecord::Kind;
+
   /// From one rank to another.
   struct Messages {
     std::vector<CollectiveEntry> sent, received;
@@ -65,15 +67,9 @@ class World {
     CollectiveEntry entry;
     entry.operation = call.operation;
     entry.label = call.label;
-    entry.numel = call.operation == "all_to_all" ? -1 : call.numel;
+    entry.numel = call.kind == Kind::uneven_collective ? -1 : call.numel;
     entry.dtype = call.dtype;
     return entry;
-  }
-
-  /// The global rank in "send (to 3)", where the operation starts so.
-  static std::optional<int64_t> peer_of(const CollectiveRecord& call, const std::string& start) {
-    if (!call.operation.starts_with(start)) return std::nullopt;
-    return call.ranks.at(static_cast<size_t>(std::stoll(call.operation.substr(start.size()))));
   }
 
   std::map<RankList, std::map<int64_t, std::vector<CollectiveEntry>>> collectives_;

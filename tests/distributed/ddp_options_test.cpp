@@ -66,7 +66,8 @@ TEST(ForceAllReduce, G73EveryRankGetsAllGradientsEvenWithTheDistributedOptimizer
             EXPECT_EQ(operation, "all_reduce (sum)");
           int64_t bytes = 0;
           for (const auto& entry : report.entries) {
-            EXPECT_EQ(entry.operation, "all-reduce sum");
+            EXPECT_EQ(entry.operation, kAllReduceSum) << to_string(entry);
+            EXPECT_EQ(to_string(entry.operation), "all-reduce sum");
             if (entry.pass == "data-parallel") bytes += entry.bytes;
           }
           EXPECT_EQ(bytes, static_cast<int64_t>(ddp.buffers()[0]->grad_data().nbytes()) *

@@ -10,6 +10,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/distributed_data_parallel.h"
 #include "lockstep/distributed/finalize_model_grads.h"
+#include "lockstep/distributed/parameter_check.h"
 #include "lockstep/tests/support/described_params.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/small_net.h"
@@ -260,6 +261,23 @@ TEST(DistributedDataParallel, OneBucketWhereBucketingIsOff) {
     EXPECT_EQ(buckets(ParallelState::planning_rank({.world_size = 2, .pipeline = 2}, rank), config,
                       false),
               rank == 0 ? 6u : 1u);
+}
+
+TEST(ParameterCheck, NamesMayHaveLinesAndTabsInThem) {
+  run_ranks(2, [](const ParallelState& state) {
+    std::vector<NamedText> facts = {{"x\ty", "first"}, {"x\tz", "second"}, {"u\nv", "third"}};
+    if (state.rank() == 1) facts.erase(facts.begin());
+    EXPECT_NO_THROW(check_same_by_name(facts, state.world()));
+  });
+  const auto errors = errors_of_ranks(2, [](const ParallelState& state) {
+    testing::DescribedParams net;
+    net.add("we\nig\tht", {3 + state.rank()}).add("other", {2});
+    const DistributedDataParallel ddp(net, state);
+  });
+  for (const std::string& error : errors)
+    EXPECT_NE(error.find("different parameters: parameter 'we\nig\tht' is [3] Double, trained"),
+              std::string::npos)
+        << error;
 }
 
 }  // namespace

@@ -149,8 +149,11 @@ TEST(PartialGradients, SequenceParallelNormEqualsOneProcess) {
           if (ranks == 1) return;
           ASSERT_EQ(report.entries.size(), 3u);
           EXPECT_EQ(report.entries[1].pass, "partial gradients");
-          EXPECT_TRUE(report.entries[1].group.starts_with("tp [0, 1"));
-          EXPECT_EQ(report.entries[1].operation, "all-reduce sum");
+          EXPECT_EQ(report.entries[1].group.name(), "tp");
+          EXPECT_EQ(report.entries[1].group.ranks(), state.group(GroupKind::tp).ranks());
+          EXPECT_EQ(report.entries[1].operation, kAllReduceSum);
+          EXPECT_TRUE(to_string(report.entries[1])
+                          .starts_with("partial gradients: all-reduce sum over tp [0, 1"));
           EXPECT_EQ(report.entries[1].bytes, 80);
           EXPECT_EQ(report.entries[1].parameters, 2);
         },
@@ -312,7 +315,8 @@ TEST(FinalizeReport, NamesTheReductionOverOptimizerInstances) {
               std::vector<std::string> entries;
               for (const auto& e : finalize_model_grads({&ddp}, no_tokens()).entries)
                 if (e.pass == "data-parallel")
-                  entries.push_back(e.operation + " " + e.group + " " + std::to_string(e.bytes));
+                  entries.push_back(to_string(e.operation) + " " + e.group.to_string() + " " +
+                                    std::to_string(e.bytes));
               const std::string inside = state.rank() < 2 ? " [0, 1] " : " [2, 3] ";
               const std::string across = state.rank() % 2 == 0 ? "[0, 2] " : "[1, 3] ";
               EXPECT_EQ(entries, (std::vector<std::string>{

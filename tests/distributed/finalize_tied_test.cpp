@@ -314,7 +314,8 @@ TEST(RouterBiases, TokensOfAllRanksThatShareTheRouterCount) {
               EXPECT_EQ(tokens.sum().item<int64_t>(), 0);
               ASSERT_EQ(report.entries.size(), 3u);
               EXPECT_EQ(report.entries[1].pass, "router bias");
-              EXPECT_EQ(report.entries[1].group, "tp-dp-cp [0, 1, 2, 3]");
+              EXPECT_EQ(report.entries[1].group.to_string(), "tp-dp-cp [0, 1, 2, 3]");
+              EXPECT_EQ(report.entries[1].operation, kAllReduceSum);
               EXPECT_EQ(report.entries[1].bytes, 7 * 8);
             },
             {.sizes = {.tensor = 2}, .log = &log});

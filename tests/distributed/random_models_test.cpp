@@ -145,17 +145,16 @@ using Call = std::tuple<std::string, std::string, int64_t>;  // operation, group
 std::vector<Call> planned_calls(const DistributedDataParallel& ddp) {
   std::vector<Call> calls, over_instances;
   const int64_t instances = ddp.parallel_state().grids().sizes().optimizer_instances;
-  const auto add = [](std::vector<Call>& list, const char* operation, const std::string& group,
+  const auto add = [](std::vector<Call>& list, const char* operation, const ProcessGroup& group,
                       int64_t bytes) {
-    const bool alone = group.find(',') == std::string::npos;  // "dp [3]" sends nothing
-    if (!alone) list.emplace_back(operation, group.substr(0, group.find(' ')), bytes);
+    if (group.size() > 1) list.emplace_back(operation, group.name(), bytes);
   };
   for (const auto& bucket : ddp.buckets()) {
     add(calls, ddp.is_sharded() ? "reduce_scatter (sum)" : "all_reduce (sum)", bucket.group,
         bucket.bytes);
-    const auto ranks = 1 + std::count(bucket.group.begin(), bucket.group.end(), ',');
     if (ddp.is_sharded() && instances > 1)
-      add(over_instances, "all_reduce (sum)", bucket.instances, bucket.bytes / ranks);
+      add(over_instances, "all_reduce (sum)", bucket.instances.value(),
+          bucket.bytes / bucket.group.size());
   }
   calls.insert(calls.end(), over_instances.begin(), over_instances.end());
   return calls;

@@ -61,6 +61,32 @@ TEST(PlanningRank, TheObserverSeesEveryCall) {
             (CollectiveRecord{3, "dp", {1, 3}, "broadcast (from 1)", "weights", "Float", 5, 20}));
 }
 
+TEST(PlanningRank, ARecordSaysWhatKindOfCallItIsAndWithWhom) {
+  std::vector<CollectiveRecord> calls;
+  const ParallelState state =
+      ParallelState::planning_rank({.world_size = 8, .tensor = 2}, 5,
+                                   [&](const CollectiveRecord& call) { calls.push_back(call); });
+  const ProcessGroup dp = state.group(GroupKind::dp);  // ranks 1, 3, 5, 7
+  const at::Tensor tensor = at::zeros({4});
+  send(dp, tensor, 3, "there").wait();
+  receive(dp, tensor, 0, "back").wait();
+  all_to_all(dp, at::zeros({4}), tensor, "rows").wait();
+  all_reduce(dp, tensor, ReduceOp::sum, "sum").wait();
+  using Kind = CollectiveRecord::Kind;
+  std::vector<std::pair<Kind, int64_t>> found;
+  std::vector<std::string> shown;
+  for (const CollectiveRecord& call : calls) {
+    found.emplace_back(call.kind, call.peer);
+    shown.push_back(call.operation);
+  }
+  EXPECT_EQ(found, (std::vector<std::pair<Kind, int64_t>>{{Kind::send, 7},
+                                                          {Kind::receive, 1},
+                                                          {Kind::uneven_collective, -1},
+                                                          {Kind::collective, -1}}));
+  EXPECT_EQ(shown, (std::vector<std::string>{"send (to 3)", "receive (from 0)", "all_to_all",
+                                             "all_reduce (sum)"}));
+}
+
 const ParallelSizes kSizes = {.world_size = 64, .tensor = 2, .pipeline = 4};
 
 /// A step: gradients over dp, then a chain of messages along the pipeline.
