@@ -14,6 +14,7 @@
 #include "lockstep/optimizer/optimizer_state.h"
 #include "lockstep/optimizer/param_scheduler.h"
 #include "lockstep/optimizer/step_control.h"
+#include "lockstep/optimizer/update_rules.h"
 
 namespace lockstep {
 namespace {
@@ -73,16 +74,29 @@ std::vector<NamedParameter> params_of(const std::vector<DistributedDataParallel*
   return params;
 }
 
+void check_shards(const std::vector<DistributedDataParallel*>& models) {
+  const auto word = [](bool sharded) { return sharded ? "with" : "without"; };
+  const bool sharded = models.front()->is_sharded();
+  for (size_t i = 1; i < models.size(); ++i)
+    require<UsageError>(models[i]->is_sharded() == sharded,
+                        "Optimizer: model {}: found a model {} ddp.use_distributed_optimizer, "
+                        "allowed: {} it, as model 0",
+                        i, word(!sharded), word(sharded));
+}
+
 GroupedParams grouped_params(const std::vector<DistributedDataParallel*>& models,
                              const OptimizerConfig& config,
-                             const std::vector<ParamOverride>& overrides) {
+                             const std::vector<ParamOverride>& overrides,
+                             const UpdateStatement* rule) {
   const RankGrids& grids = models.front()->parallel_state().grids();
   const bool whole = grids.size(GroupKind::pp) == 1 && grids.size(GroupKind::ep) == 1;
+  const bool needs_matrices = matrix_layout(config, rule) == MatrixLayout::whole;
   require<ConfigError>(
-      config.optimizer != OptimizerKind::muon || !whole || has_whole_matrices(models),
-      "optimizer.optimizer: found muon, but no parameter is a matrix that lies whole "
-      "(ParamUpdate::matrix in its description, MatrixLayout::whole of its "
-      "DistributedDataParallel); allowed: adam, sgd, or muon with some");
+      !needs_matrices || !whole || has_whole_matrices(models),
+      "{}: found {}, but no parameter is a matrix that lies whole (ParamUpdate::matrix in its "
+      "description, MatrixLayout::whole of its DistributedDataParallel); allowed: {}",
+      rule ? "update rule" : "optimizer.optimizer", rule ? rule->name : to_string(config.optimizer),
+      rule ? "a rule of ranges, or this one with some" : "adam, sgd, or muon with some");
   return group_params(params_of(models), config, overrides,
                       whole ? ListedParams::all : ListedParams::some);
 }
@@ -105,33 +119,30 @@ void check_rate(const char* call, double value) {
 }  // namespace
 
 Optimizer::Optimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config,
-                     const std::vector<ParamOverride>& overrides)
-    : Optimizer(std::move(models), config, overrides, /*sharded=*/false) {}
-
-Optimizer::Optimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config,
-                     const std::vector<ParamOverride>& overrides, bool sharded)
-    : models_(std::move(models)), config_(config) {
-  const char* const name = sharded ? "DistributedOptimizer" : "Optimizer";
-  check_model_list(models_, name);
+                     const std::vector<ParamOverride>& overrides,
+                     std::shared_ptr<const UpdateRule> rule)
+    : models_(std::move(models)), config_(config), own_rule_(std::move(rule)) {
+  check_model_list(models_, "Optimizer");
   const ParallelState& state = models_.front()->parallel_state();
   const at::NoGradGuard no_grad;
-  check_same_optimizer(state, config, overrides, [&] {
+  check_same_optimizer(state, config, overrides, own_statement(), [&] {
     check_config(config);
-    for (const DistributedDataParallel* model : models_)
-      require<UsageError>(model->is_sharded() == sharded,
-                          "{}: found a model {} ddp.use_distributed_optimizer, allowed: {}", name,
-                          sharded ? "without" : "with", sharded ? "with it" : "without it");
-    (void)grouped_params(models_, config, overrides);
+    check_shards(models_);
+    (void)grouped_params(models_, config, overrides, own_statement());
   });
   for (DistributedDataParallel* model : models_) model->finish_param_sync();
-  counted_ = std::make_unique<CountedRanges>(models_, Gaps::included, name);
+  counted_ = std::make_unique<CountedRanges>(models_, Gaps::included, "Optimizer");
   make_states(overrides);
   scaler_ = make_scaler(config, any_rank(state, has_fp16(models_), "fp16 parameters"));
 }
 
+const UpdateStatement* Optimizer::own_statement() const {
+  return own_rule_ ? &own_rule_->statement() : nullptr;
+}
+
 void Optimizer::make_states(const std::vector<ParamOverride>& overrides) {
   const std::vector<NamedParameter> params = params_of(models_);
-  const GroupedParams grouped = grouped_params(models_, config_, overrides);
+  const GroupedParams grouped = grouped_params(models_, config_, overrides, own_statement());
   groups_ = grouped.groups;
   std::vector<std::string> settings;
   for (size_t i = 0; i < params.size(); ++i)
@@ -144,7 +155,10 @@ void Optimizer::make_states(const std::vector<ParamOverride>& overrides) {
   for (const DistributedDataParallel* model : models_)
     for (const auto& buffer : model->buffers()) {
       const auto end = next + static_cast<int64_t>(buffer->params().size());
-      states_.emplace_back(*buffer, config_, model->parallel_state(), std::vector(next, end));
+      states_.emplace_back(
+          *buffer,
+          update_rule(config_, buffer->holds_whole_matrices(), model->parallel_state(), own_rule_),
+          std::vector(next, end));
       next = end;
     }
 }
@@ -204,7 +218,8 @@ void Optimizer::update(const kernels::StepControl& control) {
   auto first = states_.begin();  // of a model
   for (DistributedDataParallel* model : models_) {
     model->update_params([&](size_t buffer, size_t range) {
-      first[static_cast<int64_t>(buffer)].step(range, config_, groups_, num_steps_ + 1, control);
+      first[static_cast<int64_t>(buffer)].step(range, groups_, config_.weight_decay, num_steps_ + 1,
+                                               control);
     });
     first += static_cast<int64_t>(model->buffers().size());
   }
@@ -244,6 +259,13 @@ int64_t Optimizer::state_bytes() const {
   int64_t bytes = 0;
   for (const OptimizerState& state : states_) bytes += state.bytes();
   return bytes;
+}
+
+std::unique_ptr<Optimizer> make_optimizer(std::vector<DistributedDataParallel*> models,
+                                          const OptimizerConfig& config,
+                                          const std::vector<ParamOverride>& overrides,
+                                          std::shared_ptr<const UpdateRule> rule) {
+  return std::make_unique<Optimizer>(std::move(models), config, overrides, std::move(rule));
 }
 
 }  // namespace lockstep
