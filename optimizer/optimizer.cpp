@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/config_bounds.h"
 #include "lockstep/distributed/finalize_passes.h"
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/optimizer/agreement.h"
@@ -18,34 +19,6 @@
 
 namespace lockstep {
 namespace {
-
-void check_config(const OptimizerConfig& config) {
-  const auto at_least_zero = [](const char* field, double value) {
-    require<ConfigError>(std::isfinite(value) && value >= 0,
-                         "optimizer.{}: found {}, allowed: >= 0", field, value);
-  };
-  const auto above_zero = [](const char* field, double value) {
-    require<ConfigError>(value > 0, "optimizer.{}: found {}, allowed: > 0", field, value);
-  };
-  const auto below_one = [](const char* field, double value) {
-    require<ConfigError>(value >= 0 && value < 1, "optimizer.{}: found {}, allowed: >= 0 and < 1",
-                         field, value);
-  };
-  at_least_zero("lr", config.lr);
-  at_least_zero("min_lr", config.min_lr);
-  at_least_zero("weight_decay", config.weight_decay);
-  at_least_zero("clip_grad", config.clip_grad);
-  above_zero("adam_eps", config.adam_eps);
-  above_zero("grad_norm_skip_threshold", config.grad_norm_skip_threshold.value_or(1));
-  above_zero("muon_extra_scale_factor", config.muon_extra_scale_factor);
-  require<ConfigError>(config.muon_num_ns_steps >= 1,
-                       "optimizer.muon_num_ns_steps: found {}, allowed: >= 1",
-                       config.muon_num_ns_steps);
-  below_one("adam_beta1", config.adam_beta1);
-  below_one("adam_beta2", config.adam_beta2);
-  below_one("sgd_momentum", config.sgd_momentum);
-  below_one("muon_momentum", config.muon_momentum);
-}
 
 template <class Predicate>
 bool any_buffer(const std::vector<DistributedDataParallel*>& models, Predicate predicate) {
@@ -126,7 +99,7 @@ Optimizer::Optimizer(std::vector<DistributedDataParallel*> models, const Optimiz
   const ParallelState& state = models_.front()->parallel_state();
   const at::NoGradGuard no_grad;
   check_same_optimizer(state, config, overrides, own_statement(), [&] {
-    check_config(config);
+    check_bounds(config);
     check_shards(models_);
     (void)grouped_params(models_, config, overrides, own_statement());
   });

@@ -238,7 +238,11 @@ TEST(OptimizerConfig, NumbersOutOfTheirBoundsAreNamed) {
       {"optimizer.muon_extra_scale_factor: found 0, allowed: > 0",
        [](auto& c) { c.muon_extra_scale_factor = 0; }},
       {"optimizer.muon_num_ns_steps: found 0, allowed: >= 1",
-       [](auto& c) { c.muon_num_ns_steps = 0; }}};
+       [](auto& c) { c.muon_num_ns_steps = 0; }},
+      {"optimizer.lr: found nan, allowed: a finite number", [](auto& c) { c.lr = std::nan(""); }},
+      {"optimizer.adam_beta1: found 1, allowed: < 1", [](auto& c) { c.adam_beta1 = 1; }},
+      {"optimizer.loss_scale: found 0, allowed: > 0", [](auto& c) { c.loss_scale = 0; }},
+      {"optimizer.hysteresis: found 0, allowed: >= 1", [](auto& c) { c.hysteresis = 0; }}};
   for (const auto& [message, set] : variants) {
     OptimizerConfig config = adamw_config();
     set(config);
