@@ -37,6 +37,7 @@
 #include "lockstep/optimizer/loss_scaler.h"
 #include "lockstep/optimizer/optimizer.h"
 #include "lockstep/optimizer/param_scheduler.h"
+#include "lockstep/optimizer/update_rule.h"
 
 // Pipelines.
 #include "lockstep/pipeline/executor.h"

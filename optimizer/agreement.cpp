@@ -31,22 +31,24 @@ std::string overrides_text(const std::vector<ParamOverride>& overrides) {
 }
 
 std::vector<ConfigValue> optimizer_settings(const OptimizerConfig& config,
-                                            const std::vector<ParamOverride>& overrides) {
+                                            const std::vector<ParamOverride>& overrides,
+                                            const UpdateStatement* rule) {
   Config whole;
   whole.optimizer = config;
   std::vector<ConfigValue> settings = config_values(whole);
   std::erase_if(settings,
                 [](const ConfigValue& field) { return !field.path.starts_with("optimizer."); });
   settings.push_back({"overrides", overrides_text(overrides)});
+  settings.push_back({"update rule", rule ? to_string(*rule) : "that of optimizer.optimizer"});
   return settings;
 }
 
 }  // namespace
 
 void check_same_optimizer(const ParallelState& state, const OptimizerConfig& config,
-                          const std::vector<ParamOverride>& overrides,
+                          const std::vector<ParamOverride>& overrides, const UpdateStatement* rule,
                           const std::function<void()>& own_checks) {
-  const std::vector<ConfigValue> settings = optimizer_settings(config, overrides);
+  const std::vector<ConfigValue> settings = optimizer_settings(config, overrides, rule);
   for (const GroupKind kind : kAllRanks) {
     const ProcessGroup group = state.group(kind);
     telling_outside(group, state, [&] { check_same_parameters({}, group, settings, own_checks); });

@@ -6,16 +6,17 @@
 
 #include "lockstep/core/config.h"
 #include "lockstep/optimizer/param_groups.h"
+#include "lockstep/optimizer/update_statement.h"
 #include "lockstep/parallel_state/parallel_state.h"
 
 namespace lockstep {
 
-/// Compares `config` and the numbers of `overrides` over dp-cp, tp and pp, which together are all
-/// ranks. `own_checks` look at the
-/// arguments of this rank first; errors as of check_same_parameters(). Ranks outside of a group
-/// that finds a difference are told.
+/// Compares `config`, the numbers of `overrides` and what `rule` states, unless it is null, over
+/// dp-cp, tp and pp, which together are all ranks. `own_checks` look at the arguments of this rank
+/// first; errors as of check_same_parameters(). Ranks outside of a group that finds a difference
+/// are told.
 void check_same_optimizer(const ParallelState& state, const OptimizerConfig& config,
-                          const std::vector<ParamOverride>& overrides,
+                          const std::vector<ParamOverride>& overrides, const UpdateStatement* rule,
                           const std::function<void()>& own_checks);
 
 /// Whether `own` is true on any rank. Collective over the same groups.

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/config_bounds.h"
 #include "lockstep/distributed/finalize_passes.h"
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/optimizer/agreement.h"
@@ -14,37 +15,10 @@
 #include "lockstep/optimizer/optimizer_state.h"
 #include "lockstep/optimizer/param_scheduler.h"
 #include "lockstep/optimizer/step_control.h"
+#include "lockstep/optimizer/update_rules.h"
 
 namespace lockstep {
 namespace {
-
-void check_config(const OptimizerConfig& config) {
-  const auto at_least_zero = [](const char* field, double value) {
-    require<ConfigError>(std::isfinite(value) && value >= 0,
-                         "optimizer.{}: found {}, allowed: >= 0", field, value);
-  };
-  const auto above_zero = [](const char* field, double value) {
-    require<ConfigError>(value > 0, "optimizer.{}: found {}, allowed: > 0", field, value);
-  };
-  const auto below_one = [](const char* field, double value) {
-    require<ConfigError>(value >= 0 && value < 1, "optimizer.{}: found {}, allowed: >= 0 and < 1",
-                         field, value);
-  };
-  at_least_zero("lr", config.lr);
-  at_least_zero("min_lr", config.min_lr);
-  at_least_zero("weight_decay", config.weight_decay);
-  at_least_zero("clip_grad", config.clip_grad);
-  above_zero("adam_eps", config.adam_eps);
-  above_zero("grad_norm_skip_threshold", config.grad_norm_skip_threshold.value_or(1));
-  above_zero("muon_extra_scale_factor", config.muon_extra_scale_factor);
-  require<ConfigError>(config.muon_num_ns_steps >= 1,
-                       "optimizer.muon_num_ns_steps: found {}, allowed: >= 1",
-                       config.muon_num_ns_steps);
-  below_one("adam_beta1", config.adam_beta1);
-  below_one("adam_beta2", config.adam_beta2);
-  below_one("sgd_momentum", config.sgd_momentum);
-  below_one("muon_momentum", config.muon_momentum);
-}
 
 template <class Predicate>
 bool any_buffer(const std::vector<DistributedDataParallel*>& models, Predicate predicate) {
@@ -73,16 +47,29 @@ std::vector<NamedParameter> params_of(const std::vector<DistributedDataParallel*
   return params;
 }
 
+void check_shards(const std::vector<DistributedDataParallel*>& models) {
+  const auto word = [](bool sharded) { return sharded ? "with" : "without"; };
+  const bool sharded = models.front()->is_sharded();
+  for (size_t i = 1; i < models.size(); ++i)
+    require<UsageError>(models[i]->is_sharded() == sharded,
+                        "Optimizer: model {}: found a model {} ddp.use_distributed_optimizer, "
+                        "allowed: {} it, as model 0",
+                        i, word(!sharded), word(sharded));
+}
+
 GroupedParams grouped_params(const std::vector<DistributedDataParallel*>& models,
                              const OptimizerConfig& config,
-                             const std::vector<ParamOverride>& overrides) {
+                             const std::vector<ParamOverride>& overrides,
+                             const UpdateStatement* rule) {
   const RankGrids& grids = models.front()->parallel_state().grids();
   const bool whole = grids.size(GroupKind::pp) == 1 && grids.size(GroupKind::ep) == 1;
+  const bool needs_matrices = matrix_layout(config, rule) == MatrixLayout::whole;
   require<ConfigError>(
-      config.optimizer != OptimizerKind::muon || !whole || has_whole_matrices(models),
-      "optimizer.optimizer: found muon, but no parameter is a matrix that lies whole "
-      "(ParamUpdate::matrix in its description, MatrixLayout::whole of its "
-      "DistributedDataParallel); allowed: adam, sgd, or muon with some");
+      !needs_matrices || !whole || has_whole_matrices(models),
+      "{}: found {}, but no parameter is a matrix that lies whole (ParamUpdate::matrix in its "
+      "description, MatrixLayout::whole of its DistributedDataParallel); allowed: {}",
+      rule ? "update rule" : "optimizer.optimizer", rule ? rule->name : to_string(config.optimizer),
+      rule ? "a rule of ranges, or this one with some" : "adam, sgd, or muon with some");
   return group_params(params_of(models), config, overrides,
                       whole ? ListedParams::all : ListedParams::some);
 }
@@ -105,33 +92,30 @@ void check_rate(const char* call, double value) {
 }  // namespace
 
 Optimizer::Optimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config,
-                     const std::vector<ParamOverride>& overrides)
-    : Optimizer(std::move(models), config, overrides, /*sharded=*/false) {}
-
-Optimizer::Optimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config,
-                     const std::vector<ParamOverride>& overrides, bool sharded)
-    : models_(std::move(models)), config_(config) {
-  const char* const name = sharded ? "DistributedOptimizer" : "Optimizer";
-  check_model_list(models_, name);
+                     const std::vector<ParamOverride>& overrides,
+                     std::shared_ptr<const UpdateRule> rule)
+    : models_(std::move(models)), config_(config), own_rule_(std::move(rule)) {
+  check_model_list(models_, "Optimizer");
   const ParallelState& state = models_.front()->parallel_state();
   const at::NoGradGuard no_grad;
-  check_same_optimizer(state, config, overrides, [&] {
-    check_config(config);
-    for (const DistributedDataParallel* model : models_)
-      require<UsageError>(model->is_sharded() == sharded,
-                          "{}: found a model {} ddp.use_distributed_optimizer, allowed: {}", name,
-                          sharded ? "without" : "with", sharded ? "with it" : "without it");
-    (void)grouped_params(models_, config, overrides);
+  check_same_optimizer(state, config, overrides, own_statement(), [&] {
+    check_bounds(config);
+    check_shards(models_);
+    (void)grouped_params(models_, config, overrides, own_statement());
   });
   for (DistributedDataParallel* model : models_) model->finish_param_sync();
-  counted_ = std::make_unique<CountedRanges>(models_, Gaps::included, name);
+  counted_ = std::make_unique<CountedRanges>(models_, Gaps::included, "Optimizer");
   make_states(overrides);
   scaler_ = make_scaler(config, any_rank(state, has_fp16(models_), "fp16 parameters"));
 }
 
+const UpdateStatement* Optimizer::own_statement() const {
+  return own_rule_ ? &own_rule_->statement() : nullptr;
+}
+
 void Optimizer::make_states(const std::vector<ParamOverride>& overrides) {
   const std::vector<NamedParameter> params = params_of(models_);
-  const GroupedParams grouped = grouped_params(models_, config_, overrides);
+  const GroupedParams grouped = grouped_params(models_, config_, overrides, own_statement());
   groups_ = grouped.groups;
   std::vector<std::string> settings;
   for (size_t i = 0; i < params.size(); ++i)
@@ -144,7 +128,10 @@ void Optimizer::make_states(const std::vector<ParamOverride>& overrides) {
   for (const DistributedDataParallel* model : models_)
     for (const auto& buffer : model->buffers()) {
       const auto end = next + static_cast<int64_t>(buffer->params().size());
-      states_.emplace_back(*buffer, config_, model->parallel_state(), std::vector(next, end));
+      states_.emplace_back(
+          *buffer,
+          update_rule(config_, buffer->holds_whole_matrices(), model->parallel_state(), own_rule_),
+          std::vector(next, end));
       next = end;
     }
 }
@@ -204,7 +191,8 @@ void Optimizer::update(const kernels::StepControl& control) {
   auto first = states_.begin();  // of a model
   for (DistributedDataParallel* model : models_) {
     model->update_params([&](size_t buffer, size_t range) {
-      first[static_cast<int64_t>(buffer)].step(range, config_, groups_, num_steps_ + 1, control);
+      first[static_cast<int64_t>(buffer)].step(range, groups_, config_.weight_decay, num_steps_ + 1,
+                                               control);
     });
     first += static_cast<int64_t>(model->buffers().size());
   }
@@ -244,6 +232,13 @@ int64_t Optimizer::state_bytes() const {
   int64_t bytes = 0;
   for (const OptimizerState& state : states_) bytes += state.bytes();
   return bytes;
+}
+
+std::unique_ptr<Optimizer> make_optimizer(std::vector<DistributedDataParallel*> models,
+                                          const OptimizerConfig& config,
+                                          const std::vector<ParamOverride>& overrides,
+                                          std::shared_ptr<const UpdateRule> rule) {
+  return std::make_unique<Optimizer>(std::move(models), config, overrides, std::move(rule));
 }
 
 }  // namespace lockstep

@@ -12,6 +12,7 @@
 #include "lockstep/distributed/distributed_data_parallel.h"
 #include "lockstep/optimizer/loss_scaler.h"
 #include "lockstep/optimizer/param_groups.h"
+#include "lockstep/optimizer/update_rule.h"
 
 namespace lockstep {
 
@@ -23,7 +24,7 @@ class OptimizerState;
 struct StateSlice {
   /// A flat tensor of range.numel() elements, a view of the optimizer's memory.
   struct Values {
-    std::string name;  ///< "master", "exp_avg", "exp_avg_sq", "momentum_buffer"
+    std::string name;  ///< "master", or as the update rule states: "exp_avg", "momentum_buffer"
     at::Tensor tensor;
   };
   std::string parameter;         ///< as in NamedParameter
@@ -42,12 +43,21 @@ struct OptimizerProgress {
 };
 
 /// Updates parameters on the flat buffers of DistributedDataParallel: one pass over contiguous
-/// memory, unscaling and clipping included. Every rank holds the whole state and makes the same
-/// step; see DistributedOptimizer for a state that is cut over the ranks.
+/// memory, unscaling and clipping included.
 ///
-/// optimizer.optimizer chooses the update: adam (AdamW), sgd (as torch.optim.SGD: the weight decay
-/// is added to the gradient), or muon, for the matrices of buffers with holds_whole_matrices(),
-/// while the other parameters take adam:
+/// Models without ddp.use_distributed_optimizer: every rank holds the whole state and makes the
+/// same step. Models with it: the state is cut over the data-parallel ranks (ZeRO-1). This rank
+/// holds master weights and state of its shard alone, updates that shard of the parameters in their
+/// buffer, and gets the others by all-gathers; see DistributedDataParallel::update_params(). On the
+/// CPU a step that is skipped gathers nothing; on CUDA it gathers what has not changed. Bytes of a
+/// rank for a parameter element over d ranks with adam, padding aside, parameters + gradients +
+/// state: bf16 with fp32 gradients 2 + 4 + 12/d; fp32 4 + 4 + 8/d; fp64 8 + 8 + 16/d. Both give the
+/// same bits on the same reduced gradients, apart from the gradient norm, whose terms are added in
+/// another order.
+///
+/// The update is an UpdateRule of one's own, or the one that optimizer.optimizer chooses: adam
+/// (AdamW), sgd (as torch.optim.SGD: the weight decay is added to the gradient), or muon, for the
+/// matrices of buffers with holds_whole_matrices(), while the other parameters take adam:
 ///
 ///   m  = lerp(m, g, 1 - muon_momentum),  u = m, or lerp(g, m, muon_momentum) with Nesterov
 ///   p  = (1 - lr * weight_decay) * p - lr * muon_direction(u)
@@ -81,21 +91,23 @@ class Optimizer {
     std::optional<int64_t> num_zeros = {};  ///< with optimizer.log_num_zeros_in_grad: count_zeros()
   };
 
-  /// The models must outlive the optimizer. Collective over dp-cp, tp and pp: the ranks compare
-  /// `config` and the numbers of `overrides` (CommunicationError, naming the field and two ranks),
+  /// The models must outlive the optimizer. `rule`, unless null, takes the place of
+  /// optimizer.optimizer. Collective over dp-cp, tp and pp: the ranks compare `config`, the numbers
+  /// of `overrides` and what `rule` states (CommunicationError, naming the field and two ranks),
   /// their tied parameters and those whose gradients are partial over pp, and agree on the loss
-  /// scale. UsageError: no model, a model for the distributed
-  /// optimizer. ConfigError: a number out of its bounds, parameters of a dtype other than fp32,
-  /// fp64, bf16 and fp16, muon without any matrix that is whole (without pipeline and expert
-  /// parallelism), copies of a tied parameter in groups with other settings, and those of
-  /// group_params(); there is no look at other ranks for parameters that an override applies to, so
-  /// one that applies to none is an error only without pipeline and expert parallelism. If some
-  /// ranks find these, the others throw CommunicationError. CommunicationError: a tied parameter of
-  /// which a stage lacks its copy.
+  /// scale. UsageError: no model, models with ddp.use_distributed_optimizer beside models without.
+  /// ConfigError: a number out of its bounds, parameters of a dtype other than fp32, fp64, bf16 and
+  /// fp16, a rule that keeps bf16 beside fp64 parameters, muon or another rule of matrices without
+  /// any that is whole (without pipeline and expert parallelism), copies of a tied parameter in
+  /// groups with other settings, and those of group_params(); there is no look at other ranks for
+  /// parameters that an override applies to, so one that applies to none is an error only without
+  /// pipeline and expert parallelism. If some ranks find these, the others throw
+  /// CommunicationError. CommunicationError: a tied parameter of which a stage lacks its copy.
   Optimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config,
-            const std::vector<ParamOverride>& overrides = {});
+            const std::vector<ParamOverride>& overrides = {},
+            std::shared_ptr<const UpdateRule> rule = nullptr);
 
-  virtual ~Optimizer();
+  ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
@@ -154,24 +166,29 @@ class Optimizer {
   /// Whose parameters it updates.
   const std::vector<DistributedDataParallel*>& models() const { return models_; }
 
- protected:
-  Optimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config,
-            const std::vector<ParamOverride>& overrides, bool sharded);
-
  private:
   /// All parameters that this rank owns. `control`: a kernels::StepControl.
   void update(const at::Tensor& control);
+
+  /// Null without a rule of the caller's own.
+  const UpdateStatement* own_statement() const;
 
   /// Groups the parameters and allocates the state.
   void make_states(const std::vector<ParamOverride>& overrides);
 
   std::vector<DistributedDataParallel*> models_;
   OptimizerConfig config_;
+  std::shared_ptr<const UpdateRule> own_rule_;
   std::vector<ParamGroup> groups_;
   std::vector<OptimizerState> states_;      ///< of each buffer
   std::unique_ptr<CountedRanges> counted_;  ///< by the norm
   std::unique_ptr<GradScaler> scaler_;
   int64_t num_steps_ = 0;
 };
+
+std::unique_ptr<Optimizer> make_optimizer(std::vector<DistributedDataParallel*> models,
+                                          const OptimizerConfig& config,
+                                          const std::vector<ParamOverride>& overrides = {},
+                                          std::shared_ptr<const UpdateRule> rule = nullptr);
 
 }  // namespace lockstep

@@ -1,17 +1,11 @@
 #include "lockstep/optimizer/optimizer_state.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/flat_tensor.h"
-#include "lockstep/kernels/adamw.h"
-#include "lockstep/kernels/sgd.h"
-#include "lockstep/optimizer/orthogonalize.h"
-#include "lockstep/parallel_state/axis_groups.h"
-#include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
 namespace {
@@ -34,36 +28,24 @@ void visit_owned(const ParamAndGradBuffer& buffer, const ElementRange& owned, Vi
   }
 }
 
-/// The dtype of a moment beside weights of dtype `weights`.
-at::ScalarType moment_dtype(StateDtype choice, at::ScalarType weights, const char* field) {
-  if (choice == StateDtype::fp32) return weights;
+/// The dtype of what a rule keeps beside weights of dtype `weights`.
+at::ScalarType dtype_of(const UpdateState& kept, at::ScalarType weights,
+                        const UpdateStatement& rule) {
+  if (kept.dtype == StateDtype::fp32) return weights;
   require<ConfigError>(weights == at::kFloat,
-                       "optimizer.{}: found bf16, allowed with fp64 parameters: fp32, which then "
-                       "stands for fp64",
-                       field);
+                       "{}: found bf16, allowed with fp64 parameters: fp32, which then stands for "
+                       "fp64",
+                       kept.setting.empty()
+                           ? fmt::format("update rule {}, state {}", rule.name, kept.name)
+                           : kept.setting);
   return at::kBFloat16;
-}
-
-kernels::AdamWScalars adamw_scalars(const OptimizerConfig& config, const ParamGroup& group,
-                                    int64_t step) {
-  const auto steps = static_cast<double>(step);
-  return {.learning_rate = group.lr,
-          .beta1 = config.adam_beta1,
-          .beta2 = config.adam_beta2,
-          .eps = config.adam_eps,
-          .weight_decay = config.weight_decay * group.wd_mult,
-          .bias_correction1 = 1 - std::pow(config.adam_beta1, steps),
-          .bias_correction2 = 1 - std::pow(config.adam_beta2, steps)};
 }
 
 }  // namespace
 
-OptimizerState::OptimizerState(const ParamAndGradBuffer& buffer, const OptimizerConfig& config,
-                               const ParallelState& parallel_state, std::vector<size_t> group_of)
-    : buffer_(&buffer),
-      parallel_state_(parallel_state),
-      group_of_(std::move(group_of)),
-      rule_(rule_of(config.optimizer, buffer.holds_whole_matrices())) {
+OptimizerState::OptimizerState(const ParamAndGradBuffer& buffer,
+                               std::shared_ptr<const UpdateRule> rule, std::vector<size_t> group_of)
+    : buffer_(&buffer), rule_(std::move(rule)), group_of_(std::move(group_of)) {
   int64_t numel = 0;
   for (const ElementRange& owned : buffer.owned()) {
     pieces_.push_back({owned, {numel, numel + owned.numel()}, segments_of(owned)});
@@ -79,24 +61,21 @@ OptimizerState::OptimizerState(const ParamAndGradBuffer& buffer, const Optimizer
     return flat_zeros(numel, buffer.param_data().options().dtype(of));
   };
   if (narrow) master_ = zeros(wide);
-  if (rule_ == UpdateRule::adam) {
-    exp_avg_ = zeros(moment_dtype(config.exp_avg_dtype, wide, "exp_avg_dtype"));
-    exp_avg_sq_ = zeros(moment_dtype(config.exp_avg_sq_dtype, wide, "exp_avg_sq_dtype"));
-  } else if (rule_ == UpdateRule::muon || config.sgd_momentum > 0) {
-    momentum_ = zeros(wide);
-  }
+  for (const UpdateState& kept : rule_->statement().state)
+    of_rule_.push_back(zeros(dtype_of(kept, wide, rule_->statement())));
   read_params();
 }
 
-OptimizerState::Views OptimizerState::views_of(const ElementRange& in_buffer,
-                                               int64_t start_in_state) const {
+UpdateRange OptimizerState::views_of(const ElementRange& in_buffer, int64_t start_in_state) const {
   const ElementRange in_state = {start_in_state, start_in_state + in_buffer.numel()};
-  return {slice(buffer_->param_data(), in_buffer),
-          slice(buffer_->grad_data(), in_buffer),
-          slice(master_, in_state),
-          slice(exp_avg_, in_state),
-          slice(exp_avg_sq_, in_state),
-          slice(momentum_, in_state)};
+  const at::Tensor param = slice(buffer_->param_data(), in_buffer);
+  const at::Tensor master = slice(master_, in_state);
+  UpdateRange views;
+  views.weights = master.defined() ? master : param;
+  views.grad = slice(buffer_->grad_data(), in_buffer);
+  if (master.defined()) views.copy = param;
+  for (const at::Tensor& kept : of_rule_) views.state.push_back(slice(kept, in_state));
+  return views;
 }
 
 /// Ranges of `owned` that hold parameters, counted from its start, neighbours of one group merged.
@@ -116,75 +95,39 @@ OptimizerState::Segments OptimizerState::segments_of(const ElementRange& owned) 
   return segments;
 }
 
-void OptimizerState::step(size_t range, const OptimizerConfig& config,
-                          const std::vector<ParamGroup>& groups, int64_t step,
-                          const kernels::StepControl& control) {
+void OptimizerState::step(size_t range, const std::vector<ParamGroup>& groups, double weight_decay,
+                          int64_t step, const kernels::StepControl& control) {
   const Piece& piece = pieces_[range];
-  const Views views = views_of(piece.in_buffer, piece.in_state.start);
-  if (rule_ == UpdateRule::adam)
-    for (const auto& [group, segments] : piece.segments)
-      kernels::adamw(views.weights(), views.grad, views.exp_avg, views.exp_avg_sq, views.copy(),
-                     segments, adamw_scalars(config, groups[group], step), control);
-  else if (rule_ == UpdateRule::sgd)
-    for (const auto& [group, segments] : piece.segments)
-      kernels::sgd(views.weights(), views.grad, views.momentum, views.copy(), segments,
-                   {.learning_rate = groups[group].lr,
-                    .momentum = config.sgd_momentum,
-                    .weight_decay = config.weight_decay * groups[group].wd_mult},
-                   control);
-  else
-    step_muon(config, groups, piece, control);
+  const auto update = [&](UpdateRange& views, size_t group) {
+    views.learning_rate = groups[group].lr;
+    views.weight_decay = weight_decay * groups[group].wd_mult;
+    views.step = step;
+    views.control = control;
+    rule_->update(views);
+  };
+  if (rule_->statement().unit == UpdateUnit::matrix) return for_matrices(piece, update);
+  UpdateRange views = views_of(piece.in_buffer, piece.in_state.start);
+  for (const auto& [group, segments] : piece.segments) {
+    views.segments = segments;
+    update(views, group);
+  }
 }
 
-void OptimizerState::step_muon(const OptimizerConfig& config, const std::vector<ParamGroup>& groups,
-                               const Piece& piece, const kernels::StepControl& control) {
-  const at::Tensor apply = control[1].ne(0);
+template <class Call>
+void OptimizerState::for_matrices(const Piece& piece, Call call) const {
   visit_owned(*buffer_, piece.in_buffer, [&](size_t index, const ElementRange& part) {
-    const NamedParameter& param = buffer_->params()[index];
-    const Views views = views_of(part, part.start - piece.in_buffer.start + piece.in_state.start);
-    const auto matrix = [&](const at::Tensor& flat) {
-      return flat.view({-1, param.tensor.size(-1)});
-    };
-    at::Tensor weights = matrix(views.weights()), momentum = matrix(views.momentum);
-    const at::Tensor grad = matrix(views.grad).to(weights.scalar_type()) * control[0];
-    const at::Tensor mean = momentum.lerp(grad, 1 - config.muon_momentum);
-    const at::Tensor update =
-        config.muon_use_nesterov ? grad.lerp(mean, config.muon_momentum) : mean;
-    const ParamGroup& group = groups[group_of_[index]];
-    const double decay = group.lr * config.weight_decay * group.wd_mult;
-    const at::Tensor stepped =
-        at::add(weights * (1 - decay), orthogonal_update(param, update, config), -group.lr);
-    momentum.copy_(at::where(apply, mean, momentum));
-    weights.copy_(at::where(apply, stepped, weights));
-    if (views.master.defined()) at::Tensor(views.param).copy_(views.master);
+    UpdateRange views = views_of(part, part.start - piece.in_buffer.start + piece.in_state.start);
+    views.segments = {{0, part.numel()}};
+    views.parameter = &buffer_->params()[index];
+    call(views, group_of_[index]);
   });
 }
 
-at::Tensor OptimizerState::orthogonal_update(const NamedParameter& param, const at::Tensor& update,
-                                             const OptimizerConfig& config) const {
-  const MeshAxis axis = tensor_axis(param.description);
-  const Placement placement = param.description.placement(axis);
-  const ProcessGroup group = parallel_state_.group(group_kind_of(axis));
-  const auto* const shard = std::get_if<Shard>(&placement);
-  const auto direction = [&](const at::Tensor& whole) {
-    return muon_direction(whole, config, param.description.rows_of_matrices);
-  };
-  if (!shard || group.size() == 1) return direction(update);
-  const at::Tensor own = update.contiguous();
-  const at::Tensor parts =
-      at::empty({group.size(), update.size(0), update.size(1)}, update.options());
-  all_gather(group, parts.view(-1), own.view(-1), "matrix of '" + param.name + "'").wait();
-  const int64_t cut = shard->dim == param.tensor.dim() - 1 ? 1 : 0;
-  const at::Tensor whole = at::cat(parts.unbind(0), cut);
-  return direction(whole).chunk(group.size(), cut)[static_cast<size_t>(group.rank())];
-}
-
 std::vector<OptimizerState::Named> OptimizerState::tensors() const {
-  std::vector<Named> named = {{"master", master_},
-                              {"exp_avg", exp_avg_},
-                              {"exp_avg_sq", exp_avg_sq_},
-                              {"momentum_buffer", momentum_}};
-  std::erase_if(named, [](const Named& one) { return !one.tensor.defined(); });
+  std::vector<Named> named;
+  if (master_.defined()) named.push_back({"master", master_});
+  const std::vector<UpdateState>& kept = rule_->statement().state;
+  for (size_t i = 0; i < kept.size(); ++i) named.push_back({kept[i].name, of_rule_[i]});
   return named;
 }
 

@@ -1,24 +1,40 @@
 #include "lockstep/optimizer/update_rule.h"
 
+#include <ATen/ATen.h>
+
 namespace lockstep {
 
-MatrixLayout matrix_layout(const OptimizerConfig& config) {
-  return config.optimizer == OptimizerKind::muon ? MatrixLayout::whole : MatrixLayout::cut;
+UpdateRule::UpdateRule(UpdateStatement statement) : statement_(std::move(statement)) {
+  statement_.validate();
 }
 
-UpdateRule rule_of(OptimizerKind kind, bool whole_matrices) {
-  if (kind == OptimizerKind::sgd) return UpdateRule::sgd;
-  return kind == OptimizerKind::muon && whole_matrices ? UpdateRule::muon : UpdateRule::adam;
+UpdateRange UpdateRange::part(const kernels::UpdateSegment& segment) const {
+  const auto cut = [&](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.slice(0, segment.start, segment.end) : tensor;
+  };
+  UpdateRange result = {.weights = cut(weights),
+                        .grad = cut(grad),
+                        .copy = cut(copy),
+                        .state = {},
+                        .segments = {{0, segment.end - segment.start}},
+                        .learning_rate = learning_rate,
+                        .weight_decay = weight_decay,
+                        .step = step,
+                        .control = control,
+                        .parameter = parameter};
+  for (const at::Tensor& one : state) result.state.push_back(cut(one));
+  return result;
 }
 
-int64_t state_bytes_of_element(const OptimizerConfig& config, UpdateRule rule,
-                               int64_t param_bytes) {
-  const int64_t master = param_bytes == 2 ? 4 : 0;
-  const int64_t wide = param_bytes == 2 ? 4 : param_bytes;
-  if (rule == UpdateRule::muon) return master + wide;
-  if (rule == UpdateRule::sgd) return master + (config.sgd_momentum > 0 ? wide : 0);
-  const auto moment = [&](StateDtype dtype) { return dtype == StateDtype::bf16 ? 2 : wide; };
-  return master + moment(config.exp_avg_dtype) + moment(config.exp_avg_sq_dtype);
+at::Tensor UpdateRange::gradient() const { return grad.to(weights.scalar_type()) * control[0]; }
+
+void UpdateRange::write(const at::Tensor& target, const at::Tensor& value) const {
+  at::Tensor(target).copy_(at::where(control[1].ne(0), value, target));
+}
+
+void UpdateRange::write_weights(const at::Tensor& value) const {
+  write(weights, value);
+  if (copy.defined()) at::Tensor(copy).copy_(weights);
 }
 
 }  // namespace lockstep

@@ -1,24 +1,76 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
-#include "lockstep/core/config.h"
-#include "lockstep/distributed/param_layout.h"
+#include <ATen/core/Tensor.h>
 
-/// Which update a buffer's parameters take, and what it keeps. Plain arithmetic.
+#include "lockstep/core/parameters.h"
+#include "lockstep/kernels/step_control.h"
+#include "lockstep/kernels/update_segment.h"
+#include "lockstep/optimizer/update_statement.h"
+
 namespace lockstep {
 
-enum class UpdateRule { adam, sgd, muon };
+/// Elements that one call of an UpdateRule updates, and with what. Flat contiguous tensors of one
+/// length on one device; `segments` says which of their elements the call is for.
+struct UpdateRange {
+  at::Tensor weights;  ///< fp32 or fp64: master weights, else the parameters themselves
+  at::Tensor grad;     ///< of the dtype of the gradients; still with the loss scale, not clipped
+  at::Tensor copy;     ///< bf16 or fp16 parameters, which follow the weights; else undefined
+  std::vector<at::Tensor> state;  ///< as the rule's statement lists them
+  /// In order. Padding inside one has zeros in all tensors, and the rule must leave zeros there.
+  std::vector<kernels::UpdateSegment> segments;
+  double learning_rate = 0;
+  double weight_decay = 0;       ///< the group's wd_mult included
+  int64_t step = 1;              ///< number of this step, from 1
+  kernels::StepControl control;  ///< always defined: what multiplies the gradients, whether to step
+  const NamedParameter* parameter = nullptr;  ///< with UpdateUnit::matrix
 
-/// How DistributedDataParallel must lay out the matrices (ParamUpdate::matrix): whole for
-/// optimizer.optimizer = muon, which updates them, cut for the others.
-MatrixLayout matrix_layout(const OptimizerConfig& config);
+  /// Views of the elements of `segment` alone, which is then the only one.
+  UpdateRange part(const kernels::UpdateSegment& segment) const;
+  /// New memory: the gradient without the loss scale and clipped, in the dtype of the weights.
+  at::Tensor gradient() const;
+  /// Gives `target`, which is the weights or a state, `value`, rounded to its dtype, unless the
+  /// step is to be left out. Nothing waits for the device.
+  void write(const at::Tensor& target, const at::Tensor& value) const;
+  /// The same for the weights, and `copy` follows.
+  void write_weights(const at::Tensor& value) const;
+};
 
-/// The rule of a buffer. `whole_matrices`: it holds the matrices that Muon updates.
-UpdateRule rule_of(OptimizerKind kind, bool whole_matrices);
+/// How parameters follow from their gradients. Derive from it for a rule that optimizer.optimizer
+/// does not have, and give it to Optimizer: state, master weights, clipping, the loss scale,
+/// groups, shards and checkpoints are the optimizer's business.
+///
+///     struct SignDescent : lockstep::UpdateRule {
+///       SignDescent() : UpdateRule({.name = "sign_descent"}) {}
+///       void update(const lockstep::UpdateRange& all) const override {
+///         for (const auto& segment : all.segments) {
+///           const lockstep::UpdateRange range = all.part(segment);
+///           range.write_weights(range.weights - range.learning_rate * range.gradient().sign());
+///         }
+///       }
+///     };
+///
+/// One rule may serve several optimizers. examples/update_rule has one with a state.
+class UpdateRule {
+ public:
+  /// UsageError as of UpdateStatement::validate().
+  explicit UpdateRule(UpdateStatement statement);
+  virtual ~UpdateRule() = default;
+  UpdateRule(const UpdateRule&) = delete;
+  UpdateRule& operator=(const UpdateRule&) = delete;
 
-/// Bytes of optimizer state for an element of a parameter of `param_bytes` bytes: master weights
-/// of 4 bytes where it has 2, and moments.
-int64_t state_bytes_of_element(const OptimizerConfig& config, UpdateRule rule, int64_t param_bytes);
+  const UpdateStatement& statement() const { return statement_; }
+
+  /// Updates weights, copy and state of the segments. Called without autograd, once in a step for
+  /// each range of memory and each group of parameters there, or with UpdateUnit::matrix for each
+  /// parameter; which ranges those are depends on ranks and buckets. On the CPU it is not called
+  /// for a step that is left out; elsewhere it decides by control[1].
+  virtual void update(const UpdateRange& range) const = 0;
+
+ private:
+  UpdateStatement statement_;
+};
 
 }  // namespace lockstep

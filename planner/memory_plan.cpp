@@ -11,7 +11,7 @@
 #include "lockstep/datasets/batch_sizes.h"
 #include "lockstep/distributed/buffer_kind.h"
 #include "lockstep/distributed/param_layout.h"
-#include "lockstep/optimizer/update_rule.h"
+#include "lockstep/optimizer/update_statement.h"
 #include "lockstep/parallel_state/host_chunks.h"
 #include "lockstep/parallel_state/rank_grids.h"
 #include "lockstep/planner/activation_plan.h"
@@ -29,8 +29,9 @@ void add(int64_t& total, int64_t bytes) { total = checked_add(total, bytes, "byt
 /// What all stages have in common.
 class Planner {
  public:
-  Planner(const Config& config, int64_t world_size)
+  Planner(const Config& config, int64_t world_size, const UpdateStatement* rule)
       : config_(config),
+        own_rule_(rule),
         parallel_(config.parallel),
         grids_(config_grids(parallel_, world_size)),
         num_microbatches_(batch_sizes(config.train, grids_.data_parallel_size()).num_microbatches),
@@ -52,7 +53,7 @@ class Planner {
   void add_buffers(StageMemory& memory, const ModelChunk& chunk, bool bucketed) const {
     std::map<BufferKind, std::vector<ShapedParameter>> buffers;
     for (ShapedParameter& param : chunk_parameters(config_, chunk)) {
-      const MatrixLayout matrices = matrix_layout(config_.optimizer);
+      const MatrixLayout matrices = matrix_layout(config_.optimizer, own_rule_);
       buffers[buffer_kind(param.description, grids_, matrices)].push_back(std::move(param));
     }
     for (const auto& [kind, params] : buffers) add_buffer(memory, kind, params, bucketed);
@@ -71,12 +72,12 @@ class Planner {
     const ParamLayout layout = compute_param_layout(sizes, options);
     const int64_t shards = options.data_parallel_size;
     const int64_t owned = options.distributed_optimizer ? layout.numel / shards : layout.numel;
-    const UpdateRule rule = rule_of(config_.optimizer.optimizer, kind.whole_matrices);
+    const UpdateStatement rule =
+        update_statement(config_.optimizer, kind.whole_matrices, own_rule_);
     add(memory.parameters, numel);
     add(memory.parameter_bytes, times(layout.numel, element_));
     add(memory.gradient_bytes, times(layout.numel, grad_element_));
-    add(memory.optimizer_bytes,
-        times(owned, state_bytes_of_element(config_.optimizer, rule, element_)));
+    add(memory.optimizer_bytes, times(owned, state_bytes_of_element(rule, element_)));
     add(memory.communication_bytes, reduction_bytes(layout, shards));
   }
 
@@ -122,6 +123,7 @@ class Planner {
   }
 
   const Config& config_;
+  const UpdateStatement* own_rule_;
   const ParallelConfig& parallel_;
   RankGrids grids_;
   int64_t num_microbatches_;
@@ -154,7 +156,8 @@ int64_t StageMemory::total_bytes() const {
   return total;
 }
 
-MemoryPlan plan_memory(const Config& config, std::optional<int64_t> world_size) {
+MemoryPlan plan_memory(const Config& config, std::optional<int64_t> world_size,
+                       const UpdateStatement* rule) {
   const ParallelConfig& parallel = config.parallel;
   MemoryPlan plan;
   const int64_t tp = parallel.tensor_model_parallel_size;
@@ -163,7 +166,7 @@ MemoryPlan plan_memory(const Config& config, std::optional<int64_t> world_size) 
   plan.world_size = world_size ? *world_size
                                : times(std::lcm(times(tp, parallel.context_parallel_size), experts),
                                        parallel.pipeline_model_parallel_size);
-  const Planner planner(config, plan.world_size);
+  const Planner planner(config, plan.world_size, rule);
   for (int64_t stage = 0; stage < parallel.pipeline_model_parallel_size; ++stage)
     plan.stages.push_back(planner.stage(stage));
   return plan;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lockstep/core/config.h"
+#include "lockstep/optimizer/update_statement.h"
 
 /// The memory of a job, worked out from its configuration without a process of it.
 namespace lockstep {
@@ -41,9 +42,11 @@ struct MemoryPlan {
 };
 
 /// `config` is resolved. `world_size` unset: the fewest ranks, which is pp times the least common
-/// multiple of tp * cp and expert-tp * ep. ConfigError naming the field: sizes that do not divide.
-/// UsageError: bytes that do not fit into 64 bits.
-MemoryPlan plan_memory(const Config& config, std::optional<int64_t> world_size = {});
+/// multiple of tp * cp and expert-tp * ep. `rule`, unless null, is what an update rule states that
+/// is to take the place of optimizer.optimizer; see Optimizer. ConfigError naming the field: sizes
+/// that do not divide. UsageError: bytes that do not fit into 64 bits.
+MemoryPlan plan_memory(const Config& config, std::optional<int64_t> world_size = {},
+                       const UpdateStatement* rule = nullptr);
 
 /// One JSON document, with a newline: "world_size" and "stages", a list of objects with the names
 /// of StageMemory and "total_bytes".

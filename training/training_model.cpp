@@ -9,7 +9,7 @@
 #include "lockstep/distributed/finalize_model_grads.h"
 #include "lockstep/models/cross_entropy.h"
 #include "lockstep/models/router.h"
-#include "lockstep/optimizer/update_rule.h"
+#include "lockstep/optimizer/update_statement.h"
 #include "lockstep/planner/pipeline_plan.h"
 #include "lockstep/planner/stage_shapes.h"
 #include "lockstep/training/evaluation_mode.h"

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/config_bounds.h"
 #include "lockstep/core/config_rules.h"
 #include "lockstep/core/input_file.h"
 
@@ -318,6 +319,12 @@ Config parse_config(std::string_view text, const std::string& origin,
 
 Config load_config(const std::string& path, const std::vector<std::string>& overrides) {
   return parse_config(read_config(path), path, overrides);
+}
+
+void check_bounds(const OptimizerConfig& config) {
+  Config whole;
+  whole.optimizer = config;
+  check_fields(config_to_message(whole).optimizer());
 }
 
 void validate(const Config& config) {

@@ -66,6 +66,21 @@ class Install(EndToEnd):
             for one, other in zip(trained[0], losses):
                 self.assertAlmostEqual(one, other, delta=1e-3)
 
+    def test_an_update_rule_of_ones_own_learns_alike_on_one_and_two_ranks(self):
+        build = self.build(SOURCE / "examples/update_rule", self.install())
+        runs = []
+        for launcher in ([], [TORCHRUN, "--standalone", "--no-python", "--nproc-per-node", 2]):
+            output = self.command(*launcher, build / "update_rule")
+            losses = [float(x) for x in re.findall(r"loss (\d\S*\d)", output)]
+            self.assertEqual(len(losses), 7)
+            self.assertGreater(losses[0], 1)
+            self.assertLess(losses[-1], 0.1)
+            runs.append((losses, int(re.search(r"(\d+) bytes of state", output)[1])))
+        (one, whole), (two, half) = runs
+        self.assertAlmostEqual(one[0], two[0], places=4)
+        self.assertAlmostEqual(one[1], two[1], places=2)
+        self.assertLess(half, 0.6 * whole)  # each rank keeps its shard
+
     def test_the_installed_program_has_both_of_its_parts(self):
         program = self.install() / "bin/lockstep"
         self.assertIn("pp                  0 1", self.command(

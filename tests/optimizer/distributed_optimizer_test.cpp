@@ -192,15 +192,49 @@ TEST(DistributedOptimizer, BytesOfARankAreTheFormulas) {
     });
 }
 
-TEST(DistributedOptimizer, EachOptimizerRefusesTheOthersModels) {
+/// Two steps of a net that an optimizer of type Any updates.
+template <class Any>
+testing::Weights two_steps(const ParallelState& state, bool distributed) {
+  SmallNet net(kLayers, at::kDouble);
+  DistributedDataParallel ddp(net, state, Setting{.distributed = distributed}.ddp());
+  Any optimizer({&ddp}, adamw_config());
+  for (int step = 0; step < 2; ++step) {
+    ddp.zero_grad_buffer();
+    run_backwards(net, ddp, step, 1, at::kDouble);
+    reduce_gradients(ddp);
+    EXPECT_FALSE(optimizer.step().skipped);
+  }
+  ddp.finish_param_sync();
+  const int64_t numel = ddp.buffers()[0]->layout().numel;
+  EXPECT_EQ(optimizer.state_bytes(), 16 * (distributed ? numel / state.world_size() : numel));
+  return weights_of(net);
+}
+
+TEST(DistributedOptimizer, IsAnOptimizerWhichTakesWholeAndShardedModels) {
+  run_ranks(2, [&](const ParallelState& state) {
+    const testing::Weights whole = two_steps<Optimizer>(state, false);
+    expect_close(two_steps<Optimizer>(state, true), whole, 1e-12, "Optimizer, sharded");
+    expect_close(two_steps<DistributedOptimizer>(state, true), whole, 1e-12, "sharded");
+    expect_close(two_steps<DistributedOptimizer>(state, false), whole, 1e-12, "whole");
+  });
+}
+
+TEST(DistributedOptimizer, ShardedModelsBesideWholeOnesAreRefused) {
   SmallNet plain, sharded;
   DistributedDataParallel a(plain, ParallelState::single_process());
   DistributedDataParallel b(sharded, ParallelState::single_process(), Setting{}.ddp());
-  EXPECT_TRUE(
-      throws_with<UsageError>([&] { Optimizer({&b}, {}); }, "Optimizer: found a model with"));
-  EXPECT_TRUE(throws_with<UsageError>([&] { DistributedOptimizer({&a}, {}); },
-                                      "DistributedOptimizer: found a model without"));
-  EXPECT_TRUE(throws_with<UsageError>([&] { make_optimizer({&b, &a}, {}); }, "found a model"));
+  EXPECT_TRUE(throws_with<UsageError>(
+      [&] {
+        Optimizer({&b, &a}, {});
+      },
+      "Optimizer: model 1: found a model without "
+      "ddp.use_distributed_optimizer, allowed: with it, as model 0"));
+  EXPECT_TRUE(throws_with<UsageError>(
+      [&] {
+        make_optimizer({&a, &b}, {});
+      },
+      "found a model with ddp.use_distributed_optimizer, allowed: "
+      "without it"));
 }
 
 }  // namespace

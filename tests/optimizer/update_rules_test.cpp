@@ -6,7 +6,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/optimizer/orthogonalize.h"
-#include "lockstep/optimizer/update_rule.h"
+#include "lockstep/optimizer/update_statement.h"
 #include "lockstep/tests/support/described_params.h"
 #include "lockstep/tests/support/distributed_training.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -238,7 +238,11 @@ TEST(OptimizerConfig, NumbersOutOfTheirBoundsAreNamed) {
       {"optimizer.muon_extra_scale_factor: found 0, allowed: > 0",
        [](auto& c) { c.muon_extra_scale_factor = 0; }},
       {"optimizer.muon_num_ns_steps: found 0, allowed: >= 1",
-       [](auto& c) { c.muon_num_ns_steps = 0; }}};
+       [](auto& c) { c.muon_num_ns_steps = 0; }},
+      {"optimizer.lr: found nan, allowed: a finite number", [](auto& c) { c.lr = std::nan(""); }},
+      {"optimizer.adam_beta1: found 1, allowed: < 1", [](auto& c) { c.adam_beta1 = 1; }},
+      {"optimizer.loss_scale: found 0, allowed: > 0", [](auto& c) { c.loss_scale = 0; }},
+      {"optimizer.hysteresis: found 0, allowed: >= 1", [](auto& c) { c.hysteresis = 0; }}};
   for (const auto& [message, set] : variants) {
     OptimizerConfig config = adamw_config();
     set(config);
@@ -267,7 +271,7 @@ TEST(Moments, InBf16FollowThoseInFp32AndTakeHalfTheMemory) {
         const auto bytes = static_cast<int64_t>(at::elementSize(dtype));
         EXPECT_EQ(optimizer.state_bytes(),
                   ddp.buffers()[0]->owned_numel() *
-                      state_bytes_of_element(config, rule_of(config.optimizer, false), bytes));
+                      state_bytes_of_element(update_statement(config, false), bytes));
       }
     }
   });
@@ -279,15 +283,19 @@ TEST(Moments, InBf16FollowThoseInFp32AndTakeHalfTheMemory) {
 
 TEST(StateBytes, AreTheFormulas) {
   OptimizerConfig config;
-  EXPECT_EQ(state_bytes_of_element(config, UpdateRule::adam, 2), 12);
-  EXPECT_EQ(state_bytes_of_element(config, UpdateRule::adam, 4), 8);
-  EXPECT_EQ(state_bytes_of_element(config, UpdateRule::adam, 8), 16);
-  EXPECT_EQ(state_bytes_of_element(config, UpdateRule::muon, 2), 8);
-  EXPECT_EQ(state_bytes_of_element(config, UpdateRule::sgd, 2), 8);
+  const auto bytes = [&](OptimizerKind kind, int64_t param_bytes) {
+    config.optimizer = kind;
+    return state_bytes_of_element(update_statement(config, /*whole_matrices=*/true), param_bytes);
+  };
+  EXPECT_EQ(bytes(OptimizerKind::adam, 2), 12);
+  EXPECT_EQ(bytes(OptimizerKind::adam, 4), 8);
+  EXPECT_EQ(bytes(OptimizerKind::adam, 8), 16);
+  EXPECT_EQ(bytes(OptimizerKind::muon, 2), 8);
+  EXPECT_EQ(bytes(OptimizerKind::sgd, 2), 8);
   config.sgd_momentum = 0;
-  EXPECT_EQ(state_bytes_of_element(config, UpdateRule::sgd, 4), 0);
+  EXPECT_EQ(bytes(OptimizerKind::sgd, 4), 0);
   config.exp_avg_dtype = StateDtype::bf16;
-  EXPECT_EQ(state_bytes_of_element(config, UpdateRule::adam, 2), 10);
+  EXPECT_EQ(bytes(OptimizerKind::adam, 2), 10);
 }
 
 }  // namespace

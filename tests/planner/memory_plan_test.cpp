@@ -152,6 +152,26 @@ TEST(MemoryPlan, TheDistributedOptimizerHoldsOneShard) {
   EXPECT_EQ(plan_memory(small(replicas), 8).stages.at(0).optimizer_bytes, one.optimizer_bytes / 2);
 }
 
+TEST(MemoryPlan, ARuleOfOnesOwnTakesThePlaceOfTheConfigurations) {
+  const UpdateStatement one = {.name = "lion", .state = {{"exp_avg"}}};
+  const UpdateStatement matrices = {.name = "m", .unit = UpdateUnit::matrix};
+  const auto bytes = [](const std::vector<std::string>& overrides, const UpdateStatement* rule) {
+    return plan_memory(small(overrides), 2, rule).stages.at(0).optimizer_bytes;
+  };
+  const std::vector<std::string> adam = {"train.precision=bf16"};
+  const std::vector<std::string> muon = {"train.precision=bf16", "optimizer.optimizer=muon"};
+  EXPECT_EQ(bytes(adam, &one) * 12, bytes(adam, nullptr) * 8);
+  EXPECT_EQ(bytes(muon, &one), bytes(adam, &one));
+  // Muon keeps 8 bytes of a matrix' element, the rule 4, and adam 12 of all others.
+  const int64_t muon_bytes = bytes(muon, nullptr), rule_bytes = bytes(muon, &matrices);
+  EXPECT_EQ((bytes(adam, nullptr) - rule_bytes) * 4, (bytes(adam, nullptr) - muon_bytes) * 8);
+  EXPECT_LT(rule_bytes, muon_bytes);
+  EXPECT_EQ(matrix_layout(small(adam).optimizer), MatrixLayout::cut);
+  EXPECT_EQ(matrix_layout(small(muon).optimizer), MatrixLayout::whole);
+  EXPECT_EQ(matrix_layout(small(muon).optimizer, &one), MatrixLayout::cut);
+  EXPECT_EQ(matrix_layout(small(adam).optimizer, &matrices), MatrixLayout::whole);
+}
+
 TEST(MemoryPlan, MicrobatchesInFlight) {
   const auto layers_of = [](const std::vector<std::string>& overrides, size_t stage) {
     const Config config = small(overrides);

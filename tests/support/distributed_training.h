@@ -94,17 +94,18 @@ inline Weights weights_of(const SmallNet& net) {
   return result;
 }
 
-/// What kSteps steps of a SmallNet make of its weights.
+/// What kSteps steps of a SmallNet make of its weights, by `rule` unless it is null.
 inline Weights train(const ParallelState& state, const Setting& setting,
                      const OptimizerConfig& config, at::ScalarType dtype,
                      const std::function<bool(const NamedParameter&)>& is_matrix = {},
-                     const std::vector<ParamOverride>& overrides = {}) {
+                     const std::vector<ParamOverride>& overrides = {},
+                     const std::shared_ptr<const UpdateRule>& rule = nullptr) {
   SmallNet net(kLayers, dtype);
   const auto params = with_matrices(
       net, [&](const NamedParameter& param) { return is_matrix && is_matrix(param); });
   DistributedDataParallel ddp(params, state, setting.ddp(), /*disable_bucketing=*/false,
                               is_matrix ? MatrixLayout::whole : MatrixLayout::cut);
-  const auto optimizer = make_optimizer({&ddp}, config, overrides);
+  const auto optimizer = make_optimizer({&ddp}, config, overrides, rule);
   for (int step = 0; step < kSteps; ++step) {
     ddp.zero_grad_buffer();
     run_backwards(net, ddp, step, setting.microbatches, dtype);

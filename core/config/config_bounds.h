@@ -1,0 +1,13 @@
+#pragma once
+
+// Internal: what a part of the configuration that did not come through parse_config() must keep.
+
+#include "lockstep/core/config.h"
+
+namespace lockstep {
+
+/// ConfigError naming the field: a number of `config` that is not finite or out of the bounds that
+/// config.proto gives it.
+void check_bounds(const OptimizerConfig& config);
+
+}  // namespace lockstep

@@ -1,0 +1,123 @@
+#include "lockstep/optimizer/update_rules.h"
+
+#include <cmath>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/kernels/adamw.h"
+#include "lockstep/kernels/sgd.h"
+#include "lockstep/optimizer/orthogonalize.h"
+#include "lockstep/parallel_state/axis_groups.h"
+#include "lockstep/parallel_state/collectives.h"
+
+namespace lockstep {
+namespace {
+
+class ConfiguredRule : public UpdateRule {
+ public:
+  ConfiguredRule(const OptimizerConfig& config, bool whole_matrices)
+      : UpdateRule(update_statement(config, whole_matrices)), config_(config) {}
+
+ protected:
+  const OptimizerConfig config_;
+};
+
+class AdamRule final : public ConfiguredRule {
+ public:
+  using ConfiguredRule::ConfiguredRule;
+
+  void update(const UpdateRange& range) const override {
+    const auto steps = static_cast<double>(range.step);
+    kernels::adamw(range.weights, range.grad, range.state[0], range.state[1], range.copy,
+                   range.segments,
+                   {.learning_rate = range.learning_rate,
+                    .beta1 = config_.adam_beta1,
+                    .beta2 = config_.adam_beta2,
+                    .eps = config_.adam_eps,
+                    .weight_decay = range.weight_decay,
+                    .bias_correction1 = 1 - std::pow(config_.adam_beta1, steps),
+                    .bias_correction2 = 1 - std::pow(config_.adam_beta2, steps)},
+                   range.control);
+  }
+};
+
+class SgdRule final : public ConfiguredRule {
+ public:
+  using ConfiguredRule::ConfiguredRule;
+
+  void update(const UpdateRange& range) const override {
+    const at::Tensor momentum = range.state.empty() ? at::Tensor() : range.state[0];
+    kernels::sgd(range.weights, range.grad, momentum, range.copy, range.segments,
+                 {.learning_rate = range.learning_rate,
+                  .momentum = config_.sgd_momentum,
+                  .weight_decay = range.weight_decay},
+                 range.control);
+  }
+};
+
+class MuonRule final : public ConfiguredRule {
+ public:
+  MuonRule(const OptimizerConfig& config, bool whole_matrices, const ParallelState& parallel_state)
+      : ConfiguredRule(config, whole_matrices), parallel_state_(parallel_state) {}
+
+  void update(const UpdateRange& range) const override {
+    const NamedParameter& param = *range.parameter;
+    const auto matrix = [&](const at::Tensor& flat) {
+      return flat.view({-1, param.tensor.size(-1)});
+    };
+    const at::Tensor weights = matrix(range.weights), momentum = matrix(range.state[0]);
+    const at::Tensor grad = matrix(range.gradient());
+    const at::Tensor mean = momentum.lerp(grad, 1 - config_.muon_momentum);
+    const at::Tensor update =
+        config_.muon_use_nesterov ? grad.lerp(mean, config_.muon_momentum) : mean;
+    const double decay = range.learning_rate * range.weight_decay;
+    const at::Tensor stepped =
+        at::add(weights * (1 - decay), direction(param, update), -range.learning_rate);
+    range.write(momentum, mean);
+    range.write_weights(stepped.reshape(-1));
+  }
+
+ private:
+  /// Of the part of the matrix that this tensor-parallel rank holds.
+  at::Tensor direction(const NamedParameter& param, const at::Tensor& update) const {
+    const MeshAxis axis = tensor_axis(param.description);
+    const Placement placement = param.description.placement(axis);
+    const ProcessGroup group = parallel_state_.group(group_kind_of(axis));
+    const auto* const shard = std::get_if<Shard>(&placement);
+    const auto direction_of = [&](const at::Tensor& whole) {
+      return muon_direction(whole, config_, param.description.rows_of_matrices);
+    };
+    if (!shard || group.size() == 1) return direction_of(update);
+    const at::Tensor own = update.contiguous();
+    const at::Tensor parts =
+        at::empty({group.size(), update.size(0), update.size(1)}, update.options());
+    all_gather(group, parts.view(-1), own.view(-1), "matrix of '" + param.name + "'").wait();
+    const int64_t cut = shard->dim == param.tensor.dim() - 1 ? 1 : 0;
+    const at::Tensor whole = at::cat(parts.unbind(0), cut);
+    return direction_of(whole).chunk(group.size(), cut)[static_cast<size_t>(group.rank())];
+  }
+
+  ParallelState parallel_state_;
+};
+
+}  // namespace
+
+std::shared_ptr<const UpdateRule> update_rule(const OptimizerConfig& config, bool whole_matrices,
+                                              const ParallelState& parallel_state,
+                                              const std::shared_ptr<const UpdateRule>& own) {
+  if (own && (whole_matrices || own->statement().unit == UpdateUnit::range)) return own;
+  OptimizerConfig used = config;
+  if (own) used.optimizer = OptimizerKind::adam;
+  switch (update_kind(used, whole_matrices)) {
+    case OptimizerKind::adam:
+      return std::make_shared<AdamRule>(used, whole_matrices);
+    case OptimizerKind::sgd:
+      return std::make_shared<SgdRule>(used, whole_matrices);
+    case OptimizerKind::muon:
+      return std::make_shared<MuonRule>(used, whole_matrices, parallel_state);
+  }
+  fail<UsageError>("unknown kind of optimizer {}", static_cast<int>(used.optimizer));
+}
+
+}  // namespace lockstep

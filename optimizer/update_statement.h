@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/core/config.h"
+#include "lockstep/distributed/param_layout.h"
+
+/// What an update rule keeps and what it must be given, as data without libtorch: the planner
+/// counts its bytes, the ranks compare it.
+namespace lockstep {
+
+/// One number for each element of a parameter, kept from step to step. Zero before the first.
+struct UpdateState {
+  std::string name;                     ///< in checkpoints: letters, digits and _, but not "master"
+  StateDtype dtype = StateDtype::fp32;  ///< beside fp64 parameters fp32 stands for fp64
+  std::string setting = {};             ///< what chose `dtype`, for messages
+};
+
+/// What an update is given in one call.
+enum class UpdateUnit {
+  /// Elements of any parameters, cut anywhere. The rule treats each element by itself.
+  range,
+  /// One parameter, and no data-parallel rank holds a part of it: those with ParamUpdate::matrix
+  /// under MatrixLayout::whole. The other parameters take adam.
+  matrix,
+};
+
+/// "range", "matrix"
+const char* to_string(UpdateUnit unit);
+
+struct UpdateStatement {
+  std::string name;           ///< "adam", for messages
+  std::string settings = {};  ///< its numbers, "beta1 0.9, beta2 0.99", which all ranks have alike
+  std::vector<UpdateState> state = {};
+  UpdateUnit unit = UpdateUnit::range;
+
+  /// UsageError naming the rule: no name, or names of states that are not allowed or not unique.
+  void validate() const;
+};
+
+/// "lion (beta1 0.9, beta2 0.99), by range, state: exp_avg fp32"
+std::string to_string(const UpdateStatement& statement);
+
+/// The kind whose rule a buffer takes by `config`. `whole_matrices`: it holds those of
+/// MatrixLayout::whole.
+OptimizerKind update_kind(const OptimizerConfig& config, bool whole_matrices);
+
+/// What the rule of a buffer states. `own`, unless null, is a rule that takes the place of
+/// optimizer.optimizer.
+UpdateStatement update_statement(const OptimizerConfig& config, bool whole_matrices,
+                                 const UpdateStatement* own = nullptr);
+
+/// How DistributedDataParallel must lay out the matrices (ParamUpdate::matrix): whole for rules of
+/// UpdateUnit::matrix, as muon, cut for the others.
+MatrixLayout matrix_layout(const OptimizerConfig& config, const UpdateStatement* own = nullptr);
+
+/// Bytes of optimizer state for an element of a parameter of `param_bytes` bytes: master weights
+/// of 4 bytes where it has 2, and what the rule keeps.
+int64_t state_bytes_of_element(const UpdateStatement& statement, int64_t param_bytes);
+
+}  // namespace lockstep
