@@ -14,17 +14,24 @@
 namespace lockstep {
 namespace {
 
-std::string options_text(const ReducerOptions& o) {
-  return fmt::format(
-      "bucket_bytes_caps [{}], initial_bucket_bytes_caps [{}], bucket_indices {}, "
-      "rebuild_buckets {}, find_unused_parameters {}, skip_all_reduce_unused_params {}, "
-      "static_graph {}, gradient_as_bucket_view {}, sparse_parameters [{}], reduce_dtype {}, "
-      "broadcast_parameters {}",
-      fmt::join(o.bucket_bytes_caps, ", "), fmt::join(o.initial_bucket_bytes_caps, ", "),
-      o.bucket_indices, o.rebuild_buckets, o.find_unused_parameters,
-      o.skip_all_reduce_unused_params, o.static_graph, o.gradient_as_bucket_view,
-      fmt::join(o.sparse_parameters, ", "), o.reduce_dtype ? at::toString(*o.reduce_dtype) : "none",
-      o.broadcast_parameters);
+/// Every option: this does not compile once ReducerOptions has another number of them.
+std::vector<ConfigValue> settings_of(const ReducerOptions& options) {
+  const auto& [caps, initial_caps, indices, rebuild, find_unused, skip_unused, is_static, as_view,
+               sparse, reduce_dtype, check_for_nan, broadcasts] = options;
+  const auto text = [](const auto& value) { return fmt::format("{}", value); };
+  const auto list = [](const auto& values) { return fmt::format("[{}]", fmt::join(values, ", ")); };
+  return {{"bucket_bytes_caps", list(caps)},
+          {"initial_bucket_bytes_caps", list(initial_caps)},
+          {"bucket_indices", text(indices)},
+          {"rebuild_buckets", text(rebuild)},
+          {"find_unused_parameters", text(find_unused)},
+          {"skip_all_reduce_unused_params", text(skip_unused)},
+          {"static_graph", text(is_static)},
+          {"gradient_as_bucket_view", text(as_view)},
+          {"sparse_parameters", list(sparse)},
+          {"reduce_dtype", reduce_dtype ? at::toString(*reduce_dtype) : "none"},
+          {"check_for_nan_in_grad", text(check_for_nan)},
+          {"broadcast_parameters", text(broadcasts)}};
 }
 
 void check_options(const ReducerOptions& o) {
@@ -79,12 +86,11 @@ std::vector<bool> sparse_flags(const std::vector<NamedParameter>& params,
 /// Of the parameters that the ranks have agreed on, those that are trained.
 std::vector<NamedParameter> agreed(const std::vector<NamedParameter>& parameters,
                                    const ReducerOptions& options, const ProcessGroup& group) {
-  check_same_parameters(parameters, group, {}, [&] {
+  check_same_parameters(parameters, group, settings_of(options), [&] {
     check_parameter_list(parameters, "Reducer");
     check_options(options);
     (void)sparse_flags(trained(parameters), options.sparse_parameters);
   });
-  check_same_text(options_text(options), group, "Reducer options");
   return trained(parameters);
 }
 

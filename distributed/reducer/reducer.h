@@ -143,7 +143,7 @@ class Reducer {
   /// reductions of the others until all are; then all get the parameters of the last rank of those
   /// that made the most iterations. Gradients of a rank that waits have no meaning. Nothing but
   /// this Reducer may communicate inside, and prepare_for_forward() is inside no_sync() wherever
-  /// its backward is.
+  /// its backward is. Every rank throws CommunicationError where the ranks give other options.
   void join(const std::function<void()>& iterations, const ReducerJoinOptions& options = {});
 
   /// Gives all ranks the parameters and module buffers of the rank at position `source`.
