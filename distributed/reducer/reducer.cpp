@@ -6,6 +6,7 @@
 #include <torch/nn/modules/embedding.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/distributed/description_check.h"
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/distributed/reducer_assignment.h"
 #include "lockstep/distributed/reducer_impl.h"
@@ -85,10 +86,12 @@ std::vector<bool> sparse_flags(const std::vector<NamedParameter>& params,
 
 /// Of the parameters that the ranks have agreed on, those that are trained.
 std::vector<NamedParameter> agreed(const std::vector<NamedParameter>& parameters,
-                                   const ReducerOptions& options, const ProcessGroup& group) {
+                                   const ReducerOptions& options, const ProcessGroup& group,
+                                   const DescriptionChecks& description_checks) {
   check_same_parameters(parameters, group, settings_of(options), [&] {
     check_parameter_list(parameters, "Reducer");
     check_options(options);
+    if (description_checks) description_checks(parameters);
     (void)sparse_flags(trained(parameters), options.sparse_parameters);
   });
   return trained(parameters);
@@ -120,11 +123,12 @@ ReducerOptions with_sparse_embeddings(ReducerOptions options, const torch::nn::M
 }  // namespace
 
 Reducer::Impl::Impl(std::vector<NamedParameter> parameters, std::vector<at::Tensor> module_buffers,
-                    const ProcessGroup& process_group, const ReducerOptions& reducer_options)
+                    const ProcessGroup& process_group, const ReducerOptions& reducer_options,
+                    const DescriptionChecks& description_checks)
     : options(reducer_options),
       group(process_group),
       untrained(std::move(module_buffers)),
-      params(agreed(parameters, options, group)),
+      params(agreed(parameters, options, group, description_checks)),
       sparse(sparse_flags(params, reducer_options.sparse_parameters)),
       divisor(process_group.size()) {
   for (const NamedParameter& param : parameters)
@@ -180,14 +184,28 @@ void Reducer::Impl::build_buckets(std::vector<std::vector<size_t>> new_indices) 
 
 Reducer::Reducer(const torch::nn::Module& module, const ProcessGroup& group, ReducerOptions options)
     : impl_(std::make_unique<Impl>(collect_parameters(module), module.buffers(/*recurse=*/true),
-                                   group, with_sparse_embeddings(std::move(options), module))) {
+                                   group, with_sparse_embeddings(std::move(options), module),
+                                   [](const std::vector<NamedParameter>& params) {
+                                     require_no_model_axes(params, "Reducer");
+                                   })) {
+  if (impl_->options.broadcast_parameters) broadcast_parameters();
+}
+
+Reducer::Reducer(const torch::nn::Module& module, const ParallelState& state,
+                 ReducerOptions options)
+    : impl_(std::make_unique<Impl>(
+          collect_parameters(module), module.buffers(/*recurse=*/true),
+          state.group(GroupKind::dp_cp), with_sparse_embeddings(std::move(options), module),
+          [&](const std::vector<NamedParameter>& params) {
+            require_dp_cp_averages(params, state.grids(), state.rank(), "Reducer");
+          })) {
   if (impl_->options.broadcast_parameters) broadcast_parameters();
 }
 
 Reducer::Reducer(std::vector<NamedParameter> parameters, const ProcessGroup& group,
                  const ReducerOptions& options)
-    : impl_(std::make_unique<Impl>(std::move(parameters), std::vector<at::Tensor>(), group,
-                                   options)) {
+    : impl_(std::make_unique<Impl>(std::move(parameters), std::vector<at::Tensor>(), group, options,
+                                   nullptr)) {
   if (impl_->options.broadcast_parameters) broadcast_parameters();
 }
 
