@@ -34,6 +34,19 @@ bool counts_on_this_stage(const MeshParameter& param, const std::vector<std::str
   return true;
 }
 
+/// A plain parameter counts whole, and on each stage that has it.
+void refuse_miscounted(const MeshParameter& param, const std::optional<DeviceMesh>& pp_mesh) {
+  if (!param.description || param.dtensor) return;
+  bool counts_once = !pp_mesh || !param.description->is_on_several_stages();
+  for (const auto& [axis, placement] : param.description->placements)
+    counts_once = counts_once && placement == Placement(Replicate{});
+  require<UsageError>(counts_once,
+                      "clip_grad_norm_: parameter '{}' is described as '{}', allowed in a list "
+                      "without a mesh: replicated ones of one stage; use clip_grad_norm_(module, "
+                      "state, ...)",
+                      param.name, param.description->to_string());
+}
+
 constexpr std::array kGradientTypes = {at::kFloat, at::kDouble,       at::kBFloat16,
                                        at::kHalf,  at::kComplexFloat, at::kComplexDouble};
 
@@ -74,6 +87,7 @@ std::vector<ShardClass> make_classes(const MeshParameters& parameters,
   std::map<RankList, ShardClass> sharded;
   ShardClass local;
   for (const MeshParameter& param : parameters) {
+    refuse_miscounted(param, pp_mesh);
     const ParameterAxes axes = axes_of(param);
     ShardClass* found = &local;
     if (!axes.sharded.empty()) {
@@ -182,6 +196,15 @@ at::Tensor clip_grad_norm_(const MeshParameters& parameters, std::optional<doubl
   if (error_if_nonfinite) refuse_nonfinite(parameters, norm.item<double>(), norm_type);
   if (max_norm) scale(parameters, (*max_norm / (norm + 1e-6)).clamp_max(1), foreach.value_or(true));
   return norm;
+}
+
+at::Tensor clip_grad_norm_(const torch::nn::Module& module, const ParallelState& state,
+                           std::optional<double> max_norm, double norm_type,
+                           bool error_if_nonfinite, std::optional<bool> foreach) {
+  std::optional<DeviceMesh> stages;
+  if (state.grids().size(GroupKind::pp) > 1) stages = DeviceMesh::dense(state)["pp"];
+  return clip_grad_norm_(mesh_parameters(module, state), max_norm, norm_type, error_if_nonfinite,
+                         foreach, stages);
 }
 
 }  // namespace lockstep

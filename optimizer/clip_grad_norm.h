@@ -36,8 +36,11 @@ namespace lockstep {
 /// neither 2 nor infinity. The bits of the norm are the same on all ranks that hold the same plain
 /// tensors. A norm that is not finite spoils the gradients as in PyTorch.
 ///
+/// Parameters of a described module come from mesh_parameters(), or from the module itself, below.
+///
 /// UsageError: a norm_type that is not positive, a max_norm below 0; by name, an undefined tensor,
-/// a Partial parameter, a gradient that is sparse, of a dtype other than fp64, fp32, bf16, fp16 and
+/// a Partial parameter, one without a mesh that is described as cut or as one of several stages'
+/// beside a pp_mesh, a gradient that is sparse, of a dtype other than fp64, fp32, bf16, fp16 and
 /// complex of fp64 or fp32, or, if it is to be clipped, whose elements share memory in another way
 /// than by expand(): the other ranks raise CommunicationError; a norm that is not finite, if
 /// `error_if_nonfinite`, on every rank and before anything is changed, naming this rank's first
@@ -46,5 +49,11 @@ at::Tensor clip_grad_norm_(const MeshParameters& parameters, std::optional<doubl
                            double norm_type = 2, bool error_if_nonfinite = false,
                            std::optional<bool> foreach = {},
                            const std::optional<DeviceMesh>& pp_mesh = {});
+
+/// The same for the parameters of `module` as their descriptions say (see mesh_parameters()), over
+/// all pipeline stages of `state`, each of which calls it. UsageError also as of mesh_parameters().
+at::Tensor clip_grad_norm_(const torch::nn::Module& module, const ParallelState& state,
+                           std::optional<double> max_norm, double norm_type = 2,
+                           bool error_if_nonfinite = false, std::optional<bool> foreach = {});
 
 }  // namespace lockstep

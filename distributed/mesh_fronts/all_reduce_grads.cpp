@@ -3,15 +3,19 @@
 #include <array>
 #include <map>
 #include <string_view>
+#include <tuple>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/distributed/description_check.h"
 #include "lockstep/distributed/gradient_scaling.h"
+#include "lockstep/distributed/mesh_reduction.h"
 #include "lockstep/distributed/param_layout.h"
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/distributed/telling.h"
+#include "lockstep/parallel_state/axis_groups.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/text_digest.h"
 
@@ -78,12 +82,15 @@ void refuse_presence(int found, const std::string& name) {
                       name);
 }
 
-/// Of the trained parameters, those that have a gradient on some rank of the group.
-Trained parameters_with_gradients(const MeshParameters& model, const ProcessGroup& group) {
+Trained trained_of(const MeshParameters& model) {
   Trained trained;
   for (const MeshParameter& param : model)
     if (param.tensor.requires_grad()) trained.push_back(&param);
-  check_same_list(model, trained, group);
+  return trained;
+}
+
+/// Of the trained parameters, those that have a gradient on some rank of the group.
+Trained parameters_with_gradients(const Trained& trained, const ProcessGroup& group) {
   if (trained.empty()) return trained;
   at::Tensor present = at::zeros({static_cast<int64_t>(trained.size())}, at::kInt);
   for (size_t i = 0; i < trained.size(); ++i)
@@ -107,21 +114,86 @@ Travelling prepare(const MeshParameter& param) {
 }
 
 /// Starts the reduction of gradients of one dtype, bucket by bucket.
-void start(const ProcessGroup& group, const std::vector<Travelling>& list,
+void start(const ProcessGroup& group, ScalingFactor factor, const std::vector<Travelling>& list,
            std::vector<Work>& works) {
   const at::Tensor& example = list.front().sent;
   std::vector<LayoutParam> sizes;
   for (const Travelling& item : list) sizes.push_back({.numel = item.sent.numel()});
   const LayoutOptions options = {.bucket_limit = kBucketBytes / example.element_size()};
-  const ScalingFactor factor =
-      gradient_scaling(GradientScalingMode::average, group.size(), group.size()).dense;
-  const Reduction mean(ReduceOp::sum, factor.numerator, factor.denominator);
+  const Reduction scaled(ReduceOp::sum, factor.numerator, factor.denominator);
   for (const ParamLayout::Bucket& bucket : compute_param_layout(sizes, options).buckets) {
     std::vector<at::Tensor> tensors;
     for (const int64_t index : bucket.params)
       tensors.push_back(list[static_cast<size_t>(index)].sent);
-    works.push_back(all_reduce(group, tensors, mean, "gradients"));
+    works.push_back(all_reduce(group, tensors, scaled, "gradients"));
   }
+}
+
+/// Gradients that are reduced alike.
+struct Route {
+  std::vector<std::string> axes;
+  DeviceMesh mesh;
+  Trained params = {};
+};
+
+/// By ranks and factor, in an order that no list of parameters changes: larger groups first.
+using RouteKey = std::tuple<int64_t, RankList, int64_t>;
+
+std::map<RouteKey, Route> routes_of(const MeshParameters& model) {
+  std::map<RouteKey, Route> routes;
+  for (const MeshParameter* param : trained_of(model)) {
+    std::vector<std::string> axes = reduced_axes(*param);
+    const DeviceMesh& mesh = param->dtensor->device_mesh();
+    RankList ranks = mesh.layout().group(axes, mesh.parallel_state().rank());
+    const auto size = static_cast<int64_t>(ranks.size());
+    const int64_t divisor = mesh_scaling(*param, /*mean=*/true, size).denominator;
+    if (size == 1 && divisor == 1) continue;
+    routes.try_emplace({-size, std::move(ranks), divisor}, Route{std::move(axes), mesh})
+        .first->second.params.push_back(param);
+  }
+  return routes;
+}
+
+/// Multiplies the gradients of `params` and adds them over `group`, whose ranks have the same list.
+class GroupOfGrads {
+ public:
+  GroupOfGrads(const Trained& params, ProcessGroup group, ScalingFactor factor)
+      : group_(std::move(group)), factor_(factor) {
+    for (const MeshParameter* param : parameters_with_gradients(params, group_)) {
+      Travelling item = prepare(*param);
+      by_dtype_[{item.sent.scalar_type(), item.sent.device().str()}].push_back(std::move(item));
+    }
+  }
+
+  void start(std::vector<Work>& works) const {
+    for (const auto& [key, list] : by_dtype_) lockstep::start(group_, factor_, list, works);
+  }
+
+  void copy_back() const {
+    for (const auto& [key, list] : by_dtype_)
+      for (const Travelling& item : list)
+        if (!item.sent.is_same(item.grad)) item.grad.copy_(item.sent);
+  }
+
+ private:
+  ProcessGroup group_;
+  ScalingFactor factor_;
+  std::map<std::pair<at::ScalarType, std::string>, std::vector<Travelling>> by_dtype_;
+};
+
+void reduce(const std::vector<GroupOfGrads>& groups) {
+  std::vector<Work> works;
+  for (const GroupOfGrads& grads : groups) grads.start(works);
+  for (Work& work : works) work.wait();
+  for (const GroupOfGrads& grads : groups) grads.copy_back();
+}
+
+/// What a mean over dp and cp alone would leave undone.
+void refuse_described(const MeshParameters& model, const ParallelState& state) {
+  std::vector<NamedParameter> described;
+  for (const MeshParameter& param : model)
+    if (param.description) described.push_back({param.name, param.tensor, *param.description});
+  require_dp_cp_averages(described, state.grids(), state.rank(), "all_reduce_grads");
 }
 
 }  // namespace
@@ -129,21 +201,28 @@ void start(const ProcessGroup& group, const std::vector<Travelling>& list,
 void all_reduce_grads(const MeshParameters& model, const DeviceMesh& world_mesh, bool use_ddp) {
   using Axes = std::vector<std::string>;
   const ProcessGroup group = telling(world_mesh.parallel_state(), [&] {
+    refuse_described(model, world_mesh.parallel_state());
     return world_mesh.get_group(use_ddp ? Axes{"cp"} : Axes{"dp", "cp"});
   });
   if (group.size() == 1) return model.check();
   const at::NoGradGuard no_grad;
-  std::map<std::pair<at::ScalarType, std::string>, std::vector<Travelling>> by_dtype;
-  for (const MeshParameter* param : parameters_with_gradients(model, group)) {
-    Travelling item = prepare(*param);
-    by_dtype[{item.sent.scalar_type(), item.sent.device().str()}].push_back(std::move(item));
-  }
-  std::vector<Work> works;
-  for (const auto& [key, list] : by_dtype) start(group, list, works);
-  for (Work& work : works) work.wait();
-  for (const auto& [key, list] : by_dtype)
-    for (const Travelling& item : list)
-      if (!item.sent.is_same(item.grad)) item.grad.copy_(item.sent);
+  const Trained trained = trained_of(model);
+  check_same_list(model, trained, group);
+  reduce({GroupOfGrads(trained, group,
+                       scaling_factor(GradientScalingMode::average, group.size(), group.size()))});
+}
+
+void all_reduce_grads(const torch::nn::Module& module, const ParallelState& state) {
+  const at::NoGradGuard no_grad;
+  const MeshParameters model = mesh_parameters(module, state);
+  const ProcessGroup stage = DeviceMesh::dense(state).get_group({"dp", "cp", "tp"});
+  check_same_parameters(collect_parameters(module), stage, {}, {},
+                        {kCuttingAxes.begin(), kCuttingAxes.end()});
+  std::vector<GroupOfGrads> groups;
+  for (const auto& [key, route] : routes_of(model))
+    groups.emplace_back(route.params, route.mesh.get_group(route.axes),
+                        ScalingFactor{1, std::get<2>(key)});
+  reduce(groups);
 }
 
 }  // namespace lockstep

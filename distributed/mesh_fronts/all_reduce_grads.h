@@ -29,7 +29,17 @@ namespace lockstep {
 /// mesh has not, an undefined tensor (if some ranks find these, the others throw
 /// CommunicationError); on all ranks and by name, a gradient on any of them that is sparse, no
 /// floating-point tensor, or whose elements share memory (an expanded tensor). CommunicationError:
-/// on all ranks, lists that differ, with the first difference.
+/// on all ranks, lists that differ, with the first difference. UsageError, by name, also where a
+/// module describes that dp and cp are not all: a gradient that is partial over another axis of
+/// several ranks, an expert, a tie over pipeline stages.
 void all_reduce_grads(const MeshParameters& model, const DeviceMesh& world_mesh, bool use_ddp);
+
+/// The same for a module that describes its parameters: each gradient is reduced as
+/// mesh_parameters() says, those that share their ranks and divisor together. A layer norm that is
+/// partial over tp goes over dp, cp and tp at once, an expert over edp. The lists are compared over
+/// the ranks of a pipeline stage; who has a gradient is agreed on in each group. Collective over the
+/// ranks of a stage, over all ranks if something is reduced over pp. UsageError also as of
+/// mesh_parameters().
+void all_reduce_grads(const torch::nn::Module& module, const ParallelState& state);
 
 }  // namespace lockstep

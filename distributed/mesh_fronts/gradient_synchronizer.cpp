@@ -10,6 +10,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/grad_sync.h"
+#include "lockstep/distributed/mesh_reduction.h"
 #include "lockstep/distributed/owned_grads.h"
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/distributed/telling.h"
@@ -28,25 +29,6 @@ constexpr GradSyncCalls kCalls = {
     .allow_unused = "GradientSynchronizerOptions::allow_unused_parameters",
     .surplus = "state the backwards of a step with set_required_accumulations()"};
 
-std::string complete_text(const MeshParameter& param) {
-  if (param.complete_axes.empty()) return "";
-  return fmt::format("['{}' on {}]", param.name, fmt::join(param.complete_axes, " and "));
-}
-
-/// The axes over which the gradient of a parameter is reduced.
-std::vector<std::string> reduced_axes(const MeshParameter& param) {
-  std::vector<std::string> axes = axes_of(param).replicated;
-  for (const std::string& complete : param.complete_axes) {
-    const auto found = std::find(axes.begin(), axes.end(), complete);
-    require<UsageError>(found != axes.end(),
-                        "parameter '{}': complete on axis '{}', allowed: axes on which it is "
-                        "replicated, each once",
-                        param.name, complete);
-    axes.erase(found);
-  }
-  return axes;
-}
-
 at::ScalarType grad_dtype(const MeshParameter& param) {
   const std::optional<at::ScalarType> dtype = param.tensor.grad_dtype();
   require<UsageError>(dtype.has_value(),
@@ -56,19 +38,13 @@ at::ScalarType grad_dtype(const MeshParameter& param) {
   return *dtype;
 }
 
-ScalingFactor scaling_over(GradientReduction reduction, int64_t ranks) {
-  const bool mean = reduction == GradientReduction::mean;
-  return gradient_scaling(mean ? GradientScalingMode::average : GradientScalingMode::per_token,
-                          ranks, ranks)
-      .dense;
-}
-
 /// What the parameters of a buffer have in common.
 struct MeshBufferKey {
   size_t param_group;
   c10::Device device;
   at::ScalarType grad_dtype;
   RankList ranks;
+  ScalingFactor factor;
   bool operator==(const MeshBufferKey&) const = default;
 };
 
@@ -96,6 +72,7 @@ struct Candidate {
   DeviceMesh mesh;
   std::vector<std::string> axes;  ///< of `mesh`, over which key.ranks lie
   std::vector<NamedParameter> params = {};
+  std::vector<ParamDescription> descriptions = {};  ///< of params
   std::vector<int64_t> positions = {};
   std::string complete = {};  ///< where gradients are complete, in words
   std::optional<BufferPlan> plan = {};
@@ -180,6 +157,7 @@ struct GradientSynchronizer::Impl {
     for (const MeshParameters& group : param_groups)
       for (const MeshParameter& param : group) {
         const auto [entry, is_new] = names.emplace(param.tensor.unsafeGetTensorImpl(), param.name);
+        refuse_described_without_mesh(param, "GradientSynchronizer");
         require<UsageError>(is_new, "parameter '{}' is in two parameter groups, once as '{}'",
                             param.name, entry->second);
       }
@@ -205,24 +183,32 @@ struct GradientSynchronizer::Impl {
           continue;
         }
         const DeviceMesh& mesh = param.dtensor->device_mesh();
-        const MeshBufferKey key = {g, param.tensor.device(), grad_dtype(param),
-                                   mesh.layout().group(axes, mesh.parallel_state().rank())};
+        RankList ranks = mesh.layout().group(axes, mesh.parallel_state().rank());
+        const ScalingFactor factor = scaling_of(param, ranks);
+        const MeshBufferKey key = {g, param.tensor.device(), grad_dtype(param), std::move(ranks),
+                                   factor};
         auto at = std::find_if(candidates.begin(), candidates.end(), [&](const Candidate& c) {
           return c.key == key && c.only_compared == only_compared;
         });
         if (at == candidates.end())
           at = candidates.insert(at, {key, only_compared, mesh, std::move(axes)});
         at->params.push_back({param.name, param.tensor, {}});
+        at->descriptions.push_back(param.description.value_or(ParamDescription{}));
         at->positions.push_back(expected_position(i, param_groups[g].size()));
         if (only_compared) at->complete += complete_text(param);
       }
+  }
+
+  ScalingFactor scaling_of(const MeshParameter& param, const RankList& ranks) const {
+    return mesh_scaling(param, options.reduction == GradientReduction::mean,
+                        static_cast<int64_t>(ranks.size()));
   }
 
   BufferPlan plan_for(const Candidate& candidate, const ProcessGroup& group) const {
     return {.params = candidate.params,
             .positions = candidate.positions,
             .grad_dtype = candidate.key.grad_dtype,
-            .reduction = {.group = group, .factor = scaling_over(options.reduction, group.size())},
+            .reduction = {.group = group, .factor = candidate.key.factor},
             .layout = {.bucket_limit = bucket_limit(bucket_size_mb, candidate.key.grad_dtype)},
             .contents = BufferContents::grads};
   }
@@ -238,8 +224,11 @@ struct GradientSynchronizer::Impl {
   }
 
   void compare(const Candidate& candidate, const ProcessGroup& group) const {
+    std::vector<NamedParameter> described = candidate.params;
+    for (size_t i = 0; i < described.size(); ++i)
+      described[i].description = candidate.descriptions[i];
     telling_outside(group, candidate.mesh.parallel_state(), [&] {
-      check_same_parameters(candidate.params, group, settings_of(candidate), [&] {
+      check_same_parameters(described, group, settings_of(candidate), [&] {
         for (const NamedParameter& param : candidate.params) refuse_hooked(param);
       });
     });
@@ -293,9 +282,9 @@ struct GradientSynchronizer::Impl {
   }
 
   /// On an axis that is reduced over.
-  Placement placement_now() const {
+  Placement placement_now(const MeshParameter& param, const std::string& axis) const {
     if (sync && sync->state().phase() == Phase::ready) return Replicate{};
-    return Partial{options.reduction == GradientReduction::mean ? PartialOp::avg : PartialOp::sum};
+    return placement_of_terms(param, axis, options.reduction == GradientReduction::mean);
   }
 };
 
@@ -306,6 +295,13 @@ GradientSynchronizer::GradientSynchronizer(std::vector<MeshParameters> param_gro
                      std::move(options)}) {
   telling(impl_->job(), [&] { impl_->check(); });
 }
+
+GradientSynchronizer::GradientSynchronizer(const torch::nn::Module& module,
+                                           const ParallelState& state, double bucket_size_mb,
+                                           int64_t require_accumulations,
+                                           GradientSynchronizerOptions options)
+    : GradientSynchronizer({mesh_parameters(module, state)}, bucket_size_mb, require_accumulations,
+                           std::move(options)) {}
 
 GradientSynchronizer::~GradientSynchronizer() = default;
 
@@ -377,7 +373,7 @@ DTensor GradientSynchronizer::grad(const MeshParameter& parameter) const {
   const DeviceMesh& mesh = parameter.dtensor->device_mesh();
   std::vector<Placement> placements = parameter.dtensor->placements();
   for (const std::string& axis : reduced_axes(parameter))
-    placements[mesh.layout().index_of(axis)] = impl_->placement_now();
+    placements[mesh.layout().index_of(axis)] = impl_->placement_now(parameter, axis);
   return DTensor::from_local(parameter.tensor.grad(), mesh, std::move(placements),
                              parameter.dtensor->shape());
 }

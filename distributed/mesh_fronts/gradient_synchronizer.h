@@ -50,6 +50,7 @@ struct GradientSynchronizerOptions {
 ///
 /// The gradient of a DTensor parameter is taken to be a term of the sum over all axes on which the
 /// parameter is replicated, except MeshParameter::complete_axes; nothing is sent over the others.
+/// That of a described module is what its description says: see mesh_parameters().
 /// Several axes are one group, hence one all-reduce. A parameter with no axis to reduce over, and a
 /// plain one, is local: it gets no buffer and is not counted, and its gradient is undefined until
 /// backward makes one.
@@ -75,9 +76,15 @@ class GradientSynchronizer {
   /// `param_groups`: those of the optimizer. `bucket_size_mb`: in MiB. `require_accumulations`:
   /// backwards of a step. Sends nothing yet. UsageError: a size that is not positive, a count below
   /// 1, an undefined tensor, a parameter in two groups, a name twice in one group, a token group
-  /// without per_token or the other way round. Ranks that wait for this one in bind() are told.
+  /// without per_token or the other way round, a parameter without a mesh that is described as cut,
+  /// partial, tied or an expert's. Ranks that wait for this one in bind() are told.
   GradientSynchronizer(std::vector<MeshParameters> param_groups, double bucket_size_mb,
                        int64_t require_accumulations, GradientSynchronizerOptions options = {});
+  /// The parameters of `module` as one group, treated as their descriptions say. UsageError also as
+  /// of mesh_parameters().
+  GradientSynchronizer(const torch::nn::Module& module, const ParallelState& state,
+                       double bucket_size_mb, int64_t require_accumulations,
+                       GradientSynchronizerOptions options = {});
   /// Removes the hooks. Gradients keep their values.
   ~GradientSynchronizer();
   GradientSynchronizer(const GradientSynchronizer&) = delete;
@@ -86,11 +93,11 @@ class GradientSynchronizer {
   /// Makes the buckets, zeroed, with the gradients as views of them, and hooks the parameters.
   /// Parameters that do not require a gradient are left out. Collective over the ranks that share
   /// parameters: connects their groups and compares what they hold, the dtypes of the gradients,
-  /// complete_axes, and reduction, bucket size, backwards of a step and allow_unused_parameters
-  /// (CommunicationError, on every rank, with the first difference). UsageError: bound already,
-  /// here or by another front; a Partial parameter; complete_axes on which it is not replicated; a
-  /// gradient dtype that is not stated; a parameter that is no leaf, sparse, or expanded. If some
-  /// ranks find that, the others throw CommunicationError.
+  /// complete_axes, descriptions, and reduction, bucket size, backwards of a step and
+  /// allow_unused_parameters (CommunicationError, on every rank, with the first difference).
+  /// UsageError: bound already, here or by another front; a Partial parameter; complete_axes on
+  /// which it is not replicated; a gradient dtype that is not stated; a parameter that is no leaf,
+  /// sparse, or expanded. If some ranks find that, the others throw CommunicationError.
   void bind();
 
   /// Waits for reductions that are under way, removes the hooks, frees the buckets; gradients
@@ -122,7 +129,7 @@ class GradientSynchronizer {
 
   /// The gradient of `parameter`, a DTensor, as what it is now: Partial on the axes that are
   /// reduced, Replicate on them after wait(). UsageError: not one of the parameters, plain, or
-  /// without a gradient.
+  /// without a gradient; before wait(), the mean of an expert's, which no placement says.
   DTensor grad(const MeshParameter& parameter) const;
 
   /// "unbound", "idle", "accumulating 1/2", "reducing", "ready"; "local" if there is no bucket.

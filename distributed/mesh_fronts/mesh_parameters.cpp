@@ -1,9 +1,13 @@
 #include "lockstep/distributed/mesh_parameters.h"
 
+#include <algorithm>
 #include <set>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/parameters.h"
+#include "lockstep/distributed/description_check.h"
+#include "lockstep/distributed/mesh_reduction.h"
+#include "lockstep/distributed/telling.h"
 
 namespace lockstep {
 namespace {
@@ -15,8 +19,41 @@ std::vector<MeshParameter> without_names(const Tensors& tensors) {
 
 std::vector<MeshParameter> parameters_of(const torch::nn::Module& module) {
   std::vector<MeshParameter> result;
-  for (NamedParameter& parameter : collect_parameters(module))
+  for (NamedParameter& parameter : collect_parameters(module)) {
     result.emplace_back(std::move(parameter.tensor), std::move(parameter.name));
+    result.back().description = std::move(parameter.description);
+  }
+  return result;
+}
+
+/// The axes of `grid` on which `description` says where a parameter lies. Where etp and ep cut one
+/// dimension etp comes first, as it cuts first.
+std::vector<std::string> axes_in(const DeviceMesh& grid, const ParamDescription& description) {
+  std::vector<std::string> axes = grid.mesh_dim_names();
+  if (!description.is_on_all_stages()) std::erase(axes, to_string(MeshAxis::pp));
+  const auto etp = std::find(axes.begin(), axes.end(), to_string(MeshAxis::etp));
+  const auto ep = std::find(axes.begin(), axes.end(), to_string(MeshAxis::ep));
+  if (ep < etp && description.placement(MeshAxis::etp) == description.placement(MeshAxis::ep) &&
+      description.placement(MeshAxis::ep) != Placement(Replicate{}))
+    std::iter_swap(etp, ep);
+  return axes;
+}
+
+MeshParameter on_mesh(NamedParameter parameter, const DeviceMesh& grid) {
+  const ParamDescription& description = parameter.description;
+  std::vector<Placement> placements;
+  std::vector<std::string> complete;
+  const DeviceMesh mesh = grid.slice(axes_in(grid, description));
+  for (const std::string& name : mesh.mesh_dim_names()) {
+    const MeshAxis axis = axis_named(name, description);
+    placements.push_back(description.placement(axis));
+    if (placements.back() == Placement(Replicate{}) &&
+        description.gradient_state(axis) == GradientState::complete)
+      complete.push_back(name);
+  }
+  MeshParameter result(DTensor::from_local(parameter.tensor, mesh, std::move(placements)),
+                       std::move(parameter.name), std::move(complete));
+  result.description = std::move(parameter.description);
   return result;
 }
 
@@ -53,6 +90,22 @@ const ParallelState* MeshParameters::job() const {
   for (const MeshParameter& parameter : parameters_)
     if (parameter.dtensor) return &parameter.dtensor->device_mesh().parallel_state();
   return nullptr;
+}
+
+MeshParameters mesh_parameters(const torch::nn::Module& module, const ParallelState& state) {
+  return telling(state, [&] {
+    std::vector<NamedParameter> parameters = collect_parameters(module);
+    refuse_ties(parameters, state.grids(), "mesh_parameters");
+    const DeviceMesh dense = DeviceMesh::dense(state), expert = DeviceMesh::expert(state);
+    std::vector<MeshParameter> result;
+    for (NamedParameter& parameter : parameters) {
+      parameter.description.validate(parameter.name);
+      if (parameter.tensor.requires_grad()) require_partial_sums(parameter, state.grids());
+      const bool on_dense = parameter.description.lives_on(MeshAxis::dp);
+      result.push_back(on_mesh(std::move(parameter), on_dense ? dense : expert));
+    }
+    return MeshParameters(std::move(result));
+  });
 }
 
 ParameterAxes axes_of(const MeshParameter& parameter) {

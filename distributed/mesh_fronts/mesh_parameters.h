@@ -9,12 +9,18 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include "lockstep/core/placement.h"
 #include "lockstep/parallel_state/dtensor.h"
 
 namespace lockstep {
 
 /// A parameter for the fronts that read off placements what has to be reduced: a DTensor, or a
 /// plain tensor, which is this rank's own business.
+///
+/// The parameters of a module that describes them (DescribedModule) come from mesh_parameters();
+/// the fronts then treat each as its description says. A list that is made by hand describes
+/// nothing: there a gradient counts as a term of the sum over every axis on which its parameter is
+/// replicated, unless complete_axes names it.
 ///
 /// A DTensor parameter is one whose local part is the leaf that autograd knows:
 ///
@@ -38,6 +44,8 @@ struct MeshParameter {
   /// parameter is replicated there and reduced elsewhere: a layer norm's weight over tp. The
   /// placement cannot tell it.
   std::vector<std::string> complete_axes;
+  /// What the module says of the parameter; unset: nothing.
+  std::optional<ParamDescription> description = {};
 };
 
 /// A list of them without repetition: of a tied weight, which a module holds twice, the first
@@ -52,7 +60,9 @@ class MeshParameters {
   /// Plain tensors, such as module.parameters().
   MeshParameters(const std::vector<at::Tensor>& tensors);
   MeshParameters(const std::vector<DTensor>& tensors);
-  /// The parameters of a module, under their dotted names. They are plain.
+  /// The parameters of a module, under their dotted names. They are plain, so nothing knows over
+  /// which ranks they lie: a front refuses those whose description asks for more than it then does.
+  /// See mesh_parameters().
   MeshParameters(const torch::nn::Module& module);
 
   auto begin() const { return parameters_.begin(); }
@@ -71,6 +81,27 @@ class MeshParameters {
   std::vector<MeshParameter> parameters_;
   std::string fault_;
 };
+
+/// The parameters of `module` on the meshes of `state`, as their descriptions say: dense ones over
+/// the axes tp, cp, dp, experts over etp, ep, edp, and over pp too where every stage holds a copy.
+/// complete_axes are the axes on which the gradient is described as complete. The pieces of an axis
+/// are taken to be of one size. A module that no DescribedModule is part of is dense and replicated
+/// everywhere. Sends nothing.
+///
+/// GradientSynchronizer, all_reduce_grads and clip_grad_norm_ take a module and a ParallelState as
+/// well, which is the same. What they then do of each gradient:
+///
+///     described                      reduced over                       "mean" divides by
+///     dense                          dp and cp                          ranks of dp-cp
+///     dense, partial-sum over tp     dp, cp and tp, as one group        ranks of dp-cp
+///     dense, partial-mean over tp    dp, cp and tp, as one group        ranks of dp-cp, tp always
+///     expert                         edp                                ranks of dp-cp
+///     partial-sum over pp            pp as well, as one group           as above
+///
+/// UsageError, naming the parameter and what to use instead; ranks that wait for this one are told:
+/// a tied parameter that may have a copy on another stage or in another tensor; a gradient that is
+/// not partial-sum over an axis of several ranks that splits the batch.
+MeshParameters mesh_parameters(const torch::nn::Module& module, const ParallelState& state);
 
 /// The axes of the mesh along which a DTensor is replicated and along which it is sharded, in the
 /// order of the mesh. UsageError, naming the parameter, for a Partial placement.

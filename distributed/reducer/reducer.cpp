@@ -6,6 +6,7 @@
 #include <torch/nn/modules/embedding.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/distributed/description_check.h"
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/distributed/reducer_assignment.h"
 #include "lockstep/distributed/reducer_impl.h"
@@ -14,17 +15,24 @@
 namespace lockstep {
 namespace {
 
-std::string options_text(const ReducerOptions& o) {
-  return fmt::format(
-      "bucket_bytes_caps [{}], initial_bucket_bytes_caps [{}], bucket_indices {}, "
-      "rebuild_buckets {}, find_unused_parameters {}, skip_all_reduce_unused_params {}, "
-      "static_graph {}, gradient_as_bucket_view {}, sparse_parameters [{}], reduce_dtype {}, "
-      "broadcast_parameters {}",
-      fmt::join(o.bucket_bytes_caps, ", "), fmt::join(o.initial_bucket_bytes_caps, ", "),
-      o.bucket_indices, o.rebuild_buckets, o.find_unused_parameters,
-      o.skip_all_reduce_unused_params, o.static_graph, o.gradient_as_bucket_view,
-      fmt::join(o.sparse_parameters, ", "), o.reduce_dtype ? at::toString(*o.reduce_dtype) : "none",
-      o.broadcast_parameters);
+/// Every option: this does not compile once ReducerOptions has another number of them.
+std::vector<ConfigValue> settings_of(const ReducerOptions& options) {
+  const auto& [caps, initial_caps, indices, rebuild, find_unused, skip_unused, is_static, as_view,
+               sparse, reduce_dtype, check_for_nan, broadcasts] = options;
+  const auto text = [](const auto& value) { return fmt::format("{}", value); };
+  const auto list = [](const auto& values) { return fmt::format("[{}]", fmt::join(values, ", ")); };
+  return {{"bucket_bytes_caps", list(caps)},
+          {"initial_bucket_bytes_caps", list(initial_caps)},
+          {"bucket_indices", text(indices)},
+          {"rebuild_buckets", text(rebuild)},
+          {"find_unused_parameters", text(find_unused)},
+          {"skip_all_reduce_unused_params", text(skip_unused)},
+          {"static_graph", text(is_static)},
+          {"gradient_as_bucket_view", text(as_view)},
+          {"sparse_parameters", list(sparse)},
+          {"reduce_dtype", reduce_dtype ? at::toString(*reduce_dtype) : "none"},
+          {"check_for_nan_in_grad", text(check_for_nan)},
+          {"broadcast_parameters", text(broadcasts)}};
 }
 
 void check_options(const ReducerOptions& o) {
@@ -78,13 +86,14 @@ std::vector<bool> sparse_flags(const std::vector<NamedParameter>& params,
 
 /// Of the parameters that the ranks have agreed on, those that are trained.
 std::vector<NamedParameter> agreed(const std::vector<NamedParameter>& parameters,
-                                   const ReducerOptions& options, const ProcessGroup& group) {
-  check_same_parameters(parameters, group, {}, [&] {
+                                   const ReducerOptions& options, const ProcessGroup& group,
+                                   const DescriptionChecks& description_checks) {
+  check_same_parameters(parameters, group, settings_of(options), [&] {
     check_parameter_list(parameters, "Reducer");
     check_options(options);
+    if (description_checks) description_checks(parameters);
     (void)sparse_flags(trained(parameters), options.sparse_parameters);
   });
-  check_same_text(options_text(options), group, "Reducer options");
   return trained(parameters);
 }
 
@@ -114,11 +123,12 @@ ReducerOptions with_sparse_embeddings(ReducerOptions options, const torch::nn::M
 }  // namespace
 
 Reducer::Impl::Impl(std::vector<NamedParameter> parameters, std::vector<at::Tensor> module_buffers,
-                    const ProcessGroup& process_group, const ReducerOptions& reducer_options)
+                    const ProcessGroup& process_group, const ReducerOptions& reducer_options,
+                    const DescriptionChecks& description_checks)
     : options(reducer_options),
       group(process_group),
       untrained(std::move(module_buffers)),
-      params(agreed(parameters, options, group)),
+      params(agreed(parameters, options, group, description_checks)),
       sparse(sparse_flags(params, reducer_options.sparse_parameters)),
       divisor(process_group.size()) {
   for (const NamedParameter& param : parameters)
@@ -174,14 +184,28 @@ void Reducer::Impl::build_buckets(std::vector<std::vector<size_t>> new_indices) 
 
 Reducer::Reducer(const torch::nn::Module& module, const ProcessGroup& group, ReducerOptions options)
     : impl_(std::make_unique<Impl>(collect_parameters(module), module.buffers(/*recurse=*/true),
-                                   group, with_sparse_embeddings(std::move(options), module))) {
+                                   group, with_sparse_embeddings(std::move(options), module),
+                                   [](const std::vector<NamedParameter>& params) {
+                                     require_no_model_axes(params, "Reducer");
+                                   })) {
+  if (impl_->options.broadcast_parameters) broadcast_parameters();
+}
+
+Reducer::Reducer(const torch::nn::Module& module, const ParallelState& state,
+                 ReducerOptions options)
+    : impl_(std::make_unique<Impl>(
+          collect_parameters(module), module.buffers(/*recurse=*/true),
+          state.group(GroupKind::dp_cp), with_sparse_embeddings(std::move(options), module),
+          [&](const std::vector<NamedParameter>& params) {
+            require_dp_cp_averages(params, state.grids(), state.rank(), "Reducer");
+          })) {
   if (impl_->options.broadcast_parameters) broadcast_parameters();
 }
 
 Reducer::Reducer(std::vector<NamedParameter> parameters, const ProcessGroup& group,
                  const ReducerOptions& options)
-    : impl_(std::make_unique<Impl>(std::move(parameters), std::vector<at::Tensor>(), group,
-                                   options)) {
+    : impl_(std::make_unique<Impl>(std::move(parameters), std::vector<at::Tensor>(), group, options,
+                                   nullptr)) {
   if (impl_->options.broadcast_parameters) broadcast_parameters();
 }
 

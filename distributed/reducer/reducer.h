@@ -14,6 +14,7 @@
 #include "lockstep/distributed/bucket_info.h"
 #include "lockstep/distributed/comm_hooks.h"
 #include "lockstep/distributed/reducer_logging.h"
+#include "lockstep/parallel_state/parallel_state.h"
 #include "lockstep/parallel_state/process_group.h"
 
 namespace lockstep {
@@ -101,7 +102,15 @@ class Reducer {
   /// these are found on some ranks only, the others throw CommunicationError. Parameters that are
   /// registered with the module later are not reduced. Embeddings of `module` with sparse gradients
   /// join sparse_parameters.
+  ///
+  /// A group does not tell what else a description asks for. UsageError, by name, for a parameter of
+  /// `module` whose gradient is declared partial over another axis than dp and cp, an expert, a tie.
   Reducer(const torch::nn::Module& module, const ProcessGroup& group, ReducerOptions options = {});
+  /// Over the dp-cp group of `state`, for a module that describes its parameters. UsageError, by
+  /// name, where a mean over dp-cp would be wrong: a gradient that is partial over another axis of
+  /// several ranks, an expert that is replicated over other ranks, a tie with several pipeline
+  /// stages.
+  Reducer(const torch::nn::Module& module, const ParallelState& state, ReducerOptions options = {});
   Reducer(std::vector<NamedParameter> parameters, const ProcessGroup& group,
           const ReducerOptions& options = {});
   /// Removes the hooks.
@@ -143,7 +152,7 @@ class Reducer {
   /// reductions of the others until all are; then all get the parameters of the last rank of those
   /// that made the most iterations. Gradients of a rank that waits have no meaning. Nothing but
   /// this Reducer may communicate inside, and prepare_for_forward() is inside no_sync() wherever
-  /// its backward is.
+  /// its backward is. Every rank throws CommunicationError where the ranks give other options.
   void join(const std::function<void()>& iterations, const ReducerJoinOptions& options = {});
 
   /// Gives all ranks the parameters and module buffers of the rank at position `source`.

@@ -14,6 +14,9 @@
 
 namespace lockstep {
 
+/// Throw for what a Reducer cannot do of what descriptions say.
+using DescriptionChecks = std::function<void(const std::vector<NamedParameter>&)>;
+
 struct Reducer::Impl final : GradientObserver {
   /// Where a parameter lies.
   struct Place {
@@ -30,7 +33,8 @@ struct Reducer::Impl final : GradientObserver {
   };
 
   Impl(std::vector<NamedParameter> parameters, std::vector<at::Tensor> module_buffers,
-       const ProcessGroup& process_group, const ReducerOptions& reducer_options);
+       const ProcessGroup& process_group, const ReducerOptions& reducer_options,
+       const DescriptionChecks& description_checks);
 
   // reducer.cpp
   void build_buckets(std::vector<std::vector<size_t>> indices);

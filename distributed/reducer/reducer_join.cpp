@@ -5,10 +5,20 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/distributed/parameter_check.h"
 #include "lockstep/distributed/reducer_impl.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
+namespace {
+
+std::vector<ConfigValue> settings_of(const ReducerJoinOptions& options) {
+  const auto& [divides_by_all, throws_early] = options;
+  return {{"divide_by_initial_world_size", fmt::format("{}", divides_by_all)},
+          {"throw_on_early_termination", fmt::format("{}", throws_early)}};
+}
+
+}  // namespace
 
 /// How many ranks have another iteration. All ranks call it.
 int64_t Reducer::Impl::count_active(bool active) {
@@ -64,6 +74,7 @@ int64_t Reducer::Impl::join(const std::function<void()>& iterations) {
       impl.divisor = impl.group.size();
     }
   } leave{*this};
+  guarded([&] { check_same_parameters({}, group, settings_of(joining->options)); });
   try {
     iterations();
     guarded([&] { refuse_open(); });

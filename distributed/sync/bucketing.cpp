@@ -6,6 +6,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/buffer_kind.h"
+#include "lockstep/distributed/description_check.h"
 #include "lockstep/distributed/model_check.h"
 #include "lockstep/parallel_state/axis_groups.h"
 
@@ -29,19 +30,6 @@ struct KeyedParams {
 at::ScalarType grad_dtype(at::ScalarType param_dtype, bool reduce_in_fp32) {
   const auto bytes = static_cast<int64_t>(at::elementSize(param_dtype));
   return grad_element_bytes(bytes, reduce_in_fp32) == bytes ? param_dtype : at::kFloat;
-}
-
-/// The reduction adds the terms of all ranks; a gradient that is declared otherwise would come out
-/// wrong.
-void require_partial_sums(const NamedParameter& param, const RankGrids& grids) {
-  for (const MeshAxis axis : batch_axes(param.description)) {
-    const int64_t ranks = grids.size(group_kind_of(axis));
-    const GradientState state = param.description.gradient_state(axis);
-    require<UsageError>(ranks == 1 || state == GradientState::partial_sum,
-                        "parameter '{}': its gradient is declared {} over {}, which has {} ranks; "
-                        "allowed: partial-sum, because the gradients of all of them are added",
-                        param.name, to_string(state), to_string(axis), ranks);
-  }
 }
 
 std::vector<KeyedParams> group_by_key(const std::vector<NamedParameter>& parameters,

@@ -156,8 +156,9 @@ TEST(FrontChecks, BucketIndicesAreComparedOneByOne) {
     Reducer({leaf("a"), leaf("b"), leaf("c")}, replicas(state),
             {.bucket_indices = state.rank() == 0 ? Indices{{2, 1}, {0}} : Indices{{2}, {1, 0}}});
   });
-  expect_all_contain(errors, "different Reducer options");
-  expect_all_contain(errors, "bucket_indices [[2, 1], [0]]");
+  expect_all_contain(errors,
+                     "have different settings: bucket_indices is [[2, 1], [0]] on rank 0 "
+                     "and [[2], [1, 0]] on rank 1");
 }
 
 /// What each rank of `shape` throws from bind(), whose last rank has other arguments.

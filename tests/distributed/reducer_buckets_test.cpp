@@ -311,7 +311,7 @@ TEST(Reducer, R56R57R58EveryRankThrowsWhereParametersOrOptionsDiffer) {
       {errors({floats(2)}, {floats(2), floats(3)}), "rank 0 has 1 parameters and rank 1 has 2"},
       {errors({at::zeros({2, 3}), floats(4)}, {at::zeros({2, 3}), floats(5)}), "'p1' is [4] Float"},
       {errors({floats(2)}, {floats(2)}, 200),
-       "different Reducer options: bucket_bytes_caps [100]"}};
+       "different settings: bucket_bytes_caps is [100] on rank 0 and [200] on rank 1"}};
   for (const auto& [messages, part] : cases)
     for (const std::string& message : messages)
       EXPECT_NE(message.find(part), std::string::npos) << message;
