@@ -11,6 +11,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/distributed/telling.h"
+#include "lockstep/optimizer/clip_formula.h"
 #include "lockstep/optimizer/norms.h"
 
 namespace lockstep {
@@ -194,7 +195,7 @@ at::Tensor clip_grad_norm_(const MeshParameters& parameters, std::optional<doubl
   if (pp_mesh) device = pp_mesh->parallel_state().device();
   const at::Tensor norm = norm_over_meshes(classes, norm_type, device, pp_mesh);
   if (error_if_nonfinite) refuse_nonfinite(parameters, norm.item<double>(), norm_type);
-  if (max_norm) scale(parameters, (*max_norm / (norm + 1e-6)).clamp_max(1), foreach.value_or(true));
+  if (max_norm) scale(parameters, clip_factor(norm, *max_norm), foreach.value_or(true));
   return norm;
 }
 

@@ -8,6 +8,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/distributed/telling.h"
+#include "lockstep/optimizer/clip_formula.h"
 #include "lockstep/optimizer/counted_grads.h"
 #include "lockstep/optimizer/norms.h"
 
@@ -60,8 +61,7 @@ at::Tensor grad_norm(const Models& models, double norm_type) {
 }
 
 double clip_coefficient(double norm, double max_norm) {
-  const double coefficient = max_norm / (norm + 1e-6);
-  return max_norm > 0 && coefficient < 1 ? coefficient : 1;
+  return max_norm > 0 ? clip_factor(norm, max_norm) : 1;
 }
 
 double clip_grad_norm_(const Models& models, double max_norm, double norm_type) {

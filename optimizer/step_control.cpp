@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/optimizer/clip_formula.h"
 #include "lockstep/optimizer/clip_grads.h"
 
 namespace lockstep {
@@ -15,7 +16,7 @@ kernels::StepControl step_control(double norm, const OptimizerConfig& config, do
 kernels::StepControl step_control(const at::Tensor& norm, const OptimizerConfig& config,
                                   double loss_scale) {
   at::Tensor factor = at::ones_like(norm);
-  if (config.clip_grad > 0) factor = (config.clip_grad / (norm + 1e-6)).clamp_max(1);
+  if (config.clip_grad > 0) factor = clip_factor(norm, config.clip_grad);
   at::Tensor apply = norm.isfinite();
   if (config.grad_norm_skip_threshold)
     apply = apply.logical_and(norm.le(*config.grad_norm_skip_threshold));

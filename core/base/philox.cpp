@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "lockstep/core/text_digest.h"
+
 namespace lockstep {
 namespace {
 
@@ -13,8 +15,7 @@ constexpr uint32_t kBitsPurpose = 0, kNormalPurpose = 1;
 
 /// FNV-1a over the name, then over the seed, with the finalizer of SplitMix64.
 uint64_t hash(uint64_t seed, std::string_view name) {
-  uint64_t h = 0xCBF29CE484222325;
-  for (const char c : name) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001B3;
+  uint64_t h = text_digest(name);
   h ^= seed * 0x9E3779B97F4A7C15;
   h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9;
   h = (h ^ (h >> 27)) * 0x94D049BB133111EB;

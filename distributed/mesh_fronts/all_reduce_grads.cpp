@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/text_digest.h"
 #include "lockstep/distributed/description_check.h"
 #include "lockstep/distributed/gradient_scaling.h"
 #include "lockstep/distributed/mesh_reduction.h"
@@ -17,7 +18,6 @@
 #include "lockstep/distributed/telling.h"
 #include "lockstep/parallel_state/axis_groups.h"
 #include "lockstep/parallel_state/collectives.h"
-#include "lockstep/parallel_state/text_digest.h"
 
 namespace lockstep {
 namespace {

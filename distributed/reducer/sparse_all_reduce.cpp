@@ -5,8 +5,8 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/text_digest.h"
 #include "lockstep/parallel_state/collectives.h"
-#include "lockstep/parallel_state/text_digest.h"
 
 namespace lockstep {
 namespace {

@@ -8,10 +8,10 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/text_digest.h"
 #include "lockstep/core/text_fields.h"
 #include "lockstep/distributed/gradient_hook.h"
 #include "lockstep/parallel_state/collectives.h"
-#include "lockstep/parallel_state/text_digest.h"
 
 namespace lockstep {
 namespace {

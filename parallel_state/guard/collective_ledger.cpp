@@ -4,19 +4,20 @@
 #include <charconv>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/text_digest.h"
 
 namespace lockstep {
 namespace {
 
 constexpr char kFieldEnd = '\x1f', kEntryEnd = '\n';
 
+/// The end of the text counts too.
 uint64_t mix(uint64_t hash, std::string_view text) {
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  return hash * 1099511628211u;
+  return digest_with(text_digest(text, hash), 0);
 }
 
 uint64_t mix(uint64_t hash, int64_t number) {
-  return (hash ^ static_cast<uint64_t>(number)) * 1099511628211u;
+  return digest_with(hash, static_cast<uint64_t>(number));
 }
 
 /// Cuts the text up to `end` off the front of `text`.
@@ -80,8 +81,7 @@ std::string CollectiveEntry::to_string() const {
 
 uint64_t identity_of_call(std::string_view operation, std::string_view label, int64_t numel,
                           std::string_view dtype) {
-  constexpr uint64_t kStart = 14695981039346656037u;
-  return mix(mix(mix(mix(kStart, operation), label), numel), dtype);
+  return mix(mix(mix(mix(kDigestStart, operation), label), numel), dtype);
 }
 
 uint64_t CollectiveLedger::add(int64_t step, std::string_view operation, std::string_view label,

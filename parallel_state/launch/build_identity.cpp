@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "lockstep/core/check.h"
-#include "lockstep/parallel_state/text_digest.h"
+#include "lockstep/core/text_digest.h"
 
 namespace lockstep {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdlib>
 
 #include "lockstep/core/check.h"
-#include "lockstep/parallel_state/text_digest.h"
+#include "lockstep/core/text_digest.h"
 
 namespace lockstep {
 namespace {

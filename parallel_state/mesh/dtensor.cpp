@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/text_digest.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/redistribute.h"
 #include "lockstep/parallel_state/shard_layout.h"
@@ -20,13 +21,6 @@ std::vector<int64_t> coordinate_in(const DeviceMesh& mesh) {
 LocalPart part_in(const DeviceMesh& mesh, const std::vector<int64_t>& shape,
                   const std::vector<Placement>& placements, size_t axes) {
   return local_part(shape, mesh.shape(), coordinate_in(mesh), placements, axes);
-}
-
-/// FNV-1a.
-int64_t hash_of(const std::string& text) {
-  uint64_t hash = 14695981039346656037u;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  return static_cast<int64_t>(hash);
 }
 
 }  // namespace
@@ -99,7 +93,9 @@ void DTensor::run_check() const {
   const std::string mine = to_string();
   const ProcessGroup group = mesh_.get_group();
   const at::Tensor hashes = at::empty({group.size()}, at::kLong);
-  all_gather(group, hashes, at::full({1}, hash_of(mine), at::kLong), "DTensor::run_check").wait();
+  all_gather(group, hashes, at::full({1}, static_cast<int64_t>(text_digest(mine)), at::kLong),
+             "DTensor::run_check")
+      .wait();
   if (hashes.eq(hashes[0]).all().item<bool>()) return;
   const auto texts = all_gather_texts(group, mine, "DTensor::run_check");
   for (size_t i = 1; i < texts.size(); ++i)

@@ -11,6 +11,7 @@
 #include <torch/version.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/text_digest.h"
 #include "lockstep/parallel_state/backends.h"
 #include "lockstep/parallel_state/build_identity.h"
 #include "lockstep/parallel_state/desync_check.h"
@@ -20,7 +21,6 @@
 #include "lockstep/parallel_state/planning_backend.h"
 #include "lockstep/parallel_state/process_group_state.h"
 #include "lockstep/parallel_state/rendezvous.h"
-#include "lockstep/parallel_state/text_digest.h"
 
 namespace lockstep {
 namespace {

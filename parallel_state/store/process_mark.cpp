@@ -8,7 +8,7 @@
 #include <sstream>
 
 #include "lockstep/core/check.h"
-#include "lockstep/parallel_state/text_digest.h"
+#include "lockstep/core/text_digest.h"
 
 namespace lockstep {
 namespace {

@@ -149,24 +149,47 @@ TEST(DescribedRefusals, WhatAFrontDoesRightWithoutAMeshStays) {
       {.sizes = {.tensor = 2}});
 }
 
+/// Calls `front`, and bind() where it is a GradientSynchronizer, which compares only then.
+void call_to_the_end(const char* front, const FrontCall& call, DescribedParams& net,
+                     const ParallelState& state) {
+  if (std::string(front) == "GradientSynchronizer")
+    GradientSynchronizer(net, state, 1, 1).bind();
+  else
+    call(net, state);
+}
+
+TEST(DescribedRefusals, WhatOneRankRefusesEndsTheOthersToo) {
+  for (const auto& [front, call] : kWithState) {
+    const auto errors =
+        errors_of_ranks(3, [&, &run = call, name = front](const ParallelState& state) {
+          DescribedParams net;
+          ParamDescription description;
+          if (state.rank() == 1) description.gradient_states = {{dp, GradientState::complete}};
+          net.add("odd", {4}, description).add("expert", {2}, {.is_expert = true});
+          net.backward([](auto&, auto&) { return 1.0; });
+          call_to_the_end(name, run, net, state);
+          if (std::string(name) == "clip_grad_norm_")  // which has nothing to send here
+            all_reduce_grads(net, state);
+        });
+    for (const std::string& error : errors)
+      EXPECT_NE(error.find("parameter 'odd': its gradient is declared complete over dp"),
+                std::string::npos)
+          << front << ": '" << error << "'";
+  }
+}
+
 TEST(DescribedRefusals, ModulesThatDescribeOneParameterDifferentlyAreCompared) {
   for (const auto& [front, call] : kWithState) {
     if (std::string(front) == "clip_grad_norm_") continue;  // compares nothing
-    const auto errors = errors_of_ranks(
-        4,
-        [&, &run = call, is_synchronizer = std::string(front) == "GradientSynchronizer"](
-            const ParallelState& state) {
+    const auto errors =
+        errors_of_ranks(4, [&, &run = call, name = front](const ParallelState& state) {
           DescribedParams net;
           ParamDescription description;
           description.apply_weight_decay = state.rank() != 2;
           net.add("odd", {4}, description);
           net.backward([](auto&, auto&) { return 1.0; });
-          if (is_synchronizer)
-            GradientSynchronizer(net, state, 1, 1).bind();
-          else
-            run(net, state);
-        },
-        {.timeout = std::chrono::seconds(4)});
+          call_to_the_end(name, run, net, state);
+        });
     for (const std::string& error : errors)
       EXPECT_NE(error.find("have different parameters: parameter 'odd' is "), std::string::npos)
           << front << ": " << error;

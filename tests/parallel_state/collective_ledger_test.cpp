@@ -26,6 +26,12 @@ TEST(CollectiveLedger, CountsAndFingerprintsWhatWasDone) {
   EXPECT_NE(a.state().fingerprint, b.state().fingerprint);
 }
 
+// Ranks of another build compare it too. Computed apart, as FNV-1a of each text and a zero byte, and
+// of the number at once.
+TEST(CollectiveLedger, TheIdentityOfACallIsTheSameInEveryBuild) {
+  EXPECT_EQ(identity_of_call("all_reduce (sum)", "bucket 0", 12, "Float"), 0x743b64bae17454cbU);
+}
+
 TEST(CollectiveLedger, EveryPartOfACallCounts) {
   const auto fingerprint = [](const char* operation, const char* label, int64_t numel,
                               const char* dtype) {
