@@ -53,6 +53,7 @@ SUBROOMS = {
         "mesh_fronts": {"layout", "buffer", "sync"},
         "reducer": {"buffer", "sync"},
     },
+    "optimizer": {"norm": set(), "rules": set(), "groups": set()},
     "models": {
         "layers": set(),
         "attention": {"layers"},

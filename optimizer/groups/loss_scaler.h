@@ -4,7 +4,7 @@
 
 /// Loss scaling for fp16: the loss is multiplied by a large factor so that small gradients do not
 /// become zero, and the gradients are divided by it again. The scalers themselves are plain
-/// arithmetic; found_inf() of optimizer/unscale_grads.h looks at the gradients. Every rank holds
+/// arithmetic; found_inf() of unscale_grads.h looks at the gradients. Every rank holds
 /// its own scaler, and gets the same answers of found_inf(). Optimizer has a scaler inside (see
 /// Optimizer::loss_scale()). With an update of your own:
 ///
