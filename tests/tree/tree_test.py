@@ -74,6 +74,15 @@ SUBROOMS = {
         "hugging_face": {"files", "state"},
     },
 }
+# What users include; these headers and those that they include are installed.
+PUBLIC_HEADERS = {
+    "lockstep.h", "core/config_io.h", "parallel_state/planning.h", "models/context_parallel.h",
+    "models/moe_layer.h", "models/recompute.h", "optimizer/orthogonalize.h",
+    "pipeline/simulation.h", "datasets/build_dataset.h", "datasets/microbatch_loader.h",
+    "datasets/tokenizer.h", "planner/memory_plan.h", "checkpoint/checkpoint_folder.h",
+    "checkpoint/checkpoint_reader.h", "checkpoint/checkpoint_saver.h",
+    "checkpoint/hugging_face.h", "checkpoint/training_state.h",
+}
 # The rooms that may name c10d.
 C10D_ROOMS = {"parallel_state"}
 # The description of a parameter, and the table from its axes to groups of ranks.
@@ -145,6 +154,25 @@ class Tree(unittest.TestCase):
             for name in names:
                 self.assertTrue(any(fnmatch.fnmatch(name, pattern) for pattern in patterns),
                                 f"{folder}/README.md does not name {name}")
+
+    def test_what_is_installed_follows_from_the_public_headers(self):
+        headers = {f"{path.parts[0]}/{path.name}": path for path in sources(".h")
+                   if path.parts[0] in ROOMS}
+        headers["lockstep.h"] = pathlib.Path("lockstep.h")
+        needed, todo = set(), set(PUBLIC_HEADERS)
+        while todo:
+            name = todo.pop()
+            needed.add(name)
+            if name in headers:  # config.h is generated
+                text = text_of(headers[name])
+                todo |= set(re.findall(r'#include "lockstep/([^"]+)"', text)) - needed
+        installed = {"lockstep.h", "core/config.h"}
+        for listing in sources("CMakeLists.txt"):
+            match = re.search(r"HEADERS (.*?)(?:DEPS|PURE_LIBS|\))", text_of(listing), re.S)
+            for header in match[1].split() if match and listing.parts[0] in ROOMS else []:
+                if header.endswith(".h"):
+                    installed.add(f"{listing.parts[0]}/{pathlib.Path(header).name}")
+        self.assertEqual(installed, needed)
 
     def test_pure_sources_do_not_include_libtorch(self):
         pure = 0
