@@ -37,8 +37,8 @@ void all_reduce_grads(const MeshParameters& model, const DeviceMesh& world_mesh,
 /// The same for a module that describes its parameters: each gradient is reduced as
 /// mesh_parameters() says, those that share their ranks and divisor together. A layer norm that is
 /// partial over tp goes over dp, cp and tp at once, an expert over edp. The lists are compared over
-/// the ranks of a pipeline stage; who has a gradient is agreed on in each group. Collective over the
-/// ranks of a stage, over all ranks if something is reduced over pp. UsageError also as of
+/// the ranks of a pipeline stage; who has a gradient is agreed on in each group. Collective over
+/// the ranks of a stage, over all ranks if something is reduced over pp. UsageError also as of
 /// mesh_parameters().
 void all_reduce_grads(const torch::nn::Module& module, const ParallelState& state);
 

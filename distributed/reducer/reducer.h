@@ -103,8 +103,9 @@ class Reducer {
   /// registered with the module later are not reduced. Embeddings of `module` with sparse gradients
   /// join sparse_parameters.
   ///
-  /// A group does not tell what else a description asks for. UsageError, by name, for a parameter of
-  /// `module` whose gradient is declared partial over another axis than dp and cp, an expert, a tie.
+  /// A group does not tell what else a description asks for. UsageError, by name, for a parameter
+  /// of `module` whose gradient is declared partial over another axis than dp and cp, for an expert
+  /// and for a tie.
   Reducer(const torch::nn::Module& module, const ProcessGroup& group, ReducerOptions options = {});
   /// Over the dp-cp group of `state`, for a module that describes its parameters. UsageError, by
   /// name, where a mean over dp-cp would be wrong: a gradient that is partial over another axis of
