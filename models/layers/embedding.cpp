@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/core/check.h"
 #include "lockstep/core/tensor_parallel_rules.h"
 #include "lockstep/models/cross_entropy.h"
 #include "lockstep/models/layer_params.h"
@@ -62,6 +63,11 @@ at::Tensor VocabParallelEmbedding::logits(const at::Tensor& hidden) const {
 
 at::Tensor VocabParallelEmbedding::cross_entropy(const at::Tensor& logits,
                                                  const at::Tensor& labels) const {
+  const at::IntArrayRef tokens = logits.sizes().slice(0, static_cast<size_t>(logits.dim() - 1));
+  require<UsageError>(labels.sizes() == tokens,
+                      "{}: labels of shape {}, allowed: {}, that of the logits without their last "
+                      "dimension",
+                      options_.label, fmt::join(labels.sizes(), " x "), fmt::join(tokens, " x "));
   return vocab_parallel_cross_entropy(logits.flatten(0, -2), labels.flatten(), partition_,
                                       options_.group);
 }

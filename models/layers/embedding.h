@@ -38,8 +38,9 @@ class VocabParallelEmbedding : public DescribedModule {
   /// batch, rows / ranks]. Collectives: those of parallel_linear().
   at::Tensor logits(const at::Tensor& hidden) const;
 
-  /// The losses of logits() [..., rows / ranks] under `labels` [...] of int64: -log of the label's
-  /// probability, [tokens]; see vocab_parallel_cross_entropy().
+  /// The losses of logits() [sequence, batch, rows / ranks] under `labels` [sequence, batch] of
+  /// int64, which embed() takes the other way round: -log of the label's probability, [sequence *
+  /// batch]; see vocab_parallel_cross_entropy(). UsageError: labels of another shape.
   at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels) const;
 
   const at::Tensor& weight() const { return weight_; }

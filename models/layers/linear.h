@@ -14,6 +14,9 @@ namespace lockstep {
 /// dimension `out` the rows are cut as they come. With two, {blocks, rows}, every rank has its rows
 /// of every block, which is what the gate and the other half of SwiGLU need: a rank's y then holds
 /// the blocks one after the other. Muon takes the weight for a matrix, and a bias never.
+///
+/// Under DistributedDataParallel and the other fronts every backward adds the weight's gradient to
+/// its .grad by itself; torch::autograd::grad() with respect to the weight finds nothing there.
 class ColumnParallelLinear : public DescribedModule {
  public:
   /// `spec` as column_parallel_linear_params() states it.

@@ -14,6 +14,11 @@ namespace lockstep {
 
 /// What a layer that is cut over ranks needs beside its own sizes. By default one process holds all
 /// of it. A model of one's own makes one and passes it to DescribedModule::add_child().
+///
+/// Parameters of torch::nn's modules in the same model have default_description(), whose gradients
+/// are complete over tp. With sequence_parallel that is wrong for one that works between the
+/// tensor-parallel regions: its gradient would stay this rank's term. Register such parameters with
+/// replicated_gradient_state(), as Norm does.
 struct ParallelContext {
   ParallelState state = ParallelState::single_process();
   at::TensorOptions options = {};  ///< dtype and device of the parameters
@@ -21,7 +26,8 @@ struct ParallelContext {
   /// Between the tensor-parallel regions each rank of tp has its part of the sequence.
   bool sequence_parallel = false;
   std::string name = {};  ///< global name of the layer that is being built, ends in "." or empty
-  std::shared_ptr<DeferredGradients> deferred = {};  ///< null: weight gradients are never deferred
+  /// Null: weight gradients are never deferred. Otherwise a layer may be used once in a forward.
+  std::shared_ptr<DeferredGradients> deferred = {};
 
   /// The context of a child that is registered under `child_name`.
   ParallelContext child(const std::string& child_name) const {

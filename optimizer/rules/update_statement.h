@@ -23,7 +23,8 @@ enum class UpdateUnit {
   /// Elements of any parameters, cut anywhere. The rule treats each element by itself.
   range,
   /// One parameter, and no data-parallel rank holds a part of it: those with ParamUpdate::matrix
-  /// under MatrixLayout::whole. The other parameters take adam.
+  /// under MatrixLayout::whole. The other parameters take adam. Of a matrix that is cut over
+  /// tensor-parallel ranks it is this rank's piece; muon gathers it by itself.
   matrix,
 };
 

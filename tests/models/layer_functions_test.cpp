@@ -318,6 +318,18 @@ TEST(Dropout, RefusesSharesThatLeaveNothing) {
                                         "layer.: dropout: found a share of"));
 }
 
+TEST(VocabParallelEmbedding, ItsLossIsTheCrossEntropyAndTakesLabelsInTheOrderOfTheLogits) {
+  const ParallelContext context{.options = at::kDouble, .name = "table."};
+  const VocabParallelEmbedding table(context, 7, 4, 0.5, TableUse::both_ways);
+  const at::Tensor tokens = ids({0, 1, 2, 3, 4, 5, 6, 0, 2, 4, 6, 1}).view({3, 4});
+  const at::Tensor logits = table.logits(table.embed(tokens));  // [sequence 4, batch 3, 7]
+  const at::Tensor labels = tokens.t();
+  const at::Tensor expected = at::cross_entropy_loss(logits.flatten(0, 1), labels.flatten(), {}, 0);
+  EXPECT_TRUE(at::allclose(table.cross_entropy(logits, labels), expected, 0, 1e-13));
+  EXPECT_TRUE(throws_with<UsageError>([&] { table.cross_entropy(logits, tokens); },
+                                      "table: labels of shape 3 x 4, allowed: 4 x 3"));
+}
+
 TEST(ActivationTest, FollowsTheFormulas) {
   const at::Tensor x = numbers({2, 6}, 0.3) * 4;
   const at::Tensor tanh = at::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x.pow(3)));
