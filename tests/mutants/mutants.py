@@ -44,9 +44,9 @@ MUTANTS = [Mutant(*fields) for fields in [
      "clip_coefficient(norm, config.clip_grad) + 0 * loss_scale,",
      ["optimizer_test", "trainer_test"]),
     ("clips-upwards", "small gradients are scaled up to clip_grad",
-     "optimizer/norm/clip_formula.h",
-     "clip_ratio(norm, max_norm).clamp_max(1);",
-     "clip_ratio(norm, max_norm);",
+     "optimizer/norm/step_control.cpp",
+     "factor = clip_factor(norm, config.clip_grad);",
+     "factor = clip_ratio(norm, config.clip_grad);",
      ["optimizer_test", "clip_grads_test"]),
     # Groups and passes of finalize_model_grads
     ("layernorm-not-reduced", "LayerNorm gradients of the sequence's parts are not added over tp",

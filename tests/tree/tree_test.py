@@ -223,6 +223,7 @@ class Tree(unittest.TestCase):
         self.assertLessEqual(set(SURVIVORS), set(names))
         tests = text_of("tests/CMakeLists.txt")
         for mutant in MUTANTS:
+            self.assertRegex(mutant.source, r"\.cpp$", f"{mutant.name}: nothing compiles it alone")
             text = text_of(mutant.source)
             self.assertEqual(text.count(mutant.old), 1, f"{mutant.name} in {mutant.source}")
             self.assertNotEqual(mutant.old, mutant.new, mutant.name)
