@@ -48,8 +48,8 @@ std::string to_string(const FinalizeReport& report);
 
 /// Makes the gradients of a step final, between the last backward and clipping or the optimizer.
 /// Call it once per step, on all ranks. It waits for the data-parallel reduction, then makes one
-/// pass after another; finalize_passes.h describes each in its own words. What they do follows from
-/// the descriptions of the parameters (core/parameters/placement.h) alone.
+/// pass after another, in the order of FinalizeReport::entries. What they do follows from the
+/// descriptions of the parameters (ParamDescription) alone.
 ///
 /// - A gradient that is partial over another axis (tp, pp; for experts etp, ep, pp) is reduced over
 ///   it. The ranks of the axis may hold anything beside such parameters; stages of a pipeline
