@@ -12,7 +12,7 @@
 #include "lockstep/distributed/buffer_kind.h"
 #include "lockstep/distributed/param_layout.h"
 #include "lockstep/optimizer/update_statement.h"
-#include "lockstep/parallel_state/host_chunks.h"
+#include "lockstep/parallel_state/cpu_traits.h"
 #include "lockstep/parallel_state/rank_grids.h"
 #include "lockstep/planner/activation_plan.h"
 #include "lockstep/planner/config_grids.h"
@@ -78,16 +78,20 @@ class Planner {
     add(memory.parameter_bytes, times(layout.numel, element_));
     add(memory.gradient_bytes, times(layout.numel, grad_element_));
     add(memory.optimizer_bytes, times(owned, state_bytes_of_element(rule, element_)));
-    add(memory.communication_bytes, reduction_bytes(layout, shards));
+    add(memory.communication_bytes, reduction_bytes(layout, shards, options.distributed_optimizer));
   }
 
-  int64_t reduction_bytes(const ParamLayout& layout, int64_t shards) const {
+  int64_t reduction_bytes(const ParamLayout& layout, int64_t shards, bool scatters) const {
     if (config_.train.device == DeviceChoice::cuda || layout.buckets.empty()) return 0;
-    int64_t largest = 0;
+    ReductionLoad load;
+    load.count = static_cast<int64_t>(layout.buckets.size());
     for (const ParamLayout::Bucket& bucket : layout.buckets)
-      largest = std::max(largest, bucket.end - bucket.start);
-    const int64_t under_way = std::min(static_cast<int64_t>(layout.buckets.size()), kHostWorkers);
-    return times(under_way, host_scratch_bytes(ceil_div(largest, shards), shards, grad_element_));
+      load.largest = std::max(load.largest, bucket.end - bucket.start);
+    load.total = layout.numel;
+    load.ranks = shards;
+    load.item = grad_element_;
+    load.scatters = scatters;
+    return reduction_scratch_bytes(load);
   }
 
   /// Pieces of one micro-batch in one chunk.

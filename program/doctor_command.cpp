@@ -8,8 +8,8 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/versions.h"
+#include "lockstep/parallel_state/cpu_traits.h"
 #include "lockstep/parallel_state/devices.h"
-#include "lockstep/parallel_state/direct_memory.h"
 #include "lockstep/parallel_state/launch_environment.h"
 #include "lockstep/parallel_state/network.h"
 #include "lockstep/parallel_state/self_test.h"

@@ -54,8 +54,4 @@ void CollectiveCall::note(const Tensors& inputs, Kind kind, int64_t peer) {
                     message ? state.ranks.at(static_cast<size_t>(peer)) : -1});
 }
 
-HostExchange* CollectiveCall::exchange(const at::Tensor& example) const {
-  return example.is_cpu() ? group_.shared_state()->communicator->exchange() : nullptr;
-}
-
 }  // namespace lockstep

@@ -43,20 +43,15 @@ class CollectiveCall {
   /// Of the call, from note() on; the same on all ranks that make it.
   uint64_t identity() const { return identity_; }
 
-  /// What exchanges tensors like `example`; nullptr where c10d does.
-  HostExchange* exchange(const at::Tensor& example) const;
-
-  /// Starts it: start(c10d group) -> parts.
+  /// Starts it: start(transport of tensors like `example`) -> parts.
   template <class Start>
-  Work start(const at::Tensor& example, Start start, bool point_to_point = false) const {
+  Work start(const at::Tensor& example, Start start) const {
     Work::Operation operation;
     operation.group = group_.shared_state();
     operation.name = operation_;
     operation.label = label_;
-    operation.on_cuda = example.is_cuda();
-    operation.point_to_point = point_to_point;
-    const auto& c10d = operation.group->communicator->c10d();
-    return start_operation(std::move(operation), [&] { return start(*c10d); });
+    Transport& transport = operation.group->communicator->transport(example.device().type());
+    return start_operation(std::move(operation), [&] { return start(transport); });
   }
 
  private:

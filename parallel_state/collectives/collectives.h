@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/parallel_state/process_group.h"
+#include "lockstep/parallel_state/reduction.h"
 #include "lockstep/parallel_state/work.h"
 
 /// Collective communication. Every function must be called by all ranks of the group, in the same
@@ -24,27 +25,10 @@
 /// all-gather is slow (see benchmarks/collectives.cpp), and ranks that do not do the same end the
 /// process there or get wrong numbers. Sums add the ranks' terms in the order of the group, bf16
 /// and fp16 in fp32 with one rounding at the end: the bits do not depend on how a tensor is cut
-/// into messages, nor on whether an all-reduce or a reduce-scatter adds them.
+/// into messages, nor on whether an all-reduce or a reduce-scatter adds them. A build with
+/// LOCKSTEP_HOST_TRANSPORT=OFF has Gloo's own collectives instead, with these dtypes and one
+/// rounding, but without that order and without that protection.
 namespace lockstep {
-
-/// How the tensors of the ranks are combined.
-enum class ReduceOp { sum, average, max, min };
-
-/// "sum", "average", "max", "min"
-const char* to_string(ReduceOp op);
-
-/// A reduction whose terms are scaled first: x becomes x * numerator / denominator on every rank.
-/// Costs no pass over memory of its own where the reduction can do it on the way (sums over the CPU
-/// or over NCCL). A factor other than 1 is for floating-point sums and averages.
-struct Reduction {
-  ReduceOp op = ReduceOp::sum;
-  int64_t numerator = 1;
-  int64_t denominator = 1;
-
-  Reduction(ReduceOp reduce_op, int64_t times = 1, int64_t divided_by = 1)
-      : op(reduce_op), numerator(times), denominator(divided_by) {}
-  bool scales() const { return numerator != denominator; }
-};
 
 /// Combines `tensor` over the ranks, in place on every rank.
 Work all_reduce(const ProcessGroup& group, const at::Tensor& tensor, const Reduction& reduction,

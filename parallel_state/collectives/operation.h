@@ -2,8 +2,6 @@
 
 // Internal: how the collectives are started and waited for.
 
-#include <variant>
-
 #include "lockstep/parallel_state/failure_reason.h"
 #include "lockstep/parallel_state/process_group_state.h"
 #include "lockstep/parallel_state/work.h"
@@ -11,16 +9,11 @@
 namespace lockstep {
 
 struct Work::Operation {
-  using C10dWork = c10::intrusive_ptr<c10d::Work>;
-  using Part = std::variant<C10dWork, std::shared_ptr<HostTask>>;
-
   std::shared_ptr<const ProcessGroup::State> group;
   std::string name;
   std::string label;
-  bool on_cuda = false;
-  bool point_to_point = false;  ///< Gloo cannot be asked whether such a part has ended
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
-  std::vector<Part> parts = {};
+  Transport::Parts parts = {};
 };
 
 /// Posts the failure of `operation`, finds out which rank is lost or did something else, and throws

@@ -12,21 +12,17 @@ Work message(const ProcessGroup& group, const at::Tensor& tensor, int64_t peer, 
   CollectiveCall call(
       group, is_send ? fmt::format("send (to {})", peer) : fmt::format("receive (from {})", peer),
       label);
-  call.check_tensors({tensor});
+  const std::vector<at::Tensor> one = {tensor};
+  call.check_tensors(one);
   call.check_position(peer);
   call.check(peer != group.rank(), "found this rank as the peer, allowed: another one");
   using Kind = CollectiveCall::Kind;
-  call.note({tensor}, is_send ? Kind::send : Kind::receive, peer);
-  return call.start(
-      tensor,
-      [&](c10d::ProcessGroup& c10d) {
-        std::vector<at::Tensor> one = {tensor};
-        const int position = static_cast<int>(peer);
-        const int tag = message_tag(call.identity(), static_cast<int64_t>(tensor.nbytes()));
-        return std::vector<Work::Operation::Part>{is_send ? c10d.send(one, position, tag)
-                                                          : c10d.recv(one, position, tag)};
-      },
-      /*point_to_point=*/true);
+  call.note(one, is_send ? Kind::send : Kind::receive, peer);
+  return call.start(tensor, [&](Transport& transport) {
+    const int position = static_cast<int>(peer);
+    return is_send ? transport.send(tensor, position, call.identity())
+                   : transport.receive(tensor, position, call.identity());
+  });
 }
 
 }  // namespace

@@ -14,6 +14,8 @@
 #include "lockstep/core/text_digest.h"
 #include "lockstep/parallel_state/backends.h"
 #include "lockstep/parallel_state/build_identity.h"
+#include "lockstep/parallel_state/c10d_transport.h"
+#include "lockstep/parallel_state/cpu_transport.h"
 #include "lockstep/parallel_state/desync_check.h"
 #include "lockstep/parallel_state/failure_board.h"
 #include "lockstep/parallel_state/gathering.h"
@@ -146,7 +148,7 @@ struct ParallelState::Impl {
     auto& entry = communicators[key];
     if (entry) return entry;
     ignore_broken_pipes();
-    const bool offers_memory = direct_memory_wanted();
+    const TransportMaker make = cpu_transport_maker();
     BackendSpec spec;
     spec.group_name = fmt::format("{}{}", state.name, key.ranks);
     const std::string identity = fmt::format("{} {} {}", key.ranks, to_string(key.options),
@@ -160,15 +162,25 @@ struct ParallelState::Impl {
     spec.options = key.options;
     await_members(spec);
     try {
-      entry = std::make_shared<Communicator>(connect(spec, options), guard->ledger(identity),
-                                             state.timeout);
-      entry->greet(offers_memory);
+      const auto c10d = connect(spec, options);
+      entry = std::make_shared<Communicator>(
+          c10d, make(c10d, state.timeout),
+          std::make_unique<C10dTransport>(c10d, options.device.is_cuda()), guard->ledger(identity));
+      entry->transport(c10::kCPU).greet();
     } catch (const std::exception& error) {
       entry = nullptr;
       const auto posted = failures->find();
       fail_to_connect(spec, posted ? posted->text() : reason_of(error));
     }
     return entry;
+  }
+
+  /// The transport of CPU tensors. A planning rank, which no other can meet, asks its backend.
+  TransportMaker cpu_transport_maker() const {
+    if (membership) return cpu_transport(/*observed=*/options.backend_factory != nullptr);
+    return [](const auto& c10d, std::chrono::milliseconds /*timeout*/) {
+      return std::make_unique<C10dTransport>(c10d, /*on_cuda=*/false);
+    };
   }
 
   /// Connecting cannot be interrupted, so it starts once all members want it.

@@ -4,43 +4,38 @@
 
 #include <atomic>
 
-#include <ATen/ATen.h>
+#include <c10/core/DeviceType.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "lockstep/parallel_state/desync_guard.h"
-#include "lockstep/parallel_state/host_exchange.h"
+#include "lockstep/parallel_state/transport.h"
 
 namespace lockstep {
-
-/// Name of the backend that answers without peers.
-inline constexpr char kPlanningBackend[] = "planning";
 
 /// What the ranks of a group communicate with. Shared by all groups of the same ranks.
 class Communicator {
  public:
-  Communicator(c10::intrusive_ptr<c10d::ProcessGroup> group,
-               std::shared_ptr<DesyncGuard::NamedLedger> ledger, std::chrono::milliseconds timeout)
-      : group_(std::move(group)), ledger_(std::move(ledger)) {
-    const auto backend = group_->getBackend(c10::kCPU);
-    if (backend->getBackendName() != kPlanningBackend) exchange_.emplace(backend, timeout);
-  }
-
-  /// See HostExchange::greet().
-  void greet(bool offers_memory) {
-    if (exchange_) exchange_->greet(offers_memory);
-  }
+  /// `cpu` and `other`: of tensors on the CPU and on other devices.
+  Communicator(c10::intrusive_ptr<c10d::ProcessGroup> group, std::unique_ptr<Transport> cpu,
+               std::unique_ptr<Transport> other, std::shared_ptr<DesyncGuard::NamedLedger> ledger)
+      : group_(std::move(group)),
+        ledger_(std::move(ledger)),
+        cpu_(std::move(cpu)),
+        other_(std::move(other)) {}
 
   const c10::intrusive_ptr<c10d::ProcessGroup>& c10d() const { return group_; }
   DesyncGuard::NamedLedger& ledger() const { return *ledger_; }
-  /// For CPU tensors. nullptr for a planning rank.
-  HostExchange* exchange() { return exchange_ ? &*exchange_ : nullptr; }
+  /// For tensors of that device.
+  Transport& transport(c10::DeviceType device) const {
+    return device == c10::DeviceType::CPU ? *cpu_ : *other_;
+  }
   /// See GroupUser.
   std::atomic<int64_t>& users() { return users_; }
 
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::shared_ptr<DesyncGuard::NamedLedger> ledger_;
-  std::optional<HostExchange> exchange_;
+  std::unique_ptr<Transport> cpu_, other_;
   std::atomic<int64_t> users_ = 0;
 };
 

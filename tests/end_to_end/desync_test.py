@@ -6,7 +6,7 @@ import subprocess
 import time
 import unittest
 
-from support import BUILD, Ranks, clean_environment, end, free_port
+from support import BUILD, Ranks, clean_environment, end, free_port, needs_host_transport
 
 STRAYING_RANK = BUILD / "tests" / "straying_rank"
 RANKS = 3
@@ -40,6 +40,7 @@ class Desync(Ranks):
     def test_ranks_in_step_end_well(self):
         self.assertEqual([status for status, _ in self.outcome("none")], [0] * RANKS)
 
+    @needs_host_transport
     def test_a_skipped_collective(self):
         self.assert_survivors_say(
             self.outcome("skip"), "rank 0: all_reduce (sum) of bucket 2, 1000 x Float (step 3)",
@@ -49,6 +50,7 @@ class Desync(Ranks):
             recording = json.loads((self.folder / f"recording_of_rank_{rank}").read_text())
             self.assertTrue(recording["entries"])
 
+    @needs_host_transport
     def test_another_size(self):
         self.assert_survivors_say(
             self.outcome("size"), "rank 1: all_reduce (sum) of bucket 2, 1000 x Float (step 3)",

@@ -16,6 +16,18 @@ BUILD = pathlib.Path(os.environ.get("LOCKSTEP_BUILD", SOURCE / "build"))
 LOCKSTEP = BUILD / "lockstep"
 TORCHRUN = pathlib.Path(sys.executable).parent / "torchrun"
 
+
+@functools.cache
+def has_host_transport():
+    return "LOCKSTEP_HOST_TRANSPORT:BOOL=OFF" not in (BUILD / "CMakeCache.txt").read_text()
+
+
+def needs_host_transport(test):
+    """Skips a test of what only the host transport has."""
+    return unittest.skipUnless(has_host_transport(), "this build has plain Gloo's collectives, which "
+                               "add in an order of their own and do not tell calls apart")(test)
+
+
 # A model that trains in a second, on a text that the test writes.
 SMALL = """
 model {{ num_layers: 1 hidden_size: 32 num_attention_heads: 2 seq_length: 32 }}

@@ -7,6 +7,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/process_group_state.h"
+#include "lockstep/tests/support/host_transport.h"
 #include "lockstep/tests/support/rank_threads.h"
 
 // Ranks that do not do the same: every surviving rank says which rank did what instead.
@@ -44,6 +45,7 @@ TEST(Desync, RanksInStepPass) {
 }
 
 TEST(Desync, ASkippedCollectiveOfTheSameSizeIsNoWrongSum) {
+  LOCKSTEP_NEEDS_HOST_TRANSPORT();
   const auto errors = errors_of_ranks(3,
                                       [](const ParallelState& state) {
                                         state.begin_step(7);
@@ -77,6 +79,7 @@ TEST(Desync, WhatABackendLetsPassIsFoundByTheComparison) {
 }
 
 TEST(Desync, ARankThatSkipsTheLastCollectiveIsNamedAtTheTimeout) {
+  LOCKSTEP_NEEDS_HOST_TRANSPORT();
   const auto errors = errors_of_ranks(3,
                                       [](const ParallelState& state) {
                                         state.begin_step(3);
@@ -96,6 +99,7 @@ TEST(Desync, ARankThatSkipsTheLastCollectiveIsNamedAtTheTimeout) {
 }
 
 TEST(Desync, ARankThatWaitsElsewhereIsFoundThere) {
+  LOCKSTEP_NEEDS_HOST_TRANSPORT();
   const auto errors = errors_of_ranks(4,
                                       [](const ParallelState& state) {
                                         const ProcessGroup tp = state.group(GroupKind::tp),
@@ -116,6 +120,7 @@ TEST(Desync, ARankThatWaitsElsewhereIsFoundThere) {
 }
 
 TEST(Desync, AnotherSizeIsNamedOnAllRanks) {
+  LOCKSTEP_NEEDS_HOST_TRANSPORT();
   const auto errors = errors_of_ranks(3,
                                       [](const ParallelState& state) {
                                         reduce(state, "bucket 0", state.rank() == 2 ? 400 : 300);
@@ -127,6 +132,7 @@ TEST(Desync, AnotherSizeIsNamedOnAllRanks) {
 }
 
 TEST(Desync, AnotherDtypeIsNamedOnAllRanks) {
+  LOCKSTEP_NEEDS_HOST_TRANSPORT();
   const auto errors =
       errors_of_ranks(2,
                       [](const ParallelState& state) {

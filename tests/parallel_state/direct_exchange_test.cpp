@@ -26,9 +26,10 @@ using testing::errors_of_ranks;
 using testing::run_ranks;
 using Tensors = std::vector<at::Tensor>;
 
-const DirectMemory* direct_memory(const ProcessGroup& group) {
+/// Nothing where all is sent.
+std::optional<int64_t> bytes_read(const ProcessGroup& group) {
   const auto& communicator = group.shared_state()->communicator;
-  return communicator ? communicator->exchange()->direct_memory() : nullptr;
+  return communicator ? communicator->transport(c10::kCPU).bytes_read() : std::nullopt;
 }
 
 /// The tensor of one rank. All its bits are random.
@@ -45,7 +46,7 @@ std::vector<Tensors> results_of(int64_t ranks, const Body& body, bool direct) {
   BackendLog log;
   run_ranks(ranks,
             [&](const ParallelState& state) {
-              EXPECT_EQ(direct_memory(state.world()) != nullptr, direct && ranks > 1);
+              EXPECT_EQ(bytes_read(state.world()).has_value(), direct && ranks > 1);
               results[static_cast<size_t>(state.rank())] = body(state);
             },
             {.backend_log = direct ? nullptr : &log});
@@ -153,10 +154,11 @@ TEST(DirectExchange, AllToAllOfSomePartsThatAreReadAndSomeThatAreSent) {
 TEST(DirectExchange, ARankReadsWhatItNeedsAndNoMore) {
   constexpr int64_t kRanks = 4;
   run_ranks(kRanks, [](const ParallelState& state) {
-    const DirectMemory& memory = *direct_memory(state.world());
-    int64_t before = memory.bytes_read();
+    const ProcessGroup world = state.world();
+    int64_t before = bytes_read(world).value();
     const auto bytes_of_last = [&] {
-      return memory.bytes_read() - std::exchange(before, memory.bytes_read());
+      const int64_t now = bytes_read(world).value();
+      return now - std::exchange(before, now);
     };
     const at::Tensor whole = at::ones({kRanks * kDirectBytes}, at::kByte);
     const at::Tensor part = whole.narrow(0, state.rank() * kDirectBytes, kDirectBytes);
@@ -240,14 +242,14 @@ void forbid_reading() {
 TEST(DirectExchange, AllSendWhereOneMayNotRead) {
   run_ranks(3, [](const ParallelState& state) {
     if (state.rank() == 1) forbid_reading();
-    EXPECT_EQ(direct_memory(state.world()), nullptr);
+    EXPECT_FALSE(bytes_read(state.world()).has_value());
     const at::Tensor tensor = random_term(state.rank(), 3 * kDirectBytes, at::kDouble);
     all_reduce(state.world(), tensor, ReduceOp::max, "test").wait();
     const auto term = [](int64_t rank) { return random_term(rank, 3 * kDirectBytes, at::kDouble); };
     EXPECT_TRUE(at::equal(tensor, at::maximum(at::maximum(term(0), term(1)), term(2))));
     if (state.rank() != 1) {
       const ProcessGroup others = state.group_of_ranks("others", {0, 2});
-      EXPECT_NE(direct_memory(others), nullptr);
+      EXPECT_TRUE(bytes_read(others).has_value());
       barrier(others, "test");
     }
   });

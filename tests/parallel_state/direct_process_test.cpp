@@ -101,9 +101,8 @@ bool all_are_right(const ParallelState& state, int64_t round) {
 }
 
 bool reads(const ParallelState& state) {
-  const DirectMemory* const memory =
-      state.world().shared_state()->communicator->exchange()->direct_memory();
-  return memory && memory->bytes_read() > 0;
+  const auto& communicator = state.world().shared_state()->communicator;
+  return communicator->transport(c10::kCPU).bytes_read().value_or(0) > 0;
 }
 
 TEST(DirectProcesses, ReadEachOther) {

@@ -4,6 +4,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel_state/collectives.h"
+#include "lockstep/tests/support/host_transport.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -41,6 +42,7 @@ at::Tensor left_to_right(int64_t ranks, int64_t numel, at::ScalarType dtype,
 }
 
 TEST(HostExchange, AllReduceAddsInRankOrderWhateverTheSize) {
+  LOCKSTEP_NEEDS_HOST_TRANSPORT();
   for (const int64_t n : {2, 3, 4, 5})
     run_ranks(n, [n](const ParallelState& state) {
       for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf})
@@ -58,6 +60,7 @@ TEST(HostExchange, AllReduceAddsInRankOrderWhateverTheSize) {
 }
 
 TEST(HostExchange, AMessageOfManyChunks) {
+  LOCKSTEP_NEEDS_HOST_TRANSPORT();
   for (const int64_t n : {2, 3})
     run_ranks(n, [n](const ParallelState& state) {
       const int64_t numel = n * 5 * (1 << 18) + 12345;  // more chunks than are on the way at once
@@ -68,6 +71,7 @@ TEST(HostExchange, AMessageOfManyChunks) {
 }
 
 TEST(HostExchange, ReduceScatterHasTheBitsOfAllReduce) {
+  LOCKSTEP_NEEDS_HOST_TRANSPORT();
   for (const int64_t n : {2, 3, 4})
     run_ranks(n, [n](const ParallelState& state) {
       for (const int64_t numel : {1, 5, 40001}) {
@@ -134,6 +138,7 @@ TEST(HostExchange, ManyAreUnderWayAtOnce) {
 }
 
 TEST(HostExchange, AReduceScatterSendsItsInputOnceWithoutItsOwnPart) {
+  LOCKSTEP_NEEDS_HOST_TRANSPORT();
   constexpr int64_t kRanks = 4, kBytes = 4 * 1000 * kRanks;
   BackendLog log;
   run_ranks(kRanks,
@@ -153,6 +158,7 @@ TEST(HostExchange, AReduceScatterSendsItsInputOnceWithoutItsOwnPart) {
 }
 
 TEST(HostExchange, AllReduceAndAllGatherSendWhatTheyMust) {
+  LOCKSTEP_NEEDS_HOST_TRANSPORT();
   constexpr int64_t kRanks = 3, kBytes = 4 * 999;
   BackendLog log;
   run_ranks(

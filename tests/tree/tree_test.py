@@ -37,9 +37,12 @@ SUBROOMS = {
         "store": set(),
         "guard": {"grids", "store"},
         "launch": {"grids", "store", "guard"},
-        "transport": {"grids", "store", "guard"},
+        "transport": {"grids", "guard"},
+        "transport/c10d": {"grids", "guard", "transport"},
+        "transport/host": {"store", "transport", "transport/c10d"},
         "collectives": {"grids", "guard", "transport"},
-        "state": {"grids", "store", "guard", "launch", "transport", "collectives"},
+        "state": {"grids", "store", "guard", "launch", "transport", "transport/c10d",
+                  "collectives"},
         "mesh": {"grids", "collectives", "state"},
         "autograd": {"collectives", "mesh"},
     },
@@ -103,6 +106,27 @@ def text_of(path):
     return (SOURCE / path).read_text()
 
 
+def subroom_of(path):
+    """The longest folder of SUBROOMS that holds a file of a room: "transport/c10d"."""
+    below = "/".join(path.parts[1:-1])
+    known = [name for name in SUBROOMS.get(path.parts[0], {})
+             if below == name or below.startswith(name + "/")]
+    return max(known, key=len) if known else below
+
+
+def words_of(listing, begin, end):
+    """What stands in a call of CMake, with the variables that are set to lists in the same file."""
+    text = text_of(listing)
+    match = re.search(rf"{begin} (.*?){end}", text, re.S)
+    for word in match[1].split() if match else []:
+        variable = re.fullmatch(r"\$\{(\w+)\}", word)
+        if not variable:
+            yield word
+        else:
+            for values in re.findall(rf"set\({variable[1]}\s+(.*?)\)", text, re.S):
+                yield from values.split()
+
+
 class Tree(unittest.TestCase):
     def test_rooms_include_only_what_the_design_allows(self):
         checked = 0
@@ -121,16 +145,17 @@ class Tree(unittest.TestCase):
         folder = {("core", "config.h"): "config"}  # generated
         for path in sources(".h"):
             if path.parts[0] in ROOMS:
-                folder[path.parts[0], path.name] = path.parts[1]
+                folder[path.parts[0], path.name] = subroom_of(path)
         checked = 0
         for path in sources(".h", ".cpp"):
-            if path.parts[0] not in SUBROOMS or path.parts[1] not in SUBROOMS[path.parts[0]]:
+            subroom = subroom_of(path) if path.parts[0] in SUBROOMS else None
+            if subroom not in SUBROOMS.get(path.parts[0], {}):
                 continue
-            allowed = SUBROOMS[path.parts[0]][path.parts[1]]
+            allowed = SUBROOMS[path.parts[0]][subroom]
             for room, header in re.findall(r'#include "lockstep/(\w+)/(\w+\.h)"', text_of(path)):
                 if room == path.parts[0]:
                     checked += 1
-                    self.assertIn(folder[room, header], allowed | {path.parts[1]},
+                    self.assertIn(folder[room, header], allowed | {subroom},
                                   f"{path} includes {header}")
         self.assertGreater(checked, 200)
 
@@ -138,7 +163,7 @@ class Tree(unittest.TestCase):
         for room, subrooms in SUBROOMS.items():
             listed = re.search(r"SUBROOMS (.*?)\n", text_of(pathlib.Path(room, "CMakeLists.txt")))
             self.assertEqual(listed[1].split(), list(subrooms))
-            found = {path.parts[1] for path in sources(".h", ".cpp")
+            found = {subroom_of(path) for path in sources(".h", ".cpp")
                      if path.parts[0] == room and len(path.parts) > 2}
             self.assertEqual(found, set(subrooms))
 
@@ -177,8 +202,7 @@ class Tree(unittest.TestCase):
     def test_pure_sources_do_not_include_libtorch(self):
         pure = 0
         for listing in sources("CMakeLists.txt"):
-            match = re.search(r"PURE (.*?)\n\s*(?:SOURCES|HEADERS)", text_of(listing), re.S)
-            for name in match[1].split() if match else []:
+            for name in words_of(listing, "PURE", r"\n\s*(?:SOURCES|HEADERS)"):
                 if name.startswith('"'):
                     continue
                 pure += 1

@@ -11,6 +11,10 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec, c10
       spec.group_name);
 }
 
+c10d::ReduceOp nccl_scaled_sum(double /*factor*/) {
+  fail<UsageError>("found a sum of CUDA tensors, but this build has no CUDA (LOCKSTEP_CUDA)");
+}
+
 int cuda_device_count() { return 0; }
 
 std::string nccl_version() { return ""; }

@@ -18,15 +18,17 @@
 #include "lockstep/parallel_state/direct_memory.h"
 #include "lockstep/parallel_state/host_transfers.h"
 #include "lockstep/parallel_state/ordered_reduction.h"
+#include "lockstep/parallel_state/pending.h"
 
 namespace lockstep {
 
 /// A collective that a thread of HostExchange runs.
-class HostTask {
+class HostTask : public Pending {
  public:
   /// Waits up to `patience`. Returns whether the task has ended; throws what made it fail.
   bool wait_for(std::chrono::milliseconds patience);
-  bool is_completed() const;
+  void wait(const Waiting& waiting) override;
+  bool is_completed() const override;
 
  private:
   friend class HostExchange;
@@ -60,8 +62,12 @@ class HostTask {
 /// at a message of another size, or take the wrong one.
 class HostExchange {
  public:
-  /// For a call that stands outside of the sequence that the ranks must agree on.
-  static constexpr uint64_t kUncounted = 0;
+  /// Whether the ranks of a group read each other's memory.
+  enum class Reading {
+    never,     ///< no rank asks: somebody wants to see every byte. The same on all ranks
+    declined,  ///< this rank does not offer its own
+    offered,   ///< where all ranks offer theirs and can read the others'
+  };
 
   /// Over `backend`, which must be able to send and receive CPU tensors.
   HostExchange(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds timeout);
@@ -71,9 +77,8 @@ class HostExchange {
   HostExchange& operator=(const HostExchange&) = delete;
 
   /// Returns when all members have connected: a member that ended before would look like a failure
-  /// to those that still connect. All of them then read each other's memory where each of them can
-  /// and offers its own; only `backend`s of plain Gloo do. The first call of every rank.
-  void greet(bool offers_memory);
+  /// to those that still connect. They then know whether they read. The first call of every rank.
+  void greet(Reading reading);
   /// What is read; nullptr where everything is sent. After greet().
   const DirectMemory* direct_memory() const { return direct_ ? memory_.get() : nullptr; }
 

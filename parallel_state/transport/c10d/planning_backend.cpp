@@ -2,8 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include "lockstep/parallel_state/communicator.h"
-
 namespace lockstep {
 namespace {
 
@@ -30,7 +28,7 @@ class PlanningBackend : public c10d::Backend {
  public:
   PlanningBackend(int rank, int size) : Backend(rank, size) {}
 
-  const std::string getBackendName() const override { return kPlanningBackend; }
+  const std::string getBackendName() const override { return "planning"; }
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     for (at::Tensor& tensor : tensors) scale(tensor, options.reduceOp);

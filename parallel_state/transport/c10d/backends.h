@@ -8,6 +8,7 @@
 #include <c10/core/Device.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include "lockstep/parallel_state/group_options.h"
 
@@ -32,5 +33,9 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const BackendSpec& spec);
 
 /// NCCL, for CUDA tensors on `device`. Throws ConfigError in a build without CUDA.
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec, c10::Device device);
+
+/// NCCL's sum of terms that are multiplied by `factor` on the way. UsageError in a build without
+/// CUDA.
+c10d::ReduceOp nccl_scaled_sum(double factor);
 
 }  // namespace lockstep

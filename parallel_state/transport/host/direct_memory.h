@@ -16,10 +16,6 @@ namespace lockstep {
 /// for its groups.
 bool direct_memory_wanted();
 
-/// Why another process of this user could not read this one's memory, as another rank of this host
-/// would have to; nothing if it could. A child process tries.
-std::string direct_memory_obstacle();
-
 /// Memory of the ranks of a group, on one host, that reads it with Linux's process_vm_readv. That
 /// takes the system's leave: the ranks belong to one user and one namespace of process ids, and
 /// neither Yama (kernel.yama.ptrace_scope 1 or more) nor a container's list of system calls stands

@@ -36,6 +36,8 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec, c10
   return backend;
 }
 
+c10d::ReduceOp nccl_scaled_sum(double factor) { return c10d::makeNCCLPreMulSum(factor); }
+
 int cuda_device_count() { return c10::cuda::device_count(); }
 
 std::string nccl_version() { return c10d::getNcclVersion(); }

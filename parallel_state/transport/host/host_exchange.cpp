@@ -7,12 +7,10 @@
 #include "lockstep/core/integers.h"
 #include "lockstep/parallel_state/host_chunks.h"
 #include "lockstep/parallel_state/host_reduction.h"
+#include "lockstep/parallel_state/transport.h"
 
 namespace lockstep {
 namespace {
-
-/// Name of c10d's own backend. What stands before it, as in tests, may want to see every byte.
-constexpr char kPlainGloo[] = "gloo";
 
 void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<size_t>(bytes));
@@ -25,6 +23,10 @@ bool HostTask::wait_for(std::chrono::milliseconds patience) {
   if (!ended_.wait_for(lock, patience, [&] { return done_; })) return false;
   if (error_) std::rethrow_exception(error_);
   return true;
+}
+
+void HostTask::wait(const Waiting& waiting) {
+  wait_in_turns(waiting, [this](auto patience) { return wait_for(patience); });
 }
 
 bool HostTask::is_completed() const {
@@ -50,7 +52,7 @@ HostExchange::HostExchange(c10::intrusive_ptr<c10d::Backend> backend,
 
 at::Tensor HostExchange::gather_now(const at::Tensor& mine) {
   at::Tensor all = at::empty({size_, mine.numel()}, at::kByte);
-  const auto task = all_gather(all, mine, kUncounted);
+  const auto task = all_gather(all, mine, Transport::kUncounted);
   while (!task->wait_for(timeout_)) continue;
   return all;
 }
@@ -68,11 +70,11 @@ bool HostExchange::agree_on_reading(bool offers_memory) {
   return gather_now(can).all().item<bool>();
 }
 
-void HostExchange::greet(bool offers_memory) {
-  if (backend_->getBackendName() == kPlainGloo)
-    direct_ = agree_on_reading(offers_memory);
-  else
+void HostExchange::greet(Reading reading) {
+  if (reading == Reading::never)
     gather_now(at::zeros({1}, at::kByte));
+  else
+    direct_ = agree_on_reading(reading == Reading::offered);
 }
 
 HostExchange::~HostExchange() {
@@ -91,7 +93,8 @@ std::shared_ptr<HostTask> HostExchange::enqueue(uint64_t identity,
   auto task = std::make_shared<HostTask>();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    queue_.push_back({task, std::move(body), identity, identity == kUncounted ? 0 : next_++});
+    queue_.push_back(
+        {task, std::move(body), identity, identity == Transport::kUncounted ? 0 : next_++});
     if (idle_ < static_cast<int>(queue_.size()) && workers_.size() < kHostWorkers)
       workers_.emplace_back([this] { work(); });
   }

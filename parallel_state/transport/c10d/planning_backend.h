@@ -8,8 +8,7 @@
 
 namespace lockstep {
 
-/// Answers every call at once, as if all ranks of the group had sent what this one sends. Its name
-/// is kPlanningBackend.
+/// Answers every call at once, as if all ranks of the group had sent what this one sends.
 c10::intrusive_ptr<c10d::Backend> make_planning_backend(const BackendSpec& spec);
 
 }  // namespace lockstep

@@ -9,9 +9,8 @@
 
 namespace lockstep {
 
-/// What tensors of `dtype` are reduced as; nothing for those that are not.
+/// What tensors of `dtype` are reduced as; nothing for those that are not, see reducible_on_cpu().
 std::optional<HostType> host_type(at::ScalarType dtype);
-inline constexpr char kHostTypes[] = "Float, Double, BFloat16, Half, Char, Short, Int, Long, Byte";
 
 /// How a tensor is cut: rank p owns the elements begin(p) ... end(p).
 struct HostSlices {

@@ -16,9 +16,6 @@ inline std::byte* bytes_of(const at::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.data_ptr());
 }
 
-/// A tag for a message of `bytes` between two ranks outside of HostExchange.
-int message_tag(uint64_t identity, int64_t bytes);
-
 /// The messages of one task of HostExchange. Used by one thread; give_up() may come from another.
 class HostMessages {
  public:

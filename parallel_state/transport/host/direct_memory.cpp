@@ -11,6 +11,7 @@
 #include <random>
 
 #include "lockstep/core/check.h"
+#include "lockstep/parallel_state/cpu_traits.h"
 #include "lockstep/parallel_state/peer_error.h"
 #include "lockstep/parallel_state/process_mark.h"
 

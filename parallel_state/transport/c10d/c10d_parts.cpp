@@ -1,0 +1,32 @@
+#include "lockstep/parallel_state/c10d_parts.h"
+
+#include "lockstep/core/check.h"
+
+namespace lockstep {
+namespace {
+
+/// Waits up to `patience`. Returns whether the work has ended.
+bool ended_within(c10d::Work& work, std::chrono::milliseconds patience) {
+  try {
+    work.wait(patience);
+    return true;
+  } catch (const std::exception&) {
+    if (!work.isCompleted()) return false;
+    if (work.isSuccess()) return true;
+    throw;
+  }
+}
+
+}  // namespace
+
+void CollectivePart::wait(const Waiting& waiting) {
+  wait_in_turns(waiting, [this](auto patience) { return ended_within(work(), patience); });
+}
+
+void MessagePart::wait(const Waiting& waiting) {
+  if (work().isCompleted()) return;
+  const FailureBoard::Watch watch(waiting.failures, [this] { work().abort(); });
+  require<CommunicationError>(work().wait(waiting.timeout), "given up");
+}
+
+}  // namespace lockstep

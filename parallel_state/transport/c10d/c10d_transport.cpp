@@ -1,0 +1,127 @@
+#include "lockstep/parallel_state/c10d_transport.h"
+
+#include <ATen/ATen.h>
+
+#include "lockstep/parallel_state/backends.h"
+#include "lockstep/parallel_state/c10d_parts.h"
+#include "lockstep/parallel_state/message_tag.h"
+
+namespace lockstep {
+namespace {
+
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+c10d::ReduceOp to_c10d(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::average:
+      return c10d::ReduceOp::AVG;
+    case ReduceOp::max:
+      return c10d::ReduceOp::MAX;
+    case ReduceOp::min:
+      return c10d::ReduceOp::MIN;
+    default:
+      return c10d::ReduceOp::SUM;
+  }
+}
+
+int tag_of(const at::Tensor& tensor, uint64_t identity) {
+  return message_tag(identity, static_cast<int64_t>(tensor.nbytes()));
+}
+
+}  // namespace
+
+template <class StartOne>
+Transport::Parts C10dTransport::start_all(size_t count, StartOne start_one) {
+  Parts parts;
+  const bool together = on_cuda_ && count > 1;
+  if (together) group_->startCoalescing(c10::kCUDA);
+  for (size_t i = 0; i < count; ++i) {
+    WorkPtr work = start_one(i);
+    if (together) continue;
+    if (on_cuda_)
+      parts.push_back(std::make_shared<StreamPart>(std::move(work)));
+    else
+      parts.push_back(std::make_shared<CollectivePart>(std::move(work)));
+  }
+  if (together) parts.push_back(std::make_shared<StreamPart>(group_->endCoalescing(c10::kCUDA)));
+  return parts;
+}
+
+/// The reduction's operation for c10d. What c10d cannot scale on the way is scaled here.
+c10d::ReduceOp C10dTransport::prepare(const Tensors& inputs, const Reduction& reduction) const {
+  if (!reduction.scales()) return to_c10d(reduction.op);
+  if (on_cuda_ && reduction.op == ReduceOp::sum)
+    return nccl_scaled_sum(static_cast<double>(reduction.numerator) /
+                           static_cast<double>(reduction.denominator));
+  for (at::Tensor input : inputs) {
+    if (reduction.numerator != 1) input.mul_(reduction.numerator);
+    if (reduction.denominator != 1) input.div_(reduction.denominator);
+  }
+  return to_c10d(reduction.op);
+}
+
+Transport::Parts C10dTransport::all_reduce(const Tensors& tensors, const Reduction& reduction,
+                                           uint64_t /*identity*/) {
+  c10d::AllreduceOptions options;
+  options.reduceOp = prepare(tensors, reduction);
+  return start_all(tensors.size(), [&](size_t i) {
+    Tensors one = {tensors[i]};
+    return group_->allreduce(one, options);
+  });
+}
+
+Transport::Parts C10dTransport::reduce_scatter(const Tensors& outputs, const Tensors& inputs,
+                                               const Reduction& reduction, uint64_t /*identity*/) {
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = prepare(inputs, reduction);
+  return start_all(inputs.size(), [&](size_t i) {
+    at::Tensor to = outputs[i].view(-1), from = inputs[i].view(-1);
+    return group_->_reduce_scatter_base(to, from, options);
+  });
+}
+
+Transport::Parts C10dTransport::all_gather(const Tensors& outputs, const Tensors& inputs,
+                                           uint64_t /*identity*/) {
+  return start_all(inputs.size(), [&](size_t i) {
+    at::Tensor to = outputs[i].view(-1), from = inputs[i].view(-1);
+    return group_->_allgather_base(to, from);
+  });
+}
+
+Transport::Parts C10dTransport::all_to_all(const at::Tensor& output, const at::Tensor& input,
+                                           const std::vector<int64_t>& output_rows,
+                                           const std::vector<int64_t>& input_rows,
+                                           uint64_t /*identity*/) {
+  return start_all(1, [&](size_t /*i*/) {
+    at::Tensor to = output, from = input;
+    std::vector<int64_t> output_counts = output_rows, input_counts = input_rows;
+    return group_->alltoall_base(to, from, output_counts, input_counts);
+  });
+}
+
+Transport::Parts C10dTransport::broadcast(const Tensors& tensors, int source,
+                                          uint64_t /*identity*/) {
+  c10d::BroadcastOptions options;
+  options.rootRank = source;
+  return start_all(tensors.size(), [&](size_t i) {
+    Tensors one = {tensors[i]};
+    return group_->broadcast(one, options);
+  });
+}
+
+std::shared_ptr<Pending> C10dTransport::message(WorkPtr work) const {
+  if (on_cuda_) return std::make_shared<StreamPart>(std::move(work));
+  return std::make_shared<MessagePart>(std::move(work));
+}
+
+Transport::Parts C10dTransport::send(const at::Tensor& tensor, int destination, uint64_t identity) {
+  Tensors one = {tensor};
+  return {message(group_->send(one, destination, tag_of(tensor, identity)))};
+}
+
+Transport::Parts C10dTransport::receive(const at::Tensor& tensor, int source, uint64_t identity) {
+  Tensors one = {tensor};
+  return {message(group_->recv(one, source, tag_of(tensor, identity)))};
+}
+
+}  // namespace lockstep

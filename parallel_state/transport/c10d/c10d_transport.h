@@ -1,0 +1,46 @@
+#pragma once
+
+// Internal.
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "lockstep/parallel_state/transport.h"
+
+namespace lockstep {
+
+/// c10d's own collectives and messages: over NCCL for CUDA tensors, over a backend that answers
+/// without peers for planning ranks. What Gloo does otherwise is GlooTransport's.
+class C10dTransport : public Transport {
+ public:
+  /// For tensors on the CPU, or on a CUDA device: then wait() is the current stream's, and the
+  /// tensors of a call are one launch.
+  C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group, bool on_cuda)
+      : group_(std::move(group)), on_cuda_(on_cuda) {}
+
+  void greet() override {}
+  Parts all_reduce(const Tensors& tensors, const Reduction& reduction, uint64_t identity) override;
+  Parts reduce_scatter(const Tensors& outputs, const Tensors& inputs, const Reduction& reduction,
+                       uint64_t identity) override;
+  Parts all_gather(const Tensors& outputs, const Tensors& inputs, uint64_t identity) override;
+  Parts all_to_all(const at::Tensor& output, const at::Tensor& input,
+                   const std::vector<int64_t>& output_rows, const std::vector<int64_t>& input_rows,
+                   uint64_t identity) override;
+  Parts broadcast(const Tensors& tensors, int source, uint64_t identity) override;
+  Parts send(const at::Tensor& tensor, int destination, uint64_t identity) override;
+  Parts receive(const at::Tensor& tensor, int source, uint64_t identity) override;
+
+ protected:
+  c10d::ProcessGroup& group() const { return *group_; }
+
+ private:
+  /// start_one(i) -> a c10d work, for i < count.
+  template <class StartOne>
+  Parts start_all(size_t count, StartOne start_one);
+  c10d::ReduceOp prepare(const Tensors& inputs, const Reduction& reduction) const;
+  std::shared_ptr<Pending> message(c10::intrusive_ptr<c10d::Work> work) const;
+
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  bool on_cuda_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,40 @@
+#pragma once
+
+// Internal.
+
+#include "lockstep/parallel_state/c10d_transport.h"
+
+namespace lockstep {
+
+/// Plain Gloo's collectives of CPU tensors, with what Gloo lacks. bf16 and fp16 are added in fp32,
+/// which Gloo does faster, and int16 in int32: see dtype_of_sums(). Averages are sums that wait()
+/// divides. A reduce-scatter, which would cost Gloo one all-reduce a rank, is an all-to-all whose
+/// terms wait() combines in the order of the ranks. Everything else travels as bytes, whatever the
+/// dtype.
+///
+/// The order in which an all-reduce adds is Gloo's. Gloo does not tell calls apart either: ranks
+/// that do not do the same get wrong numbers, which only a comparison of their ledgers finds, or
+/// the process ends at a message of another size.
+class GlooTransport : public C10dTransport {
+ public:
+  GlooTransport(c10::intrusive_ptr<c10d::ProcessGroup> group, std::chrono::milliseconds timeout)
+      : C10dTransport(std::move(group), /*on_cuda=*/false), timeout_(timeout) {}
+
+  void greet() override;
+  Parts all_reduce(const Tensors& tensors, const Reduction& reduction, uint64_t identity) override;
+  Parts reduce_scatter(const Tensors& outputs, const Tensors& inputs, const Reduction& reduction,
+                       uint64_t identity) override;
+  Parts all_gather(const Tensors& outputs, const Tensors& inputs, uint64_t identity) override;
+  Parts all_to_all(const at::Tensor& output, const at::Tensor& input,
+                   const std::vector<int64_t>& output_rows, const std::vector<int64_t>& input_rows,
+                   uint64_t identity) override;
+  Parts broadcast(const Tensors& tensors, int source, uint64_t identity) override;
+
+ private:
+  std::chrono::milliseconds timeout_;
+};
+
+/// What terms of `dtype` are added as.
+at::ScalarType dtype_of_sums(at::ScalarType dtype);
+
+}  // namespace lockstep

@@ -1,0 +1,41 @@
+#pragma once
+
+// Internal.
+
+#include <chrono>
+
+#include "lockstep/core/error.h"
+#include "lockstep/parallel_state/failure_board.h"
+
+namespace lockstep {
+
+/// What a wait looks at meanwhile.
+struct Waiting {
+  FailureBoard& failures;
+  std::chrono::steady_clock::time_point start;  ///< of the operation
+  std::chrono::milliseconds timeout;
+};
+
+/// A part of an operation, under way. Keeps its tensors' memory.
+class Pending {
+ public:
+  virtual ~Pending() = default;
+  /// CPU tensors: blocks until the part has ended. CUDA tensors: makes the current stream wait for
+  /// it. Throws what made it fail; CommunicationError where another rank has posted a failure, or
+  /// about `timeout` after `start`. Called once.
+  virtual void wait(const Waiting& waiting) = 0;
+  /// Whether wait() would return at once.
+  virtual bool is_completed() const = 0;
+};
+
+/// Calls ended(kPatience), which waits that long and returns whether it is over, until it is.
+template <class Ended>
+void wait_in_turns(const Waiting& waiting, Ended ended) {
+  const auto deadline = waiting.start + waiting.timeout + 2 * kPatience;
+  while (!ended(kPatience)) {
+    if (const auto failure = waiting.failures.find()) throw CommunicationError(failure->text());
+    if (std::chrono::steady_clock::now() >= deadline) throw CommunicationError("timed out");
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+
+namespace lockstep {
+
+/// How the tensors of the ranks are combined.
+enum class ReduceOp { sum, average, max, min };
+
+/// "sum", "average", "max", "min"
+const char* to_string(ReduceOp op);
+
+/// A reduction whose terms are scaled first: x becomes x * numerator / denominator on every rank.
+/// Costs no pass over memory of its own where the reduction can do it on the way (sums over the CPU
+/// or over NCCL). A factor other than 1 is for floating-point sums and averages.
+struct Reduction {
+  ReduceOp op = ReduceOp::sum;
+  int64_t numerator = 1;
+  int64_t denominator = 1;
+
+  Reduction(ReduceOp reduce_op, int64_t times = 1, int64_t divided_by = 1)
+      : op(reduce_op), numerator(times), denominator(divided_by) {}
+  bool scales() const { return numerator != denominator; }
+};
+
+}  // namespace lockstep

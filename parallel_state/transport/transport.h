@@ -1,0 +1,63 @@
+#pragma once
+
+// Internal.
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/parallel_state/pending.h"
+#include "lockstep/parallel_state/reduction.h"
+
+namespace lockstep {
+
+/// How the tensors of a group's ranks travel. The ranks make the same calls in the same order; what
+/// is passed has been checked: tensors are contiguous, of one dtype and device in a call, sizes fit,
+/// the group has several ranks. Every function starts its operation on all tensors and returns the
+/// parts under way, which hold the tensors' memory. `identity` is of the call, the same on all ranks;
+/// kUncounted for a call outside of the sequence that the ranks agree on.
+class Transport {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  using Parts = std::vector<std::shared_ptr<Pending>>;
+  static constexpr uint64_t kUncounted = 0;
+
+  virtual ~Transport() = default;
+
+  /// Returns when all members have connected: a member that ended before would look like a failure
+  /// to those that still connect. The first call of every rank.
+  virtual void greet() = 0;
+  /// Bytes that this rank has read in the memory of the others; nothing where all is sent.
+  virtual std::optional<int64_t> bytes_read() const { return std::nullopt; }
+
+  /// In place. On the CPU of a dtype that reducible_on_cpu() allows.
+  virtual Parts all_reduce(const Tensors& tensors, const Reduction& reduction,
+                           uint64_t identity) = 0;
+  /// inputs[i] [size * n elements] -> outputs[i] [n elements], which may be this rank's part of it.
+  virtual Parts reduce_scatter(const Tensors& outputs, const Tensors& inputs,
+                               const Reduction& reduction, uint64_t identity) = 0;
+  /// inputs[i] [n elements], which may be this rank's part of outputs[i] [size * n elements].
+  virtual Parts all_gather(const Tensors& outputs, const Tensors& inputs, uint64_t identity) = 0;
+  /// Part i of `input` has input_rows[i] rows of dimension 0 and goes to rank i.
+  virtual Parts all_to_all(const at::Tensor& output, const at::Tensor& input,
+                           const std::vector<int64_t>& output_rows,
+                           const std::vector<int64_t>& input_rows, uint64_t identity) = 0;
+  virtual Parts broadcast(const Tensors& tensors, int source, uint64_t identity) = 0;
+  /// Messages between two ranks keep their order.
+  virtual Parts send(const at::Tensor& tensor, int destination, uint64_t identity) = 0;
+  virtual Parts receive(const at::Tensor& tensor, int source, uint64_t identity) = 0;
+};
+
+/// Whether CPU tensors of `dtype` are reduced, whichever transport does it.
+bool reducible_on_cpu(at::ScalarType dtype);
+inline constexpr char kReducibleTypes[] =
+    "Float, Double, BFloat16, Half, Char, Short, Int, Long, Byte";
+
+/// Bytes of a row of dimension 0.
+int64_t bytes_of_row(const at::Tensor& tensor);
+/// The same of that many rows each.
+std::vector<int64_t> bytes_of_rows(const at::Tensor& tensor, const std::vector<int64_t>& rows);
+
+}  // namespace lockstep
