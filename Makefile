@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help train test mutants build bench bench-experts fuzz format format-check lint clean setup
+.PHONY: help train test mutants build plain bench bench-experts fuzz format format-check lint clean setup
 
 comma := ,
 LOCKSTEP_CUDA ?= AUTO
@@ -39,6 +39,11 @@ build: setup ## Build the libraries, the program, the tests and the benchmarks
 	  cmake $(configure_args) && echo '$(configure_args)' > $(BUILD)/.configure; \
 	fi
 	@ninja -C $(BUILD)
+
+plain: setup ## Compile parallel_state as it is without CUDA and the host transport
+	@cmake -S . -B build-plain -G Ninja -DLOCKSTEP_CUDA=OFF -DLOCKSTEP_HOST_TRANSPORT=OFF \
+	  -DLOCKSTEP_BUILD_TESTS=OFF -DLOCKSTEP_BUILD_BENCHMARKS=OFF $(CMAKE_ARGS) > /dev/null
+	@ninja -C build-plain lockstep_parallel_state
 
 train: build ## Train the reference GPT on English text with two data-parallel ranks
 	@scripts/setup text
