@@ -27,7 +27,8 @@
 /// and fp16 in fp32 with one rounding at the end: the bits do not depend on how a tensor is cut
 /// into messages, nor on whether an all-reduce or a reduce-scatter adds them. A build with
 /// LOCKSTEP_HOST_TRANSPORT=OFF has Gloo's own collectives instead, with these dtypes and one
-/// rounding, but without that order and without that protection.
+/// rounding, but without that order; ranks that do not do the same get an error there unless the
+/// sizes differ, which ends the process.
 namespace lockstep {
 
 /// Combines `tensor` over the ranks, in place on every rank.

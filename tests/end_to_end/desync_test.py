@@ -40,7 +40,6 @@ class Desync(Ranks):
     def test_ranks_in_step_end_well(self):
         self.assertEqual([status for status, _ in self.outcome("none")], [0] * RANKS)
 
-    @needs_host_transport
     def test_a_skipped_collective(self):
         self.assert_survivors_say(
             self.outcome("skip"), "rank 0: all_reduce (sum) of bucket 2, 1000 x Float (step 3)",

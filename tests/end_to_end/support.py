@@ -25,7 +25,8 @@ def has_host_transport():
 def needs_host_transport(test):
     """Skips a test of what only the host transport has."""
     return unittest.skipUnless(has_host_transport(), "this build has plain Gloo's collectives, which "
-                               "add in an order of their own and do not tell calls apart")(test)
+                               "add in an order of their own, take memory of their own and end the "
+                               "process at a message of another size (LOCKSTEP_HOST_TRANSPORT=OFF)")(test)
 
 
 # A model that trains in a second, on a text that the test writes.

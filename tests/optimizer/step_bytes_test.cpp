@@ -6,6 +6,7 @@
 
 #include "lockstep/distributed/finalize_model_grads.h"
 #include "lockstep/optimizer/distributed_optimizer.h"
+#include "lockstep/tests/support/host_transport.h"
 #include "lockstep/tests/support/memory_counter.h"
 #include "lockstep/tests/support/rank_threads.h"
 
@@ -70,6 +71,7 @@ const StepMode kStepModes[] = {
 };
 
 TEST(StepBytes, TheBackendsAreGivenExactlyTheBytesOfTheFormula) {
+  LOCKSTEP_NEEDS_HOST_TRANSPORT();
   constexpr int64_t kCount = 4, kRows = 24, kNumel = kRows * 64;  // without padding for 2, 3, 4
   for (const int64_t d : {1, 2, 3, 4})
     for (const int64_t instances : {1, 2}) {
@@ -110,6 +112,7 @@ TEST(StepBytes, TheBackendsAreGivenExactlyTheBytesOfTheFormula) {
 }
 
 TEST(StepBytes, ARunHoldsTheBytesOfTheFormulaAndAStepNoMore) {
+  LOCKSTEP_NEEDS_HOST_TRANSPORT();
   constexpr int64_t kCount = 48, kRows = 512, kNumel = kCount * kRows * 64;
   struct Case {
     at::ScalarType dtype;

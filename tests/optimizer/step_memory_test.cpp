@@ -12,6 +12,7 @@
 #include "lockstep/distributed/finalize_model_grads.h"
 #include "lockstep/optimizer/distributed_optimizer.h"
 #include "lockstep/parallel_state/collectives.h"
+#include "lockstep/tests/support/host_transport.h"
 #include "lockstep/tests/support/rank_threads.h"
 
 namespace lockstep {
@@ -88,6 +89,7 @@ int64_t least_faults_of_ten_steps(bool overlap_gather, at::ScalarType dtype) {
 }
 
 TEST(StepMemory, NothingOfTheSizeOfABufferIsAllocatedInAStep) {
+  LOCKSTEP_NEEDS_HOST_TRANSPORT();
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the sanitizer's own memory causes page faults";
 #endif

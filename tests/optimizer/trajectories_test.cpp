@@ -11,6 +11,7 @@
 
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/tests/support/distributed_training.h"
+#include "lockstep/tests/support/host_transport.h"
 
 namespace lockstep {
 namespace {
@@ -115,6 +116,7 @@ TEST(Trajectories, TwentyStepsFollowPlainLibtorch) {
 
 /// Sums over the CPU add the ranks' terms in the order of the group.
 TEST(Trajectories, TheBitsDoNotDependOnBucketsOverlapOrTheWayOfReducing) {
+  LOCKSTEP_NEEDS_HOST_TRANSPORT();
   for (const int64_t ranks : {3, 4})
     run_ranks(ranks, [&](const ParallelState& state) {
       const auto run = [&](const Setting& setting) {

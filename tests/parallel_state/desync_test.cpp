@@ -45,7 +45,6 @@ TEST(Desync, RanksInStepPass) {
 }
 
 TEST(Desync, ASkippedCollectiveOfTheSameSizeIsNoWrongSum) {
-  LOCKSTEP_NEEDS_HOST_TRANSPORT();
   const auto errors = errors_of_ranks(3,
                                       [](const ParallelState& state) {
                                         state.begin_step(7);
@@ -99,7 +98,6 @@ TEST(Desync, ARankThatSkipsTheLastCollectiveIsNamedAtTheTimeout) {
 }
 
 TEST(Desync, ARankThatWaitsElsewhereIsFoundThere) {
-  LOCKSTEP_NEEDS_HOST_TRANSPORT();
   const auto errors = errors_of_ranks(4,
                                       [](const ParallelState& state) {
                                         const ProcessGroup tp = state.group(GroupKind::tp),

@@ -10,6 +10,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel_state/collectives.h"
+#include "lockstep/tests/support/host_transport.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -298,6 +299,7 @@ TEST(ParallelFunctions, OneRankGetsItsInputBack) {
 }
 
 TEST(ParallelFunctions, StridesAndDtypes) {
+  LOCKSTEP_NEEDS_HOST_TRANSPORT();
   run_ranks(3, [](const ParallelState& state) {
     for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat, at::kDouble}) {
       Tensors terms;

@@ -16,6 +16,7 @@
 #include "lockstep/parallel_state/gloo_transport.h"
 #include "lockstep/parallel_state/planning_backend.h"
 #include "lockstep/tests/support/rank_threads.h"
+#include "lockstep/tests/support/throws_with.h"
 
 // The contract of Transport, of each implementation that the build has, against plain sums in
 // double. Terms are small integers, so that sums are exact in every dtype.
@@ -298,6 +299,19 @@ TEST(Transports, MessagesKeepTheirOrder) {
                     "message");
       }
     }
+  });
+}
+
+// The host's messages of different calls do not meet, see desync_test.cpp.
+TEST(Transports, PlainGlooTellsWhereRanksMakeDifferentCalls) {
+  on_all_transports([](const Rank& on) {
+    if (on.kind != Kind::gloo) return;
+    const auto identity = static_cast<uint64_t>(on.rank == 1 ? 2 : 1);
+    const at::Tensor tensor = at::ones({3});
+    const auto parts = on.transport.all_reduce({tensor}, ReduceOp::sum, identity);
+    EXPECT_TRUE(testing::throws_with<CommunicationError>([&] { on.wait(parts); },
+                                                         "the ranks have not done the same"));
+    on.wait(on.transport.all_reduce({tensor}, ReduceOp::sum, 3));
   });
 }
 

@@ -5,9 +5,10 @@
 #include "lockstep/parallel_state/cpu_traits.h"
 
 /// Skips a test of what only the host transport has: sums with the bits of rank order, the messages
-/// that they take, calls of other ranks that are told apart.
-#define LOCKSTEP_NEEDS_HOST_TRANSPORT()                                                     \
-  if (!lockstep::sums_in_rank_order())                                                      \
-  GTEST_SKIP()                                                                              \
-      << "this build has plain Gloo's collectives, which add in an order of their own and " \
-         "do not tell calls apart (LOCKSTEP_HOST_TRANSPORT=OFF)"
+/// and the memory that they take, messages of another size that end no process.
+#define LOCKSTEP_NEEDS_HOST_TRANSPORT()                                                       \
+  if (!lockstep::sums_in_rank_order())                                                        \
+  GTEST_SKIP()                                                                                \
+      << "this build has plain Gloo's collectives, which add in an order of their own, take " \
+         "memory of their own and end the process at a message of another size "              \
+         "(LOCKSTEP_HOST_TRANSPORT=OFF)"

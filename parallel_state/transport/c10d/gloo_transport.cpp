@@ -28,6 +28,21 @@ class FinishedPart : public CollectivePart {
   std::function<void()> finish_;
 };
 
+/// Whether all ranks make the same call, by its identity.
+class AgreementPart : public CollectivePart {
+ public:
+  AgreementPart(WorkPtr work, at::Tensor identities)
+      : CollectivePart(std::move(work)), identities_(std::move(identities)) {}
+  void wait(const Waiting& waiting) override {
+    CollectivePart::wait(waiting);
+    require<CommunicationError>(identities_.eq(identities_[0]).all().item<bool>(),
+                                "the ranks have not done the same");
+  }
+
+ private:
+  at::Tensor identities_;
+};
+
 /// The elements without their graph, and their bytes.
 at::Tensor flat(const at::Tensor& tensor) { return tensor.detach().view(-1); }
 at::Tensor raw(const at::Tensor& tensor) { return flat(tensor).view(at::kByte); }
@@ -70,15 +85,6 @@ at::Tensor combined_rows(const at::Tensor& rows, const Reduction& reduction) {
   return result;
 }
 
-/// start_one(i) -> a part; empty tensors, which are empty on all ranks, are left out.
-template <class StartOne>
-Parts start_each(const Tensors& tensors, StartOne start_one) {
-  Parts parts;
-  for (size_t i = 0; i < tensors.size(); ++i)
-    if (tensors[i].numel() > 0) parts.push_back(start_one(i));
-  return parts;
-}
-
 std::shared_ptr<Pending> plain(WorkPtr work) {
   return std::make_shared<CollectivePart>(std::move(work));
 }
@@ -97,16 +103,33 @@ at::ScalarType dtype_of_sums(at::ScalarType dtype) {
   }
 }
 
+Parts GlooTransport::agree(uint64_t identity) const {
+  if (identity == kUncounted) return {};
+  at::Tensor mine = at::full({1}, static_cast<int64_t>(identity), at::kLong);
+  at::Tensor all = at::empty({group().getSize()}, at::kLong);
+  WorkPtr work = group()._allgather_base(all, mine);
+  return {std::make_shared<AgreementPart>(std::move(work), std::move(all))};
+}
+
+template <class StartOne>
+Parts GlooTransport::start_each(const Tensors& tensors, uint64_t identity,
+                                StartOne start_one) const {
+  Parts parts = agree(identity);
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (tensors[i].numel() > 0) parts.push_back(start_one(i));
+  return parts;
+}
+
 void GlooTransport::greet() {
   at::Tensor all = at::empty({group().getSize()}, at::kByte), mine = at::zeros({1}, at::kByte);
   require<CommunicationError>(group()._allgather_base(all, mine)->wait(timeout_), "timed out");
 }
 
 Parts GlooTransport::all_reduce(const Tensors& tensors, const Reduction& reduction,
-                                uint64_t /*identity*/) {
+                                uint64_t identity) {
   c10d::AllreduceOptions options;
   options.reduceOp = gloo_op(reduction.op);
-  return start_each(tensors, [&](size_t i) -> std::shared_ptr<Pending> {
+  return start_each(tensors, identity, [&](size_t i) -> std::shared_ptr<Pending> {
     const at::Tensor tensor = flat(tensors[i]);
     at::Tensor sums =
         tensor.to(dtype_of_sums(tensor.scalar_type()));  // the tensor, if of that type
@@ -123,9 +146,9 @@ Parts GlooTransport::all_reduce(const Tensors& tensors, const Reduction& reducti
 }
 
 Parts GlooTransport::reduce_scatter(const Tensors& outputs, const Tensors& inputs,
-                                    const Reduction& reduction, uint64_t /*identity*/) {
+                                    const Reduction& reduction, uint64_t identity) {
   const int64_t size = group().getSize();
-  return start_each(inputs, [&](size_t i) {
+  return start_each(inputs, identity, [&](size_t i) {
     at::Tensor terms = at::empty({size, outputs[i].numel()}, inputs[i].options());
     at::Tensor to = raw(terms), from = raw(inputs[i]);
     std::vector<int64_t> even;
@@ -136,9 +159,8 @@ Parts GlooTransport::reduce_scatter(const Tensors& outputs, const Tensors& input
   });
 }
 
-Parts GlooTransport::all_gather(const Tensors& outputs, const Tensors& inputs,
-                                uint64_t /*identity*/) {
-  return start_each(inputs, [&](size_t i) {
+Parts GlooTransport::all_gather(const Tensors& outputs, const Tensors& inputs, uint64_t identity) {
+  return start_each(inputs, identity, [&](size_t i) {
     at::Tensor to = raw(outputs[i]), from = raw(inputs[i]);
     return plain(group()._allgather_base(to, from));
   });
@@ -146,17 +168,19 @@ Parts GlooTransport::all_gather(const Tensors& outputs, const Tensors& inputs,
 
 Parts GlooTransport::all_to_all(const at::Tensor& output, const at::Tensor& input,
                                 const std::vector<int64_t>& output_rows,
-                                const std::vector<int64_t>& input_rows, uint64_t /*identity*/) {
+                                const std::vector<int64_t>& input_rows, uint64_t identity) {
   at::Tensor to = raw(output), from = raw(input);
   std::vector<int64_t> output_bytes = bytes_of_rows(output, output_rows);
   std::vector<int64_t> input_bytes = bytes_of_rows(input, input_rows);
-  return {plain(group().alltoall_base(to, from, output_bytes, input_bytes))};
+  Parts parts = agree(identity);
+  parts.push_back(plain(group().alltoall_base(to, from, output_bytes, input_bytes)));
+  return parts;
 }
 
-Parts GlooTransport::broadcast(const Tensors& tensors, int source, uint64_t /*identity*/) {
+Parts GlooTransport::broadcast(const Tensors& tensors, int source, uint64_t identity) {
   c10d::BroadcastOptions options;
   options.rootRank = source;
-  return start_each(tensors, [&](size_t i) {
+  return start_each(tensors, identity, [&](size_t i) {
     Tensors one = {raw(tensors[i])};
     return plain(group().broadcast(one, options));
   });

@@ -12,9 +12,9 @@ namespace lockstep {
 /// terms wait() combines in the order of the ranks. Everything else travels as bytes, whatever the
 /// dtype.
 ///
-/// The order in which an all-reduce adds is Gloo's. Gloo does not tell calls apart either: ranks
-/// that do not do the same get wrong numbers, which only a comparison of their ledgers finds, or
-/// the process ends at a message of another size.
+/// The order in which an all-reduce adds is Gloo's. Gloo does not tell calls apart, so every call
+/// gathers its identity too, 8 bytes a rank, and wait() fails where the ranks made different ones.
+/// That comes too late for messages of another size, at which Gloo ends the process.
 class GlooTransport : public C10dTransport {
  public:
   GlooTransport(c10::intrusive_ptr<c10d::ProcessGroup> group, std::chrono::milliseconds timeout)
@@ -31,6 +31,12 @@ class GlooTransport : public C10dTransport {
   Parts broadcast(const Tensors& tensors, int source, uint64_t identity) override;
 
  private:
+  /// The comparison of the call's identity, under way.
+  Parts agree(uint64_t identity) const;
+  /// start_one(i) -> a part. Leaves out empty tensors, which are empty on all ranks.
+  template <class StartOne>
+  Parts start_each(const Tensors& tensors, uint64_t identity, StartOne start_one) const;
+
   std::chrono::milliseconds timeout_;
 };
 
