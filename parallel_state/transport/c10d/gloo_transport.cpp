@@ -45,7 +45,7 @@ class AgreementPart : public CollectivePart {
 
 /// The elements without their graph, and their bytes.
 at::Tensor flat(const at::Tensor& tensor) { return tensor.detach().view(-1); }
-at::Tensor raw(const at::Tensor& tensor) { return flat(tensor).view(at::kByte); }
+at::Tensor byte_view(const at::Tensor& tensor) { return flat(tensor).view(at::kByte); }
 
 /// Scales a term. `term` is of a type of sums.
 void scale_term(at::Tensor& term, const Reduction& reduction) {
@@ -150,7 +150,7 @@ Parts GlooTransport::reduce_scatter(const Tensors& outputs, const Tensors& input
   const int64_t size = group().getSize();
   return start_each(inputs, identity, [&](size_t i) {
     at::Tensor terms = at::empty({size, outputs[i].numel()}, inputs[i].options());
-    at::Tensor to = raw(terms), from = raw(inputs[i]);
+    at::Tensor to = byte_view(terms), from = byte_view(inputs[i]);
     std::vector<int64_t> even;
     return std::make_shared<FinishedPart>(group().alltoall_base(to, from, even, even),
                                           [terms, reduction, output = flat(outputs[i])]() mutable {
@@ -161,7 +161,7 @@ Parts GlooTransport::reduce_scatter(const Tensors& outputs, const Tensors& input
 
 Parts GlooTransport::all_gather(const Tensors& outputs, const Tensors& inputs, uint64_t identity) {
   return start_each(inputs, identity, [&](size_t i) {
-    at::Tensor to = raw(outputs[i]), from = raw(inputs[i]);
+    at::Tensor to = byte_view(outputs[i]), from = byte_view(inputs[i]);
     return plain(group()._allgather_base(to, from));
   });
 }
@@ -169,7 +169,7 @@ Parts GlooTransport::all_gather(const Tensors& outputs, const Tensors& inputs, u
 Parts GlooTransport::all_to_all(const at::Tensor& output, const at::Tensor& input,
                                 const std::vector<int64_t>& output_rows,
                                 const std::vector<int64_t>& input_rows, uint64_t identity) {
-  at::Tensor to = raw(output), from = raw(input);
+  at::Tensor to = byte_view(output), from = byte_view(input);
   std::vector<int64_t> output_bytes = bytes_of_rows(output, output_rows);
   std::vector<int64_t> input_bytes = bytes_of_rows(input, input_rows);
   Parts parts = agree(identity);
@@ -181,7 +181,7 @@ Parts GlooTransport::broadcast(const Tensors& tensors, int source, uint64_t iden
   c10d::BroadcastOptions options;
   options.rootRank = source;
   return start_each(tensors, identity, [&](size_t i) {
-    Tensors one = {raw(tensors[i])};
+    Tensors one = {byte_view(tensors[i])};
     return plain(group().broadcast(one, options));
   });
 }
