@@ -28,7 +28,7 @@ const GridKinds& grid_of(const ParamDescription& description) {
 GroupKind group_kind_of(MeshAxis axis) {
   for (const GroupRow& row : group_table())
     if (only_axis(row) == axis) return row.kind;
-  fail<UsageError>("unknown axis {}", static_cast<int>(axis));
+  fail<UsageError>("axis {} has no kind of groups", to_string(axis));
 }
 
 MeshAxis tensor_axis(const ParamDescription& description) { return grid_of(description).tensor; }

@@ -19,16 +19,23 @@
 namespace lockstep {
 namespace {
 
-using Axes = std::set<MeshAxis>;
+using Names = std::set<std::string>;
 using Json = nlohmann::ordered_json;
 
 constexpr std::array kGrids = {Grid::dense, Grid::expert};
 
 ParamDescription of_grid(Grid grid) { return {.is_expert = grid == Grid::expert}; }
 
-Axes axes_of(Grid grid) {
-  Axes axes;
-  for (const GridAxis& row : grid_axes(grid)) axes.insert(row.axis);
+template <class Axes>
+Names names_of(const Axes& axes) {
+  Names names;
+  for (const MeshAxis axis : axes) names.insert(to_string(axis));
+  return names;
+}
+
+std::vector<MeshAxis> axes_of(Grid grid) {
+  std::vector<MeshAxis> axes;
+  for (const GridAxis& row : grid_axes(grid)) axes.push_back(row.axis);
   return axes;
 }
 
@@ -50,10 +57,7 @@ Json listed_sizes(const RankGrids& grids) {
 }
 
 TEST(ParallelAxes, EachAxisOfADescriptionIsInItsGrid) {
-  for (const Grid grid : kGrids) {
-    const auto axes = of_grid(grid).axes();
-    EXPECT_EQ(axes_of(grid), Axes(axes.begin(), axes.end()));
-  }
+  for (const Grid grid : kGrids) EXPECT_EQ(names_of(axes_of(grid)), names_of(of_grid(grid).axes()));
 }
 
 TEST(ParallelAxes, OneAxisOfAGridHasTheRanksThatTheOthersLeave) {
@@ -77,13 +81,13 @@ TEST(ParallelAxes, EachAxisHasANameInAnOrderAKindOfGroupsAndALineInTheListing) {
 }
 
 TEST(ParallelAxes, EachAxisThatCutsParametersIsListedAsOne) {
-  Axes cutting;
+  Names cutting;
   for (const Grid grid : kGrids)
     for (const MeshAxis axis : axes_of(grid))
-      if (!splits_batch(axis) && axis != MeshAxis::pp) cutting.insert(axis);
-  EXPECT_EQ(Axes(kCuttingAxes.begin(), kCuttingAxes.end()), cutting);
-  for (const MeshAxis axis : axes_of(Grid::dense)) cutting.erase(axis);
-  EXPECT_EQ(Axes(kAxesInsideReplicas.begin(), kAxesInsideReplicas.end()), cutting);
+      if (!splits_batch(axis) && axis != MeshAxis::pp) cutting.insert(to_string(axis));
+  EXPECT_EQ(names_of(kCuttingAxes), cutting);
+  for (const MeshAxis axis : axes_of(Grid::dense)) cutting.erase(to_string(axis));
+  EXPECT_EQ(names_of(kAxesInsideReplicas), cutting);
 }
 
 /// Every rank is told apart by its place among the replicas and its place in the model.
