@@ -1,19 +1,16 @@
 #include "lockstep/optimizer/agreement.h"
 
-#include <array>
-
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/distributed/telling.h"
+#include "lockstep/parallel_state/axis_groups.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
 namespace {
-
-constexpr std::array kAllRanks = {GroupKind::dp_cp, GroupKind::tp, GroupKind::pp};
 
 std::string overrides_text(const std::vector<ParamOverride>& overrides) {
   std::string text;
@@ -49,7 +46,7 @@ void check_same_optimizer(const ParallelState& state, const OptimizerConfig& con
                           const std::vector<ParamOverride>& overrides, const UpdateStatement* rule,
                           const std::function<void()>& own_checks) {
   const std::vector<ConfigValue> settings = optimizer_settings(config, overrides, rule);
-  for (const GroupKind kind : kAllRanks) {
+  for (const GroupKind kind : kinds_that_reach_all_ranks()) {
     const ProcessGroup group = state.group(kind);
     telling_outside(group, state, [&] { check_same_parameters({}, group, settings, own_checks); });
   }
@@ -58,7 +55,7 @@ void check_same_optimizer(const ParallelState& state, const OptimizerConfig& con
 bool any_rank(const ParallelState& state, bool own, const char* label) {
   const at::Tensor flag =
       at::full({}, own ? 1. : 0., at::TensorOptions(state.device()).dtype(at::kDouble));
-  for (const GroupKind kind : kAllRanks)
+  for (const GroupKind kind : kinds_that_reach_all_ranks())
     all_reduce(state.group(kind), flag, ReduceOp::max, label).wait();
   return flag.item<double>() > 0;
 }

@@ -11,6 +11,10 @@ namespace lockstep {
 /// The sizes that `parallel` names; the number of ranks is left to the caller.
 ParallelSizes parallel_sizes(const ParallelConfig& parallel);
 
+/// The fewest ranks that both grids fill: the least common multiple of the products of their sizes.
+/// UsageError if it does not fit into 64 bits.
+int64_t fewest_ranks(const ParallelConfig& parallel);
+
 /// The grids of `world_size` ranks. ConfigError names the fields of `parallel` that do not fit.
 RankGrids config_grids(const ParallelConfig& parallel, int64_t world_size);
 

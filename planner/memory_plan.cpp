@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <ostream>
 
 #include "lockstep/core/check.h"
@@ -164,12 +163,7 @@ MemoryPlan plan_memory(const Config& config, std::optional<int64_t> world_size,
                        const UpdateStatement* rule) {
   const ParallelConfig& parallel = config.parallel;
   MemoryPlan plan;
-  const int64_t tp = parallel.tensor_model_parallel_size;
-  const int64_t experts =
-      times(parallel.expert_tensor_parallel_size.value_or(tp), parallel.expert_model_parallel_size);
-  plan.world_size = world_size ? *world_size
-                               : times(std::lcm(times(tp, parallel.context_parallel_size), experts),
-                                       parallel.pipeline_model_parallel_size);
+  plan.world_size = world_size ? *world_size : fewest_ranks(parallel);
   const Planner planner(config, plan.world_size, rule);
   for (int64_t stage = 0; stage < parallel.pipeline_model_parallel_size; ++stage)
     plan.stages.push_back(planner.stage(stage));

@@ -2,6 +2,7 @@
 
 #include "lockstep/core/integers.h"
 #include "lockstep/core/tensor_parallel_rules.h"
+#include "lockstep/parallel_state/parallel_axes.h"
 #include "lockstep/planner/pipeline_plan.h"
 
 namespace lockstep {
@@ -14,17 +15,8 @@ int64_t divided(int64_t value, int64_t ranks, const char* field) {
 /// The first rank of every axis that cuts a layer.
 MeshPlace first_place(const ParallelConfig& parallel) {
   return [&parallel](MeshAxis axis) -> AxisPlace {
-    const int64_t tp = parallel.tensor_model_parallel_size;
-    switch (axis) {
-      case MeshAxis::tp:
-        return {0, tp};
-      case MeshAxis::etp:
-        return {0, parallel.expert_tensor_parallel_size.value_or(tp)};
-      case MeshAxis::ep:
-        return {0, parallel.expert_model_parallel_size};
-      default:
-        return {};
-    }
+    const ParallelSize* const size = chosen_size(axis);
+    return {0, size ? size->of(parallel) : 1};
   };
 }
 

@@ -6,6 +6,7 @@
 #include "lockstep/checkpoint/checkpoint_reader.h"
 #include "lockstep/checkpoint/safetensors_header.h"
 #include "lockstep/core/check.h"
+#include "lockstep/parallel_state/parallel_axes.h"
 #include "lockstep/program/commands.h"
 
 namespace lockstep {
@@ -19,16 +20,13 @@ struct CheckpointArguments {
 };
 
 Json layout_json(const ManifestLayout& layout) {
-  return {{"world_size", layout.world_size},
-          {"tensor", layout.tensor},
-          {"pipeline", layout.pipeline},
-          {"virtual_pipeline", layout.virtual_pipeline},
-          {"context", layout.context},
-          {"expert", layout.expert},
-          {"expert_tensor", layout.expert_tensor},
-          {"order", layout.order},
-          {"distributed_optimizer", layout.distributed_optimizer},
-          {"optimizer_instances", layout.optimizer_instances}};
+  Json json = {{"world_size", layout.world_size}};
+  for (const ParallelSize* size : parallel_size_table())
+    json[size->name_with('_')] = size->of(layout);
+  json["order"] = layout.order;
+  json["distributed_optimizer"] = layout.distributed_optimizer;
+  json["optimizer_instances"] = layout.optimizer_instances;
+  return json;
 }
 
 int64_t total_bytes(const Manifest& manifest) {

@@ -3,6 +3,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/group_listing.h"
+#include "lockstep/parallel_state/parallel_axes.h"
 #include "lockstep/program/plan_arguments.h"
 
 namespace lockstep {
@@ -28,20 +29,18 @@ void add_size_options(CLI::App& command, ParallelSizes& sizes) {
   command.add_option("--world-size", sizes.world_size, "Ranks of the job")
       ->required()
       ->check(check_integer);
-  const auto add = [&](const char* name, auto& size, const char* meaning) {
-    return command.add_option(name, size, meaning)->capture_default_str()->check(check_integer);
+  const auto add = [&](const std::string& name, auto& size, const char* meaning) {
+    command.add_option("--" + name, size, meaning)->capture_default_str()->check(check_integer);
   };
-  add("--tensor", sizes.tensor, "Ranks that share each layer's matrices");
-  add("--pipeline", sizes.pipeline, "Pipeline stages");
-  add("--context", sizes.context, "Ranks that share each sequence");
-  add("--expert", sizes.expert, "Ranks among which the experts are dealt out");
-  add("--expert-tensor", sizes.expert_tensor,
-      "Ranks that share each expert's matrices; unset: as --tensor");
+  for (const ParallelSize* size : parallel_size_table())
+    if (*size->meaning)
+      std::visit([&](auto member) { add(size->name, sizes.*member, size->meaning); },
+                 size->in_sizes);
   command
       .add_option("--order", sizes.order,
                   "Axes from the fastest varying to the slowest; those of size 1 may be left out")
       ->capture_default_str();
-  add("--optimizer-instances", sizes.optimizer_instances,
+  add("optimizer-instances", sizes.optimizer_instances,
       "Replicas of the distributed optimizer; a divisor of dp x cp and of the experts' dp");
   const auto set_levels = [&sizes](const std::string& text) {
     sizes.hierarchical_context = parse_integers(text, ',');

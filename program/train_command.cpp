@@ -1,6 +1,7 @@
 #include <malloc.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -12,6 +13,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/datasets/tokenizer.h"
+#include "lockstep/parallel_state/parallel_axes.h"
 #include "lockstep/parallel_state/rank_message.h"
 #include "lockstep/planner/stage_shapes.h"
 #include "lockstep/program/argument_checks.h"
@@ -111,12 +113,11 @@ void write_sample(const Trainer& trainer, const std::string& checkpoint, c10::De
 
 /// What can be known before the run starts.
 void check_sample(const Config& config, const std::string& folder) {
-  const ParallelConfig& parallel = config.parallel;
-  const int64_t parts = parallel.tensor_model_parallel_size *
-                        parallel.pipeline_model_parallel_size * parallel.context_parallel_size *
-                        parallel.expert_model_parallel_size *
-                        parallel.expert_tensor_parallel_size.value_or(1);
-  require<ConfigError>(config.train.sample_tokens == 0 || !folder.empty() || parts == 1,
+  const auto sizes = parallel_size_table();
+  const bool whole = std::all_of(sizes.begin(), sizes.end(), [&](const ParallelSize* size) {
+    return size->of(config.parallel) == 1;
+  });
+  require<ConfigError>(config.train.sample_tokens == 0 || !folder.empty() || whole,
                        "train.sample_tokens: found {}, allowed where several ranks hold the model: "
                        "0, or with checkpoint.save or --output, because the text is generated from "
                        "the checkpoint",

@@ -13,6 +13,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
 #include "lockstep/datasets/crc32.h"
+#include "lockstep/parallel_state/parallel_axes.h"
 
 #include "checkpoint/manifest.pb.h"
 
@@ -54,20 +55,43 @@ bool is_plain_name(const std::string& name) {
          std::all_of(name.begin(), name.end(), allowed);
 }
 
+/// The field of CheckpointLayout that holds `size`.
+const pb::FieldDescriptor* field_of(const ParallelSize& size) {
+  const std::string name = size.name_with('_');
+  const auto* const field = proto::CheckpointLayout::descriptor()->FindFieldByName(name);
+  require<UsageError>(field != nullptr, "CheckpointLayout of manifest.proto: lacks the field {}",
+                      name);
+  return field;
+}
+
+/// A size that its field says by default is left out, so that older versions read the manifest.
+void write_layout(const ManifestLayout& from, proto::CheckpointLayout* to) {
+  to->set_world_size(from.world_size);
+  for (const ParallelSize* size : parallel_size_table()) {
+    const pb::FieldDescriptor* const field = field_of(*size);
+    const int64_t ranks = size->of(from);
+    if (!field->has_default_value() || field->default_value_int64() != ranks)
+      to->GetReflection()->SetInt64(to, field, ranks);
+  }
+  to->set_order(from.order);
+  to->set_distributed_optimizer(from.distributed_optimizer);
+  to->set_optimizer_instances(from.optimizer_instances);
+}
+
 /// Reads and checks the parts of a manifest; `path_` stands in every message.
 class Reader {
  public:
   Reader(const std::string& path, bool whole) : path_(path), whole_(whole) {}
 
   ManifestLayout layout(const proto::CheckpointLayout& from) const {
-    for (const int64_t size :
-         {from.world_size(), from.tensor(), from.pipeline(), from.virtual_pipeline(),
-          from.context(), from.expert(), from.expert_tensor(), from.optimizer_instances()})
-      check(size >= 1, "layout: found {}, allowed: >= 1", size);
-    return {from.world_size(),         from.tensor(),  from.pipeline(),
-            from.virtual_pipeline(),   from.context(), from.expert(),
-            from.expert_tensor(),      from.order(),   from.distributed_optimizer(),
-            from.optimizer_instances()};
+    ManifestLayout layout;
+    layout.world_size = at_least_one(from.world_size());
+    for (const ParallelSize* size : parallel_size_table())
+      size->set(layout, at_least_one(from.GetReflection()->GetInt64(from, field_of(*size))));
+    layout.order = from.order();
+    layout.distributed_optimizer = from.distributed_optimizer();
+    layout.optimizer_instances = at_least_one(from.optimizer_instances());
+    return layout;
   }
 
   ManifestScaler scaler(const proto::CheckpointScaler& from) const {
@@ -120,6 +144,11 @@ class Reader {
   }
 
  private:
+  int64_t at_least_one(int64_t size) const {
+    check(size >= 1, "layout: found {}, allowed: >= 1", size);
+    return size;
+  }
+
   ManifestPiece piece(const proto::CheckpointPiece& from, const ManifestTensor& tensor,
                       int64_t element, const Manifest& manifest) const {
     const std::string key = tensor.key();
@@ -224,17 +253,7 @@ proto::CheckpointManifest to_message(const Manifest& manifest) {
     message.mutable_scaler()->set_growth_tracker(manifest.scaler->growth_tracker);
     message.mutable_scaler()->set_hysteresis_tracker(manifest.scaler->hysteresis_tracker);
   }
-  proto::CheckpointLayout& layout = *message.mutable_layout();
-  layout.set_world_size(manifest.layout.world_size);
-  layout.set_tensor(manifest.layout.tensor);
-  layout.set_pipeline(manifest.layout.pipeline);
-  layout.set_virtual_pipeline(manifest.layout.virtual_pipeline);
-  layout.set_context(manifest.layout.context);
-  layout.set_expert(manifest.layout.expert);
-  layout.set_expert_tensor(manifest.layout.expert_tensor);
-  layout.set_order(manifest.layout.order);
-  layout.set_distributed_optimizer(manifest.layout.distributed_optimizer);
-  layout.set_optimizer_instances(manifest.layout.optimizer_instances);
+  write_layout(manifest.layout, message.mutable_layout());
   message.set_block_bytes(kChecksumBlock);
   for (const ManifestFile& from : manifest.files) {
     proto::CheckpointFile& file = *message.add_file();
@@ -297,6 +316,16 @@ proto::CheckpointManifest parse_message(std::string_view text, const Reader& rea
 
 std::string tensor_key(std::string_view name, std::string_view state) {
   return state.empty() ? std::string(name) : fmt::format("optimizer.{}.{}", state, name);
+}
+
+bool ManifestLayout::operator==(const ManifestLayout& other) const {
+  const auto sizes = parallel_size_table();
+  return std::all_of(
+             sizes.begin(), sizes.end(),
+             [&](const ParallelSize* size) { return size->of(*this) == size->of(other); }) &&
+         std::tie(world_size, order, distributed_optimizer, optimizer_instances) ==
+             std::tie(other.world_size, other.order, other.distributed_optimizer,
+                      other.optimizer_instances);
 }
 
 std::string ManifestTensor::key() const { return tensor_key(name, state); }

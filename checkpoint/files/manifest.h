@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lockstep/checkpoint/tensor_box.h"
+#include "lockstep/parallel_state/rank_grids.h"
 
 /// The manifest of a checkpoint: what each file of its folder holds. On disk it is
 /// `manifest.textproto`, whose schema is manifest.proto. Needs no libtorch.
@@ -18,19 +19,11 @@ inline constexpr int64_t kChecksumBlock = int64_t{1} << 20;
 
 inline constexpr const char* kManifestName = "manifest.textproto";
 
-/// How the ranks of the run that saved were laid out.
-struct ManifestLayout {
-  int64_t world_size = 1;
-  int64_t tensor = 1;
-  int64_t pipeline = 1;
-  int64_t virtual_pipeline = 1;
-  int64_t context = 1;
-  int64_t expert = 1;
-  int64_t expert_tensor = 1;
-  std::string order;
+/// How the ranks of the run that saved were laid out, apart from the levels of context.
+struct ManifestLayout : ParallelSizes {
   bool distributed_optimizer = false;
-  int64_t optimizer_instances = 1;
-  bool operator==(const ManifestLayout&) const = default;
+  /// The same in all that a manifest says of them.
+  bool operator==(const ManifestLayout& other) const;
 };
 
 /// State of the loss scaler.

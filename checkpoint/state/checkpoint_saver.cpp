@@ -39,20 +39,6 @@ constexpr int64_t kHugePage = int64_t{2} << 20;  // bytes
 std::string shard_name(int64_t rank) { return fmt::format("rank_{:05}.safetensors", rank); }
 std::string report_name(int64_t rank) { return fmt::format("rank_{:05}.report", rank); }
 
-ManifestLayout layout_of(const ParallelState& state, const Config& config) {
-  const ParallelSizes& sizes = state.grids().sizes();
-  return {state.world_size(),
-          sizes.tensor,
-          sizes.pipeline,
-          sizes.virtual_pipeline.value_or(1),
-          sizes.context,
-          sizes.expert,
-          state.grids().expert_tensor_size(),
-          sizes.order,
-          config.ddp.use_distributed_optimizer,
-          sizes.optimizer_instances};
-}
-
 /// The first among what the ranks say of themselves that begins with `kind`; empty if there is
 /// none.
 std::string first_of(std::string_view kind, const std::vector<std::string>& statuses) {
@@ -282,7 +268,7 @@ SaveResult CheckpointSaver::save(const std::vector<StateTensor>& tensors,
   if (scale_adapts_itself(config))
     job->whole.scaler =
         ManifestScaler{scaler.scale, scaler.growth_tracker, scaler.hysteresis_tracker};
-  job->whole.layout = layout_of(state_, config);
+  job->whole.layout = {state_.grids().sizes(), config.ddp.use_distributed_optimizer};
   job->config = print_config(config);
   std::string status = kDone;
   try {

@@ -9,5 +9,6 @@ namespace lockstep {
 /// ConfigError naming the field: a number of `config` that is not finite or out of the bounds that
 /// config.proto gives it.
 void check_bounds(const OptimizerConfig& config);
+void check_bounds(const DistributedDataParallelConfig& config);
 
 }  // namespace lockstep

@@ -327,6 +327,12 @@ void check_bounds(const OptimizerConfig& config) {
   check_fields(config_to_message(whole).optimizer());
 }
 
+void check_bounds(const DistributedDataParallelConfig& config) {
+  Config whole;
+  whole.ddp = config;
+  check_fields(config_to_message(whole).ddp());
+}
+
 void validate(const Config& config) {
   check_fields(config_to_message(config));
   check_rules(resolve(config));

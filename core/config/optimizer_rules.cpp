@@ -1,6 +1,7 @@
 #include "lockstep/core/optimizer_rules.h"
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/config_bounds.h"
 
 namespace lockstep {
 namespace {
@@ -40,18 +41,10 @@ void check_decoupled_rates(const OptimizerConfig& optimizer) {
 }  // namespace
 
 void check_ddp(const DistributedDataParallelConfig& ddp) {
-  const auto at_least_one = [](const char* field, const std::optional<int64_t>& value) {
-    require<ConfigError>(value.value_or(1) >= 1, "ddp.{}: found {}, allowed: >= 1", field,
-                         value.value_or(1));
-  };
-  at_least_one("bucket_size", ddp.bucket_size);
-  at_least_one("num_buckets", ddp.num_buckets);
+  check_bounds(ddp);
   require<ConfigError>(!(ddp.bucket_size && ddp.num_buckets),
                        "ddp.bucket_size ({}) and ddp.num_buckets ({}): allowed: one of the two",
                        ddp.bucket_size.value_or(0), ddp.num_buckets.value_or(0));
-  require<ConfigError>(ddp.large_grad_threshold > 0,
-                       "ddp.large_grad_threshold: found {}, allowed: > 0",
-                       ddp.large_grad_threshold);
   require<ConfigError>(!(ddp.calculate_per_token_loss.value_or(false) && ddp.average_in_collective),
                        "ddp.average_in_collective: found true, allowed with: "
                        "ddp.calculate_per_token_loss = false, because per-token scaling sums");

@@ -6,14 +6,22 @@
 #include "lockstep/parallel_state/axis_groups.h"
 
 namespace lockstep {
+namespace {
+
+[[noreturn]] void refuse_cut_over(MeshAxis axis) {
+  std::vector<const char*> names;
+  for (const MeshAxis cutting : kCuttingAxes) names.push_back(to_string(cutting));
+  fail<UsageError>("a layer's parameter: found a cut over {}, allowed: {}", to_string(axis),
+                   fmt::join(names, ", "));
+}
+
+}  // namespace
 
 ParamOrigin ParallelContext::origin() const {
   return {.options = options, .seed = seed, .name = name, .place = [state = state](MeshAxis axis) {
             const bool cuts =
                 std::find(kCuttingAxes.begin(), kCuttingAxes.end(), axis) != kCuttingAxes.end();
-            require<UsageError>(cuts,
-                                "a layer's parameter: found a cut over {}, allowed: tp, etp, ep",
-                                to_string(axis));
+            if (!cuts) refuse_cut_over(axis);
             const ProcessGroup group = state.group(group_kind_of(axis));
             return AxisPlace{group.rank(), group.size()};
           }};

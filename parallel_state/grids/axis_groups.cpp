@@ -1,6 +1,7 @@
 #include "lockstep/parallel_state/axis_groups.h"
 
 #include "lockstep/core/check.h"
+#include "lockstep/parallel_state/parallel_axes.h"
 
 namespace lockstep {
 namespace {
@@ -25,23 +26,9 @@ const GridKinds& grid_of(const ParamDescription& description) {
 }  // namespace
 
 GroupKind group_kind_of(MeshAxis axis) {
-  switch (axis) {
-    case MeshAxis::tp:
-      return GroupKind::tp;
-    case MeshAxis::cp:
-      return GroupKind::cp;
-    case MeshAxis::dp:
-      return GroupKind::dp;
-    case MeshAxis::pp:
-      return GroupKind::pp;
-    case MeshAxis::etp:
-      return GroupKind::expert_tp;
-    case MeshAxis::ep:
-      return GroupKind::ep;
-    case MeshAxis::edp:
-      return GroupKind::expert_dp;
-  }
-  fail<UsageError>("unknown axis {}", static_cast<int>(axis));
+  for (const GroupRow& row : group_table())
+    if (only_axis(row) == axis) return row.kind;
+  fail<UsageError>("axis {} has no kind of groups", to_string(axis));
 }
 
 MeshAxis tensor_axis(const ParamDescription& description) { return grid_of(description).tensor; }
@@ -70,6 +57,12 @@ std::vector<MeshAxis> partial_axes(const ParamDescription& description, const Ra
 }
 
 GroupKind replicas(const ParamDescription& description) { return grid_of(description).replicas; }
+
+std::vector<GroupKind> kinds_that_reach_all_ranks() {
+  std::vector<GroupKind> kinds = {kDense.replicas};
+  for (const MeshAxis axis : model_axes({})) kinds.push_back(group_kind_of(axis));
+  return kinds;
+}
 
 ReductionKinds reduction_group(const ParamDescription& description, const RankGrids& grids,
                                bool sharded) {

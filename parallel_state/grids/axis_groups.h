@@ -39,6 +39,10 @@ std::vector<MeshAxis> partial_axes(const ParamDescription& description, const Ra
 /// them broadcasts it when training begins.
 GroupKind replicas(const ParamDescription& description);
 
+/// What is brought together over one of these kinds after the other has come from all ranks: the
+/// replicas of a dense parameter, then along its model_axes().
+std::vector<GroupKind> kinds_that_reach_all_ranks();
+
 /// What replicas() can be, in an order that is the same on all ranks: dp-cp, expert-dp.
 inline constexpr std::array kReplicaKinds = {GroupKind::dp_cp, GroupKind::expert_dp};
 

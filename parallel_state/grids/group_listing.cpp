@@ -4,6 +4,7 @@
 #include <ostream>
 
 #include "lockstep/core/check.h"
+#include "lockstep/parallel_state/parallel_axes.h"
 
 namespace lockstep {
 namespace {
@@ -56,14 +57,10 @@ struct Size {
 };
 
 std::vector<Size> axis_sizes(const RankGrids& grids) {
-  const ParallelSizes& sizes = grids.sizes();
-  return {{"tp", sizes.tensor},
-          {"cp", sizes.context},
-          {"dp", grids.data_parallel_size()},
-          {"pp", sizes.pipeline},
-          {"ep", sizes.expert},
-          {"etp", grids.expert_tensor_size()},
-          {"edp", grids.expert_data_parallel_size()}};
+  std::vector<Size> sizes;
+  for (const GroupRow& row : group_table())
+    if (const auto axis = only_axis(row)) sizes.push_back({to_string(*axis), grids.size(row.kind)});
+  return sizes;
 }
 
 void check(const RankGrids& grids, const GroupListing& listing) {

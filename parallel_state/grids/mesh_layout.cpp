@@ -4,6 +4,8 @@
 #include <map>
 
 #include "lockstep/core/check.h"
+#include "lockstep/parallel_state/axis_groups.h"
+#include "lockstep/parallel_state/parallel_axes.h"
 
 namespace lockstep {
 namespace {
@@ -73,26 +75,28 @@ std::vector<int64_t> distances(const std::vector<Wheel>& wheels) {
   return result;
 }
 
-/// Axes of one grid, slowest first, with their names for layers of that grid. Axes that are not
-/// named belong to the other grid.
-MeshLayout grid_layout(const GridSizes& sizes, const std::string& order,
-                       const std::map<std::string, std::string>& names) {
-  const std::map<std::string, int64_t> known = {
-      {"tp", sizes.tp}, {"cp", sizes.cp}, {"ep", sizes.ep}, {"dp", sizes.dp}, {"pp", sizes.pp}};
-  const std::string axes = RankGenerator(sizes, order).order();
+/// Axes of one grid, slowest first, under the names that they have for parameters of that grid.
+MeshLayout grid_layout(const RankGrids& grids, Grid grid) {
+  const auto known = grid_axes(grid);
+  GridSizes sizes;
+  for (const GridAxis& axis : known)
+    sizes.*axis.in_order->size = grids.size(group_kind_of(axis.axis));
+  const std::string order = RankGenerator(sizes, grids.sizes().order).order();
   std::vector<int64_t> shape;
-  std::vector<std::string> axis_names;
-  for (size_t end = axes.size(); end != std::string::npos;) {
-    const size_t dash = end == 0 ? std::string::npos : axes.rfind('-', end - 1);
+  std::vector<std::string> names;
+  for (size_t end = order.size(); end != std::string::npos;) {
+    const size_t dash = end == 0 ? std::string::npos : order.rfind('-', end - 1);
     const size_t start = dash == std::string::npos ? 0 : dash + 1;
-    const std::string axis = axes.substr(start, end - start);
-    if (names.contains(axis)) {
-      shape.push_back(known.at(axis));
-      axis_names.push_back(names.at(axis));
+    const auto axis = std::find_if(known.begin(), known.end(), [&](const GridAxis& row) {
+      return order.compare(start, end - start, row.in_order->name) == 0;
+    });
+    if (axis != known.end()) {
+      shape.push_back(sizes.*axis->in_order->size);
+      names.emplace_back(to_string(axis->axis));
     }
     end = dash;
   }
-  return {shape, axis_names};
+  return {shape, names};
 }
 
 }  // namespace
@@ -276,24 +280,8 @@ bool MeshLayout::operator==(const MeshLayout& other) const {
          rank_offset_ == other.rank_offset_;
 }
 
-MeshLayout dense_mesh_layout(const RankGrids& grids) {
-  const ParallelSizes& sizes = grids.sizes();
-  return grid_layout({.tp = sizes.tensor,
-                      .cp = sizes.context,
-                      .ep = 1,
-                      .dp = grids.data_parallel_size(),
-                      .pp = sizes.pipeline},
-                     sizes.order, {{"tp", "tp"}, {"cp", "cp"}, {"dp", "dp"}, {"pp", "pp"}});
-}
+MeshLayout dense_mesh_layout(const RankGrids& grids) { return grid_layout(grids, Grid::dense); }
 
-MeshLayout expert_mesh_layout(const RankGrids& grids) {
-  const ParallelSizes& sizes = grids.sizes();
-  return grid_layout({.tp = grids.expert_tensor_size(),
-                      .cp = 1,
-                      .ep = sizes.expert,
-                      .dp = grids.expert_data_parallel_size(),
-                      .pp = sizes.pipeline},
-                     sizes.order, {{"tp", "etp"}, {"ep", "ep"}, {"dp", "edp"}, {"pp", "pp"}});
-}
+MeshLayout expert_mesh_layout(const RankGrids& grids) { return grid_layout(grids, Grid::expert); }
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lockstep/core/check.h"
+#include "lockstep/parallel_state/parallel_axes.h"
 
 namespace lockstep {
 namespace {
@@ -17,14 +18,11 @@ std::vector<std::string> split_axes(std::string_view text) {
   return axes;
 }
 
-struct AxisSize {
-  const char* name;
-  int64_t size;
-};
-
-std::array<AxisSize, 5> axis_sizes(const GridSizes& sizes) {
-  return {
-      {{"tp", sizes.tp}, {"cp", sizes.cp}, {"ep", sizes.ep}, {"dp", sizes.dp}, {"pp", sizes.pp}}};
+std::string known_axes() {
+  std::string names;
+  for (const OrderAxis& axis : order_axes())
+    names += (names.empty() ? "" : ", ") + std::string(axis.name);
+  return names;
 }
 
 }  // namespace
@@ -76,19 +74,22 @@ RankList GroupSet::group(int64_t index) const {
 }
 
 RankGenerator::RankGenerator(const GridSizes& sizes, std::string_view order) {
-  const auto known = axis_sizes(sizes);
+  const auto known = order_axes();
+  const auto find = [&](std::string_view name) {
+    return std::find_if(known.begin(), known.end(), [&](const auto& k) { return k.name == name; });
+  };
   require<ConfigError>(sizes.ep == 1 || sizes.cp == 1,
                        "ep ({}) and cp ({}): one grid holds only one of the two above 1", sizes.ep,
                        sizes.cp);
   axes_ = split_axes(order);
   for (auto axis = axes_.begin(); axis != axes_.end(); ++axis) {
-    require<ConfigError>(
-        std::any_of(known.begin(), known.end(), [&](const auto& k) { return k.name == *axis; }),
-        "order '{}': found axis '{}', allowed: tp, cp, ep, dp, pp", order, *axis);
+    if (find(*axis) == known.end())
+      fail<ConfigError>("order '{}': found axis '{}', allowed: {}", order, *axis, known_axes());
     require<ConfigError>(std::find(axes_.begin(), axis, *axis) == axis,
                          "order '{}': axis '{}' is named twice", order, *axis);
   }
-  for (const auto& [name, size] : known) {
+  for (const auto& [name, member] : known) {
+    const int64_t size = sizes.*member;
     require<ConfigError>(size >= 1, "{}: found size {}, allowed: >= 1", name, size);
     if (std::find(axes_.begin(), axes_.end(), name) != axes_.end()) continue;
     require<ConfigError>(size == 1, "order '{}': lacks axis '{}', whose size is {}", order, name,
@@ -97,9 +98,7 @@ RankGenerator::RankGenerator(const GridSizes& sizes, std::string_view order) {
   }
   for (const std::string& axis : axes_) {
     order_ += (order_.empty() ? "" : "-") + axis;
-    sizes_.push_back(std::find_if(known.begin(), known.end(), [&](const auto& k) {
-                       return k.name == axis;
-                     })->size);
+    sizes_.push_back(sizes.*find(axis)->size);
   }
 }
 

@@ -3,44 +3,36 @@
 #include <algorithm>
 
 #include "lockstep/core/check.h"
+#include "lockstep/parallel_state/parallel_axes.h"
 
 namespace lockstep {
 namespace {
-
-/// The size of the data-parallel axis that `used` ranks per replica leave.
-int64_t remaining(int64_t world, std::initializer_list<int64_t> used, const std::string& product) {
-  require<ConfigError>(world >= 1, "world-size: found {}, allowed: >= 1", world);
-  int64_t rest = world;
-  for (const int64_t size : used) {
-    require<ConfigError>(rest % size == 0, "world-size ({}) is not divisible by {}", world,
-                         product);
-    rest /= size;
-  }
-  return rest;
-}
 
 void check_size(const char* name, int64_t size) {
   require<ConfigError>(size >= 1, "{}: found {}, allowed: >= 1", name, size);
 }
 
-GridSizes dense_grid(const ParallelSizes& s) {
-  check_size("tensor", s.tensor);
-  check_size("pipeline", s.pipeline);
-  check_size("context", s.context);
-  const std::string product =
-      fmt::format("tensor ({}) x pipeline ({}) x context ({})", s.tensor, s.pipeline, s.context);
-  const int64_t dp = remaining(s.world_size, {s.tensor, s.pipeline, s.context}, product);
-  return {.tp = s.tensor, .cp = s.context, .ep = 1, .dp = dp, .pp = s.pipeline};
-}
-
-GridSizes expert_grid(const ParallelSizes& s) {
-  const int64_t etp = s.expert_tensor.value_or(s.tensor);
-  check_size("expert", s.expert);
-  check_size("expert-tensor", etp);
-  const std::string product =
-      fmt::format("expert-tensor ({}) x expert ({}) x pipeline ({})", etp, s.expert, s.pipeline);
-  const int64_t edp = remaining(s.world_size, {etp, s.expert, s.pipeline}, product);
-  return {.tp = etp, .cp = 1, .ep = s.expert, .dp = edp, .pp = s.pipeline};
+/// The axis of the data-parallel ranks has what the others leave of the world.
+GridSizes sizes_of(Grid grid, const ParallelSizes& s) {
+  GridSizes sizes;
+  std::vector<std::string> factors;
+  for (const GridAxis& axis : grid_axes(grid)) {
+    if (!axis.size) continue;
+    const int64_t size = sizes.*axis.in_order->size = axis.size->of(s);
+    check_size(axis.size->name, size);
+    factors.push_back(fmt::format("{} ({})", axis.size->name, size));
+  }
+  require<ConfigError>(s.world_size >= 1, "world-size: found {}, allowed: >= 1", s.world_size);
+  int64_t rest = s.world_size;
+  for (const GridAxis& axis : grid_axes(grid)) {
+    if (!axis.size) continue;
+    const int64_t size = sizes.*axis.in_order->size;
+    require<ConfigError>(rest % size == 0, "world-size ({}) is not divisible by {}", s.world_size,
+                         fmt::join(factors, " x "));
+    rest /= size;
+  }
+  sizes.dp = rest;
+  return sizes;
 }
 
 /// Divides step by step, because a product of sizes may not fit.
@@ -60,58 +52,20 @@ void check_levels(const std::vector<int64_t>& levels, int64_t context) {
 }  // namespace
 
 const std::vector<GroupKind>& all_group_kinds() {
-  using enum GroupKind;
-  static const std::vector<GroupKind> kinds = {tp,
-                                               cp,
-                                               dp,
-                                               dp_cp,
-                                               pp,
-                                               tp_pp,
-                                               tp_dp,
-                                               tp_cp,
-                                               tp_dp_cp,
-                                               ep,
-                                               expert_tp,
-                                               expert_dp,
-                                               tp_ep,
-                                               tp_ep_pp,
-                                               embedding,
-                                               position_embedding,
-                                               intra_dp_cp,
-                                               intra_expert_dp,
-                                               inter_optimizer,
-                                               intra_optimizer};
+  static const std::vector<GroupKind> kinds = [] {
+    std::vector<GroupKind> all;
+    for (const GroupRow& row : group_table()) all.push_back(row.kind);
+    return all;
+  }();
   return kinds;
 }
 
-const char* to_string(GroupKind kind) {
-  static constexpr const char* names[] = {"tp",
-                                          "cp",
-                                          "dp",
-                                          "dp-cp",
-                                          "pp",
-                                          "tp-pp",
-                                          "tp-dp",
-                                          "tp-cp",
-                                          "tp-dp-cp",
-                                          "ep",
-                                          "expert-tp",
-                                          "expert-dp",
-                                          "tp-ep",
-                                          "tp-ep-pp",
-                                          "embedding",
-                                          "position-embedding",
-                                          "intra-dp-cp",
-                                          "intra-expert-dp",
-                                          "inter-optimizer",
-                                          "intra-optimizer"};
-  return names[static_cast<size_t>(kind)];
-}
+const char* to_string(GroupKind kind) { return group_table()[static_cast<size_t>(kind)].name; }
 
 RankGrids::RankGrids(const ParallelSizes& sizes)
     : sizes_(sizes),
-      dense_sizes_(dense_grid(sizes)),
-      expert_sizes_(expert_grid(sizes)),
+      dense_sizes_(sizes_of(Grid::dense, sizes)),
+      expert_sizes_(sizes_of(Grid::expert, sizes)),
       dense_(dense_sizes_, sizes.order),
       expert_(expert_sizes_, sizes.order) {
   check_size("virtual pipeline", sizes.virtual_pipeline.value_or(1));
@@ -125,7 +79,7 @@ RankGrids::RankGrids(const ParallelSizes& sizes)
                        sizes.order, dense_sizes_.dp, expert_sizes_.dp);
   const int64_t instances = sizes.optimizer_instances;
   check_size("optimizer-instances", instances);
-  const int64_t dp_cp = dense_sizes_.dp * dense_sizes_.cp;
+  const int64_t dp_cp = size(GroupKind::dp_cp);
   require<ConfigError>(dp_cp % instances == 0 && expert_sizes_.dp % instances == 0,
                        "optimizer-instances ({}) must divide the data-parallel ranks (dp x cp = "
                        "{}, expert dp = {})",
@@ -135,33 +89,29 @@ RankGrids::RankGrids(const ParallelSizes& sizes)
 
 RankGroups RankGrids::groups(GroupKind kind) const {
   const int64_t instances = sizes_.optimizer_instances, pp = dense_sizes_.pp;
+  const auto along_axes = [this](GroupKind of) {
+    const GroupRow& row = group_table()[static_cast<size_t>(of)];
+    return (row.grid == Grid::dense ? dense_ : expert_).groups(row.axes);
+  };
   const auto sliced = [&](const GroupSet& set, bool inside) {
     return RankGroups(set, GroupSet({set.size() / instances, instances}, {inside, !inside}));
   };
   switch (kind) {
-    case GroupKind::ep:
-    case GroupKind::tp_ep:
-    case GroupKind::tp_ep_pp:
-      return RankGroups(expert_.groups(to_string(kind)));
-    case GroupKind::expert_tp:
-      return RankGroups(expert_.groups("tp"));
-    case GroupKind::expert_dp:
-      return RankGroups(expert_.groups("dp"));
     case GroupKind::embedding:
-      return RankGroups(dense_.groups("pp"))
+      return RankGroups(along_axes(GroupKind::pp))
           .picked(std::min<int64_t>(pp, 2), std::max<int64_t>(pp - 1, 1));
     case GroupKind::position_embedding:
-      return RankGroups(dense_.groups("pp")).picked(1, 1);
+      return RankGroups(along_axes(GroupKind::pp)).picked(1, 1);
     case GroupKind::intra_dp_cp:
-      return sliced(dense_.groups("dp-cp"), true);
+      return sliced(along_axes(GroupKind::dp_cp), true);
     case GroupKind::intra_expert_dp:
-      return sliced(expert_.groups("dp"), true);
+      return sliced(along_axes(GroupKind::expert_dp), true);
     case GroupKind::inter_optimizer:
-      return instances == 1 ? RankGroups() : sliced(expert_.groups("dp"), false);
+      return instances == 1 ? RankGroups() : sliced(along_axes(GroupKind::expert_dp), false);
     case GroupKind::intra_optimizer:
-      return RankGroups(expert_.groups("tp-ep-pp")).merged(expert_sizes_.dp / instances);
+      return RankGroups(along_axes(GroupKind::tp_ep_pp)).merged(expert_sizes_.dp / instances);
     default:
-      return RankGroups(dense_.groups(to_string(kind)));
+      return RankGroups(along_axes(kind));
   }
 }
 

@@ -20,6 +20,7 @@
 #include "lockstep/parallel_state/failure_board.h"
 #include "lockstep/parallel_state/gathering.h"
 #include "lockstep/parallel_state/operation.h"
+#include "lockstep/parallel_state/parallel_axes.h"
 #include "lockstep/parallel_state/planning_backend.h"
 #include "lockstep/parallel_state/process_group_state.h"
 #include "lockstep/parallel_state/rendezvous.h"
@@ -53,12 +54,11 @@ void ignore_broken_pipes() {
 }
 
 std::string describe(const ParallelSizes& sizes) {
-  return fmt::format(
-      "tensor {}, pipeline {}, virtual pipeline {}, context {}, expert {}, expert tensor {}, order "
-      "{}, optimizer instances {}, hierarchical context {}",
-      sizes.tensor, sizes.pipeline, sizes.virtual_pipeline.value_or(1), sizes.context, sizes.expert,
-      sizes.expert_tensor.value_or(sizes.tensor), sizes.order, sizes.optimizer_instances,
-      sizes.hierarchical_context);
+  std::string text;
+  for (const ParallelSize* size : parallel_size_table())
+    text += fmt::format("{} {}, ", size->name_with(' '), size->of(sizes));
+  return text + fmt::format("order {}, optimizer instances {}, hierarchical context {}",
+                            sizes.order, sizes.optimizer_instances, sizes.hierarchical_context);
 }
 
 std::string describe(const std::map<GroupKind, GroupOptions>& group_options) {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cctype>
+
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/error.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -48,6 +50,41 @@ TEST(OptimizerRules, AcceptWhatGoesTogether) {
   parse({"train.precision=fp16", "optimizer.loss_scale=1024", "optimizer.hysteresis=1"});
   parse({"optimizer.decoupled_lr=1e-5"});
   parse({"optimizer.min_lr=2e-5", "optimizer.decoupled_lr=1e-5", "optimizer.decoupled_min_lr=0"});
+}
+
+/// What the schema allows is allowed, whether a number comes as text or in the struct.
+TEST(OptimizerRules, BoundsOfTheStructAreThoseOfTheSchema) {
+  using Ddp = DistributedDataParallelConfig;
+  const std::pair<const char*, void (*)(Ddp&, double)> numbers[] = {
+      {"ddp.bucket_size", [](Ddp& d, double n) { d.bucket_size = static_cast<int64_t>(n); }},
+      {"ddp.num_buckets", [](Ddp& d, double n) { d.num_buckets = static_cast<int64_t>(n); }},
+      {"ddp.large_grad_threshold", [](Ddp& d, double n) { d.large_grad_threshold = n; }}};
+  std::vector<std::string> bounded, tried;
+  for (const ConfigField& field : config_fields())
+    if (field.path.starts_with("ddp.") && field.allowed.find_first_of("<>") != std::string::npos)
+      bounded.push_back(field.path);
+  for (const auto& [path, set] : numbers) {
+    tried.emplace_back(path);
+    for (const char* value : {"0", "-1", "1", "inf", "nan"}) {
+      if (path != std::string("ddp.large_grad_threshold") && std::isalpha(value[0])) continue;
+      std::string of_text, of_struct;
+      try {
+        parse({path + ("=" + std::string(value))});
+      } catch (const ConfigError& error) {
+        of_text = error.what();
+      }
+      try {
+        Ddp ddp;
+        set(ddp, std::stod(value));
+        check_ddp(ddp);
+      } catch (const ConfigError& error) {
+        of_struct = error.what();
+      }
+      EXPECT_EQ(of_text.empty(), value == std::string("1")) << path << " = " << value;
+      EXPECT_EQ(of_struct, of_text) << path << " = " << value;
+    }
+  }
+  EXPECT_EQ(tried, bounded);
 }
 
 }  // namespace

@@ -47,6 +47,7 @@ TEST(AxisGroups, TheReductionOverReplicasCoversTheAxesThatSplitTheBatch) {
   EXPECT_EQ(replicas(kExpertParam), K::expert_dp);
   EXPECT_EQ(model_ranks(kDenseParam), K::tp_pp);
   EXPECT_EQ(model_ranks(kExpertParam), K::tp_ep_pp);
+  EXPECT_EQ(kinds_that_reach_all_ranks(), (Kinds{K::dp_cp, K::tp, K::pp}));
 }
 
 TEST(AxisGroups, ShardedReductionsStayInsideAnOptimizerInstance) {

@@ -262,7 +262,7 @@ class Tree(unittest.TestCase):
         self.assertGreater(len(fields), 60)
         code = "\n".join(text_of(p) for p in sources(".h", ".cpp", ".cu") if p.parts[0] in ROOMS)
         for field in fields:
-            self.assertRegex(code, rf"[.>]{field}\b", f"nothing reads {field}")
+            self.assertRegex(code, rf"[.>:]{field}\b", f"nothing reads {field}")
 
     def test_the_readme_shows_code_that_is_compiled(self):
         snippets = []

@@ -1,0 +1,84 @@
+#pragma once
+
+// Internal: the tables of the axes that cut a job. The grids, meshes, groups and their listing, the
+// planner, the checkpoint's manifest and the command line read them, so that an axis is spelled out
+// here and where its size and its name are declared.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+
+#include "lockstep/core/config.h"
+#include "lockstep/core/placement.h"
+#include "lockstep/parallel_state/rank_grids.h"
+
+namespace lockstep {
+
+template <class Struct>
+using SizeMember = std::variant<int64_t Struct::*, std::optional<int64_t> Struct::*>;
+
+/// A size that the user of a job chooses.
+struct ParallelSize {
+  const char* name;     ///< "expert-tensor", an option of `lockstep plan groups`
+  const char* meaning;  ///< for its --help; empty where it has no such option
+  const char* field;    ///< of ParallelConfig: "expert_tensor_parallel_size"
+  SizeMember<ParallelSizes> in_sizes;
+  SizeMember<ParallelConfig> in_config;
+  const ParallelSize* if_unset = nullptr;  ///< whose size it has where it is not set; null: 1
+
+  /// The size, 1 or that of `if_unset` where it is not set.
+  int64_t of(const ParallelSizes& sizes) const;
+  int64_t of(const ParallelConfig& config) const;
+  /// Sets it to what `config` says; leaves it unset where that does.
+  void copy(const ParallelConfig& config, ParallelSizes& sizes) const;
+  void set(ParallelSizes& sizes, int64_t size) const;
+  /// The name with `between` for "-": '_' makes it the key of the manifest, "expert_tensor".
+  std::string name_with(char between) const;
+};
+
+/// All of them. The world and what is cut inside a group (instances of the optimizer, levels of
+/// context) are not among them.
+std::span<const ParallelSize* const> parallel_size_table();
+
+/// An axis of GridSizes under the name that an order gives it.
+struct OrderAxis {
+  const char* name;
+  int64_t GridSizes::*size;
+};
+
+/// tp, cp, ep, dp, pp
+std::span<const OrderAxis> order_axes();
+
+/// The two grids over the same ranks.
+enum class Grid { dense, expert };
+
+/// One axis of a grid.
+struct GridAxis {
+  MeshAxis axis;
+  const OrderAxis* in_order;  ///< "tp" for tp and etp
+  const ParallelSize* size;   ///< null for dp and edp, which have the ranks that the others leave
+};
+
+/// The axes of a grid, in the order in which messages name their sizes.
+std::span<const GridAxis> grid_axes(Grid grid);
+
+/// The size that a user chooses of `axis`; null for dp and edp.
+const ParallelSize* chosen_size(MeshAxis axis);
+
+/// A kind of groups.
+struct GroupRow {
+  GroupKind kind;
+  const char* name;  ///< "expert-tp"
+  Grid grid;
+  const char* axes;  ///< along which its ranks lie, as in an order; empty: made from another kind
+};
+
+/// All kinds, in the order of GroupKind.
+std::span<const GroupRow> group_table();
+
+/// The axis along which alone the ranks of the kind lie, if there is one.
+std::optional<MeshAxis> only_axis(const GroupRow& row);
+
+}  // namespace lockstep
