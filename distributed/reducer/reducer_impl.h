@@ -46,6 +46,8 @@ struct Reducer::Impl final : GradientObserver {
   void prepare_for_backward(const std::vector<at::Tensor>& outputs);
   void skip_unused_buckets();
   void on_gradient(int64_t position, bool in_place) override;
+  std::string front() const override { return "Reducer"; }
+  std::string unfinished() const override;
   void note_without_reduction(size_t param);
   void arm(int64_t position);
   bool completes(size_t param, bool has_gradient);
