@@ -11,6 +11,7 @@
 #include "lockstep/distributed/reducer_bucket.h"
 #include "lockstep/distributed/reducer_statistics.h"
 #include "lockstep/distributed/reducer_usage.h"
+#include "lockstep/distributed/telling.h"
 
 namespace lockstep {
 
@@ -79,9 +80,10 @@ struct Reducer::Impl final : GradientObserver {
     const std::lock_guard<std::mutex> lock(mutex);
     try {
       body();
-    } catch (const Error& error) {
-      if (failure.empty()) failure = error.what();
-      group.post_failure(error.what());
+    } catch (...) {
+      const std::string text = text_of_exception();
+      if (failure.empty()) failure = text;
+      group.post_failure(text);
       throw;
     }
   }
