@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <limits>
 #include <unordered_set>
 
 #include "lockstep/core/check.h"
@@ -58,6 +60,32 @@ class Collection {
   std::vector<NamedParameter> parameters_;
 };
 
+/// UsageError for what no layer can be made of.
+void check_spec(const ParamSpec& spec) {
+  constexpr auto kMost = std::numeric_limits<int64_t>::max();
+  int64_t numel = 1;
+  bool good = true;
+  for (const int64_t length : spec.shape) {
+    good = good && length >= 1 && numel <= kMost / 8 / length;
+    if (good) numel *= length;
+  }
+  require<UsageError>(good,
+                      "parameter '{}': found shape [{}], allowed: lengths >= 1, and as many "
+                      "elements as memory can be addressed for",
+                      spec.name, fmt::join(spec.shape, ", "));
+  const auto* const normal = std::get_if<NormalValues>(&spec.values);
+  const double deviation = normal ? normal->standard_deviation : 0;
+  require<UsageError>(std::isfinite(deviation) && deviation >= 0,
+                      "parameter '{}': found a standard deviation of {}, allowed: a finite number "
+                      ">= 0",
+                      spec.name, deviation);
+  const int64_t rows = spec.shape.empty() ? 0 : spec.shape[0];
+  const int64_t unpadded = spec.description.unpadded_rows.value_or(rows);
+  require<UsageError>(unpadded == rows || (unpadded >= 1 && unpadded <= rows),
+                      "parameter '{}': found {} rows before the padding, allowed: 1 to {}",
+                      spec.name, unpadded, rows);
+}
+
 /// How many of the rows of a piece come before the padding.
 int64_t rows_before_padding(const ParamSpec& spec, const LocalPiece& piece) {
   const int64_t end = spec.description.unpadded_rows.value_or(spec.shape[0]);
@@ -66,6 +94,7 @@ int64_t rows_before_padding(const ParamSpec& spec, const LocalPiece& piece) {
 
 /// This rank's piece of `spec`, whose name is the global one.
 at::Tensor initial_piece(const ParamSpec& spec, const ParamOrigin& origin) {
+  check_spec(spec);
   const LocalPiece piece = local_piece(spec, origin.place);
   at::Tensor tensor = at::zeros(piece.shape, origin.options);
   at::Tensor filled =

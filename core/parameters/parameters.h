@@ -53,7 +53,9 @@ class DescribedModule : public torch::nn::Module {
 
  protected:
   /// Makes this rank's piece of `spec`, fills it with its initial values, keyed by origin.name +
-  /// spec.name, and registers it under spec.name. UsageError as of local_piece() and
+  /// spec.name, and registers it under spec.name. UsageError, by the global name: a shape with a
+  /// length below 1 or more elements than can be addressed, a standard deviation that is no finite
+  /// number >= 0, unpadded_rows that are not 1 to all rows; and as of local_piece() and
   /// ParamDescription::validate().
   at::Tensor add(const ParamSpec& spec, const ParamOrigin& origin);
 

@@ -27,7 +27,8 @@ struct ParallelContext {
   /// Between the tensor-parallel regions each rank of tp has its part of the sequence.
   bool sequence_parallel = false;
   std::string name = {};  ///< global name of the layer that is being built, ends in "." or empty
-  /// Null: weight gradients are never deferred. Otherwise a layer may be used once in a forward.
+  /// Null: weight gradients are never deferred. Otherwise a layer whose gradients a front waits for
+  /// may be used once in a forward; a second use is refused in backward, by the layer's name.
   std::shared_ptr<DeferredGradients> deferred = {};
 
   /// The context of a child that is registered under `child_name`.
