@@ -223,8 +223,12 @@ void check_same_parameters(const std::vector<NamedParameter>& parameters, const 
   fault.rethrow();
 }
 
+std::string trained_text(const NamedParameter& param) {
+  return param.tensor.requires_grad() ? "trained" : "frozen";
+}
+
 std::string settings_text(const NamedParameter& param) {
-  return fmt::format("{}{}", param.tensor.requires_grad() ? "trained" : "frozen",
+  return fmt::format("{}{}", trained_text(param),
                      param.description.apply_weight_decay ? "" : ", no weight decay");
 }
 

@@ -162,6 +162,22 @@ TEST(LayerArguments, InputsOfAnotherWidthRankOrDtypeAreRefusedByNameBeforeAnythi
   for (int64_t rank = 0; rank < 2; ++rank) EXPECT_TRUE(log.of_rank(rank).empty());
 }
 
+TEST(LayerArguments, AWeightThatOneRankOfTpAloneHasFrozenIsRefusedByTheFrontOnEveryRank) {
+  run_ranks(2,
+            [](const ParallelState& state) {
+              const ColumnParallelLinear column(layer(state, true), 4, {8}, false, 0.1);
+              at::Tensor(column.weight()).requires_grad_(state.rank() == 0);
+              const at::Tensor other =
+                  at::ones({2}).requires_grad_(true);  // so that each trains one
+              std::vector<NamedParameter> list = collect_parameters(column);
+              list.push_back({"other", other, default_description(other)});
+              EXPECT_TRUE(throws_with<CommunicationError>(
+                  [&] { DistributedDataParallel(list, state); },
+                  "parameter 'weight' is trained on rank 0 and frozen on rank 1"));
+            },
+            {.sizes = {.tensor = 2}});
+}
+
 /// One layer, wrapped, and the mean over the elements of its output.
 struct Wrapped {
   explicit Wrapped(const ParallelContext& context)
