@@ -34,7 +34,7 @@ class WholeMatrices final : public UpdateRule {
     whole.parameter = &param;
     whole.weights = param.tensor.view(-1);
     whole.grad = joined(range.grad).view(-1);
-      whole.copy = at::Tensor();
+    whole.copy = at::Tensor();
     whole.segments = {{0, param.tensor.numel()}};
     for (at::Tensor& one : whole.state) one = joined(one).view(-1);
     rule_->update(whole);
