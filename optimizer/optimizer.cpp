@@ -9,6 +9,7 @@
 #include "lockstep/core/config_bounds.h"
 #include "lockstep/distributed/finalize_passes.h"
 #include "lockstep/distributed/parameter_check.h"
+#include "lockstep/distributed/telling.h"
 #include "lockstep/optimizer/agreement.h"
 #include "lockstep/optimizer/clip_grads.h"
 #include "lockstep/optimizer/counted_grads.h"
@@ -115,7 +116,9 @@ const UpdateStatement* Optimizer::own_statement() const {
 
 void Optimizer::make_states(const std::vector<ParamOverride>& overrides) {
   const std::vector<NamedParameter> params = params_of(models_);
-  const GroupedParams grouped = grouped_params(models_, config_, overrides, own_statement());
+  const GroupedParams grouped = telling(models_.front()->parallel_state(), [&] {
+    return grouped_params(models_, config_, overrides, own_statement());
+  });
   groups_ = grouped.groups;
   std::vector<std::string> settings;
   for (size_t i = 0; i < params.size(); ++i)

@@ -10,7 +10,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "lockstep/core/check.h"
+#include "lockstep/core/gradient_capture.h"
 
 namespace lockstep {
 namespace {
@@ -22,6 +22,7 @@ using torch::autograd::variable_list;
 
 variable_list run_engine(const edge_list& roots, const variable_list& grads, bool accumulate,
                          const edge_list& outputs = {}) {
+  const CapturesAccumulate captures;
   return torch::autograd::Engine::get_default_engine().execute(
       roots, grads, /*keep_graph=*/true, /*create_graph=*/false, accumulate, outputs);
 }

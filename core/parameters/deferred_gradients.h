@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -22,6 +24,13 @@ class DeferredGradients {
   /// For layers, inside a backward that defers.
   void add(Task task) { tasks_.push_back(std::move(task)); }
 
+  /// For layers: notes that the backward number `pass` reaches the weight `weight`. False if the
+  /// one before that reached it was this one.
+  bool note_use(const void* weight, int64_t pass) {
+    const auto [last, is_new] = last_pass_.try_emplace(weight, pass);
+    return std::exchange(last->second, pass) != pass || is_new;
+  }
+
   /// The tasks that were added since the last call, for the caller to run once each, in order, with
   /// gradients off. They keep activations alive until then.
   std::vector<Task> take() { return std::exchange(tasks_, {}); }
@@ -29,6 +38,7 @@ class DeferredGradients {
  private:
   bool deferring_ = false;
   std::vector<Task> tasks_;
+  std::unordered_map<const void*, int64_t> last_pass_;
 };
 
 }  // namespace lockstep

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <limits>
 #include <unordered_set>
 
 #include "lockstep/core/check.h"
@@ -10,18 +12,78 @@
 namespace lockstep {
 namespace {
 
-void collect(const torch::nn::Module& module, const std::string& prefix,
-             std::unordered_set<const c10::TensorImpl*>& seen, std::vector<NamedParameter>& out) {
-  const auto* described = dynamic_cast<const DescribedModule*>(&module);
-  for (const auto& item : module.named_parameters(/*recurse=*/false)) {
-    const at::Tensor& tensor = item.value();
-    if (!tensor.defined() || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
-    const ParamDescription* description = described ? described->description(item.key()) : nullptr;
-    out.push_back(
-        {prefix + item.key(), tensor, description ? *description : default_description(tensor)});
+bool any_splits_sequence(const torch::nn::Module& module) {
+  const auto* const described = dynamic_cast<const DescribedModule*>(&module);
+  if (described && described->splits_sequence()) return true;
+  const auto children = module.named_children();
+  return std::any_of(children.begin(), children.end(),
+                     [](const auto& child) { return any_splits_sequence(*child.value()); });
+}
+
+/// Takes the parameters of a module and of those below it.
+class Collection {
+ public:
+  explicit Collection(const torch::nn::Module& root) : splits_sequence_(any_splits_sequence(root)) {
+    collect(root, "");
   }
-  for (const auto& child : module.named_children())
-    collect(*child.value(), prefix + child.key() + ".", seen, out);
+  std::vector<NamedParameter> take() { return std::move(parameters_); }
+
+ private:
+  void collect(const torch::nn::Module& module, const std::string& prefix) {
+    const auto* const described = dynamic_cast<const DescribedModule*>(&module);
+    if (described) describing_.emplace_back(described, prefix.size());
+    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+      const at::Tensor& tensor = item.value();
+      if (!tensor.defined() || !seen_.insert(tensor.unsafeGetTensorImpl()).second) continue;
+      const std::string name = prefix + item.key();
+      parameters_.push_back({name, tensor, description_of(name, tensor)});
+    }
+    for (const auto& child : module.named_children())
+      collect(*child.value(), prefix + child.key() + ".");
+    if (described) describing_.pop_back();
+  }
+
+  ParamDescription description_of(const std::string& name, const at::Tensor& tensor) const {
+    for (auto from = describing_.rbegin(); from != describing_.rend(); ++from)
+      if (const ParamDescription* found = from->first->description(name.substr(from->second)))
+        return *found;
+    ParamDescription description = default_description(tensor);
+    if (splits_sequence_ && tensor.requires_grad())
+      description.gradient_states[MeshAxis::tp] = GradientState::undeclared;
+    return description;
+  }
+
+  bool splits_sequence_;
+  /// The modules that the present one lies in, outermost first, and the lengths of their prefixes.
+  std::vector<std::pair<const DescribedModule*, size_t>> describing_;
+  std::unordered_set<const c10::TensorImpl*> seen_;
+  std::vector<NamedParameter> parameters_;
+};
+
+/// UsageError for what no layer can be made of.
+void check_spec(const ParamSpec& spec) {
+  constexpr auto kMost = std::numeric_limits<int64_t>::max();
+  int64_t numel = 1;
+  bool good = true;
+  for (const int64_t length : spec.shape) {
+    good = good && length >= 1 && numel <= kMost / 8 / length;
+    if (good) numel *= length;
+  }
+  require<UsageError>(good,
+                      "parameter '{}': found shape [{}], allowed: lengths >= 1, and as many "
+                      "elements as memory can be addressed for",
+                      spec.name, fmt::join(spec.shape, ", "));
+  const auto* const normal = std::get_if<NormalValues>(&spec.values);
+  const double deviation = normal ? normal->standard_deviation : 0;
+  require<UsageError>(std::isfinite(deviation) && deviation >= 0,
+                      "parameter '{}': found a standard deviation of {}, allowed: a finite number "
+                      ">= 0",
+                      spec.name, deviation);
+  const int64_t rows = spec.shape.empty() ? 0 : spec.shape[0];
+  const int64_t unpadded = spec.description.unpadded_rows.value_or(rows);
+  require<UsageError>(unpadded == rows || (unpadded >= 1 && unpadded <= rows),
+                      "parameter '{}': found {} rows before the padding, allowed: 1 to {}",
+                      spec.name, unpadded, rows);
 }
 
 /// How many of the rows of a piece come before the padding.
@@ -32,6 +94,7 @@ int64_t rows_before_padding(const ParamSpec& spec, const LocalPiece& piece) {
 
 /// This rank's piece of `spec`, whose name is the global one.
 at::Tensor initial_piece(const ParamSpec& spec, const ParamOrigin& origin) {
+  check_spec(spec);
   const LocalPiece piece = local_piece(spec, origin.place);
   at::Tensor tensor = at::zeros(piece.shape, origin.options);
   at::Tensor filled =
@@ -49,6 +112,7 @@ at::Tensor initial_piece(const ParamSpec& spec, const ParamOrigin& origin) {
 at::Tensor DescribedModule::add(const ParamSpec& spec, const ParamOrigin& origin) {
   ParamSpec whole = spec;
   whole.name = origin.name + spec.name;
+  splits_sequence_ = splits_sequence_ || origin.splits_sequence;
   return register_described_parameter(spec.name, initial_piece(whole, origin), spec.description);
 }
 
@@ -65,6 +129,34 @@ at::Tensor& DescribedModule::register_described_parameter(const std::string& nam
   return register_parameter(name, std::move(tensor));
 }
 
+ParamDescriptions DescribedModule::default_descriptions(const torch::nn::Module& child,
+                                                        GradientState over_tp) {
+  ParamDescriptions descriptions;
+  for (const NamedParameter& param : collect_parameters(child)) {
+    ParamDescription description = default_description(param.tensor);
+    description.gradient_states[MeshAxis::tp] = over_tp;
+    descriptions[param.name] = std::move(description);
+  }
+  return descriptions;
+}
+
+void DescribedModule::check_descriptions(const torch::nn::Module& child, const std::string& name,
+                                         const ParamDescriptions& descriptions) {
+  const auto parameters = child.named_parameters();
+  for (const auto& [parameter, description] : descriptions) {
+    require<UsageError>(parameters.contains(parameter),
+                        "module '{}': found a description of '{}', allowed: of its parameters, {}",
+                        name, parameter, fmt::join(parameters.keys(), ", "));
+    description.validate(name + "." + parameter);
+  }
+}
+
+void DescribedModule::describe_child(const std::string& name,
+                                     const ParamDescriptions& descriptions) {
+  for (const auto& [parameter, description] : descriptions)
+    descriptions_[name + "." + parameter] = description;
+}
+
 ParamDescription default_description(const at::Tensor& parameter) {
   ParamDescription description;
   description.apply_weight_decay = parameter.dim() >= 2;
@@ -72,10 +164,7 @@ ParamDescription default_description(const at::Tensor& parameter) {
 }
 
 std::vector<NamedParameter> collect_parameters(const torch::nn::Module& module) {
-  std::vector<NamedParameter> parameters;
-  std::unordered_set<const c10::TensorImpl*> seen;
-  collect(module, "", seen, parameters);
-  return parameters;
+  return Collection(module).take();
 }
 
 void fill_normal(at::Tensor& local, double standard_deviation, uint64_t seed, std::string_view name,

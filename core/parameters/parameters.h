@@ -22,27 +22,40 @@ struct ParamOrigin {
   uint64_t seed = 1234;            ///< of the initial values
   std::string name = {};  ///< global name of the module that is being built, ends in "." or empty
   MeshPlace place = {};   ///< of this rank
+  /// Several ranks of tp have each its part of the tokens between the tensor-parallel regions.
+  bool splits_sequence = false;
 
   /// That of a child which is registered under `child_name`.
   ParamOrigin child(const std::string& child_name) const {
-    return {options, seed, name + child_name + ".", place};
+    return {options, seed, name + child_name + ".", place, splits_sequence};
   }
 };
 
+/// Descriptions of the parameters below a module, by their dotted names from it: "weight",
+/// "0.bias".
+using ParamDescriptions = std::map<std::string, ParamDescription>;
+
 /// Base of layers that describe their parameters. A layer registers each parameter together with
-/// its description, best by add() from the specification that it states for the planner too;
-/// modules of other kinds get default_description() for theirs.
+/// its description, best by add() from the specification that it states for the planner too. It
+/// describes a child that does not, a module of torch::nn for instance, by
+/// register_described_module(); what nobody describes gets default_description(), see
+/// collect_parameters().
 class DescribedModule : public torch::nn::Module {
  public:
   using torch::nn::Module::Module;
 
-  /// The description of the parameter that this module registered under `name`; nullptr if it
-  /// registered it without one.
+  /// The description of the parameter that this module registered under `name`, or that a child has
+  /// under this dotted name; nullptr if this module described none.
   const ParamDescription* description(const std::string& name) const;
+
+  /// Whether one of its parameters was made for ranks of tp that have each its part of the tokens.
+  bool splits_sequence() const { return splits_sequence_; }
 
  protected:
   /// Makes this rank's piece of `spec`, fills it with its initial values, keyed by origin.name +
-  /// spec.name, and registers it under spec.name. UsageError as of local_piece() and
+  /// spec.name, and registers it under spec.name. UsageError, by the global name: a shape with a
+  /// length below 1 or more elements than can be addressed, a standard deviation that is no finite
+  /// number >= 0, unpadded_rows that are not 1 to all rows; and as of local_piece() and
   /// ParamDescription::validate().
   at::Tensor add(const ParamSpec& spec, const ParamOrigin& origin);
 
@@ -77,8 +90,38 @@ class DescribedModule : public torch::nn::Module {
   at::Tensor& register_described_parameter(const std::string& name, at::Tensor tensor,
                                            ParamDescription description);
 
+  /// torch::nn::Module::register_module for a `child` (shared pointer or holder) that does not
+  /// describe its parameters. All of them that it has now, those below it included, have
+  /// default_description() with the gradient in state `over_tp` when it leaves backward. Between
+  /// the tensor-parallel regions that is ParallelContext::replicated_gradient_state():
+  ///
+  ///     norm_ = register_described_module("norm", torch::nn::LayerNorm(options),
+  ///                                       context.replicated_gradient_state());
+  template <class Child>
+  auto register_described_module(const std::string& name, Child child, GradientState over_tp) {
+    describe_child(name, default_descriptions(*child, over_tp));
+    return register_module(name, std::move(child));
+  }
+
+  /// The same with a description for each of its parameters. UsageError: one that contradicts
+  /// itself, a name that `child` has no parameter for.
+  template <class Child>
+  auto register_described_module(const std::string& name, Child child,
+                                 const ParamDescriptions& descriptions) {
+    check_descriptions(*child, name, descriptions);
+    describe_child(name, descriptions);
+    return register_module(name, std::move(child));
+  }
+
  private:
-  std::map<std::string, ParamDescription> descriptions_;
+  static ParamDescriptions default_descriptions(const torch::nn::Module& child,
+                                                GradientState over_tp);
+  static void check_descriptions(const torch::nn::Module& child, const std::string& name,
+                                 const ParamDescriptions& descriptions);
+  void describe_child(const std::string& name, const ParamDescriptions& descriptions);
+
+  ParamDescriptions descriptions_;
+  bool splits_sequence_ = false;
 };
 
 /// One parameter of a model.
@@ -88,12 +131,17 @@ struct NamedParameter {
   ParamDescription description;
 };
 
-/// What holds of a parameter that no DescribedModule registered: dense, replicated on every axis,
-/// weight decay unless it has fewer than two dimensions.
+/// What holds of a parameter that no DescribedModule describes: dense, replicated on every axis with
+/// gradients that are complete over tp, weight decay unless it has fewer than two dimensions.
 ParamDescription default_description(const at::Tensor& parameter);
 
 /// All parameters of `module` in the order of their registration, frozen ones included. A tensor
-/// that is registered more than once (a tied weight) appears once, under its first name.
+/// that is registered more than once (a tied weight) appears once, under its first name. Of several
+/// modules that describe a parameter the innermost counts.
+///
+/// Where some module splits_sequence(), the gradient over tp of a trained parameter that nobody
+/// describes is GradientState::undeclared, which the fronts refuse by name: it could be this rank's
+/// term alone.
 std::vector<NamedParameter> collect_parameters(const torch::nn::Module& module);
 
 /// Fills `local` with normal random values that depend on (seed, name, global index of the element)

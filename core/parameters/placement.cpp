@@ -50,6 +50,8 @@ const char* to_string(GradientState state) {
       return "complete";
     case GradientState::partial_sum:
       return "partial-sum";
+    case GradientState::undeclared:
+      return "undeclared";
     case GradientState::partial_mean:
       return "partial-mean";
   }
@@ -130,6 +132,13 @@ void ParamDescription::validate(std::string_view parameter) const {
   }
   for (const auto& [axis, gradient] : gradient_states) {
     check_axis(axis);
+    require<UsageError>(
+        gradient != GradientState::undeclared,
+        "parameter '{}': found a module that says nothing of its gradient over {}, in a model with "
+        "sequence parallelism; allowed: a description, by register_described_module() where its "
+        "parent registers it, with GradientState::partial_sum where each rank of {} gives it other "
+        "tokens, and complete where all give it the same",
+        parameter, lockstep::to_string(axis), lockstep::to_string(axis));
     const bool whole = !std::holds_alternative<Shard>(placement(axis));
     require<UsageError>(
         gradient == default_gradient_state(axis) || whole,

@@ -62,9 +62,10 @@ enum class GradientState {
   complete,      ///< the same on all ranks of the axis already; reducing it would multiply it
   partial_sum,   ///< each rank holds a term of the sum
   partial_mean,  ///< each rank holds a term of the mean
+  undeclared,    ///< nobody has said, and it may be a term; every front refuses it
 };
 
-/// "complete", "partial-sum", "partial-mean"
+/// "complete", "partial-sum", "partial-mean", "undeclared"
 const char* to_string(GradientState state);
 
 /// Pipeline stages that hold a copy of one parameter.
@@ -157,7 +158,8 @@ struct ParamDescription {
   /// Throws UsageError naming `parameter` if the description contradicts itself: an axis that the
   /// parameter does not live on, a weight that is Partial, a Shard over another axis than tp, etp
   /// and ep, a gradient that is partial over an axis whose ranks hold different pieces, a tie
-  /// without a name, a tie beside copies on all stages or a gradient that is partial over pp.
+  /// without a name, a tie beside copies on all stages or a gradient that is partial over pp; or if
+  /// a gradient is undeclared.
   void validate(std::string_view parameter) const;
 
   /// One line: "dense, Shard(0) over tp, partial-sum over cp, partial-sum over dp, tied

@@ -264,8 +264,10 @@ void DistributedDataParallel::update_params(const RangeUpdate& update) {
   finish_param_sync();
   impl_->check_params_attached();
   if (!impl_->params) {
-    for (size_t i = buffers().size(); i-- > 0;)
-      for (size_t range = 0; range < buffers()[i]->owned().size(); ++range) update(i, range);
+    impl_->sync->guarded([&] {
+      for (size_t i = buffers().size(); i-- > 0;)
+        for (size_t range = 0; range < buffers()[i]->owned().size(); ++range) update(i, range);
+    });
     return;
   }
   impl_->sync->guarded([&] { impl_->update_shards(update); });

@@ -64,9 +64,9 @@ class DistributedDataParallel {
   /// descriptions, whether they are trained, `matrices`): where they differ, every rank
   /// throws CommunicationError naming the first difference. The same over tp, etp and ep for
   /// parameters whose gradients are partial there; over any of these the pieces of a parameter that
-  /// is cut may have different lengths. Of other parameters that tp or etp ranks hold whole under
-  /// one name they compare whether they are trained and with weight decay; a rank may hold others
-  /// besides. Then gives all ranks the parameters and registered buffers of the first one (see
+  /// is cut may have different lengths. Of other parameters that tp or etp ranks hold under one
+  /// name they compare whether they are trained, and of whole ones, with weight decay; a rank may
+  /// hold others besides. Then gives all ranks the parameters and registered buffers of the first one (see
   /// broadcast_params, which nobody calls later: ranks whose buffers change in training, as running
   /// means do, have their own).
   ///

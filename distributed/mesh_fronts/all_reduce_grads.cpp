@@ -11,6 +11,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/text_digest.h"
 #include "lockstep/distributed/description_check.h"
+#include "lockstep/distributed/gradient_hook.h"
 #include "lockstep/distributed/gradient_scaling.h"
 #include "lockstep/distributed/mesh_reduction.h"
 #include "lockstep/distributed/param_layout.h"
@@ -196,11 +197,22 @@ void refuse_described(const MeshParameters& model, const ParallelState& state) {
   require_dp_cp_averages(described, state.grids(), state.rank(), "all_reduce_grads");
 }
 
+void refuse_taken(const MeshParameters& model) {
+  for (const MeshParameter& param : model)
+    if (const GradientObserver* const observer = observer_of(param.tensor))
+      fail<UsageError>(
+          "all_reduce_grads: the gradient of '{}' is reduced by a {}, allowed: parameters of no "
+          "front",
+          param.name, observer->front());
+}
+
 }  // namespace
 
 void all_reduce_grads(const MeshParameters& model, const DeviceMesh& world_mesh, bool use_ddp) {
   using Axes = std::vector<std::string>;
   const ProcessGroup group = telling(world_mesh.parallel_state(), [&] {
+    for (const MeshParameter& param : model)
+      refuse_unfinished(param.name, param.tensor, "all_reduce_grads");
     refuse_described(model, world_mesh.parallel_state());
     return world_mesh.get_group(use_ddp ? Axes{"cp"} : Axes{"dp", "cp"});
   });
@@ -215,6 +227,7 @@ void all_reduce_grads(const MeshParameters& model, const DeviceMesh& world_mesh,
 void all_reduce_grads(const torch::nn::Module& module, const ParallelState& state) {
   const at::NoGradGuard no_grad;
   const MeshParameters model = mesh_parameters(module, state);
+  telling(state, [&] { refuse_taken(model); });
   const ProcessGroup stage = DeviceMesh::dense(state).get_group({"dp", "cp", "tp"});
   check_same_parameters(collect_parameters(module), stage, {}, {},
                         {kCuttingAxes.begin(), kCuttingAxes.end()});

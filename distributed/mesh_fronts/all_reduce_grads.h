@@ -31,7 +31,8 @@ namespace lockstep {
 /// floating-point tensor, or whose elements share memory (an expanded tensor). CommunicationError:
 /// on all ranks, lists that differ, with the first difference. UsageError, by name, also where a
 /// module describes that dp and cp are not all: a gradient that is partial over another axis of
-/// several ranks, an expert, a tie over pipeline stages.
+/// several ranks, an expert, a tie over pipeline stages; and where another front has taken the
+/// gradient over and has not reduced it yet, or shards it.
 void all_reduce_grads(const MeshParameters& model, const DeviceMesh& world_mesh, bool use_ddp);
 
 /// The same for a module that describes its parameters: each gradient is reduced as
@@ -39,7 +40,7 @@ void all_reduce_grads(const MeshParameters& model, const DeviceMesh& world_mesh,
 /// partial over tp goes over dp, cp and tp at once, an expert over edp. The lists are compared over
 /// the ranks of a pipeline stage; who has a gradient is agreed on in each group. Collective over
 /// the ranks of a stage, over all ranks if something is reduced over pp. UsageError also as of
-/// mesh_parameters().
+/// mesh_parameters(), and for a parameter that another front has taken over, naming both.
 void all_reduce_grads(const torch::nn::Module& module, const ParallelState& state);
 
 }  // namespace lockstep

@@ -22,9 +22,11 @@ namespace {
 using Phase = GradSyncState::Phase;
 
 constexpr GradSyncCalls kCalls = {
+    .front = "GradientSynchronizer",
     .count = "set_required_accumulations",
     .start = "wait",
     .finish = "wait",
+    .complete = "wait()",
     .reset = "zero_grad",
     .allow_unused = "GradientSynchronizerOptions::allow_unused_parameters",
     .surplus = "state the backwards of a step with set_required_accumulations()"};

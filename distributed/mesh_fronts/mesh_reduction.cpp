@@ -74,6 +74,7 @@ Placement placement_of_terms(const MeshParameter& param, const std::string& axis
 void refuse_described_without_mesh(const MeshParameter& param, const char* front) {
   if (!param.description || param.dtensor) return;
   const ParamDescription& description = *param.description;
+  description.validate(param.name);
   bool is_plain = replicas(description) == GroupKind::dp_cp && !description.tie;
   for (const MeshAxis axis : model_axes(description))
     is_plain = is_plain && description.gradient_state(axis) == GradientState::complete &&

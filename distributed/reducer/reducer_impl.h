@@ -11,6 +11,7 @@
 #include "lockstep/distributed/reducer_bucket.h"
 #include "lockstep/distributed/reducer_statistics.h"
 #include "lockstep/distributed/reducer_usage.h"
+#include "lockstep/distributed/telling.h"
 
 namespace lockstep {
 
@@ -46,6 +47,8 @@ struct Reducer::Impl final : GradientObserver {
   void prepare_for_backward(const std::vector<at::Tensor>& outputs);
   void skip_unused_buckets();
   void on_gradient(int64_t position, bool in_place) override;
+  std::string front() const override { return "Reducer"; }
+  std::string unfinished() const override;
   void note_without_reduction(size_t param);
   void arm(int64_t position);
   bool completes(size_t param, bool has_gradient);
@@ -77,9 +80,10 @@ struct Reducer::Impl final : GradientObserver {
     const std::lock_guard<std::mutex> lock(mutex);
     try {
       body();
-    } catch (const Error& error) {
-      if (failure.empty()) failure = error.what();
-      group.post_failure(error.what());
+    } catch (...) {
+      const std::string text = text_of_exception();
+      if (failure.empty()) failure = text;
+      group.post_failure(text);
       throw;
     }
   }

@@ -86,8 +86,8 @@ int64_t Reducer::Impl::join(const std::function<void()>& iterations) {
       }
       guarded([&] { shadow_iteration(); });
     }
-  } catch (const std::exception& error) {
-    if (!joining->ended_early) group.post_failure(error.what());
+  } catch (...) {
+    if (!joining->ended_early) group.post_failure(text_of_exception());
     throw;
   }
   const at::Tensor last =

@@ -103,4 +103,9 @@ ReducerLoggingData Reducer::logging_data() const {
   return data;
 }
 
+std::string Reducer::Impl::unfinished() const {
+  return armed ? "is not reduced yet (an iteration of Reducer is open); end its backward first"
+               : "";
+}
+
 }  // namespace lockstep

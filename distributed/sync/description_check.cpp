@@ -59,6 +59,7 @@ void require_dp_cp_averages(const std::vector<NamedParameter>& parameters, const
   const RankList dp_cp = grids.group_of(GroupKind::dp_cp, rank);
   for (const NamedParameter& param : parameters) {
     if (!param.tensor.requires_grad()) continue;
+    param.description.validate(param.name);
     require_partial_sums(param, grids);
     for (const MeshAxis axis : partial_axes(param.description, grids))
       refuse_partial(param, axis, front);
@@ -83,6 +84,7 @@ void require_no_model_axes(const std::vector<NamedParameter>& parameters, const 
   };
   for (const NamedParameter& param : parameters) {
     if (!param.tensor.requires_grad()) continue;
+    param.description.validate(param.name);
     for (const MeshAxis axis : model_axes(param.description))
       if (param.description.gradient_state(axis) != GradientState::complete)
         refuse(param,

@@ -42,6 +42,25 @@ void GradSync::on_gradient(int64_t position, bool in_place) {
   });
 }
 
+std::string GradSync::unfinished() const {
+  using Phase = GradSyncState::Phase;
+  const Phase phase = state_.phase();
+  if (phase == Phase::accumulating || phase == Phase::reducing)
+    return fmt::format("is not reduced yet ({} is in state {}); call {} first", front(),
+                       state_.phase_text(), state_.calls().complete);
+  for (const auto& buffer : bucketing_.buffers) {
+    int64_t whole = 0;
+    for (const ElementRange& range : buffer->reduced()) whole += range.numel();
+    if (phase == Phase::ready && whole < buffer->grad_data().numel())
+      return fmt::format(
+          "is sharded by {} (ddp.use_distributed_optimizer), so that no rank has "
+          "all of it; call clip_grad_norm_({{&ddp}}, ...) or let Optimizer clip, or "
+          "set_force_all_reduce(true) before the step",
+          front());
+  }
+  return "";
+}
+
 bool GradSync::holds_back() const {
   return allows_unused_ && std::any_of(users_.begin(), users_.end(),
                                        [](const GroupUser& user) { return user.shares(); });

@@ -65,6 +65,8 @@ class GradSync final : private GradientObserver {
 
  private:
   void on_gradient(int64_t position, bool in_place) override;
+  std::string front() const override { return state_.calls().front; }
+  std::string unfinished() const override;
   void launch(GradSyncState::Launch groups);
   void finish_launched();
   void refuse_offloaded(const char* call) const;

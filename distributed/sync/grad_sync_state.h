@@ -8,11 +8,14 @@ namespace lockstep {
 
 /// How the owner's calls are named, for messages.
 struct GradSyncCalls {
+  const char* front = "DistributedDataParallel";
   const char* count = "set_microbatches";   ///< states the micro-batches of a step
   const char* start = "start_grad_sync";    ///< launches what was not launched
   const char* finish = "finish_grad_sync";  ///< waits for the reductions
-  const char* reset = "zero_grad_buffer";   ///< begins a step
-  const char* abandon = "abandon_step";     ///< gives a step up
+  /// Until when no gradient of a step can be looked at.
+  const char* complete = "finish_grad_sync() or finalize_model_grads()";
+  const char* reset = "zero_grad_buffer";  ///< begins a step
+  const char* abandon = "abandon_step";    ///< gives a step up
   const char* allow_unused = "ddp.allow_unused_parameters";
   /// What to do about a backward too many.
   const char* surplus = "run all but the last micro-batch inside no_sync()";

@@ -21,6 +21,8 @@ class Hook : public torch::autograd::PostAccumulateGradHook {
     observer_.on_gradient(position_, parameter.mutable_grad().unsafeGetTensorImpl() == expected_);
   }
 
+  const GradientObserver& observer() const { return observer_; }
+
  private:
   const c10::TensorImpl* expected_;
   GradientObserver& observer_;
@@ -29,12 +31,27 @@ class Hook : public torch::autograd::PostAccumulateGradHook {
 
 }  // namespace
 
+const GradientObserver* observer_of(const at::Tensor& parameter) {
+  if (!parameter.requires_grad() || !parameter.is_leaf()) return nullptr;
+  const auto* const hook = dynamic_cast<const Hook*>(impl::post_acc_grad_hooks(parameter).get());
+  return hook ? &hook->observer() : nullptr;
+}
+
 void refuse_hooked(const NamedParameter& parameter) {
   if (!parameter.tensor.requires_grad()) return;  // it may have no place for hooks at all
-  require<UsageError>(!impl::post_acc_grad_hooks(parameter.tensor),
-                      "parameter '{}' has a post-accumulate-gradient hook already; is its module "
-                      "wrapped twice?",
-                      parameter.name);
+  const GradientObserver* const observer = observer_of(parameter.tensor);
+  require<UsageError>(
+      !impl::post_acc_grad_hooks(parameter.tensor),
+      "parameter '{}' has a post-accumulate-gradient hook already{}; allowed: none, "
+      "and so one front for a parameter",
+      parameter.name, observer ? ", of a " + observer->front() : "");
+}
+
+void refuse_unfinished(const std::string& name, const at::Tensor& parameter, const char* caller) {
+  const GradientObserver* const observer = observer_of(parameter);
+  if (!observer) return;
+  const std::string why = observer->unfinished();
+  require<UsageError>(why.empty(), "{}: the gradient of '{}' {}", caller, name, why);
 }
 
 GradientHook::GradientHook(const at::Tensor& parameter, const at::Tensor& expected,

@@ -3,6 +3,7 @@
 // Internal.
 
 #include <cstdint>
+#include <string>
 
 #include <ATen/core/Tensor.h>
 
@@ -16,6 +17,13 @@ class GradientObserver {
   /// The parameter that was registered as number `position` has its gradient. `in_place`: it was
   /// accumulated into the expected tensor.
   virtual void on_gradient(int64_t position, bool in_place) = 0;
+
+  /// The class that it works for: "DistributedDataParallel".
+  virtual std::string front() const = 0;
+
+  /// Why what the parameter's grad() holds is not its gradient now: "is not reduced yet (...)", and
+  /// what to call; empty where it is.
+  virtual std::string unfinished() const = 0;
 
  protected:
   ~GradientObserver() = default;
@@ -40,8 +48,15 @@ class GradientHook {
   at::Tensor parameter_;
 };
 
-/// UsageError, naming the parameter, if it is trained and has a post-accumulate-gradient hook
-/// already.
+/// The observer of the parameter's GradientHook; null where it has none.
+const GradientObserver* observer_of(const at::Tensor& parameter);
+
+/// UsageError, naming the parameter and the front, if it is trained and has a
+/// post-accumulate-gradient hook already.
 void refuse_hooked(const NamedParameter& parameter);
+
+/// UsageError, naming `caller` and the parameter, where a front has taken it over and unfinished()
+/// says why its grad() cannot be looked at.
+void refuse_unfinished(const std::string& name, const at::Tensor& parameter, const char* caller);
 
 }  // namespace lockstep

@@ -47,14 +47,16 @@ void check_other_replicas(const Parameters& parameters, const ParallelState& sta
   }
 }
 
-/// What all ranks of `axis` hold: whether they train it, with weight decay or without.
+/// What all ranks of `axis` hold: whether they train it, and of what they hold whole, with weight
+/// decay or without.
 void check_shared(const Parameters& parameters, MeshAxis axis, const ParallelState& state) {
   std::vector<NamedText> facts;
   for (const NamedParameter& param : parameters)
     if (param.description.lives_on(axis) &&
-        param.description.gradient_state(axis) == GradientState::complete &&
-        !std::holds_alternative<Shard>(param.description.placement(axis)))
-      facts.push_back({param.name, settings_text(param)});
+        param.description.gradient_state(axis) == GradientState::complete) {
+      const bool cut = std::holds_alternative<Shard>(param.description.placement(axis));
+      facts.push_back({param.name, cut ? trained_text(param) : settings_text(param)});
+    }
   const ProcessGroup group = state.group(group_kind_of(axis));
   telling_outside(group, state, [&] { check_same_by_name(facts, group); });
 }

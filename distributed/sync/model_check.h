@@ -21,8 +21,9 @@ namespace lockstep {
 /// - over tp, etp and ep the parameters whose gradients are partial there, and `settings`; and
 ///   where it cuts a matrix that lies whole all of these, because Muon's update gathers them.
 ///
-/// - over tp and etp, of parameters that several ranks hold whole and with complete gradients,
-///   whether they are trained, and with weight decay. Each may hold others besides.
+/// - over tp and etp, of parameters with complete gradients that several ranks hold, whole or in
+///   pieces, whether they are trained, and of whole ones, with weight decay. Each may hold others
+///   besides.
 ///
 /// Ranks send 8 bytes over dp-cp and for each line that an axis of several ranks has, while they
 /// agree. CommunicationError, on every rank of the group, with the first difference; the ranks

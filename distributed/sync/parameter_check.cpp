@@ -11,6 +11,7 @@
 #include "lockstep/core/text_digest.h"
 #include "lockstep/core/text_fields.h"
 #include "lockstep/distributed/gradient_hook.h"
+#include "lockstep/distributed/telling.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
@@ -103,8 +104,8 @@ OwnFault fault_of(const std::function<void()>& checks) {
   try {
     checks();
     return {};
-  } catch (const Error& error) {
-    return {std::current_exception(), error.what()};
+  } catch (...) {
+    return {std::current_exception(), text_of_exception()};
   }
 }
 
@@ -222,8 +223,12 @@ void check_same_parameters(const std::vector<NamedParameter>& parameters, const 
   fault.rethrow();
 }
 
+std::string trained_text(const NamedParameter& param) {
+  return param.tensor.requires_grad() ? "trained" : "frozen";
+}
+
 std::string settings_text(const NamedParameter& param) {
-  return fmt::format("{}{}", param.tensor.requires_grad() ? "trained" : "frozen",
+  return fmt::format("{}{}", trained_text(param),
                      param.description.apply_weight_decay ? "" : ", no weight decay");
 }
 

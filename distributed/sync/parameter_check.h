@@ -48,6 +48,8 @@ void check_same_parameters(const std::vector<NamedParameter>& parameters, const 
 /// bytes per rank while all agree.
 void check_same_text(const std::string& text, const ProcessGroup& group, const char* what);
 
+/// "trained", "frozen"
+std::string trained_text(const NamedParameter& param);
 /// "trained", "frozen, no weight decay"
 std::string settings_text(const NamedParameter& param);
 

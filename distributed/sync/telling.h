@@ -2,23 +2,27 @@
 
 // Internal.
 
+#include <string>
 #include <utility>
 
-#include "lockstep/core/error.h"
 #include "lockstep/parallel_state/parallel_state.h"
 
 namespace lockstep {
 
+/// What the exception that is being handled says, without libtorch's backtrace.
+std::string text_of_exception();
+
 /// Runs `body`, a part of a call that other ranks make too, and returns what it returns. If it
-/// throws Error, the ranks that wait for this one are told: they raise CommunicationError with its
-/// message instead of waiting for the timeout. Groups of the job cannot be used then. `ranks`: a
-/// ProcessGroup or a ParallelState of the job.
+/// throws, an Error or what a function of the caller's or libtorch throws, the ranks that wait for
+/// this one are told: they raise CommunicationError with its message instead of waiting for the
+/// timeout. Groups of the job cannot be used then. `ranks`: a ProcessGroup or a ParallelState of the
+/// job.
 template <class Ranks, class Body>
 decltype(auto) telling(const Ranks& ranks, Body&& body) {
   try {
     return std::forward<Body>(body)();
-  } catch (const Error& error) {
-    ranks.post_failure(error.what());
+  } catch (...) {
+    ranks.post_failure(text_of_exception());
     throw;
   }
 }

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/models/input_check.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
@@ -91,12 +92,13 @@ struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossE
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& labels,
                                         const VocabPartition& vocabulary, const ProcessGroup& group,
                                         double label_smoothing) {
-  require<UsageError>(logits.dim() == 2 && logits.size(1) == vocabulary.rows && labels.dim() == 1 &&
-                          labels.size(0) == logits.size(0),
-                      "vocab_parallel_cross_entropy: found logits [{}] and labels [{}], allowed: "
-                      "[tokens, {}] and [tokens]",
-                      fmt::join(logits.sizes(), ", "), fmt::join(labels.sizes(), ", "),
-                      vocabulary.rows);
+  require<UsageError>(
+      logits.dim() == 2 && logits.size(1) == vocabulary.rows && labels.dim() == 1 &&
+          labels.size(0) == logits.size(0) && at::isFloatingType(logits.scalar_type()) &&
+          labels.scalar_type() == at::kLong,
+      "vocab_parallel_cross_entropy: found logits {} and labels {}, allowed: [tokens, {}] of a "
+      "floating-point dtype and [tokens] of Long",
+      form_of(logits), form_of(labels), vocabulary.rows);
   require<UsageError>(label_smoothing >= 0 && label_smoothing < 1 &&
                           (label_smoothing == 0 || vocabulary.vocab_size > 1),
                       "vocab_parallel_cross_entropy: found label smoothing {} over {} token ids, "

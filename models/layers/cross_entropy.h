@@ -24,8 +24,8 @@ inline constexpr int64_t kIgnoredLabel = -100;
 ///
 /// In a group of several ranks forward is two all-reduces, the maximum of one number a token and
 /// the sum of two (three with smoothing) of them; backward sends nothing and keeps the softmax.
-/// Backward with create_graph is then a UsageError. UsageError names labels that are not allowed,
-/// before anything is sent.
+/// Backward with create_graph is then a UsageError. UsageError names shapes, dtypes and labels that
+/// are not allowed, before anything is sent.
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& labels,
                                         const VocabPartition& vocabulary, const ProcessGroup& group,
                                         double label_smoothing = 0);

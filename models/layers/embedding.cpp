@@ -5,6 +5,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/tensor_parallel_rules.h"
 #include "lockstep/models/cross_entropy.h"
+#include "lockstep/models/input_check.h"
 #include "lockstep/models/layer_params.h"
 #include "lockstep/models/linear.h"
 #include "lockstep/parallel_state/parallel_functions.h"
@@ -45,6 +46,10 @@ VocabParallelEmbedding::VocabParallelEmbedding(const LayerContext& context, Tabl
                              use) {}
 
 at::Tensor VocabParallelEmbedding::embed(const at::Tensor& tokens) const {
+  require<UsageError>(tokens.defined() && tokens.dim() == 2 &&
+                          (tokens.scalar_type() == at::kLong || tokens.scalar_type() == at::kInt),
+                      "{}: found tokens {}, allowed: [batch, sequence] of Long, or of Int",
+                      options_.label, form_of(tokens));
   const at::Tensor ids = tokens.t().contiguous();
   const ProcessGroup& group = options_.group;
   if (group.size() == 1) return at::embedding(weight_, ids);
@@ -63,11 +68,18 @@ at::Tensor VocabParallelEmbedding::logits(const at::Tensor& hidden) const {
 
 at::Tensor VocabParallelEmbedding::cross_entropy(const at::Tensor& logits,
                                                  const at::Tensor& labels) const {
+  require<UsageError>(logits.defined() && logits.dim() >= 1 && logits.size(-1) == partition_.rows &&
+                          at::isFloatingType(logits.scalar_type()),
+                      "{}: found logits {}, allowed: [..., {}] of a floating-point dtype",
+                      options_.label, form_of(logits), partition_.rows);
   const at::IntArrayRef tokens = logits.sizes().slice(0, static_cast<size_t>(logits.dim() - 1));
   require<UsageError>(labels.sizes() == tokens,
                       "{}: labels of shape {}, allowed: {}, that of the logits without their last "
                       "dimension",
                       options_.label, fmt::join(labels.sizes(), " x "), fmt::join(tokens, " x "));
+  require<UsageError>(labels.scalar_type() == at::kLong,
+                      "{}: found labels {}, allowed: [{}] of Long", options_.label, form_of(labels),
+                      fmt::join(tokens, ", "));
   return vocab_parallel_cross_entropy(logits.flatten(0, -2), labels.flatten(), partition_,
                                       options_.group);
 }

@@ -30,7 +30,8 @@ class VocabParallelEmbedding : public DescribedModule {
   /// `tokens` [batch, sequence] of int64 -> [sequence, batch, width], by an all-reduce of
   /// what each rank has of it; with sequence parallelism this rank's [sequence / ranks, ...], by a
   /// reduce-scatter. Over several ranks an id outside of the vocabulary gives zeros:
-  /// check_token_ids() looks for them, as GPTModel does.
+  /// check_token_ids() looks for them, as GPTModel does. UsageError, by the layer's name: tokens of
+  /// another number of dimensions, or of a dtype other than int64 and int32.
   at::Tensor embed(const at::Tensor& tokens) const;
 
   /// `hidden` [sequence, batch, width], the same on all ranks of tp, or with sequence
@@ -40,7 +41,8 @@ class VocabParallelEmbedding : public DescribedModule {
 
   /// The losses of logits() [sequence, batch, rows / ranks] under `labels` [sequence, batch] of
   /// int64, which embed() takes the other way round: -log of the label's probability, [sequence *
-  /// batch]; see vocab_parallel_cross_entropy(). UsageError: labels of another shape.
+  /// batch]; see vocab_parallel_cross_entropy(). UsageError, by the layer's name: logits of another
+  /// width, labels of another shape or dtype.
   at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels) const;
 
   const at::Tensor& weight() const { return weight_; }

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "lockstep/core/check.h"
 #include "lockstep/core/expert_rules.h"
 #include "lockstep/core/integers.h"
 #include "lockstep/core/tensor_parallel_rules.h"
@@ -41,6 +42,9 @@ double output_layer_init_std(const TransformerConfig& config) {
 
 ModuleSpec column_parallel_linear_params(int64_t in_features, std::vector<int64_t> out, bool bias,
                                          double init_std, std::vector<int64_t> rows_of_matrices) {
+  require<UsageError>(!out.empty(),
+                      "column_parallel_linear_params: out: found no sizes, allowed: {{rows}} or "
+                      "{{blocks, rows}}");
   const ParamDescription cut = cut_over_tp(out.size() - 1);
   ParamDescription of_weight = as_matrix(cut);
   of_weight.rows_of_matrices = std::move(rows_of_matrices);

@@ -42,7 +42,7 @@ enum class ExpertCut { out, in };
 /// sqrt(2 num_layers), as in Megatron Core's scaled_init_method_normal.
 double output_layer_init_std(const TransformerConfig& config);
 
-/// See ColumnParallelLinear.
+/// See ColumnParallelLinear. UsageError: `out` is empty.
 ModuleSpec column_parallel_linear_params(int64_t in_features, std::vector<int64_t> out, bool bias,
                                          double init_std,
                                          std::vector<int64_t> rows_of_matrices = {});

@@ -15,8 +15,9 @@ namespace lockstep {
 /// of every block, which is what the gate and the other half of SwiGLU need: a rank's y then holds
 /// the blocks one after the other. Muon takes the weight for a matrix, and a bias never.
 ///
-/// Under DistributedDataParallel and the other fronts every backward adds the weight's gradient to
-/// its .grad by itself; torch::autograd::grad() with respect to the weight finds nothing there.
+/// All ranks of tp train the weight, or none: with sequence parallelism a rank that has frozen it
+/// sends less in backward than the others, which wait for it until the timeout.
+/// DistributedDataParallel refuses that. Otherwise see parallel_linear(), its errors included.
 class ColumnParallelLinear : public DescribedModule {
  public:
   /// `spec` as column_parallel_linear_params() states it.

@@ -3,9 +3,12 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/gradient_capture.h"
+#include "lockstep/models/input_check.h"
 #include "lockstep/models/recompute.h"
 #include "lockstep/parallel_state/collectives.h"
 
@@ -61,6 +64,32 @@ at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& rows, con
   return rows.t().mm(x).view(weight.sizes());
 }
 
+/// Whether this backward is torch::autograd::grad(), which leaves .grad() alone.
+bool is_capturing() {
+  const auto* const info = torch::autograd::get_current_graph_task_exec_info();
+  return info && !info->empty() && !CapturesAccumulate::any();
+}
+
+/// Whether it gives the caller the gradient of input number `index` of the running node.
+bool is_captured(uint32_t index) {
+  if (!is_capturing()) return false;
+  const auto* const info = torch::autograd::get_current_graph_task_exec_info();
+  const auto found =
+      info->find(torch::autograd::get_current_node()->next_edge(index).function.get());
+  return found != info->end() && found->second.captures_;
+}
+
+/// One use of a weight whose gradient is accumulated here, by the backward that is running.
+void note_use(const at::Tensor& weight, const ParallelLinearOptions& options) {
+  if (!torch::autograd::impl::post_acc_grad_hooks(weight)) return;
+  require<UsageError>(options.deferred->note_use(weight.unsafeGetTensorImpl(),
+                                                 torch::autograd::get_current_graph_task_id()),
+                      "{}: its weight was used twice in one forward, allowed with deferred weight "
+                      "gradients: once; make a layer for each use, or this one in a context whose "
+                      "`deferred` is null",
+                      options.label);
+}
+
 /// What AccumulateGrad does.
 void accumulate(const at::Tensor& weight, const at::Tensor& rows, const at::Tensor& x) {
   if (!add_in_place(weight, rows, x)) {
@@ -101,8 +130,10 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     const at::Tensor &input = saved[0], &weight = saved[1];
     const at::Tensor rows = as_matrix(grads[0]);
     const bool apart = call.weight.defined();
-    const bool later = apart && options.deferred->deferring();
-    const bool weight_now = apart ? !later : context->needs_input_grad(1);
+    const bool accumulates = apart && !is_capturing();
+    const bool later = accumulates && options.deferred->deferring();
+    const bool weight_now = apart ? accumulates && !later : context->needs_input_grad(1);
+    if (accumulates) note_use(call.weight, options);
 
     std::optional<Gathering> gathering;
     if (options.input == LinearInput::sequence_chunk && weight_now)
@@ -119,7 +150,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
       const at::Tensor x = as_matrix(gathering ? gathering->whole : input);
       if (apart)
         accumulate(call.weight, rows, x);
-      else if (!options.weight_used_once || !add_in_place(weight, rows, x))
+      else if (!options.weight_used_once || is_captured(1) || !add_in_place(weight, rows, x))
         own_gradient = weight_gradient(weight, rows, x);
     }
     const bool biased = context->saved_data["biased"].toBool() && context->needs_input_grad(2);
@@ -161,6 +192,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 
 at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight,
                            const at::Tensor& bias, const ParallelLinearOptions& options) {
+  const bool chunk = options.input == LinearInput::sequence_chunk && options.group.size() > 1;
+  check_input(input, weight.size(-1), weight, options.label, chunk ? 2 : 1);
   const auto row_bias = bias.defined() ? std::optional(bias.flatten()) : std::nullopt;
   const bool may_defer = options.deferred && options.weight_used_once && weight.requires_grad();
   const bool apart = may_defer && input.requires_grad() && at::GradMode::is_enabled();

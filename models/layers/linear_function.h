@@ -44,8 +44,13 @@ struct ParallelLinearOptions {
 ///                                    beside the product for the input's gradient; then
 ///                                    reduce-scatter of that gradient, beside the weight's
 ///
-/// What is not differentiated is neither kept nor computed nor sent. Backward with create_graph is
-/// a UsageError.
+/// What is not differentiated is neither kept nor computed nor sent: ranks of a group that train
+/// different weights send different things, and wait for each other until the timeout. The fronts
+/// compare what is trained. torch::autograd::grad() gives this rank's own gradient of the weight,
+/// and accumulates nothing; with `deferred` it does not find the weight in the graph. Backward with
+/// create_graph is a UsageError; so is, by the label and before anything is sent, an input of
+/// another width or dtype, and a weight that one backward reaches twice while `deferred` is set and a
+/// wrapper waits for its gradient.
 at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight,
                            const at::Tensor& bias, const ParallelLinearOptions& options);
 

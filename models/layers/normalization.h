@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 #include "lockstep/core/parameters.h"
 #include "lockstep/models/layer_context.h"
 #include "lockstep/models/parallel_context.h"
@@ -12,14 +14,16 @@ namespace lockstep {
 /// its part of the tokens, so that their gradients are terms of a sum.
 class Norm : public DescribedModule {
  public:
-  /// `epsilon` is added to the mean square, or to the variance.
+  /// `epsilon` is added to the mean square, or to the variance. UsageError: it is no finite number
+  /// >= 0.
   Norm(const ParallelContext& context, int64_t width, Normalization kind, double epsilon);
   /// By config: hidden_size, normalization, layernorm_epsilon.
   explicit Norm(const LayerContext& context);
   /// `spec` as norm_params() states it.
   Norm(const LayerContext& context, const ModuleSpec& spec);
 
-  /// `input` [..., width] -> the same shape
+  /// `input` [..., width] of the dtype of the weights, or bf16 or fp16 beside fp32 -> the same shape.
+  /// UsageError naming the layer for another.
   at::Tensor forward(const at::Tensor& input) const;
 
  private:
@@ -27,6 +31,7 @@ class Norm : public DescribedModule {
 
   Normalization kind_;
   double epsilon_;
+  std::string label_;
   at::Tensor weight_;
   at::Tensor bias_;
 };

@@ -18,13 +18,18 @@ namespace {
 }  // namespace
 
 ParamOrigin ParallelContext::origin() const {
-  return {.options = options, .seed = seed, .name = name, .place = [state = state](MeshAxis axis) {
-            const bool cuts =
-                std::find(kCuttingAxes.begin(), kCuttingAxes.end(), axis) != kCuttingAxes.end();
-            if (!cuts) refuse_cut_over(axis);
-            const ProcessGroup group = state.group(group_kind_of(axis));
-            return AxisPlace{group.rank(), group.size()};
-          }};
+  return {.options = options,
+          .seed = seed,
+          .name = name,
+          .place =
+              [state = state](MeshAxis axis) {
+                const bool cuts =
+                    std::find(kCuttingAxes.begin(), kCuttingAxes.end(), axis) != kCuttingAxes.end();
+                if (!cuts) refuse_cut_over(axis);
+                const ProcessGroup group = state.group(group_kind_of(axis));
+                return AxisPlace{group.rank(), group.size()};
+              },
+          .splits_sequence = sequence_parallel && state.grids().size(GroupKind::tp) > 1};
 }
 
 }  // namespace lockstep

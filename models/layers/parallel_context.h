@@ -15,10 +15,11 @@ namespace lockstep {
 /// What a layer that is cut over ranks needs beside its own sizes. By default one process holds all
 /// of it. A model of one's own makes one and passes it to DescribedModule::add_child().
 ///
-/// Parameters of torch::nn's modules in the same model have default_description(), whose gradients
-/// are complete over tp. With sequence_parallel that is wrong for one that works between the
-/// tensor-parallel regions: its gradient would stay this rank's term. Register such parameters with
-/// replicated_gradient_state(), as Norm does.
+/// Modules of torch::nn in the same model have default_description(), gradients that are complete
+/// over tp. With sequence_parallel over several ranks that is wrong for one that works between the
+/// tensor-parallel regions, and nothing tells where it works: the fronts refuse it by name, until
+/// its parent registers it by DescribedModule::register_described_module() with
+/// replicated_gradient_state(), or with GradientState::complete inside the regions.
 struct ParallelContext {
   ParallelState state = ParallelState::single_process();
   at::TensorOptions options = {};  ///< dtype and device of the parameters
@@ -26,7 +27,8 @@ struct ParallelContext {
   /// Between the tensor-parallel regions each rank of tp has its part of the sequence.
   bool sequence_parallel = false;
   std::string name = {};  ///< global name of the layer that is being built, ends in "." or empty
-  /// Null: weight gradients are never deferred. Otherwise a layer may be used once in a forward.
+  /// Null: weight gradients are never deferred. Otherwise a layer whose gradients a front waits for
+  /// may be used once in a forward; a second use is refused in backward, by the layer's name.
   std::shared_ptr<DeferredGradients> deferred = {};
 
   /// The context of a child that is registered under `child_name`.

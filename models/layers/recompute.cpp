@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/gradient_capture.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
@@ -183,6 +184,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
     const size_t num_known = sources.size();
     for (const at::Tensor& leaf : leaves_of(output))
       if (!holds(sources, leaf)) sources.push_back(leaf);
+    const CapturesAccumulate captures;
     const variable_list found =
         torch::autograd::grad({output}, sources, {grads[0]}, /*retain_graph=*/std::nullopt,
                               /*create_graph=*/false, /*allow_unused=*/true);

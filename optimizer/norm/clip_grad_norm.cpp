@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/distributed/gradient_hook.h"
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/distributed/telling.h"
 #include "lockstep/optimizer/clip_formula.h"
@@ -98,6 +99,7 @@ std::vector<ShardClass> make_classes(const MeshParameters& parameters,
     }
     const at::Tensor& grad = param.tensor.grad();
     if (!grad.defined()) continue;
+    refuse_unfinished(param.name, param.tensor, "clip_grad_norm_");
     check_gradient(param, clips);
     if (counts_on_this_stage(param, axes.replicated, pp_mesh))
       found->pieces.push_back(flat_copy_or_view(grad));

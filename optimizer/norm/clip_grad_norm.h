@@ -14,7 +14,8 @@ namespace lockstep {
 /// device only if `error_if_nonfinite`. For models under DistributedDataParallel see clip_grads.h.
 ///
 /// `parameters`: DTensors on any number of meshes and plain tensors together. The gradients are
-/// final. Each element of the whole counts once: a sharded dimension is put together over the axes
+/// final, and this rank has them whole: those that DistributedDataParallel shards
+/// (ddp.use_distributed_optimizer) are clipped by the form of clip_grads.h. Each element of the whole counts once: a sharded dimension is put together over the axes
 /// that shard it, one copy of a replicated one counts, a plain tensor counts as it is, a parameter
 /// that is listed twice once. Parameters without a gradient are left out; their ranks take part in
 /// the communication all the same.
@@ -44,7 +45,8 @@ namespace lockstep {
 /// complex of fp64 or fp32, or, if it is to be clipped, whose elements share memory in another way
 /// than by expand(): the other ranks raise CommunicationError; a norm that is not finite, if
 /// `error_if_nonfinite`, on every rank and before anything is changed, naming this rank's first
-/// parameter with such a gradient.
+/// parameter with such a gradient; a gradient that a front has taken over and not reduced yet, or
+/// shards, naming the front and what to call.
 at::Tensor clip_grad_norm_(const MeshParameters& parameters, std::optional<double> max_norm,
                            double norm_type = 2, bool error_if_nonfinite = false,
                            std::optional<bool> foreach = {},

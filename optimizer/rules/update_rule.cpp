@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/core/check.h"
+
 namespace lockstep {
 
 UpdateRule::UpdateRule(UpdateStatement statement) : statement_(std::move(statement)) {
@@ -29,6 +31,15 @@ UpdateRange UpdateRange::part(const kernels::UpdateSegment& segment) const {
 at::Tensor UpdateRange::gradient() const { return grad.to(weights.scalar_type()) * control[0]; }
 
 void UpdateRange::write(const at::Tensor& target, const at::Tensor& value) const {
+  const auto shape = [](const at::Tensor& tensor) {
+    return tensor.defined() ? fmt::format("[{}]", fmt::join(tensor.sizes(), ", ")) : "undefined";
+  };
+  if (!value.defined() || value.sizes() != target.sizes()) [[unlikely]]
+    fail<UsageError>(
+        "update rule: {}: found a value of shape {}, allowed: {}, that of what it is "
+        "written to",
+        parameter ? "parameter '" + parameter->name + "'" : "a range of parameters", shape(value),
+        shape(target));
   at::Tensor(target).copy_(at::where(control[1].ne(0), value, target));
 }
 

@@ -25,14 +25,17 @@ struct UpdateRange {
   double weight_decay = 0;       ///< the group's wd_mult included
   int64_t step = 1;              ///< number of this step, from 1
   kernels::StepControl control;  ///< always defined: what multiplies the gradients, whether to step
-  const NamedParameter* parameter = nullptr;  ///< with UpdateUnit::matrix
+  /// With UpdateUnit::matrix: name, shape and description of the matrix, of which the other tensors
+  /// hold all elements. Its own tensor is not written to. Otherwise null.
+  const NamedParameter* parameter = nullptr;
 
   /// Views of the elements of `segment` alone, which is then the only one.
   UpdateRange part(const kernels::UpdateSegment& segment) const;
   /// New memory: the gradient without the loss scale and clipped, in the dtype of the weights.
   at::Tensor gradient() const;
   /// Gives `target`, which is the weights or a state, `value`, rounded to its dtype, unless the
-  /// step is to be left out. Nothing waits for the device.
+  /// step is to be left out. Nothing waits for the device. UsageError, before anything is written: a
+  /// `value` of another shape.
   void write(const at::Tensor& target, const at::Tensor& value) const;
   /// The same for the weights, and `copy` follows.
   void write_weights(const at::Tensor& value) const;
@@ -66,7 +69,8 @@ class UpdateRule {
   /// Updates weights, copy and state of the segments. Called without autograd, once in a step for
   /// each range of memory and each group of parameters there, or with UpdateUnit::matrix for each
   /// parameter; which ranges those are depends on ranks and buckets. On the CPU it is not called
-  /// for a step that is left out; elsewhere it decides by control[1].
+  /// for a step that is left out; elsewhere it decides by control[1]. What it throws on one rank
+  /// ends the step on all: the others raise CommunicationError with its text.
   virtual void update(const UpdateRange& range) const = 0;
 
  private:

@@ -8,8 +8,7 @@
 #include "lockstep/kernels/adamw.h"
 #include "lockstep/kernels/sgd.h"
 #include "lockstep/optimizer/orthogonalize.h"
-#include "lockstep/parallel_state/axis_groups.h"
-#include "lockstep/parallel_state/collectives.h"
+#include "lockstep/optimizer/whole_matrices.h"
 
 namespace lockstep {
 namespace {
@@ -81,21 +80,13 @@ class MuonRule final : public ConfiguredRule {
  private:
   /// Of the part of the matrix that this tensor-parallel rank holds.
   at::Tensor direction(const NamedParameter& param, const at::Tensor& update) const {
-    const MeshAxis axis = tensor_axis(param.description);
-    const Placement placement = param.description.placement(axis);
-    const ProcessGroup group = parallel_state_.group(group_kind_of(axis));
-    const auto* const shard = std::get_if<Shard>(&placement);
     const auto direction_of = [&](const at::Tensor& whole) {
       return muon_direction(whole, config_, param.description.rows_of_matrices);
     };
-    if (!shard || group.size() == 1) return direction_of(update);
-    const at::Tensor own = update.contiguous();
-    const at::Tensor parts =
-        at::empty({group.size(), update.size(0), update.size(1)}, update.options());
-    all_gather(group, parts.view(-1), own.view(-1), "matrix of '" + param.name + "'").wait();
-    const int64_t cut = shard->dim == param.tensor.dim() - 1 ? 1 : 0;
-    const at::Tensor whole = at::cat(parts.unbind(0), cut);
-    return direction_of(whole).chunk(group.size(), cut)[static_cast<size_t>(group.rank())];
+    const MatrixCut cut(param, parallel_state_);
+    if (!cut.is_cut()) return direction_of(update);
+    const int64_t dim = cut.dim() == param.tensor.dim() - 1 ? 1 : 0;  // of `update`
+    return cut.own(direction_of(cut.joined(update, dim)), dim);
   }
 
   ParallelState parallel_state_;
@@ -106,7 +97,8 @@ class MuonRule final : public ConfiguredRule {
 std::shared_ptr<const UpdateRule> update_rule(const OptimizerConfig& config, bool whole_matrices,
                                               const ParallelState& parallel_state,
                                               const std::shared_ptr<const UpdateRule>& own) {
-  if (own && (whole_matrices || own->statement().unit == UpdateUnit::range)) return own;
+  if (own && own->statement().unit == UpdateUnit::range) return own;
+  if (own && whole_matrices) return with_whole_matrices(own, parallel_state);
   OptimizerConfig used = config;
   if (own) used.optimizer = OptimizerKind::adam;
   switch (update_kind(used, whole_matrices)) {

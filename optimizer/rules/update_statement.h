@@ -22,9 +22,11 @@ struct UpdateState {
 enum class UpdateUnit {
   /// Elements of any parameters, cut anywhere. The rule treats each element by itself.
   range,
-  /// One parameter, and no data-parallel rank holds a part of it: those with ParamUpdate::matrix
-  /// under MatrixLayout::whole. The other parameters take adam. Of a matrix that is cut over
-  /// tensor-parallel ranks it is this rank's piece; muon gathers it by itself.
+  /// One whole parameter: those with ParamUpdate::matrix under MatrixLayout::whole, of which no
+  /// data-parallel rank holds a part. The other parameters take adam. A matrix that is cut over
+  /// tensor-parallel ranks (of an expert, over etp) is put together for the update and looks as
+  /// under one rank: an all-gather of the weights, one of the gradient and one of each state; muon
+  /// gathers one tensor. Of experts that lie on several ranks it is those of this rank.
   matrix,
 };
 

@@ -24,6 +24,7 @@ using testing::piece_of;
 using testing::pieces_of_rank;
 using testing::run_ranks;
 using testing::WholeParam;
+using testing::WorldLayout;
 using enum MeshAxis;
 using Lines = std::vector<std::string>;
 
@@ -75,18 +76,7 @@ std::vector<WholeParam> whole_model(const RankGrids& grids) {
   return model;
 }
 
-struct Layout {
-  int64_t world;
-  ParallelSizes sizes;
-
-  RankGrids grids() const {
-    ParallelSizes all = sizes;
-    all.world_size = world;
-    return RankGrids(all);
-  }
-};
-
-const std::vector<Layout> kLayouts = {
+const std::vector<WorldLayout> kLayouts = {
     {2, {}},
     {2, {.tensor = 2}},
     {3, {.tensor = 3, .expert_tensor = 1}},
@@ -132,7 +122,7 @@ using Body = std::function<void(Pieces& net, const std::vector<WholeParam>& mode
                                 const ParallelState& state)>;
 
 void on_layouts(const Body& body) {
-  for (const Layout& layout : kLayouts) {
+  for (const WorldLayout& layout : kLayouts) {
     SCOPED_TRACE(
         "world " + std::to_string(layout.world) + ", tp " + std::to_string(layout.sizes.tensor) +
         ", cp " + std::to_string(layout.sizes.context) + ", ep " +
@@ -310,16 +300,27 @@ TEST(DescribedFronts, ANormSendsEightBytesOverTheRanksThatCut) {
               Lines({std::string("all_reduce (sum) ") + (rank < 2 ? "[0 1]" : "[2 3]") + " 8"}));
 }
 
+/// What is sent above, under a GradientSynchronizer that averages.
+struct Averaged {
+  explicit Averaged(const ParallelState& state)
+      : net(kSent, state),
+        params(mesh_parameters(net, state)),
+        sync({params}, 1, kMicrobatches, {.reduction = GradientReduction::mean}) {
+    sync.bind();
+  }
+
+  Pieces net;
+  MeshParameters params;
+  GradientSynchronizer sync;
+};
+
 TEST(DescribedFronts, AGradientOnAMeshSaysWhatItIs) {
   run_ranks(4,
             [](const ParallelState& state) {
-              Pieces net(kSent, state);
-              const MeshParameters params = mesh_parameters(net, state);
-              GradientSynchronizer sync({params}, 1, kMicrobatches,
-                                        {.reduction = GradientReduction::mean});
-              sync.bind();
-              const auto placements = [&](size_t index) {
-                return to_string(sync.grad(params[index]).placements());
+              Averaged averaged(state);
+              auto& [net, params, sync] = averaged;
+              const auto placements = [&averaged](size_t index) {
+                return to_string(averaged.sync.grad(averaged.params[index]).placements());
               };
               backward_of_rank(kSent, net.pieces(), state, 0);
               EXPECT_EQ(placements(0), "(Partial(avg), Partial(avg), Partial(sum))");  // dp, cp, tp
@@ -337,13 +338,10 @@ TEST(DescribedFronts, AGradientOnAMeshSaysWhatItIs) {
 TEST(DescribedFronts, AMeanOfAnExpertHasNoPlacementBeforeItIsReduced) {
   run_ranks(4,
             [](const ParallelState& state) {
-              Pieces net(kSent, state);
-              const MeshParameters params = mesh_parameters(net, state);
-              GradientSynchronizer sync({params}, 1, kMicrobatches,
-                                        {.reduction = GradientReduction::mean});
-              sync.bind();
+              Averaged averaged(state);
+              auto& [net, params, sync] = averaged;
               EXPECT_TRUE(testing::throws_with<UsageError>(
-                  [&] { (void)sync.grad(params[4]); },
+                  [&] { (void)averaged.sync.grad(averaged.params[4]); },
                   "grad: the gradient of 'e_weight' is a sum over 2 ranks that is divided by 4"));
               backwards(net, kSent, state);
               sync.wait();

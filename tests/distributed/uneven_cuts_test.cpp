@@ -27,6 +27,7 @@ using testing::pieces_of_rank;
 using testing::run_ranks;
 using testing::WholeParam;
 using testing::WholeTraining;
+using testing::WorldLayout;
 using enum MeshAxis;
 
 constexpr auto kSum = GradientState::partial_sum;
@@ -68,18 +69,7 @@ std::vector<WholeParam> cut_model(const RankGrids& grids) {
   return model;
 }
 
-struct Layout {
-  int64_t world;
-  ParallelSizes sizes;
-
-  RankGrids grids() const {
-    ParallelSizes all = sizes;
-    all.world_size = world;
-    return RankGrids(all);
-  }
-};
-
-const std::vector<Layout> kLayouts = {
+const std::vector<WorldLayout> kLayouts = {
     {4, {.tensor = 2}},
     {6, {.tensor = 3}},
     {4, {.expert = 2}},
@@ -146,7 +136,7 @@ int64_t partial_bytes(const std::vector<WholeParam>& model, MeshAxis axis, const
 /// Every member of a group sends the same messages, and the shards of the data-parallel ranks
 /// together send each gradient once a step.
 void expect_passes(const CollectiveLog& log, const std::vector<WholeParam>& model,
-                   const Layout& layout, const Mode& mode) {
+                   const WorldLayout& layout, const Mode& mode) {
   const RankGrids grids = layout.grids();
   for (int64_t rank = 0; rank < layout.world; ++rank)
     for (const auto& [ranks, bytes] : passes_of(log, rank).bytes)
@@ -170,7 +160,7 @@ void expect_passes(const CollectiveLog& log, const std::vector<WholeParam>& mode
   }
 }
 
-void expect_trained_as_one_process(const Layout& layout, const Mode& mode,
+void expect_trained_as_one_process(const WorldLayout& layout, const Mode& mode,
                                    const std::string& what) {
   const std::vector<WholeParam> model = cut_model(layout.grids());
   const WholeTraining whole = testing::train_whole(model, std::vector(kSteps, layout.grids()));

@@ -16,6 +16,18 @@
 /// Models whose ranks hold pieces of different sizes, and the same model as one process has it.
 namespace lockstep::testing {
 
+/// Ranks, and how they are laid out; sizes.world_size is filled in.
+struct WorldLayout {
+  int64_t world;
+  ParallelSizes sizes = {};
+
+  RankGrids grids() const {
+    ParallelSizes all = sizes;
+    all.world_size = world;
+    return RankGrids(all);
+  }
+};
+
 /// One parameter, whole. `stage`: the pipeline stage that holds it; unset: all of them.
 struct WholeParam {
   std::string name;

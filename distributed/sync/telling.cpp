@@ -1,0 +1,21 @@
+#include "lockstep/distributed/telling.h"
+
+#include <exception>
+
+#include <c10/util/Exception.h>
+
+namespace lockstep {
+
+std::string text_of_exception() {
+  try {
+    throw;
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an exception of an unknown type";
+  }
+}
+
+}  // namespace lockstep

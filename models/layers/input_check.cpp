@@ -1,0 +1,47 @@
+#include "lockstep/models/input_check.h"
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/check.h"
+
+namespace lockstep {
+namespace {
+
+void refuse_input(const at::Tensor& input, int64_t width, const at::Tensor& weight,
+                  const std::string& label, int64_t dims) {
+  require<UsageError>(input.defined(), "{}: found an undefined input, allowed: [..., {}] of {}",
+                      label, width, at::toString(weight.scalar_type()));
+  fail<UsageError>("{}: found an input {}, allowed: [{}..., {}] of {}", label, form_of(input),
+                   dims > 1 ? "sequence / ranks, " : "", width, at::toString(weight.scalar_type()));
+}
+
+bool has_width(const at::Tensor& input, int64_t width, int64_t dims) {
+  return input.defined() && input.dim() >= dims && input.size(-1) == width;
+}
+
+}  // namespace
+
+std::string form_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "undefined";
+  return fmt::format("[{}] of {}", fmt::join(tensor.sizes(), ", "),
+                     at::toString(tensor.scalar_type()));
+}
+
+void check_input(const at::Tensor& input, int64_t width, const at::Tensor& weight,
+                 const std::string& label, int64_t dims) {
+  if (!has_width(input, width, dims) || input.scalar_type() != weight.scalar_type()) [[unlikely]]
+    refuse_input(input, width, weight, label, dims);
+}
+
+void check_normalized(const at::Tensor& input, const at::Tensor& weight, const std::string& label) {
+  const int64_t width = weight.size(0);
+  const auto narrow = [](at::ScalarType type) {
+    return type == at::kBFloat16 || type == at::kHalf;
+  };
+  if (!has_width(input, width, 1) ||
+      (input.scalar_type() != weight.scalar_type() &&
+       !(narrow(input.scalar_type()) && weight.scalar_type() == at::kFloat))) [[unlikely]]
+    refuse_input(input, width, weight, label, 1);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,206 @@
+// Update rules of whole matrices on matrices that tensor-parallel ranks have in pieces, against the
+// same steps by operators of libtorch on the whole.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/tests/support/described_params.h"
+#include "lockstep/tests/support/distributed_training.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep {
+namespace {
+
+using testing::adamw_config;
+using testing::DescribedParams;
+using testing::kRate;
+using testing::run_ranks;
+using testing::Setting;
+using testing::SmallNet;
+using testing::throws_with;
+
+/// Momentum, of which each matrix is scaled to a norm of 1.
+struct UnitMomentum final : UpdateRule {
+  UnitMomentum()
+      : UpdateRule({.name = "unit_momentum", .state = {{"mean"}}, .unit = UpdateUnit::matrix}) {}
+
+  void update(const UpdateRange& range) const override {
+    EXPECT_EQ(range.weights.numel(), range.parameter->tensor.numel());
+    const at::Tensor mean = range.state[0] * 0.9 + range.gradient();
+    range.write(range.state[0], mean);
+    range.write_weights(range.weights - range.learning_rate * mean / mean.norm());
+  }
+};
+
+struct CutMatrix {
+  const char* name;
+  std::vector<int64_t> shape;
+  std::optional<int64_t> dim = {};
+
+  ParamDescription description() const {
+    ParamDescription result = {.update = ParamUpdate::matrix};
+    if (dim) result.placements[MeshAxis::tp] = Shard{*dim};
+    return result;
+  }
+  at::Tensor whole(double phase) const {
+    const at::Tensor zeros = at::zeros(shape, at::kDouble);
+    const double own = static_cast<double>(name[0]) + phase;
+    return at::sin(at::arange(zeros.numel(), at::kDouble) * 0.37 + own).view(shape);
+  }
+  at::Tensor piece(const at::Tensor& of_whole, const ProcessGroup& tp) const {
+    if (!dim) return of_whole;
+    return of_whole.chunk(tp.size(), *dim)[static_cast<size_t>(tp.rank())].contiguous();
+  }
+};
+
+const std::map<std::string, CutMatrix> kMatrices = {{"column", {"column", {4, 3}, 0}},
+                                                    {"row", {"row", {3, 6}, -1}},
+                                                    {"blocks", {"blocks", {2, 4, 3}, 1}},
+                                                    {"plain", {"plain", {3, 2}}}};
+constexpr int kCutSteps = 3;
+
+OptimizerConfig unclipped(OptimizerKind kind) {
+  OptimizerConfig config = adamw_config(/*clip=*/0);
+  config.optimizer = kind;
+  config.weight_decay = 0;
+  return config;
+}
+
+/// What steps of `rule` make of this rank's pieces; the data-parallel ranks share the gradients.
+std::map<std::string, at::Tensor> stepped(const ParallelState& state, bool distributed,
+                                          OptimizerKind kind,
+                                          const std::shared_ptr<const UpdateRule>& rule,
+                                          at::ScalarType dtype = at::kDouble) {
+  const ProcessGroup tp = state.group(GroupKind::tp);
+  DescribedParams module;
+  for (const auto& [name, matrix] : kMatrices) {
+    const at::Tensor piece = matrix.piece(matrix.whole(0), tp);
+    module.add(name, piece.sizes().vec(), matrix.description(), dtype);
+    const at::NoGradGuard no_grad;
+    at::Tensor(module[name]).copy_(piece);
+  }
+  DistributedDataParallel ddp(module, state, Setting{.distributed = distributed}.ddp(), false,
+                              MatrixLayout::whole);
+  const auto optimizer = make_optimizer({&ddp}, unclipped(kind), {}, rule);
+  const auto share = 1 / static_cast<double>(state.group(GroupKind::dp).size());
+  for (int step = 1; step <= kCutSteps; ++step) {
+    ddp.zero_grad_buffer();
+    module.backward([&](const std::string& name, const at::Tensor&) {
+      const CutMatrix& matrix = kMatrices.at(name);
+      return matrix.piece(matrix.whole(step), tp) * share;
+    });
+    finalize_model_grads({&ddp}, testing::no_tokens());
+    EXPECT_FALSE(optimizer->step().skipped);
+  }
+  ddp.finish_param_sync();
+  std::map<std::string, at::Tensor> result;
+  for (const auto& [name, param] : module.params()) result[name] = param.detach().clone();
+  return result;
+}
+
+at::Tensor unit_momentum_by_hand(const CutMatrix& matrix) {
+  at::Tensor weights = matrix.whole(0), mean = at::zeros_like(weights);
+  for (int step = 1; step <= kCutSteps; ++step) {
+    mean = mean * 0.9 + matrix.whole(step);
+    weights = weights - kRate * mean / mean.norm();
+  }
+  return weights;
+}
+
+struct CutLayout {
+  int64_t world, tensor;
+  bool distributed;
+};
+const CutLayout kCutLayouts[] = {{1, 1, false}, {2, 1, true}, {2, 2, false},
+                                 {2, 2, true},  {4, 2, true}, {4, 2, false}};
+
+TEST(CutMatrices, ARuleOfOnesOwnGetsThemWhole) {
+  for (const auto dtype : {at::kDouble, at::kBFloat16})
+    for (const auto& [world, tensor, distributed] : kCutLayouts)
+      run_ranks(
+          world,
+          [&, sharded = distributed](const ParallelState& state) {
+            const double tolerance = dtype == at::kDouble ? 1e-13 : 0.02;
+            for (const auto& [name, found] : stepped(state, sharded, OptimizerKind::sgd,
+                                                     std::make_shared<UnitMomentum>(), dtype)) {
+              const CutMatrix& matrix = kMatrices.at(name);
+              const at::Tensor expected =
+                  matrix.piece(unit_momentum_by_hand(matrix), state.group(GroupKind::tp));
+              EXPECT_TRUE(at::allclose(found.to(at::kDouble), expected, tolerance, tolerance))
+                  << name << " on " << state.world_size() << " ranks";
+            }
+          },
+          {.sizes = {.tensor = tensor}});
+}
+
+TEST(CutMatrices, OneCostsAnAllGatherOfWeightsGradientAndEachState) {
+  testing::CollectiveLog log;
+  run_ranks(2,
+            [](const ParallelState& state) {
+              stepped(state, false, OptimizerKind::sgd, std::make_shared<UnitMomentum>());
+            },
+            {.sizes = {.tensor = 2}, .log = &log});
+  const std::map<std::string, int64_t> bytes = {
+      {"matrix of 'column'", 8 * 6}, {"matrix of 'row'", 8 * 9}, {"matrix of 'blocks'", 8 * 12}};
+  std::map<std::string, int> calls;
+  for (const auto& call : log.of_rank(0)) {
+    if (!call.label.starts_with("matrix of")) continue;
+    ASSERT_TRUE(bytes.contains(call.label)) << call.label;
+    EXPECT_EQ(call.operation, "all_gather");
+    EXPECT_EQ(call.bytes, bytes.at(call.label)) << call.label;
+    EXPECT_EQ(call.ranks, (RankList{0, 1}));
+    ++calls[call.label];
+  }
+  for (const auto& [label, own] : bytes) EXPECT_EQ(calls[label], 3 * kCutSteps) << label;
+}
+
+TEST(CutMatrices, MuonOfPiecesIsThatOfTheWholeAlsoWhereTheLastDimensionIsCountedFromTheEnd) {
+  const auto whole =
+      stepped(ParallelState::single_process(), false, OptimizerKind::muon, /*rule=*/nullptr);
+  for (const auto& [world, tensor, distributed] : kCutLayouts)
+    run_ranks(world,
+              [&, sharded = distributed](const ParallelState& state) {
+                for (const auto& [name, found] :
+                     stepped(state, sharded, OptimizerKind::muon, /*rule=*/nullptr)) {
+                  const at::Tensor expected =
+                      kMatrices.at(name).piece(whole.at(name), state.group(GroupKind::tp));
+                  EXPECT_TRUE(at::allclose(found, expected, 1e-11, 1e-12)) << name;
+                }
+              },
+              {.sizes = {.tensor = tensor}});
+}
+
+/// Writes one number, in a tensor of another shape than the weights.
+struct Broadcasting final : UpdateRule {
+  explicit Broadcasting(UpdateUnit unit) : UpdateRule({.name = "broadcasting", .unit = unit}) {}
+  void update(const UpdateRange& range) const override {
+    range.write_weights(at::ones({1}, range.weights.options()));
+  }
+};
+
+TEST(CutMatrices, AValueOfAnotherShapeIsRefusedBeforeItIsWritten) {
+  for (const auto unit : {UpdateUnit::range, UpdateUnit::matrix}) {
+    SmallNet net(1);
+    const auto params =
+        testing::with_matrices(net, [](const NamedParameter& p) { return p.tensor.dim() > 1; });
+    const testing::Weights before = testing::weights_of(net);
+    DistributedDataParallel ddp(params, ParallelState::single_process(), {}, false,
+                                MatrixLayout::whole);
+    Optimizer optimizer({&ddp}, adamw_config(), {}, std::make_shared<Broadcasting>(unit));
+    testing::run_backwards(net, ddp, 0, 1, at::kDouble);
+    testing::reduce_gradients(ddp);
+    EXPECT_TRUE(throws_with<UsageError>(
+        [&] { optimizer.step(); },
+        unit == UpdateUnit::matrix
+            ? "update rule: parameter 'weight0': found a value of shape [1], allowed: [12]"
+            : "update rule: a range of parameters: found a value of shape [1], allowed: ["));
+    EXPECT_TRUE(at::equal(net.named_parameters()["weight0"], before[0]));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
