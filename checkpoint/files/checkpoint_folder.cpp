@@ -15,6 +15,7 @@
 #include "lockstep/checkpoint/manifest.h"
 #include "lockstep/checkpoint/step_folders.h"
 #include "lockstep/core/check.h"
+#include "lockstep/core/input_file.h"
 #include "lockstep/datasets/unfinished_file.h"
 
 namespace lockstep {

@@ -5,8 +5,6 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/core/input_file.h"
-
 /// The folder that checkpoint.save names:
 ///
 ///     step_500/                 a complete checkpoint: it has a manifest

@@ -5,6 +5,7 @@
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/checkpoint/safetensors_header.h"
+#include "lockstep/checkpoint/shard_file.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/input_file.h"
@@ -87,6 +88,8 @@ CheckpointReader::CheckpointReader(const std::string& folder) : path_(find_check
     tensors_[{tensor.name, tensor.state}] = &tensor;
   shards_.resize(manifest_.files.size());
 }
+
+CheckpointReader::~CheckpointReader() = default;
 
 void CheckpointReader::read_manifest() {
   const std::string path = path_ + "/" + kManifestName;

@@ -9,10 +9,11 @@
 #include <vector>
 
 #include "lockstep/checkpoint/manifest.h"
-#include "lockstep/checkpoint/shard_file.h"
 #include "lockstep/core/config.h"
 
 namespace lockstep {
+
+class ShardReader;
 
 /// A complete checkpoint on disk. Reads any part of any tensor, whatever the layout that saved it,
 /// and only the blocks of the files that hold it, each checked. Needs no libtorch. Not for several
@@ -22,6 +23,9 @@ class CheckpointReader {
   /// Opens `folder`, or the newest checkpoint in it, also where a run saves there and removes
   /// others meanwhile. FileError: there is none, a manifest that is damaged.
   explicit CheckpointReader(const std::string& folder);
+  ~CheckpointReader();
+  CheckpointReader(const CheckpointReader&) = delete;
+  CheckpointReader& operator=(const CheckpointReader&) = delete;
 
   /// Of the checkpoint itself.
   const std::string& path() const { return path_; }

@@ -1,23 +1,25 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
-#include "lockstep/core/input_file.h"
 #include "lockstep/datasets/dataset_index.h"
-#include "lockstep/datasets/file_bytes.h"
+#include "lockstep/datasets/token_type.h"
 
 namespace lockstep {
 
 /// A data set in Megatron's format, PREFIX.idx and PREFIX.bin: documents of sequences of token ids.
-/// The `.idx` is in memory (FileBytes), the `.bin` is read on demand, from one open file. Needs no
+/// The `.idx` is in memory (see file_bytes.h), the `.bin` is read on demand, from one open file. Needs no
 /// libtorch.
 class IndexedDataset {
  public:
   /// FileError with the path and the place for a file that is missing or damaged, and for a `.bin`
   /// whose size is not what the `.idx` says.
   explicit IndexedDataset(const std::string& prefix);
+  ~IndexedDataset();
 
   const std::string& prefix() const { return prefix_; }
   const DatasetIndex& index() const { return index_; }
@@ -30,12 +32,13 @@ class IndexedDataset {
   PackedTokens sequence(int64_t sequence) const;
 
   /// The bytes of the `.idx`.
-  std::string_view index_bytes() const { return idx_.bytes(); }
+  std::string_view index_bytes() const;
 
  private:
+  struct Files;
+
   std::string prefix_;
-  FileBytes idx_;
-  InputFile bin_;
+  std::unique_ptr<const Files> files_;
   DatasetIndex index_;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/config_rules.h"
 #include "lockstep/core/integers.h"
 
 namespace lockstep {
@@ -31,9 +32,11 @@ BatchSchedule::BatchSchedule(const TrainConfig& config, int64_t data_parallel_si
                          field, text, global, together, full_.micro, data_parallel_size);
   };
   if (config.step_batch_size_schedule) {
-    schedule_ = parse_step_batch_size_schedule(*config.step_batch_size_schedule);
-    for (const BatchStep& step : schedule_)
-      require_multiple("step_batch_size_schedule", *config.step_batch_size_schedule, step.global);
+    for (const auto& [samples, global] :
+         parse_step_batch_size_schedule(*config.step_batch_size_schedule)) {
+      require_multiple("step_batch_size_schedule", *config.step_batch_size_schedule, global);
+      schedule_.push_back({samples, global});
+    }
   }
   if (!config.rampup_batch_size) return;
   const std::string& text = *config.rampup_batch_size;
@@ -69,11 +72,17 @@ BatchSizes BatchSchedule::at(int64_t consumed_samples) const {
 
 std::vector<BatchSizes> BatchSchedule::all() const {
   std::vector<BatchSizes> sizes;
-  for (const BatchStep& step : schedule_) sizes.push_back(sized(step.global));
+  for (const Step& step : schedule_) sizes.push_back(sized(step.global));
   if (!sizes.empty()) return sizes;
   for (int64_t step = 0; step <= steps_; ++step)
     sizes.push_back(sized(full_.global - (steps_ - step) * increment_));
   return sizes;
+}
+
+SampleRange microbatch_samples(int64_t consumed, int64_t micro_batch_size, int64_t microbatch,
+                               int64_t rank, int64_t ranks) {
+  const int64_t first = consumed + (microbatch * ranks + rank) * micro_batch_size;
+  return {first, first + micro_batch_size};
 }
 
 }  // namespace lockstep

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "lockstep/core/config.h"
-#include "lockstep/core/config_rules.h"
 
 /// How many sequences an iteration takes. Needs no libtorch.
 namespace lockstep {
@@ -44,13 +43,31 @@ class BatchSchedule {
   std::vector<BatchSizes> all() const;
 
  private:
+  /// Batches of `global` sequences for iterations that begin when `samples` are consumed.
+  struct Step {
+    int64_t samples;
+    int64_t global;
+  };
+
   BatchSizes sized(int64_t global) const;
 
   BatchSizes full_;
   int64_t increment_ = 0;
   int64_t steps_ = 0;
   int64_t samples_ = 0;
-  std::vector<BatchStep> schedule_;
+  std::vector<Step> schedule_;
 };
+
+/// The half-open range of samples that one rank processes in one micro-batch.
+struct SampleRange {
+  int64_t first = 0;
+  int64_t last = 0;
+};
+
+/// Micro-batch `microbatch` of data-parallel rank `rank` of `ranks`, in an iteration that starts
+/// when `consumed` samples are consumed: micro-batches follow each other, and within each the
+/// ranks.
+SampleRange microbatch_samples(int64_t consumed, int64_t micro_batch_size, int64_t microbatch,
+                               int64_t rank, int64_t ranks);
 
 }  // namespace lockstep

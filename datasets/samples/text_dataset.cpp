@@ -115,10 +115,4 @@ int64_t evaluation_windows(int64_t num_tokens, int64_t seq_length) {
   return num_tokens > 0 ? (num_tokens - 1) / seq_length : 0;
 }
 
-SampleRange microbatch_samples(int64_t consumed, int64_t micro_batch_size, int64_t microbatch,
-                               int64_t rank, int64_t ranks) {
-  const int64_t first = consumed + (microbatch * ranks + rank) * micro_batch_size;
-  return {first, first + micro_batch_size};
-}
-
 }  // namespace lockstep

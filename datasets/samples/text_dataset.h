@@ -53,16 +53,4 @@ class SampleOrder {
 /// predicts the next of each; a last partial window is dropped.
 int64_t evaluation_windows(int64_t num_tokens, int64_t seq_length);
 
-/// The half-open range of samples that one rank processes in one micro-batch.
-struct SampleRange {
-  int64_t first = 0;
-  int64_t last = 0;
-};
-
-/// Micro-batch `microbatch` of data-parallel rank `rank` of `ranks`, in an iteration that starts
-/// when `consumed` samples are consumed: micro-batches follow each other, and within each the
-/// ranks.
-SampleRange microbatch_samples(int64_t consumed, int64_t micro_batch_size, int64_t microbatch,
-                               int64_t rank, int64_t ranks);
-
 }  // namespace lockstep

@@ -10,6 +10,7 @@
 #include "lockstep/distributed/model_check.h"
 #include "lockstep/distributed/param_sync.h"
 #include "lockstep/distributed/parameter_check.h"
+#include "lockstep/distributed/step_access.h"
 #include "lockstep/parallel_state/axis_groups.h"
 #include "lockstep/parallel_state/pipeline_position.h"
 
@@ -70,6 +71,7 @@ struct DistributedDataParallel::Impl {
         config.overlap_grad_reduce, config.allow_unused_parameters);
     if (config.use_distributed_optimizer)
       params = std::make_unique<ParamSync>(sync->bucketing(), state);
+    for (const auto& buffer : sync->bucketing().buffers) buffers.push_back(buffer.get());
     overlaps_param_gather = pre_hook = config.overlap_param_gather;
     aligns_param_gather = config.align_param_gather && state.grids().size(GroupKind::pp) > 1;
   }
@@ -128,7 +130,8 @@ struct DistributedDataParallel::Impl {
   std::vector<at::Tensor> module_buffers;
   std::vector<NamedParameter> frozen;
   std::unique_ptr<GradSync> sync;
-  std::unique_ptr<ParamSync> params;  ///< null without the distributed optimizer
+  std::vector<const ParamAndGradBuffer*> buffers;  ///< of sync
+  std::unique_ptr<ParamSync> params;               ///< null without the distributed optimizer
   bool overlaps_param_gather = false;
   bool aligns_param_gather = false;
   bool pre_hook = false;
@@ -193,11 +196,11 @@ void DistributedDataParallel::set_force_all_reduce(bool on) {
 
 void DistributedDataParallel::offload_grad_buffers() {
   impl_->require_not_reducing("offload_grad_buffers");
-  for (const auto& buffer : buffers()) buffer->offload_grads();
+  for (const auto& buffer : impl_->sync->bucketing().buffers) buffer->offload_grads();
 }
 
 void DistributedDataParallel::restore_grad_buffers() {
-  for (const auto& buffer : buffers()) buffer->restore_grads();
+  for (const auto& buffer : impl_->sync->bucketing().buffers) buffer->restore_grads();
 }
 
 void DistributedDataParallel::zero_grad_buffer() {
@@ -288,8 +291,8 @@ std::string DistributedDataParallel::state_text() const {
 
 const ParallelState& DistributedDataParallel::parallel_state() const { return impl_->state; }
 
-const std::vector<std::unique_ptr<ParamAndGradBuffer>>& DistributedDataParallel::buffers() const {
-  return impl_->sync->bucketing().buffers;
+const std::vector<const ParamAndGradBuffer*>& DistributedDataParallel::buffers() const {
+  return impl_->buffers;
 }
 
 std::vector<BucketInfo> DistributedDataParallel::buckets() const { return impl_->sync->buckets(); }
@@ -299,23 +302,28 @@ std::string DistributedDataParallel::describe() const {
          to_string(buckets());
 }
 
-std::vector<BucketReduction> DistributedDataParallel::begin_finalize() {
-  require<UsageError>(!impl_->finalized,
+std::vector<BucketReduction> detail::StepAccess::begin_finalize(DistributedDataParallel& model) {
+  const DistributedDataParallel::Impl& impl = *model.impl_;
+  require<UsageError>(!impl.finalized,
                       "finalize_model_grads: the gradients of this step are final already; call "
                       "zero_grad_buffer() before the next step");
-  if (impl_->sync->state().phase() != Phase::ready) finish_grad_sync();
-  return impl_->sync->reductions();
+  if (impl.sync->state().phase() != Phase::ready) model.finish_grad_sync();
+  return impl.sync->reductions();
 }
 
-void DistributedDataParallel::end_finalize() { impl_->finalized = true; }
+void detail::StepAccess::end_finalize(DistributedDataParallel& model) {
+  model.impl_->finalized = true;
+}
 
-void DistributedDataParallel::require_final_gradients(const char* caller) const {
-  const bool finalized = impl_->finalized || !impl_->left_undone;
+void detail::StepAccess::require_final_gradients(const DistributedDataParallel& model,
+                                                 const char* caller) {
+  const DistributedDataParallel::Impl& impl = *model.impl_;
+  const bool finalized = impl.finalized || !impl.left_undone;
   require<UsageError>(
-      impl_->sync->state().phase() == Phase::ready && finalized,
+      impl.sync->state().phase() == Phase::ready && finalized,
       "{}: the gradients are not final (state {}{}{}); call finalize_model_grads() after the last "
       "backward",
-      caller, state_text(), finalized ? "" : ", ", finalized ? "" : impl_->left_undone);
+      caller, model.state_text(), finalized ? "" : ", ", finalized ? "" : impl.left_undone);
 }
 
 }  // namespace lockstep

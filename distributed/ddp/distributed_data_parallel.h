@@ -17,6 +17,10 @@
 
 namespace lockstep {
 
+namespace detail {
+struct StepAccess;
+}
+
 /// Data parallelism for any torch::nn::Module: owns contiguous parameter and gradient buffers, and
 /// reduces the gradients over the data-parallel ranks, bucket by bucket, while backward still runs.
 /// The module is used as before; its parameters have become views of the buffers.
@@ -153,6 +157,8 @@ class DistributedDataParallel {
   /// Sets all gradients to zero and begins a new step. Call it before the step's first backward. It
   /// replaces optimizer.zero_grad().
   void zero_grad_buffer();
+  /// The same, under the name that all fronts have.
+  void zero_grad() { zero_grad_buffer(); }
 
   /// Gives up a step in which something threw, an operator in the middle of backward for instance,
   /// and begins the next one. Needed where reductions are under way (state "reducing"), allowed
@@ -187,7 +193,8 @@ class DistributedDataParallel {
   void disable_forward_pre_hook(bool param_sync = true);
   /// Undoes disable_forward_pre_hook(). UsageError without ddp.overlap_param_gather.
   void enable_forward_pre_hook();
-  /// For the optimizer: it changed this rank's shard of the parameters.
+  /// For an optimizer of one's own that does not go through update_params(): it changed this rank's
+  /// shard of the parameters, so that start_param_sync() gathers.
   void note_params_changed();
 
   /// Changes the parameters in buffers()[buffer]->owned()[range].
@@ -212,7 +219,7 @@ class DistributedDataParallel {
   /// The buffers: one for each (parameter dtype, gradient dtype, dense or expert), and more for
   /// parameters that must lie apart: whole matrices, and those whose gradients are partial over pp,
   /// or over an axis whose ranks lay out their buffers differently.
-  const std::vector<std::unique_ptr<ParamAndGradBuffer>>& buffers() const;
+  const std::vector<const ParamAndGradBuffer*>& buffers() const;
 
   /// In the order in which buckets are launched.
   std::vector<BucketInfo> buckets() const;
@@ -220,16 +227,8 @@ class DistributedDataParallel {
   /// A table of the buckets, for logs.
   std::string describe() const;
 
-  /// For finalize_model_grads: finish_grad_sync() unless the step is reduced already. Returns how
-  /// the buckets were reduced. UsageError if the step was finalized already.
-  std::vector<BucketReduction> begin_finalize();
-  void end_finalize();
-
-  /// Throws UsageError naming `caller` unless the gradients are final: reduced, and made final by
-  /// finalize_model_grads where that has more to do (per-token scaling, partial or tied gradients).
-  void require_final_gradients(const char* caller) const;
-
  private:
+  friend struct detail::StepAccess;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -9,6 +9,7 @@
 #include "lockstep/distributed/further_passes.h"
 #include "lockstep/distributed/owned_grads.h"
 #include "lockstep/distributed/parameter_check.h"
+#include "lockstep/distributed/step_access.h"
 #include "lockstep/distributed/telling.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/pipeline_position.h"
@@ -21,7 +22,7 @@ constexpr const FinalizePass* kPasses[] = {&kDataParallel, &kPartialGradients, &
 
 void finish_data_parallel(FinalizeContext& context) {
   for (DistributedDataParallel* model : context.models)
-    for (const BucketReduction& bucket : model->begin_finalize()) {
+    for (const BucketReduction& bucket : detail::StepAccess::begin_finalize(*model)) {
       context.note(bucket.group, bucket.operation, bucket.bytes, bucket.num_parameters);
       if (bucket.instances)
         context.note(*bucket.instances, {GradOperation::Kind::all_reduce, bucket.operation.op},
@@ -137,7 +138,7 @@ FinalizeReport finalize_model_grads(const std::vector<DistributedDataParallel*>&
       pass->run(context);
     }
   });
-  for (DistributedDataParallel* model : models) model->end_finalize();
+  for (DistributedDataParallel* model : models) detail::StepAccess::end_finalize(*model);
   return std::move(context.report);
 }
 

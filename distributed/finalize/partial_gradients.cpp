@@ -73,8 +73,7 @@ void collect(const ParamAndGradBuffer& buffer, const ParamLayout::Bucket& bucket
 /// The buffers of a model in an order that what else a rank holds does not change.
 std::vector<const ParamAndGradBuffer*> buffers_in_order(const DistributedDataParallel& model,
                                                         const RankGrids& grids) {
-  std::vector<const ParamAndGradBuffer*> buffers;
-  for (const auto& buffer : model.buffers()) buffers.push_back(buffer.get());
+  std::vector<const ParamAndGradBuffer*> buffers = model.buffers();
   const auto key = [&](const ParamAndGradBuffer* buffer) {
     const NamedParameter& first = buffer->params().front();
     return std::tuple(replicas(first.description), first.tensor.scalar_type(),

@@ -35,7 +35,7 @@ Copies collect(const std::vector<DistributedDataParallel*>& models) {
     for (const auto& buffer : model->buffers())
       for (size_t i = 0; i < buffer->params().size(); ++i) {
         const auto& tie = buffer->params()[i].description.tie;
-        if (tie) copies[{tie->stages, tie->name}].push_back({buffer.get(), i});
+        if (tie) copies[{tie->stages, tie->name}].push_back({buffer, i});
       }
   return copies;
 }

@@ -126,6 +126,8 @@ class GradientSynchronizer {
   /// steps only. All ranks that share parameters set the same count: nothing compares it after
   /// bind(), and where it differs some wait for others until the timeout.
   void set_required_accumulations(int64_t count);
+  /// The same, under the name that DistributedDataParallel has.
+  void set_num_microbatches(int64_t count) { set_required_accumulations(count); }
 
   /// The gradient of `parameter`, a DTensor, as what it is now: Partial on the axes that are
   /// reduced, Replicate on them after wait(). UsageError: not one of the parameters, plain, or

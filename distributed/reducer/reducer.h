@@ -137,6 +137,8 @@ class Reducer {
 
   /// Sets the gradients that are there to zero, a bucket at a time.
   void zero_grad_buffer();
+  /// The same, under the name that all fronts have.
+  void zero_grad() { zero_grad_buffer(); }
 
   /// Buckets are combined by `hook` from now on. Once, between iterations; UsageError otherwise.
   /// The hooks of all ranks have the same CommHook::identity(): the first prepare_for_forward()

@@ -2,7 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/models/core_attention.h"
 #include "lockstep/models/recompute.h"
+#include "lockstep/models/rotary_embedding.h"
 #include "lockstep/parallel_state/parallel_functions.h"
 
 namespace lockstep {
@@ -38,7 +40,7 @@ SelfAttention::SelfAttention(const LayerContext& context, const ModuleSpec& spec
   linear_qkv_ = add_child<ColumnParallelLinear>(context, spec, "linear_qkv");
   linear_proj_ = add_child<RowParallelLinear>(context, spec, "linear_proj");
   if (context.config.position_embedding_type == PositionEmbeddingType::rope)
-    rotary_.emplace(context);
+    rotary_ = std::make_shared<const RotaryEmbedding>(context);
 }
 
 SelfAttention::SelfAttention(const LayerContext& context)

@@ -4,13 +4,14 @@
 #include <optional>
 
 #include "lockstep/core/parameters.h"
-#include "lockstep/models/core_attention.h"
 #include "lockstep/models/layer_context.h"
 #include "lockstep/models/linear.h"
-#include "lockstep/models/rotary_embedding.h"
 #include "lockstep/models/token_positions.h"
 
 namespace lockstep {
+
+class CoreAttention;
+class RotaryEmbedding;
 
 /// How the heads of attention lie on a rank of tp. Where there are at least as many query groups as
 /// ranks, a rank has whole groups. Where there are fewer, `sharing` ranks have one group together:
@@ -53,7 +54,7 @@ class SelfAttention : public DescribedModule {
   std::optional<ProcessGroup> sharing_;  ///< the ranks that have a group with this one
   std::shared_ptr<ColumnParallelLinear> linear_qkv_;
   std::shared_ptr<RowParallelLinear> linear_proj_;
-  std::optional<RotaryEmbedding> rotary_;
+  std::shared_ptr<const RotaryEmbedding> rotary_;  ///< null without
   std::shared_ptr<const CoreAttention> core_;
 };
 

@@ -2,6 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/models/experts.h"
+#include "lockstep/models/router.h"
+#include "lockstep/models/token_dispatcher.h"
 #include "lockstep/parallel_state/parallel_functions.h"
 
 namespace lockstep {

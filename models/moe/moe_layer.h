@@ -2,14 +2,14 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 
-#include "lockstep/models/experts.h"
 #include "lockstep/models/mlp.h"
-#include "lockstep/models/router.h"
-#include "lockstep/models/token_dispatcher.h"
 
 namespace lockstep {
+
+class GroupedMLP;
+class MoETokenDispatcher;
+class TopKRouter;
 
 /// A mixture of experts in place of the feed-forward network. Children: `router`, `experts`, and
 /// `shared_experts`, an MLP that every token takes, where moe_shared_expert_intermediate_size is

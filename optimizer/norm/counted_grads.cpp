@@ -9,6 +9,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/owned_grads.h"
 #include "lockstep/distributed/parameter_check.h"
+#include "lockstep/distributed/step_access.h"
 #include "lockstep/kernels/sum_of_squares.h"
 #include "lockstep/parallel_state/axis_groups.h"
 
@@ -72,7 +73,8 @@ void check_models(const std::vector<DistributedDataParallel*>& models, const cha
 }
 
 void check_gradients(const std::vector<DistributedDataParallel*>& models, const char* caller) {
-  for (const DistributedDataParallel* model : models) model->require_final_gradients(caller);
+  for (const DistributedDataParallel* model : models)
+    detail::StepAccess::require_final_gradients(*model, caller);
 }
 
 /// The groups over which ranks put the classes of gradients together.

@@ -4,6 +4,7 @@
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/checkpoint/checkpoint_reader.h"
+#include "lockstep/checkpoint/shard_file.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/error.h"
 #include "lockstep/datasets/crc32.h"

@@ -11,6 +11,7 @@
 #include "lockstep/checkpoint/safetensors_header.h"
 #include "lockstep/datasets/crc32.h"
 #include "lockstep/datasets/sample_source.h"
+#include "lockstep/datasets/text_dataset.h"
 #include "lockstep/training/metrics.h"
 
 namespace lockstep {

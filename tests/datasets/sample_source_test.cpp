@@ -7,7 +7,10 @@
 #include <set>
 
 #include "lockstep/core/error.h"
+#include "lockstep/datasets/document_list.h"
 #include "lockstep/datasets/indexed_dataset_writer.h"
+#include "lockstep/datasets/sample_index.h"
+#include "lockstep/datasets/text_dataset.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
 

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "lockstep/core/error.h"
+#include "lockstep/datasets/batch_sizes.h"
 #include "lockstep/datasets/crc32.h"
 #include "lockstep/datasets/indexed_dataset_writer.h"
 #include "lockstep/datasets/tokenizer.h"

@@ -5,6 +5,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/finalize_model_grads.h"
 #include "lockstep/distributed/owned_grads.h"
+#include "lockstep/distributed/step_access.h"
 #include "lockstep/tests/support/described_params.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -292,7 +293,7 @@ TEST(PartialGradients, AreNotFinalBeforeTheyAreReducedAlsoWhereGradientsAreAvera
                 DistributedDataParallel ddp(net, state, config);
                 net.backward([](auto&, auto&) { return 1.0; });
                 ddp.finish_grad_sync();
-                const auto ask = [&] { ddp.require_final_gradients("step"); };
+                const auto ask = [&] { detail::StepAccess::require_final_gradients(ddp, "step"); };
                 EXPECT_TRUE(!needs_finalize ||
                             throws_with<UsageError>(ask, "call finalize_model_grads()"));
                 finalize_model_grads({&ddp});

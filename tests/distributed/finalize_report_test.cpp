@@ -11,6 +11,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/finalize_model_grads.h"
 #include "lockstep/distributed/finalize_passes.h"
+#include "lockstep/distributed/step_access.h"
 #include "lockstep/tests/support/described_params.h"
 #include "lockstep/tests/support/rank_threads.h"
 
@@ -177,7 +178,7 @@ TEST(FinalizeModelGrads, WhatIsLeftUndoneIsNamedByItsPass) {
                 ddp.finish_grad_sync();
                 std::string error;
                 try {
-                  ddp.require_final_gradients("step");
+                  detail::StepAccess::require_final_gradients(ddp, "step");
                 } catch (const UsageError& refusal) {
                   error = refusal.what();
                 }

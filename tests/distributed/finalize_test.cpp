@@ -5,6 +5,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/finalize_model_grads.h"
+#include "lockstep/distributed/step_access.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/small_net.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -142,9 +143,9 @@ TEST_F(FinalizeMisuse, TokensThatAreMissingOrNonsense) {
 TEST_F(FinalizeMisuse, AfterAManualFinishItStillDivides) {
   net_.loss(SmallNet::samples(0, 2)).backward();
   ddp_.finish_grad_sync();
-  EXPECT_THROW(ddp_.require_final_gradients("optimizer"), UsageError);
+  EXPECT_THROW(detail::StepAccess::require_final_gradients(ddp_, "optimizer"), UsageError);
   EXPECT_EQ(refusal(at::ones({})), "");
-  EXPECT_NO_THROW(ddp_.require_final_gradients("optimizer"));
+  EXPECT_NO_THROW(detail::StepAccess::require_final_gradients(ddp_, "optimizer"));
 }
 
 TEST(FinalizeModelGrads, TokensAreRefusedWhereRanksAreAveraged) {

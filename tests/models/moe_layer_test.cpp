@@ -9,6 +9,9 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/expert_rules.h"
+#include "lockstep/models/router.h"
+#include "lockstep/models/routing.h"
+#include "lockstep/models/token_dispatcher.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/tests/support/rank_threads.h"
 

@@ -12,6 +12,7 @@
 
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/error.h"
+#include "lockstep/datasets/text_dataset.h"
 #include "lockstep/datasets/token_batch.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/synthetic_text.h"

@@ -1,0 +1,22 @@
+#pragma once
+
+// Internal: what finalize_model_grads and the optimizer ask of a DistributedDataParallel.
+
+#include <vector>
+
+#include "lockstep/distributed/distributed_data_parallel.h"
+
+namespace lockstep::detail {
+
+struct StepAccess {
+  /// finish_grad_sync() unless the step is reduced already. Returns how the buckets were reduced.
+  /// UsageError if the step was finalized already.
+  static std::vector<BucketReduction> begin_finalize(DistributedDataParallel& model);
+  static void end_finalize(DistributedDataParallel& model);
+
+  /// Throws UsageError naming `caller` unless the gradients are final: reduced, and made final by
+  /// finalize_model_grads where that has more to do (per-token scaling, partial or tied gradients).
+  static void require_final_gradients(const DistributedDataParallel& model, const char* caller);
+};
+
+}  // namespace lockstep::detail
