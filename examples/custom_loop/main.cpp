@@ -45,7 +45,7 @@ double train() {
   const auto ranks = state.group(lockstep::GroupKind::dp_cp);
   at::Tensor mean_loss;
   for (int64_t step = 0; step < kSteps; ++step) {
-    ddp.zero_grad_buffer();
+    ddp.zero_grad();
     at::Tensor loss_sum = at::zeros({});
     for (int64_t m = 0; m < kMicrobatches; ++m) {
       const at::Tensor x = make_batch(ranks.rank(), ranks.size(), step, m);

@@ -69,7 +69,7 @@ double train(int64_t tensor) {
   double mean_loss = 0;
   for (int64_t step = 0; step < kSteps; ++step) {
     const at::Tensor batch = make_batch(data_ranks, step);
-    ddp.zero_grad_buffer();
+    ddp.zero_grad();
     at::Tensor loss =
         model.forward(batch.narrow(1, 0, kLength).contiguous(), batch.narrow(1, 1, kLength));
     loss.backward();

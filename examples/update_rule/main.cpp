@@ -49,7 +49,7 @@ double train() {
 
   at::Tensor loss;
   for (int64_t step = 0; step < kSteps; ++step) {
-    ddp.zero_grad_buffer();
+    ddp.zero_grad();
     const at::Tensor x = make_batch(step).chunk(ranks.size())[static_cast<size_t>(ranks.rank())];
     const at::Tensor sum = (net.forward(x) - x.sum(1)).square().sum();
     sum.backward();

@@ -36,14 +36,12 @@ void loop_of_distributed_data_parallel(const ParallelState& state, Net& net) {
   DistributedDataParallelConfig config;
   config.calculate_per_token_loss = false;  // the loss is a mean
   DistributedDataParallel ddp(net, state, config);
+  ddp.set_num_microbatches(kMicrobatches);
   torch::optim::SGD optimizer(net.parameters(), kRate);
   for (int64_t step = 0; step < kTrainedSteps; ++step) {
-    ddp.zero_grad_buffer();
-    for (int64_t m = 0; m < kMicrobatches; ++m) {
-      std::optional<DistributedDataParallel::NoSyncGuard> no_sync;
-      if (m + 1 < kMicrobatches) no_sync.emplace(ddp.no_sync());
+    ddp.zero_grad();
+    for (int64_t m = 0; m < kMicrobatches; ++m)
       (net.mean_loss(state, step, m) / kMicrobatches).backward();
-    }
     finalize_model_grads({&ddp});
     clip_grad_norm_({&ddp}, kClip);
     optimizer.step();
@@ -92,7 +90,7 @@ void loop_of_reducer(const ParallelState& state, Net& net) {
   Reducer reducer(net, state.group(GroupKind::dp_cp));
   torch::optim::SGD optimizer(net.parameters(), kRate);
   for (int64_t step = 0; step < kTrainedSteps; ++step) {
-    reducer.zero_grad_buffer();
+    reducer.zero_grad();
     for (int64_t m = 0; m < kMicrobatches; ++m) {
       Reducer::NoSyncGuard no_sync;
       if (m + 1 < kMicrobatches) no_sync = reducer.no_sync();
@@ -134,6 +132,37 @@ TEST(FrontLoops, AllArriveAtTheWeightsOfOneProcess) {
       for (size_t i = 0; i < net.parameters().size(); ++i)
         EXPECT_TRUE(at::allclose(net.parameters()[i], alone.parameters()[i], 1e-12, 1e-13)) << i;
     });
+}
+
+template <class Front>
+constexpr bool kOpensTheEngine = requires(Front& front) {
+  front.begin_finalize();
+}
+|| requires(Front& front) { front.end_finalize(); }
+|| requires(Front& front) { front.buffers()[0]->zero_grad(); };
+static_assert(!kOpensTheEngine<DistributedDataParallel>);
+
+TEST(FrontLoops, SharedNamesDoWhatThePeersNamesDo) {
+  testing::run_ranks(2, [](const ParallelState& state) {
+    Net net;
+    GradientSynchronizer sync(net, state, /*bucket_size_mb=*/1, /*require_accumulations=*/1);
+    sync.bind();
+    sync.set_num_microbatches(2);
+    net.mean_loss(state, 0, 0).backward();
+    EXPECT_EQ(sync.state_text(), "accumulating 1/2");
+    net.mean_loss(state, 0, 1).backward();
+    sync.wait();
+    sync.unbind();
+
+    Reducer reducer(net, state.group(GroupKind::dp_cp));
+    reducer.prepare_for_forward();
+    const at::Tensor loss = net.mean_loss(state, 0, 0);
+    reducer.prepare_for_backward({loss});
+    loss.backward();
+    EXPECT_GT(net.parameters()[0].grad().abs().sum().item<double>(), 0);
+    reducer.zero_grad();
+    EXPECT_EQ(net.parameters()[0].grad().abs().sum().item<double>(), 0);
+  });
 }
 
 }  // namespace
