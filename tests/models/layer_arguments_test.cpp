@@ -5,11 +5,14 @@
 
 #include <functional>
 #include <limits>
+#include <thread>
 
 #include <ATen/ATen.h>
+#include <ATen/ThreadLocalState.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "lockstep/core/error.h"
+#include "lockstep/core/gradient_capture.h"
 #include "lockstep/distributed/distributed_data_parallel.h"
 #include "lockstep/models/cross_entropy.h"
 #include "lockstep/models/embedding.h"
@@ -207,6 +210,24 @@ TEST(LayerArguments, ALayerUsedTwiceInAForwardWithDeferredGradientsIsRefusedByIt
         "layer: its weight was used twice in one forward, allowed with deferred weight gradients: "
         "once");
   }
+}
+
+TEST(LayerArguments, WhatIsCapturedAccumulatesOnAutogradsThreadOfADeviceToo) {
+  // A worker of autograd takes over the thread-local state of who started backward.
+  const auto on_a_worker = [] {
+    bool any = false;
+    std::thread([&any, state = at::ThreadLocalState()] {
+      const at::ThreadLocalStateGuard guard(state);
+      any = CapturesAccumulate::any();
+    }).join();
+    return any;
+  };
+  EXPECT_FALSE(on_a_worker());
+  {
+    const CapturesAccumulate captures;
+    EXPECT_TRUE(on_a_worker());
+  }
+  EXPECT_FALSE(on_a_worker());
 }
 
 TEST(LayerArguments, AutogradGradGivesTheGradientOfAWrappedWeightAndAccumulatesNothing) {
