@@ -39,9 +39,9 @@
 ///   the labels their columns 8 T and two flags 2 T.
 ///
 /// Recomputation keeps of a layer, or with recompute_method = uniform of a piece of several, its
-/// input alone, t h e (full; with distribute_saved_activations a rank's part of it, beside the input
-/// of a later stage, which the pipeline keeps), or of the attention core queries, keys, values as they come, and the output
-/// (selective).
+/// input alone, t h e (full; with distribute_saved_activations a rank's part of it, beside the
+/// input of a later stage, which the pipeline keeps), or of the attention core queries, keys,
+/// values as they come, and the output (selective).
 namespace lockstep {
 
 struct ActivationPlan {

@@ -10,8 +10,8 @@ namespace lockstep {
 
 /// While one lives, what a backward that this thread starts captures of a parameter's gradient
 /// (torch::autograd::grad) goes on to the parameter's .grad() and hook, as in an ordinary backward.
-/// A layer may then add its gradient there by itself. Otherwise a captured gradient is the caller's,
-/// and .grad() stays as it is.
+/// A layer may then add its gradient there by itself. Otherwise a captured gradient is the
+/// caller's, and .grad() stays as it is.
 class CapturesAccumulate {
  public:
   CapturesAccumulate() : guard_(kKind, std::make_shared<Mark>()) {}

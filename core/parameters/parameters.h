@@ -61,8 +61,8 @@ class DescribedModule : public torch::nn::Module {
 
   /// Makes and registers the child that `spec` states under `name`: Child(context.child(name),
   /// spec.child(name), more...). `context` is a ParamOrigin, a ParallelContext, a LayerContext or
-  /// another type with child(). The key of the initial values and the path of the module in a checkpoint follow from
-  /// this one name.
+  /// another type with child(). The key of the initial values and the path of the module in a
+  /// checkpoint follow from this one name.
   template <class Child, class Context, class... More>
   std::shared_ptr<Child> add_child(const Context& context, const ModuleSpec& spec,
                                    const std::string& name, More&&... more) {
@@ -131,8 +131,8 @@ struct NamedParameter {
   ParamDescription description;
 };
 
-/// What holds of a parameter that no DescribedModule describes: dense, replicated on every axis with
-/// gradients that are complete over tp, weight decay unless it has fewer than two dimensions.
+/// What holds of a parameter that no DescribedModule describes: dense, replicated on every axis
+/// with gradients that are complete over tp, weight decay unless it has fewer than two dimensions.
 ParamDescription default_description(const at::Tensor& parameter);
 
 /// All parameters of `module` in the order of their registration, frozen ones included. A tensor

@@ -12,8 +12,8 @@
 namespace lockstep {
 
 /// A data set in Megatron's format, PREFIX.idx and PREFIX.bin: documents of sequences of token ids.
-/// The `.idx` is in memory (see file_bytes.h), the `.bin` is read on demand, from one open file. Needs no
-/// libtorch.
+/// The `.idx` is in memory, mapped where it has over 64 MiB; the `.bin` is read from one open file.
+/// Needs no libtorch.
 class IndexedDataset {
  public:
   /// FileError with the path and the place for a file that is missing or damaged, and for a `.bin`

@@ -70,9 +70,9 @@ class DistributedDataParallel {
   /// parameters whose gradients are partial there; over any of these the pieces of a parameter that
   /// is cut may have different lengths. Of other parameters that tp or etp ranks hold under one
   /// name they compare whether they are trained, and of whole ones, with weight decay; a rank may
-  /// hold others besides. Then gives all ranks the parameters and registered buffers of the first one (see
-  /// broadcast_params, which nobody calls later: ranks whose buffers change in training, as running
-  /// means do, have their own).
+  /// hold others besides. Then gives all ranks the parameters and registered buffers of the first
+  /// one (see broadcast_params, which nobody calls later: ranks whose buffers change in training,
+  /// as running means do, have their own).
   ///
   /// UsageError if nothing is to be trained, if a parameter is wrapped already, for an undefined
   /// tensor, for a tensor or a name that is listed twice, for a parameter to be trained that is no

@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-/// What finalize_model_grads did, as data; to_string() makes the text. The groups in it are handles,
-/// which keep the job's groups like any other.
+/// What finalize_model_grads did, as data; to_string() makes the text. The groups in it are
+/// handles, which keep the job's groups like any other.
 struct FinalizeReport {
   /// One collective. Groups of one rank send nothing and have none, except in the passes
   /// data-parallel and num_tokens.

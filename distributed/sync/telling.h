@@ -15,8 +15,8 @@ std::string text_of_exception();
 /// Runs `body`, a part of a call that other ranks make too, and returns what it returns. If it
 /// throws, an Error or what a function of the caller's or libtorch throws, the ranks that wait for
 /// this one are told: they raise CommunicationError with its message instead of waiting for the
-/// timeout. Groups of the job cannot be used then. `ranks`: a ProcessGroup or a ParallelState of the
-/// job.
+/// timeout. Groups of the job cannot be used then. `ranks`: a ProcessGroup or a ParallelState of
+/// the job.
 template <class Ranks, class Body>
 decltype(auto) telling(const Ranks& ranks, Body&& body) {
   try {

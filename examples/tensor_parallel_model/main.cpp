@@ -43,8 +43,8 @@ class Model : public lockstep::DescribedModule {
 };
 // [snippet]
 
-/// This rank's part of the batch of a step, which is the same on every layout: [samples, length + 1]
-/// of tokens, each of which determines the next.
+/// This rank's part of the batch of a step, which is the same on every layout: [samples, length +
+/// 1] of tokens, each of which determines the next.
 at::Tensor make_batch(const lockstep::ProcessGroup& data_ranks, int64_t step) {
   const int64_t own = kSamples / data_ranks.size();
   at::Tensor token =

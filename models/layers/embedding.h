@@ -14,8 +14,8 @@
 namespace lockstep {
 
 /// One learned vector per token id, for looking tokens up or for scoring them. Parameter: `weight`
-/// [rows / ranks, width], the rows cut over tp: one a token id, and padding, which is zero and stays
-/// so. The others start as normal values, the same on every layout.
+/// [rows / ranks, width], the rows cut over tp: one a token id, and padding, which is zero and
+/// stays so. The others start as normal values, the same on every layout.
 class VocabParallelEmbedding : public DescribedModule {
  public:
   /// Rows are padded to a multiple of the ranks of tp. `init_std`: standard deviation of the

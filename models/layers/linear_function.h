@@ -49,8 +49,8 @@ struct ParallelLinearOptions {
 /// compare what is trained. torch::autograd::grad() gives this rank's own gradient of the weight,
 /// and accumulates nothing; with `deferred` it does not find the weight in the graph. Backward with
 /// create_graph is a UsageError; so is, by the label and before anything is sent, an input of
-/// another width or dtype, and a weight that one backward reaches twice while `deferred` is set and a
-/// wrapper waits for its gradient.
+/// another width or dtype, and a weight that one backward reaches twice while `deferred` is set and
+/// a wrapper waits for its gradient.
 at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight,
                            const at::Tensor& bias, const ParallelLinearOptions& options);
 

@@ -22,8 +22,8 @@ class Norm : public DescribedModule {
   /// `spec` as norm_params() states it.
   Norm(const LayerContext& context, const ModuleSpec& spec);
 
-  /// `input` [..., width] of the dtype of the weights, or bf16 or fp16 beside fp32 -> the same shape.
-  /// UsageError naming the layer for another.
+  /// `input` [..., width] of the dtype of the weights, or bf16 or fp16 beside fp32 -> the same
+  /// shape. UsageError naming the layer for another.
   at::Tensor forward(const at::Tensor& input) const;
 
  private:

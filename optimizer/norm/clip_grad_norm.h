@@ -15,10 +15,11 @@ namespace lockstep {
 ///
 /// `parameters`: DTensors on any number of meshes and plain tensors together. The gradients are
 /// final, and this rank has them whole: those that DistributedDataParallel shards
-/// (ddp.use_distributed_optimizer) are clipped by the form of clip_grads.h. Each element of the whole counts once: a sharded dimension is put together over the axes
-/// that shard it, one copy of a replicated one counts, a plain tensor counts as it is, a parameter
-/// that is listed twice once. Parameters without a gradient are left out; their ranks take part in
-/// the communication all the same.
+/// (ddp.use_distributed_optimizer) are clipped by the form of clip_grads.h. Each element of the
+/// whole counts once: a sharded dimension is put together over the axes that shard it, one copy of
+/// a replicated one counts, a plain tensor counts as it is, a parameter that is listed twice once.
+/// Parameters without a gradient are left out; their ranks take part in the communication all the
+/// same.
 ///
 /// `max_norm`: unset, nothing is clipped. `norm_type`: any p > 0, or infinity. `foreach`: false
 /// multiplies the gradients one by one, otherwise all fp32 and fp64 ones of a device in one call;

@@ -34,8 +34,8 @@ struct UpdateRange {
   /// New memory: the gradient without the loss scale and clipped, in the dtype of the weights.
   at::Tensor gradient() const;
   /// Gives `target`, which is the weights or a state, `value`, rounded to its dtype, unless the
-  /// step is to be left out. Nothing waits for the device. UsageError, before anything is written: a
-  /// `value` of another shape.
+  /// step is to be left out. Nothing waits for the device. UsageError, before anything is written:
+  /// a `value` of another shape.
   void write(const at::Tensor& target, const at::Tensor& value) const;
   /// The same for the weights, and `copy` follows.
   void write_weights(const at::Tensor& value) const;

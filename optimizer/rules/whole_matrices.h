@@ -21,7 +21,8 @@ class MatrixCut {
   int64_t dim() const { return *dim_; }
   MeshAxis axis() const { return axis_; }
 
-  /// The pieces of all ranks along `dim`, of which this rank has `piece`. Collective: one all-gather.
+  /// The pieces of all ranks along `dim`, of which this rank has `piece`. Collective: one
+  /// all-gather.
   at::Tensor joined(const at::Tensor& piece, int64_t dim) const;
   /// This rank's piece of `whole`.
   at::Tensor own(const at::Tensor& whole, int64_t dim) const;

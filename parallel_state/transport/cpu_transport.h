@@ -13,7 +13,8 @@
 
 namespace lockstep {
 
-/// Makes the transport of a group's CPU tensors over its c10d group. Operations end after `timeout`.
+/// Makes the transport of a group's CPU tensors over its c10d group. Operations end after
+/// `timeout`.
 using TransportMaker = std::function<std::unique_ptr<Transport>(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group, std::chrono::milliseconds timeout)>;
 

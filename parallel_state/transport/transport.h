@@ -14,10 +14,10 @@
 namespace lockstep {
 
 /// How the tensors of a group's ranks travel. The ranks make the same calls in the same order; what
-/// is passed has been checked: tensors are contiguous, of one dtype and device in a call, sizes fit,
-/// the group has several ranks. Every function starts its operation on all tensors and returns the
-/// parts under way, which hold the tensors' memory. `identity` is of the call, the same on all ranks;
-/// kUncounted for a call outside of the sequence that the ranks agree on.
+/// is passed has been checked: tensors are contiguous, of one dtype and device in a call, sizes
+/// fit, the group has several ranks. Every function starts its operation on all tensors and returns
+/// the parts under way, which hold the tensors' memory. `identity` is of the call, the same on all
+/// ranks; kUncounted for a call outside of the sequence that the ranks agree on.
 class Transport {
  public:
   using Tensors = std::vector<at::Tensor>;

@@ -73,8 +73,8 @@ TEST(FinalizeReport, NoNameOfAParameterIsCopiedInAStep) {
   });
 }
 
-/// A norm that is partial over tp, a mean over it, and a table on both stages, which has a bucket of
-/// its own.
+/// A norm that is partial over tp, a mean over it, and a table on both stages, which has a bucket
+/// of its own.
 struct TwoByTwo {
   explicit TwoByTwo(const ParallelState& state) {
     net.add("norm", {3}, {.gradient_states = {{MeshAxis::tp, GradientState::partial_sum}}});

@@ -1,5 +1,5 @@
-// GPTModel's smoothed loss against PyTorch's cross entropy. Megatron Core's share s goes to the other
-// n - 1 token ids, PyTorch's to all n: the same loss for a share of s n / (n - 1) there.
+// GPTModel's smoothed loss against PyTorch's cross entropy. Megatron Core's share s goes to the
+// other n - 1 token ids, PyTorch's to all n: the same loss for a share of s n / (n - 1) there.
 
 #include <gtest/gtest.h>
 

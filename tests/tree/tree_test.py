@@ -239,6 +239,13 @@ class Tree(unittest.TestCase):
         for path in sources(".h", ".cpp", ".cu", ".py"):
             self.assertLessEqual(len(text_of(path).splitlines()), 400, path)
 
+    def test_comments_have_at_most_100_columns(self):
+        # clang-format does not break them.
+        for path in sources(".h", ".cpp", ".cu", ".proto"):
+            for line in text_of(path).splitlines():
+                if line.lstrip().startswith("//"):
+                    self.assertLessEqual(len(line), 100, f"{path}: {line}")
+
     def test_every_mutant_still_has_its_place(self):
         sys.path.insert(0, str(SOURCE / "tests/mutants"))
         from mutants import MUTANTS, SURVIVORS
