@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/core/config_rules.h"
+#include "lockstep/datasets/indexed_dataset.h"
 #include "lockstep/datasets/sample_index.h"
 #include "lockstep/datasets/sample_source.h"
 

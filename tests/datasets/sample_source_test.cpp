@@ -7,6 +7,7 @@
 #include <set>
 
 #include "lockstep/core/error.h"
+#include "lockstep/datasets/blend.h"
 #include "lockstep/datasets/document_list.h"
 #include "lockstep/datasets/indexed_dataset_writer.h"
 #include "lockstep/datasets/sample_index.h"
