@@ -44,12 +44,14 @@ TEST(OptimizerRules, NameTheFieldsThatDoNotGoTogether) {
 }
 
 TEST(OptimizerRules, AcceptWhatGoesTogether) {
-  parse({"optimizer.optimizer=muon", "optimizer.exp_avg_dtype=bf16", "train.precision=bf16"});
-  parse({"ddp.use_distributed_optimizer=true", "ddp.overlap_param_gather=true",
-         "ddp.align_param_gather=true", "ddp.reduce_scatter_with_fp32_accumulation=true"});
-  parse({"train.precision=fp16", "optimizer.loss_scale=1024", "optimizer.hysteresis=1"});
-  parse({"optimizer.decoupled_lr=1e-5"});
-  parse({"optimizer.min_lr=2e-5", "optimizer.decoupled_lr=1e-5", "optimizer.decoupled_min_lr=0"});
+  const std::vector<std::string> allowed[] = {
+      {"optimizer.optimizer=muon", "optimizer.exp_avg_dtype=bf16", "train.precision=bf16"},
+      {"ddp.use_distributed_optimizer=true", "ddp.overlap_param_gather=true",
+       "ddp.align_param_gather=true", "ddp.reduce_scatter_with_fp32_accumulation=true"},
+      {"train.precision=fp16", "optimizer.loss_scale=1024", "optimizer.hysteresis=1"},
+      {"optimizer.decoupled_lr=1e-5"},
+      {"optimizer.min_lr=2e-5", "optimizer.decoupled_lr=1e-5", "optimizer.decoupled_min_lr=0"}};
+  for (const auto& overrides : allowed) EXPECT_NO_THROW(parse(overrides)) << overrides.front();
 }
 
 /// What the schema allows is allowed, whether a number comes as text or in the struct.
