@@ -25,12 +25,12 @@ function(lockstep_room name)
     target_link_libraries(${room} PUBLIC lockstep_${dep})
   endforeach()
   lockstep_precompile(${room})
-  lockstep_unity(${room} 4)
+  lockstep_unity(${room} 8)
 
   if(arg_PURE)
     add_library(${room}_pure STATIC ${arg_PURE})
     lockstep_pure_includes(${room}_pure)
-    lockstep_unity(${room}_pure 4)
+    lockstep_unity(${room}_pure 8)
     target_link_libraries(${room}_pure PUBLIC ${arg_PURE_LIBS})
     foreach(dep IN LISTS arg_DEPS)
       if(TARGET lockstep_${dep}_pure)
@@ -80,12 +80,11 @@ function(lockstep_link_headers room)
   endforeach()
 endfunction()
 
-# Include folders of a target that must not see libtorch: ours, and fmt alone out of the wheel.
+# What a target uses that must not see libtorch: our headers, and fmt alone out of the wheel.
 function(lockstep_pure_includes target)
   target_include_directories(${target} PUBLIC
     "${LOCKSTEP_INCLUDE_DIR}" "${LOCKSTEP_GENERATED_DIR}")
-  target_include_directories(${target} SYSTEM PUBLIC "${LOCKSTEP_FMT_DIR}")
-  target_compile_definitions(${target} PUBLIC FMT_HEADER_ONLY)
+  target_link_libraries(${target} PUBLIC lockstep_fmt)
 endfunction()
 
 # All targets on libtorch share one precompiled header.

@@ -56,7 +56,7 @@ if(NOT TARGET lockstep::torch)
     "${LOCKSTEP_TORCH_ROOT}/include" "${LOCKSTEP_TORCH_ROOT}/include/torch/csrc/api/include")
   target_compile_features(lockstep::torch INTERFACE cxx_std_20)
   target_compile_definitions(lockstep::torch INTERFACE
-    USE_DISTRIBUTED USE_C10D_GLOO FMT_HEADER_ONLY)
+    USE_DISTRIBUTED USE_C10D_GLOO)
   set(_torch_libraries torch_cpu c10)
   if(LOCKSTEP_TORCH_CUDA)
     # The registrations of libtorch_cuda must load although no symbol of it may be named.

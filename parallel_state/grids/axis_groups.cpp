@@ -14,13 +14,13 @@ struct GridKinds {
   GroupKind model;
 };
 
-constexpr GridKinds kDense = {MeshAxis::tp, GroupKind::dp_cp, GroupKind::intra_dp_cp,
-                              GroupKind::tp_pp};
-constexpr GridKinds kExpert = {MeshAxis::etp, GroupKind::expert_dp, GroupKind::intra_expert_dp,
-                               GroupKind::tp_ep_pp};
+constexpr GridKinds kDenseKinds = {MeshAxis::tp, GroupKind::dp_cp, GroupKind::intra_dp_cp,
+                                   GroupKind::tp_pp};
+constexpr GridKinds kExpertKinds = {MeshAxis::etp, GroupKind::expert_dp, GroupKind::intra_expert_dp,
+                                    GroupKind::tp_ep_pp};
 
 const GridKinds& grid_of(const ParamDescription& description) {
-  return description.is_expert ? kExpert : kDense;
+  return description.is_expert ? kExpertKinds : kDenseKinds;
 }
 
 }  // namespace
@@ -59,7 +59,7 @@ std::vector<MeshAxis> partial_axes(const ParamDescription& description, const Ra
 GroupKind replicas(const ParamDescription& description) { return grid_of(description).replicas; }
 
 std::vector<GroupKind> kinds_that_reach_all_ranks() {
-  std::vector<GroupKind> kinds = {kDense.replicas};
+  std::vector<GroupKind> kinds = {kDenseKinds.replicas};
   for (const MeshAxis axis : model_axes({})) kinds.push_back(group_kind_of(axis));
   return kinds;
 }
@@ -74,9 +74,9 @@ GroupKind model_ranks(const ParamDescription& description) { return grid_of(desc
 
 std::vector<GroupKind> norm_groups(const RankGrids& grids, int64_t rank, bool sharded) {
   if (sharded) return {GroupKind::intra_optimizer};
-  if (grids.group_of(kDense.model, rank) == grids.group_of(kExpert.model, rank))
-    return {kDense.model};
-  return {kDense.model, kExpert.model};
+  if (grids.group_of(kDenseKinds.model, rank) == grids.group_of(kExpertKinds.model, rank))
+    return {kDenseKinds.model};
+  return {kDenseKinds.model, kExpertKinds.model};
 }
 
 GroupKind tie_group_kind(TiedStages stages) {

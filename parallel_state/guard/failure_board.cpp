@@ -29,12 +29,12 @@ std::optional<std::string> read(c10d::Store& store, const std::string& key) {
   return store.get_to_str(key);
 }
 
-std::string encode(const Failure& failure) {
+std::string encode_failure(const Failure& failure) {
   return fmt::format("{1}{0}{2}{0}{3}{0}{4}", kFieldEnd, failure.rank, failure.own ? "own" : "",
                      failure.culprit, failure.message);
 }
 
-Failure decode(std::string text) {
+Failure decode_failure(std::string text) {
   const auto next = [&] {
     const size_t end = text.find(kFieldEnd);
     std::string field = text.substr(0, end);
@@ -62,7 +62,7 @@ std::string Failure::text() const {
 
 std::optional<Failure> posted_failure(c10d::Store& store) {
   const auto text = read(store, kKey);
-  return text ? std::optional(decode(*text)) : std::nullopt;
+  return text ? std::optional(decode_failure(*text)) : std::nullopt;
 }
 
 void note_process(c10d::Store& store, int64_t rank) {
@@ -125,7 +125,7 @@ void FailureBoard::post(const Failure& failure, int64_t lost) const noexcept {
   posted_ = true;
   if (lost_server()) return;
   try {
-    const std::string mine = encode(failure);
+    const std::string mine = encode_failure(failure);
     if (store_->compareSet(kKey, "", mine) == mine) store_->add(kNumberLost, lost);
   } catch (const std::exception&) {
     // The store is gone with the process that served it; the peers see their connections close.

@@ -35,13 +35,13 @@ std::string unique_token() {
 
 std::string process_of(const std::string& token) { return token.substr(0, token.find(' ')); }
 
-std::string encode(const std::vector<AnnouncedField>& fields) {
+std::string encode_fields(const std::vector<AnnouncedField>& fields) {
   std::string text;
   for (const AnnouncedField& field : fields) text += field.name + '\0' + field.value + '\0';
   return text;
 }
 
-std::vector<AnnouncedField> decode(const std::string& text) {
+std::vector<AnnouncedField> decode_fields(const std::string& text) {
   std::vector<AnnouncedField> fields;
   const auto next = [&](size_t& at) {
     const size_t end = std::min(text.find('\0', at), text.size());
@@ -147,14 +147,15 @@ void Membership::meet() {
 }
 
 void Membership::compare_fields() {
-  const std::string mine = encode(spec_.fields);
+  const std::string mine = encode_fields(spec_.fields);
   if (spec_.rank == 0)
     keys_->compareSet("fields", "", mine);
   else
     wait_for("fields");
   const std::string first = keys_->get_to_str("fields");
   if (first == mine) return;
-  if (first != kRefused) post(kConfig, first_difference(decode(first), spec_.fields, spec_.rank));
+  if (first != kRefused)
+    post(kConfig, first_difference(decode_fields(first), spec_.fields, spec_.rank));
   obey(keys_->get_to_str("verdict"));
 }
 
