@@ -184,8 +184,8 @@ std::vector<CollectiveEntry> CollectiveLedger::entries() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<CollectiveEntry> result;
   for (const Kept& kept : ring_)
-    result.push_back({kept.sequence, kept.step, to_string(kept.operation), *kept.label,
-                      kept.numel, kept.dtype});
+    result.push_back(
+        {kept.sequence, kept.step, to_string(kept.operation), *kept.label, kept.numel, kept.dtype});
   std::sort(result.begin(), result.end(), [](auto& a, auto& b) { return a.sequence < b.sequence; });
   return result;
 }
