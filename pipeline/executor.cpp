@@ -24,6 +24,7 @@ struct PipelineExecutor::Plan {
   PipelineExecutorOptions options;
   std::vector<PipelineStep> steps;
   std::vector<std::vector<size_t>> early;
+  std::vector<std::optional<TransferLabel>> labels;  ///< of each step that transfers
 };
 
 namespace {
@@ -38,8 +39,15 @@ int64_t now() {
       .count();
 }
 
-std::string label_of(const PlacedTask& consumer) {
-  return fmt::format("input of {} of pipeline rank {}", to_string(consumer.task), consumer.rank);
+/// Of a step of `rank`.
+std::optional<TransferLabel> label_of(const PipelineStep& step, const PipelineSchedule& schedule,
+                                      int64_t rank) {
+  if (step.kind == PipelineStep::Kind::compute) return std::nullopt;
+  const PlacedTask consumer = step.kind == PipelineStep::Kind::receive
+                                  ? PlacedTask{rank, step.task}
+                                  : *schedule.consumer_of(rank, step.task);
+  return TransferLabel(
+      fmt::format("input of {} of pipeline rank {}", to_string(consumer.task), consumer.rank));
 }
 
 void run_backward(const Edge& output, const at::Tensor& grad) {
@@ -81,14 +89,14 @@ class PipelineExecutor::Run {
 
   void run() {
     for (size_t i = 0; i < plan_.steps.size(); ++i) {
-      for (const size_t receive : plan_.early[i]) start_receive(plan_.steps[receive]);
+      for (const size_t receive : plan_.early[i]) start_receive(receive);
       const PipelineStep& step = plan_.steps[i];
       if (step.kind == PipelineStep::Kind::compute)
         compute(step.task);
       else if (step.kind == PipelineStep::Kind::receive)
         inbox_.at(key_of(step.task)).receive_data();
       else
-        send(step);
+        send(i);
     }
     sends_.finish();
   }
@@ -107,9 +115,10 @@ class PipelineExecutor::Run {
     if (plan_.options.trace) plan_.options.trace->add({kind, rank_, to_string(task), begin, now()});
   }
 
-  void start_receive(const PipelineStep& step) {
+  void start_receive(size_t index) {
+    const PipelineStep& step = plan_.steps[index];
     if (plan_.options.trace) receiving_[key_of(step.task)] = now();
-    const std::string label = label_of({rank_, step.task});
+    const TransferLabel& label = *plan_.labels[index];
     const auto& declared = plan_.options.activation_shape;
     IncomingTensor& slot = inbox_[key_of(step.task)];
     if (step.task.kind == TaskKind::backward)
@@ -122,13 +131,13 @@ class PipelineExecutor::Run {
       slot = IncomingTensor(plan_.group, plan_.device, step.peer, label);
   }
 
-  void send(const PipelineStep& step) {
+  void send(size_t index) {
+    const PipelineStep& step = plan_.steps[index];
     const auto output = outbox_.extract(key_of(step.task));
-    const PlacedTask consumer = *plan_.schedule.consumer_of(rank_, step.task);
-    const std::string label = label_of(consumer);
+    const TransferLabel& label = *plan_.labels[index];
     std::function<void()> sent;
     if (plan_.options.trace)
-      sent = [this, task = consumer.task, begin = now()] {
+      sent = [this, task = plan_.schedule.consumer_of(rank_, step.task)->task, begin = now()] {
         note(TraceEvent::Kind::send, task, begin);
       };
     if (step.task.kind == TaskKind::forward && !plan_.options.activation_shape)
@@ -270,9 +279,11 @@ PipelineExecutor::PipelineExecutor(const ParallelState& parallel_state, Pipeline
   std::vector<PipelineStep> steps =
       std::move(communication_steps(schedule)[static_cast<size_t>(group.rank())]);
   auto early = early_receives(steps);
-  plan_ =
-      std::make_unique<const Plan>(Plan{group, parallel_state.device(), std::move(schedule),
-                                        std::move(options), std::move(steps), std::move(early)});
+  std::vector<std::optional<TransferLabel>> labels;
+  for (const PipelineStep& step : steps) labels.push_back(label_of(step, schedule, group.rank()));
+  plan_ = std::make_unique<const Plan>(Plan{group, parallel_state.device(), std::move(schedule),
+                                            std::move(options), std::move(steps), std::move(early),
+                                            std::move(labels)});
 }
 
 PipelineExecutor::~PipelineExecutor() = default;

@@ -17,8 +17,6 @@ namespace {
 constexpr int64_t kHeaderNumbers = 8;
 constexpr int64_t kMaxDims = kHeaderNumbers - 2;
 
-std::string header_label(const std::string& label) { return "shape of " + label; }
-
 at::Tensor header_of(const at::Tensor& tensor, const std::string& label) {
   require<UsageError>(tensor.dim() <= kMaxDims, "{}: found {} dimensions, allowed: at most {}",
                       label, tensor.dim(), kMaxDims);
@@ -36,23 +34,23 @@ TensorShape shape_in(const at::Tensor& header) {
 }  // namespace
 
 IncomingTensor::IncomingTensor(const ProcessGroup& group, c10::Device device,
-                               const TensorShape& shape, int64_t source, std::string label)
+                               const TensorShape& shape, int64_t source, const TransferLabel& label)
     : data_(at::empty(shape.sizes, at::TensorOptions(device).dtype(shape.dtype))),
-      work_(receive(group, data_, source, label)) {}
+      work_(receive(group, data_, source, label.tensor)) {}
 
 IncomingTensor::IncomingTensor(const ProcessGroup& group, c10::Device device, int64_t source,
-                               std::string label)
+                               const TransferLabel& label)
     : group_(group),
       device_(device),
       source_(source),
-      label_(std::move(label)),
+      label_(&label),
       header_(at::empty({kHeaderNumbers}, at::kLong)),
-      work_(receive(group, header_, source, header_label(label_))) {}
+      work_(receive(group, header_, source, label.shape)) {}
 
 void IncomingTensor::receive_data() {
   if (!header_.defined()) return;
   work_.wait();
-  *this = IncomingTensor(*group_, device_, shape_in(header_), source_, label_);
+  *this = IncomingTensor(*group_, device_, shape_in(header_), source_, *label_);
 }
 
 at::Tensor IncomingTensor::take() {
@@ -144,16 +142,16 @@ SendQueue::SendQueue() : impl_(std::make_unique<Impl>()) {}
 SendQueue::~SendQueue() = default;
 
 void SendQueue::send(const ProcessGroup& group, const at::Tensor& tensor, int64_t destination,
-                     const std::string& label, std::function<void()> sent) {
-  impl_->add({lockstep::send(group, tensor, destination, label), std::move(sent)}, tensor.is_cpu());
+                     const TransferLabel& label, std::function<void()> sent) {
+  impl_->add({lockstep::send(group, tensor, destination, label.tensor), std::move(sent)},
+             tensor.is_cpu());
 }
 
 void SendQueue::send_with_shape(const ProcessGroup& group, const at::Tensor& tensor,
-                                int64_t destination, const std::string& label,
+                                int64_t destination, const TransferLabel& label,
                                 std::function<void()> sent) {
-  impl_->add(
-      {lockstep::send(group, header_of(tensor, label), destination, header_label(label)), {}},
-      /*on_cpu=*/true);
+  impl_->add({lockstep::send(group, header_of(tensor, label.tensor), destination, label.shape), {}},
+             /*on_cpu=*/true);
   send(group, tensor, destination, label, std::move(sent));
 }
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -22,6 +23,15 @@ struct TensorShape {
   at::ScalarType dtype = at::kFloat;
 };
 
+/// What a transfer is called. Whoever makes it keeps it as long as there may be a transfer of that
+/// name to start: the transfers look at it, so that a step makes no text.
+struct TransferLabel {
+  explicit TransferLabel(std::string of_tensor)
+      : tensor(std::move(of_tensor)), shape("shape of " + tensor) {}
+  std::string tensor;
+  std::string shape;  ///< of the message that says what the tensor looks like
+};
+
 /// A tensor under way to this rank. Movable, default: nothing.
 class IncomingTensor {
  public:
@@ -29,10 +39,12 @@ class IncomingTensor {
 
   /// Starts to receive a tensor of `shape` on `device` from the rank at position `source`.
   IncomingTensor(const ProcessGroup& group, c10::Device device, const TensorShape& shape,
-                 int64_t source, std::string label);
+                 int64_t source, const TransferLabel& label);
 
-  /// The same for a tensor sent by send_with_shape(): receives the shape first.
-  IncomingTensor(const ProcessGroup& group, c10::Device device, int64_t source, std::string label);
+  /// The same for a tensor sent by send_with_shape(): receives the shape first. `label` stays until
+  /// receive_data().
+  IncomingTensor(const ProcessGroup& group, c10::Device device, int64_t source,
+                 const TransferLabel& label);
 
   /// A tensor that is here already.
   explicit IncomingTensor(at::Tensor tensor) : data_(std::move(tensor)) {}
@@ -48,7 +60,7 @@ class IncomingTensor {
   std::optional<ProcessGroup> group_;
   c10::Device device_ = c10::kCPU;
   int64_t source_ = -1;
-  std::string label_;
+  const TransferLabel* label_ = nullptr;
   at::Tensor header_;  ///< defined until the data are being received
   at::Tensor data_;
   Work work_;
@@ -67,12 +79,12 @@ class SendQueue {
   /// Sends `tensor`, contiguous, to the rank at position `destination`. Throws what an earlier send
   /// failed with. `sent`, if any, is called once the other side has it, maybe by another thread.
   void send(const ProcessGroup& group, const at::Tensor& tensor, int64_t destination,
-            const std::string& label, std::function<void()> sent = {});
+            const TransferLabel& label, std::function<void()> sent = {});
 
   /// Precedes the tensor by its sizes and dtype, in a message of 64 bytes of host memory. At most 6
   /// dimensions; UsageError.
   void send_with_shape(const ProcessGroup& group, const at::Tensor& tensor, int64_t destination,
-                       const std::string& label, std::function<void()> sent = {});
+                       const TransferLabel& label, std::function<void()> sent = {});
 
   /// Returns when everything has been sent; throws what a send failed with.
   void finish();

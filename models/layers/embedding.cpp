@@ -49,7 +49,7 @@ at::Tensor VocabParallelEmbedding::embed(const at::Tensor& tokens) const {
   require<UsageError>(tokens.defined() && tokens.dim() == 2 &&
                           (tokens.scalar_type() == at::kLong || tokens.scalar_type() == at::kInt),
                       "{}: found tokens {}, allowed: [batch, sequence] of Long, or of Int",
-                      options_.label, form_of(tokens));
+                      options_.label.layer(), form_of(tokens));
   const at::Tensor ids = tokens.t().contiguous();
   const ProcessGroup& group = options_.group;
   if (group.size() == 1) return at::embedding(weight_, ids);
@@ -57,7 +57,7 @@ at::Tensor VocabParallelEmbedding::embed(const at::Tensor& tokens) const {
   const at::Tensor elsewhere = local.lt(0).logical_or_(local.ge(partition_.held));
   const at::Tensor part = at::embedding(weight_, local.masked_fill(elsewhere, 0))
                               .masked_fill(elsewhere.unsqueeze(-1), 0);
-  const std::string label = options_.label + " output";
+  const std::string& label = options_.label.output();
   return sequence_parallel_ ? reduce_scatter_to_group(part, group, 0, label)
                             : reduce_from_group(part, group, label);
 }
@@ -71,15 +71,16 @@ at::Tensor VocabParallelEmbedding::cross_entropy(const at::Tensor& logits,
   require<UsageError>(logits.defined() && logits.dim() >= 1 && logits.size(-1) == partition_.rows &&
                           at::isFloatingType(logits.scalar_type()),
                       "{}: found logits {}, allowed: [..., {}] of a floating-point dtype",
-                      options_.label, form_of(logits), partition_.rows);
+                      options_.label.layer(), form_of(logits), partition_.rows);
   const at::IntArrayRef tokens = logits.sizes().slice(0, static_cast<size_t>(logits.dim() - 1));
   require<UsageError>(labels.sizes() == tokens,
                       "{}: labels of shape {}, allowed: {}, that of the logits without their last "
                       "dimension",
-                      options_.label, fmt::join(labels.sizes(), " x "), fmt::join(tokens, " x "));
+                      options_.label.layer(), fmt::join(labels.sizes(), " x "),
+                      fmt::join(tokens, " x "));
   require<UsageError>(labels.scalar_type() == at::kLong,
-                      "{}: found labels {}, allowed: [{}] of Long", options_.label, form_of(labels),
-                      fmt::join(tokens, ", "));
+                      "{}: found labels {}, allowed: [{}] of Long", options_.label.layer(),
+                      form_of(labels), fmt::join(tokens, ", "));
   return vocab_parallel_cross_entropy(logits.flatten(0, -2), labels.flatten(), partition_,
                                       options_.group);
 }

@@ -57,7 +57,7 @@ at::Tensor RowParallelLinear::forward(const at::Tensor& input) const {
   const bool alone = options_.group.size() == 1;
   const at::Tensor term = parallel_linear(input, weight_, alone ? bias_ : at::Tensor(), options_);
   if (alone) return term;
-  const std::string label = options_.label + " output";
+  const std::string& label = options_.label.output();
   const at::Tensor sum = sequence_parallel_
                              ? reduce_scatter_to_group(term, options_.group, 0, label)
                              : reduce_from_group(term, options_.group, label);

@@ -43,12 +43,6 @@ struct Gathering {
   }
 };
 
-std::string input_label(const ParallelLinearOptions& options) { return options.label + " input"; }
-
-std::string gradient_label(const ParallelLinearOptions& options) {
-  return "gradient of " + input_label(options);
-}
-
 /// rows^T x into weight.grad(), if somebody waits for it there. Autograd calls the hook, also where
 /// it gets no gradient.
 bool add_in_place(const at::Tensor& weight, const at::Tensor& rows, const at::Tensor& x) {
@@ -87,7 +81,7 @@ void note_use(const at::Tensor& weight, const ParallelLinearOptions& options) {
                       "{}: its weight was used twice in one forward, allowed with deferred weight "
                       "gradients: once; make a layer for each use, or this one in a context whose "
                       "`deferred` is null",
-                      options.label);
+                      options.label.layer());
 }
 
 /// What AccumulateGrad does.
@@ -113,7 +107,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     context->saved_data["biased"] = bias.has_value();
     const at::Tensor matrix = weight.flatten(0, -2);
     if (options.input != LinearInput::sequence_chunk) return at::linear(input, matrix, bias);
-    Gathering gathering(input, options, input_label(options));
+    Gathering gathering(input, options, options.label.input());
     gathering.work.wait();
     return at::linear(gathering.whole, matrix, bias);
   }
@@ -125,7 +119,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     require<UsageError>(!at::GradMode::is_enabled(),
                         "{}: found backward with create_graph, allowed: without; there is no "
                         "second derivative",
-                        options.label);
+                        options.label.layer());
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &input = saved[0], &weight = saved[1];
     const at::Tensor rows = as_matrix(grads[0]);
@@ -137,7 +131,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 
     std::optional<Gathering> gathering;
     if (options.input == LinearInput::sequence_chunk && weight_now)
-      gathering.emplace(input, options, input_label(options) + " again");
+      gathering.emplace(input, options, options.label.input_again());
     at::Tensor input_gradient;
     Work reduction;
     if (context->needs_input_grad(0))
@@ -170,10 +164,11 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     result = term;
     if (options.input == LinearInput::own) return {};
     if (options.input == LinearInput::copied)
-      return all_reduce(options.group, term, ReduceOp::sum, gradient_label(options));
+      return all_reduce(options.group, term, ReduceOp::sum, options.label.input_gradient());
     shape[0] /= options.group.size();
     result = at::empty(shape, term.options());
-    return reduce_scatter(options.group, result, term, ReduceOp::sum, gradient_label(options));
+    return reduce_scatter(options.group, result, term, ReduceOp::sum,
+                          options.label.input_gradient());
   }
 
   static void defer(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& rows,
@@ -181,7 +176,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     options.deferred->add([=] {
       if (options.input != LinearInput::sequence_chunk)
         return accumulate(weight, rows, as_matrix(input.detach()));
-      Gathering gathering(input, options, input_label(options) + " again");
+      Gathering gathering(input, options, options.label.input_again());
       gathering.work.wait();
       accumulate(weight, rows, as_matrix(gathering.whole));
     });
@@ -193,7 +188,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight,
                            const at::Tensor& bias, const ParallelLinearOptions& options) {
   const bool chunk = options.input == LinearInput::sequence_chunk && options.group.size() > 1;
-  check_input(input, weight.size(-1), weight, options.label, chunk ? 2 : 1);
+  check_input(input, weight.size(-1), weight, options.label.layer(), chunk ? 2 : 1);
   const auto row_bias = bias.defined() ? std::optional(bias.flatten()) : std::nullopt;
   const bool may_defer = options.deferred && options.weight_used_once && weight.requires_grad();
   const bool apart = may_defer && input.requires_grad() && at::GradMode::is_enabled();

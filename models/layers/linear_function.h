@@ -18,6 +18,31 @@ enum class LinearInput {
                    ///< reduce-scattered
 };
 
+/// The name of a layer, and what its collectives are called. Made with the layer; copies share the
+/// texts, so that a step makes none.
+class LinearLabel {
+ public:
+  // NOLINTBEGIN(google-explicit-constructor): options are written with a text
+  LinearLabel(const char* layer = "") : LinearLabel(std::string(layer)) {}
+  LinearLabel(const std::string& layer)
+      : texts_(std::make_shared<const Texts>(Texts{layer, layer + " input", layer + " input again",
+                                                   "gradient of " + layer + " input",
+                                                   layer + " output"})) {}
+  // NOLINTEND(google-explicit-constructor)
+
+  const std::string& layer() const { return texts_->layer; }
+  const std::string& input() const { return texts_->input; }
+  const std::string& input_again() const { return texts_->input_again; }
+  const std::string& input_gradient() const { return texts_->input_gradient; }
+  const std::string& output() const { return texts_->output; }
+
+ private:
+  struct Texts {
+    std::string layer, input, input_again, input_gradient, output;
+  };
+  std::shared_ptr<const Texts> texts_;
+};
+
 struct ParallelLinearOptions {
   ProcessGroup group;
   LinearInput input = LinearInput::own;
@@ -28,7 +53,7 @@ struct ParallelLinearOptions {
   /// Takes the weight's gradient while it defers, where weight_used_once and the input requires a
   /// gradient. May be null.
   std::shared_ptr<DeferredGradients> deferred = {};
-  std::string label = {};  ///< "<label> input" is what the collectives are called
+  LinearLabel label = {};
 };
 
 /// input W^T (+ bias), where W is `weight` [..., in] with its leading dimensions taken together

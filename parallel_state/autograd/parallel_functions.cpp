@@ -14,6 +14,7 @@ namespace lockstep {
 namespace {
 
 using Label = std::string;
+using Kind = CollectiveOperation::Kind;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -27,19 +28,20 @@ at::Tensor run(const Map& map, const at::Tensor& x, const ProcessGroup& group, c
 
 /// What backward needs.
 struct Backward : torch::CustomClassHolder {
-  Backward(Map m, ProcessGroup g, Label l)
+  Backward(Map m, ProcessGroup g, SharedLabel l)
       : map(std::move(m)), group(std::move(g)), label(std::move(l)) {}
   Map map;
   ProcessGroup group;
-  Label label;
+  SharedLabel label;
 };
 
 struct ParallelFunction : torch::autograd::Function<ParallelFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Map& forward,
-                            const Map& backward, const ProcessGroup& group, const Label& label) {
+                            const Map& backward, const ProcessGroup& group,
+                            const SharedLabel& label) {
     context->saved_data["backward"] = c10::IValue::make_capsule(
-        c10::make_intrusive<Backward>(backward, group, "gradient of " + label));
-    const at::Tensor result = run(forward, x, group, label);
+        c10::make_intrusive<Backward>(backward, group, share_label(group, "gradient of ", *label)));
+    const at::Tensor result = run(forward, x, group, *label);
     return result.is_same(x) ? result : result.detach();
   }
 
@@ -49,16 +51,16 @@ struct ParallelFunction : torch::autograd::Function<ParallelFunction> {
     require<UsageError>(!at::GradMode::is_enabled(),
                         "{} over group {}: found backward with create_graph, allowed: without; "
                         "there is no second derivative",
-                        saved.label, saved.group.to_string());
-    return {run(saved.map, grads[0], saved.group, saved.label), {}, {}, {}, {}};
+                        *saved.label, saved.group.to_string());
+    return {run(saved.map, grads[0], saved.group, *saved.label), {}, {}, {}, {}};
   }
 };
 
 at::Tensor apply(const at::Tensor& x, const ProcessGroup& group, std::string_view label,
                  const Map& forward, const Map& backward) {
   if (group.size() == 1) return x;
-  const Label name(label);
-  if (!at::GradMode::is_enabled() || !x.requires_grad()) return run(forward, x, group, name);
+  const SharedLabel name = share_label(group, "", label);
+  if (!at::GradMode::is_enabled() || !x.requires_grad()) return run(forward, x, group, *name);
   return ParallelFunction::apply(x, forward, backward, group, name);
 }
 
@@ -124,20 +126,20 @@ at::Tensor reduce_from_group(const at::Tensor& x, const ProcessGroup& group,
 
 at::Tensor scatter_to_group(const at::Tensor& x, const ProcessGroup& group, int64_t dim,
                             std::string_view label) {
-  const CollectiveCall call(group, "scatter_to_group", label);
+  const CollectiveCall call(group, {Kind::scatter_to_group}, label);
   dim = divided_dim(call, x, dim, group.size());
   return apply(x, group, label, split(dim), gather(dim));
 }
 
 at::Tensor gather_from_group(const at::Tensor& x, const ProcessGroup& group, int64_t dim,
                              GradientState gradient, std::string_view label) {
-  dim = checked_dim({group, "gather_from_group", label}, x, dim);
+  dim = checked_dim({group, {Kind::gather_from_group}, label}, x, dim);
   return apply(x, group, label, gather(dim), backward_of_gather(dim, gradient));
 }
 
 at::Tensor reduce_scatter_to_group(const at::Tensor& x, const ProcessGroup& group, int64_t dim,
                                    std::string_view label) {
-  const CollectiveCall call(group, "reduce_scatter_to_group", label);
+  const CollectiveCall call(group, {Kind::reduce_scatter_to_group}, label);
   dim = divided_dim(call, x, dim, group.size());
   return apply(x, group, label, reduce_and_split(dim, PartialOp::sum), gather(dim));
 }
@@ -150,7 +152,7 @@ at::Tensor all_to_all_rows(const at::Tensor& x, const ProcessGroup& group,
 
 at::Tensor all_to_all_dims(const at::Tensor& x, const ProcessGroup& group, int64_t split_dim,
                            int64_t gather_dim, std::string_view label) {
-  const CollectiveCall call(group, "all_to_all_dims", label);
+  const CollectiveCall call(group, {Kind::all_to_all_dims}, label);
   split_dim = divided_dim(call, x, split_dim, group.size());
   gather_dim = checked_dim(call, x, gather_dim);
   call.check(split_dim != gather_dim, "found dimension {} for both, allowed: two dimensions",

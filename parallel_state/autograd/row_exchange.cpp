@@ -15,16 +15,15 @@ namespace lockstep {
 
 /// What the halves share. `rows` are those under way, in either direction.
 struct RowExchange::State : torch::CustomClassHolder {
-  State(ProcessGroup g, std::vector<int64_t> output, std::vector<int64_t> input, std::string l)
+  State(ProcessGroup g, std::vector<int64_t> output, std::vector<int64_t> input, std::string_view l)
       : group(std::move(g)),
         output_rows(std::move(output)),
         input_rows(std::move(input)),
-        label(std::move(l)) {}
+        label(share_label(group, "", l)),
+        gradient_label(share_label(group, "gradient of ", l)) {}
 
-  void start(const at::Tensor& x) { start(x, output_rows, input_rows, label); }
-  void start_back(const at::Tensor& grad) {
-    start(grad, input_rows, output_rows, "gradient of " + label);
-  }
+  void start(const at::Tensor& x) { start(x, output_rows, input_rows, *label); }
+  void start_back(const at::Tensor& grad) { start(grad, input_rows, output_rows, *gradient_label); }
   at::Tensor wait() {
     std::exchange(work, Work()).wait();
     return std::exchange(rows, at::Tensor());
@@ -32,7 +31,7 @@ struct RowExchange::State : torch::CustomClassHolder {
 
   ProcessGroup group;
   std::vector<int64_t> output_rows, input_rows;
-  std::string label;
+  SharedLabel label, gradient_label;
   Work work;
   at::Tensor rows;
 
@@ -77,9 +76,9 @@ struct Finish : torch::autograd::Function<Finish> {
     const auto holder = context->saved_data["state"].toCapsule();
     auto& state = static_cast<RowExchange::State&>(*holder);
     require<UsageError>(!at::GradMode::is_enabled(),
-                        "gradient of {} over group {}: found backward with create_graph, allowed: "
-                        "without; there is no second derivative",
-                        state.label, state.group.to_string());
+                        "{} over group {}: found backward with create_graph, allowed: without; "
+                        "there is no second derivative",
+                        *state.gradient_label, state.group.to_string());
     state.start_back(grads[0]);
     // Stands for the gradient under way, which has other rows, in its way through autograd.
     return {grads[0], {}};
@@ -100,7 +99,7 @@ RowExchange::RowExchange(const at::Tensor& x, const ProcessGroup& group,
   const bool valid = x.dim() > 0 && one_a_rank(output_rows, ranks) &&
                      one_a_rank(input_rows, ranks) &&
                      std::accumulate(input_rows.begin(), input_rows.end(), int64_t{0}) == x.size(0);
-  CollectiveCall(group, "all_to_all_rows", label)
+  CollectiveCall(group, {CollectiveOperation::Kind::all_to_all_rows}, label)
       .check(valid && (ranks > 1 || output_rows == input_rows),
              "found output rows {} and input rows {} of {}, allowed: one number a rank, the input "
              "rows adding up to dimension 0",
@@ -109,7 +108,7 @@ RowExchange::RowExchange(const at::Tensor& x, const ProcessGroup& group,
     rows_ = x;
     return;
   }
-  state_ = c10::make_intrusive<State>(group, output_rows, input_rows, std::string(label));
+  state_ = c10::make_intrusive<State>(group, output_rows, input_rows, label);
   const bool recorded = at::GradMode::is_enabled() && x.requires_grad();
   if (recorded)
     rows_ = Start::apply(x, state_);

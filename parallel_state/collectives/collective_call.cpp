@@ -1,9 +1,33 @@
 #include "lockstep/parallel_state/collective_call.h"
 
 namespace lockstep {
+namespace {
+
+using RecordKind = CollectiveRecord::Kind;
+
+RecordKind kind_of(const CollectiveOperation& operation) {
+  switch (operation.kind) {
+    case CollectiveOperation::Kind::all_to_all:
+      return RecordKind::uneven_collective;
+    case CollectiveOperation::Kind::send:
+      return RecordKind::send;
+    case CollectiveOperation::Kind::receive:
+      return RecordKind::receive;
+    default:
+      return RecordKind::collective;
+  }
+}
+
+}  // namespace
+
+SharedLabel share_label(const ProcessGroup& group, std::string_view prefix,
+                        std::string_view label) {
+  return group.shared_state()->communicator->ledger().share_label(prefix, label);
+}
 
 void CollectiveCall::refuse(const std::string& what) const {
-  fail<UsageError>("{} of {} over group {}: {}", operation_, label_, group_.to_string(), what);
+  fail<UsageError>("{} of {} over group {}: {}", to_string(operation_), label_, group_.to_string(),
+                   what);
 }
 
 void CollectiveCall::check_tensors(const Tensors& tensors) const {
@@ -35,23 +59,30 @@ void CollectiveCall::check_position(int64_t position) const {
         position, group_.size() - 1);
 }
 
-void CollectiveCall::note(const Tensors& inputs, Kind kind, int64_t peer) {
+void CollectiveCall::note(const Tensors& inputs) {
   const ProcessGroup::State& state = *group_.shared_state();
+  CollectiveLedger& ledger = state.communicator->ledger();
   const std::string_view dtype = at::toString(inputs[0].scalar_type());
   int64_t elements = 0, bytes = 0;
   for (const at::Tensor& input : inputs) {
     elements += input.numel();
     bytes += static_cast<int64_t>(input.nbytes());
   }
-  const int64_t numel = kind == Kind::uneven_collective ? -1 : elements;
-  const bool message = kind == Kind::send || kind == Kind::receive;
-  identity_ = message ? identity_of_call("message", label_, numel, dtype)
-                      : state.communicator->ledger().add(state.guard->step(), operation_, label_,
-                                                         numel, dtype);
+  const RecordKind kind = kind_of(operation_);
+  const int64_t numel = kind == RecordKind::uneven_collective ? -1 : elements;
+  const bool message = kind == RecordKind::send || kind == RecordKind::receive;
+  if (message) {
+    identity_ = identity_of_call("message", label_, numel, dtype);
+    shared_label_ = share_label(group_, "", label_);
+  } else {
+    auto added = ledger.add(state.guard->step(), operation_, label_, numel, dtype);
+    identity_ = added.identity;
+    shared_label_ = std::move(added.label);
+  }
   if (state.observer)
-    state.observer({state.global_rank, state.name, state.ranks, operation_, std::string(label_),
-                    std::string(dtype), elements, bytes, kind,
-                    message ? state.ranks.at(static_cast<size_t>(peer)) : -1});
+    state.observer({state.global_rank, state.name, state.ranks, to_string(operation_),
+                    std::string(label_), std::string(dtype), elements, bytes, kind,
+                    message ? state.ranks.at(static_cast<size_t>(operation_.position)) : -1});
 }
 
 }  // namespace lockstep

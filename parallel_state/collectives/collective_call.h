@@ -12,13 +12,18 @@
 
 namespace lockstep {
 
+/// `prefix` + `label`, one copy for all calls of `group`, which must have several ranks.
+SharedLabel share_label(const ProcessGroup& group, std::string_view prefix, std::string_view label);
+
 /// One call of a collective: checked, noted, then started.
 class CollectiveCall {
  public:
   using Tensors = std::vector<at::Tensor>;
+  using Operation = CollectiveOperation;
 
-  CollectiveCall(const ProcessGroup& group, std::string operation, std::string_view label)
-      : group_(group), operation_(std::move(operation)), label_(label) {}
+  /// Sees `group` and `label` until it ends; the work that it starts has its own share of both.
+  CollectiveCall(const ProcessGroup& group, const Operation& operation, std::string_view label)
+      : group_(group), operation_(operation), label_(label) {}
 
   /// The group has one rank: nothing is sent.
   bool alone() const { return group_.size() == 1; }
@@ -35,21 +40,20 @@ class CollectiveCall {
                    int64_t inner) const;
   void check_position(int64_t position) const;
 
-  using Kind = CollectiveRecord::Kind;
-  /// Enters the call in the ledger of the group and shows it to the observer. `peer`: of a message,
-  /// its position in the group.
-  void note(const Tensors& inputs, Kind kind = Kind::collective, int64_t peer = -1);
+  /// Enters the call in the ledger of the group, unless it is a message, and shows it to the
+  /// observer. Not in a group of one rank.
+  void note(const Tensors& inputs);
 
   /// Of the call, from note() on; the same on all ranks that make it.
   uint64_t identity() const { return identity_; }
 
-  /// Starts it: start(transport of tensors like `example`) -> parts.
+  /// Starts it after note(): start(transport of tensors like `example`) -> parts.
   template <class Start>
   Work start(const at::Tensor& example, Start start) const {
     Work::Operation operation;
     operation.group = group_.shared_state();
-    operation.name = operation_;
-    operation.label = label_;
+    operation.called = operation_;
+    operation.label = shared_label_;
     Transport& transport = operation.group->communicator->transport(example.device().type());
     return start_operation(std::move(operation), [&] { return start(transport); });
   }
@@ -58,8 +62,9 @@ class CollectiveCall {
   [[noreturn]] void refuse(const std::string& what) const;
 
   const ProcessGroup& group_;
-  std::string operation_;
+  Operation operation_;
   std::string_view label_;
+  SharedLabel shared_label_;
   uint64_t identity_ = 0;
 };
 

@@ -12,6 +12,7 @@ namespace lockstep {
 namespace {
 
 using Call = CollectiveCall;
+using Kind = CollectiveOperation::Kind;
 using Tensors = std::vector<at::Tensor>;
 
 void scale(const Tensors& tensors, const Reduction& reduction) {
@@ -36,10 +37,6 @@ void check_reduction(const Call& call, const Reduction& reduction, const at::Ten
              at::toString(dtype));
 }
 
-std::string name_of(const char* operation, ReduceOp op) {
-  return fmt::format("{} ({})", operation, to_string(op));
-}
-
 Work copy_alone(const Tensors& outputs, const Tensors& inputs) {
   for (size_t i = 0; i < outputs.size(); ++i)
     if (outputs[i].const_data_ptr() != inputs[i].const_data_ptr())
@@ -56,7 +53,7 @@ Work all_reduce(const ProcessGroup& group, const at::Tensor& tensor, const Reduc
 
 Work all_reduce(const ProcessGroup& group, const Tensors& tensors, const Reduction& reduction,
                 std::string_view label) {
-  Call call(group, name_of("all_reduce", reduction.op), label);
+  Call call(group, {Kind::all_reduce, reduction.op}, label);
   call.check_tensors(tensors);
   check_reduction(call, reduction, tensors[0]);
   if (call.alone()) return scale(tensors, reduction), Work();
@@ -73,7 +70,7 @@ Work reduce_scatter(const ProcessGroup& group, const at::Tensor& output, const a
 
 Work reduce_scatter(const ProcessGroup& group, const Tensors& outputs, const Tensors& inputs,
                     const Reduction& reduction, std::string_view label) {
-  Call call(group, name_of("reduce_scatter", reduction.op), label);
+  Call call(group, {Kind::reduce_scatter, reduction.op}, label);
   call.check_sizes(outputs, 1, inputs, group.size());
   check_reduction(call, reduction, inputs[0]);
   if (call.alone()) {
@@ -93,7 +90,7 @@ Work all_gather(const ProcessGroup& group, const at::Tensor& output, const at::T
 
 Work all_gather(const ProcessGroup& group, const Tensors& outputs, const Tensors& inputs,
                 std::string_view label) {
-  Call call(group, "all_gather", label);
+  Call call(group, {Kind::all_gather}, label);
   call.check_sizes(outputs, group.size(), inputs, 1);
   if (call.alone()) return copy_alone(outputs, inputs);
   call.note(inputs);
@@ -117,7 +114,7 @@ Work all_to_all(const ProcessGroup& group, const at::Tensor& output, const at::T
 Work all_to_all(const ProcessGroup& group, const at::Tensor& output, const at::Tensor& input,
                 const std::vector<int64_t>& output_rows, const std::vector<int64_t>& input_rows,
                 std::string_view label) {
-  Call call(group, "all_to_all", label);
+  Call call(group, {Kind::all_to_all}, label);
   call.check_tensors({output, input});
   const auto fits = [&](const at::Tensor& tensor, const std::vector<int64_t>& rows) {
     return tensor.dim() > 0 && static_cast<int64_t>(rows.size()) == group.size() &&
@@ -136,7 +133,7 @@ Work all_to_all(const ProcessGroup& group, const at::Tensor& output, const at::T
              "rows {} of {}, input rows {} of {}",
              found, expected, output_rows, output.sizes(), input_rows, input.sizes());
   if (call.alone()) return copy_alone({output}, {input});
-  call.note({input}, Call::Kind::uneven_collective);
+  call.note({input});
   return call.start(input, [&](Transport& transport) {
     return transport.all_to_all(output, input, output_rows, input_rows, call.identity());
   });
@@ -149,7 +146,7 @@ Work broadcast(const ProcessGroup& group, const at::Tensor& tensor, int64_t sour
 
 Work broadcast(const ProcessGroup& group, const Tensors& tensors, int64_t source,
                std::string_view label) {
-  Call call(group, fmt::format("broadcast (from {})", source), label);
+  Call call(group, {.kind = Kind::broadcast, .position = source}, label);
   call.check_tensors(tensors);
   call.check_position(source);
   if (call.alone()) return Work();

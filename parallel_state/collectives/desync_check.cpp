@@ -13,8 +13,8 @@ class Comparison {
  public:
   explicit Comparison(const ProcessGroup& group) {
     operation_.group = group.shared_state();
-    operation_.name = "comparison";
-    operation_.label = "what the ranks have done";
+    operation_.called = {CollectiveOperation::Kind::comparison};
+    operation_.label = communicator().ledger().share_label("", "what the ranks have done");
     const CollectiveLedger::State state = communicator().ledger().state();
     mine_ = at::tensor({state.sequence, static_cast<int64_t>(state.fingerprint)}, at::kLong);
     all_ = at::empty({group.size(), 2}, at::kLong);

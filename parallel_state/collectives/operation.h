@@ -10,8 +10,8 @@ namespace lockstep {
 
 struct Work::Operation {
   std::shared_ptr<const ProcessGroup::State> group;
-  std::string name;
-  std::string label;
+  CollectiveOperation called;
+  SharedLabel label;
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
   Transport::Parts parts = {};
 };

@@ -12,7 +12,7 @@ namespace {
 using std::chrono::steady_clock;
 
 std::string describe(const Work::Operation& operation) {
-  return fmt::format("{} of {} over group {}", operation.name, operation.label,
+  return fmt::format("{} of {} over group {}", to_string(operation.called), *operation.label,
                      ProcessGroup(operation.group).to_string());
 }
 

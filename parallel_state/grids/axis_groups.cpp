@@ -26,8 +26,7 @@ const GridKinds& grid_of(const ParamDescription& description) {
 }  // namespace
 
 GroupKind group_kind_of(MeshAxis axis) {
-  for (const GroupRow& row : group_table())
-    if (only_axis(row) == axis) return row.kind;
+  if (const auto kind = kind_along(axis)) return *kind;
   fail<UsageError>("axis {} has no kind of groups", to_string(axis));
 }
 

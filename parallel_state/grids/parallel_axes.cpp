@@ -79,6 +79,24 @@ constexpr bool rows_follow_the_enumeration() {
 }
 static_assert(rows_follow_the_enumeration());
 
+constexpr std::span<const GridAxis> axes_of(Grid grid) {
+  return grid == Grid::dense ? std::span<const GridAxis>(kDenseAxes) : kExpertAxes;
+}
+
+constexpr std::optional<MeshAxis> axis_of(const GroupRow& row) {
+  for (const GridAxis& axis : axes_of(row.grid))
+    if (std::string_view(row.axes) == axis.in_order->name) return axis.axis;
+  return std::nullopt;
+}
+
+/// By the number of the axis; found when this is compiled.
+constexpr auto kKindAlong = [] {
+  std::array<std::optional<GroupKind>, std::size(kDenseAxes) + std::size(kExpertAxes)> kinds;
+  for (const GroupRow& row : kGroups)
+    if (const auto axis = axis_of(row)) kinds[static_cast<size_t>(*axis)] = row.kind;
+  return kinds;
+}();
+
 template <class Struct>
 std::optional<int64_t> stated(const Struct& sizes, const SizeMember<Struct>& member) {
   return std::visit([&](auto at) { return std::optional<int64_t>(sizes.*at); }, member);
@@ -120,9 +138,7 @@ std::span<const ParallelSize* const> parallel_size_table() { return kSizes; }
 
 std::span<const OrderAxis> order_axes() { return kOrderAxes; }
 
-std::span<const GridAxis> grid_axes(Grid grid) {
-  return grid == Grid::dense ? std::span<const GridAxis>(kDenseAxes) : kExpertAxes;
-}
+std::span<const GridAxis> grid_axes(Grid grid) { return axes_of(grid); }
 
 const ParallelSize* chosen_size(MeshAxis axis) {
   for (const Grid grid : {Grid::dense, Grid::expert})
@@ -133,10 +149,11 @@ const ParallelSize* chosen_size(MeshAxis axis) {
 
 std::span<const GroupRow> group_table() { return kGroups; }
 
-std::optional<MeshAxis> only_axis(const GroupRow& row) {
-  for (const GridAxis& axis : grid_axes(row.grid))
-    if (std::string_view(row.axes) == axis.in_order->name) return axis.axis;
-  return std::nullopt;
+std::optional<MeshAxis> only_axis(const GroupRow& row) { return axis_of(row); }
+
+std::optional<GroupKind> kind_along(MeshAxis axis) {
+  const auto index = static_cast<size_t>(axis);
+  return index < kKindAlong.size() ? kKindAlong[index] : std::nullopt;
 }
 
 }  // namespace lockstep

@@ -81,4 +81,8 @@ std::span<const GroupRow> group_table();
 /// The axis along which alone the ranks of the kind lie, if there is one.
 std::optional<MeshAxis> only_axis(const GroupRow& row);
 
+/// The kind whose ranks lie along `axis` alone, if there is one. One look at a table, because every
+/// step asks many times.
+std::optional<GroupKind> kind_along(MeshAxis axis);
+
 }  // namespace lockstep

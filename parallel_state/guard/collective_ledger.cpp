@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/text_digest.h"
@@ -18,6 +19,60 @@ uint64_t mix(uint64_t hash, std::string_view text) {
 
 uint64_t mix(uint64_t hash, int64_t number) {
   return digest_with(hash, static_cast<uint64_t>(number));
+}
+
+using OperationKind = CollectiveOperation::Kind;
+
+const char* name_of(OperationKind kind) {
+  switch (kind) {
+    case OperationKind::all_reduce:
+      return "all_reduce";
+    case OperationKind::reduce_scatter:
+      return "reduce_scatter";
+    case OperationKind::all_gather:
+      return "all_gather";
+    case OperationKind::all_to_all:
+      return "all_to_all";
+    case OperationKind::broadcast:
+      return "broadcast";
+    case OperationKind::send:
+      return "send";
+    case OperationKind::receive:
+      return "receive";
+    case OperationKind::comparison:
+      return "comparison";
+    case OperationKind::scatter_to_group:
+      return "scatter_to_group";
+    case OperationKind::gather_from_group:
+      return "gather_from_group";
+    case OperationKind::reduce_scatter_to_group:
+      return "reduce_scatter_to_group";
+    case OperationKind::all_to_all_rows:
+      return "all_to_all_rows";
+    case OperationKind::all_to_all_dims:
+      return "all_to_all_dims";
+  }
+  fail<UsageError>("unknown operation {}", static_cast<int>(kind));
+}
+
+/// Calls take() with each part of the text of `operation`, in order.
+template <class Take>
+void for_each_part(const CollectiveOperation& operation, Take take) {
+  take(std::string_view(name_of(operation.kind)));
+  if (operation.reduction) {
+    take(std::string_view(" ("));
+    take(std::string_view(to_string(*operation.reduction)));
+    take(std::string_view(")"));
+  }
+  const bool sends = operation.kind == OperationKind::send;
+  if (!sends && operation.kind != OperationKind::broadcast &&
+      operation.kind != OperationKind::receive)
+    return;
+  char digits[24];
+  const char* const end = std::to_chars(digits, std::end(digits), operation.position).ptr;
+  take(std::string_view(sends ? " (to " : " (from "));
+  take(std::string_view(digits, end));
+  take(std::string_view(")"));
 }
 
 /// Cuts the text up to `end` off the front of `text`.
@@ -79,25 +134,45 @@ std::string CollectiveEntry::to_string() const {
   return fmt::format("{} of {}, {}{} (step {})", operation, label, size, dtype, step);
 }
 
+std::string to_string(const CollectiveOperation& operation) {
+  std::string text;
+  for_each_part(operation, [&](std::string_view part) { text += part; });
+  return text;
+}
+
+uint64_t identity_of_call(const CollectiveOperation& operation, std::string_view label,
+                          int64_t numel, std::string_view dtype) {
+  uint64_t hash = kDigestStart;
+  for_each_part(operation, [&](std::string_view part) { hash = text_digest(part, hash); });
+  return mix(mix(mix(digest_with(hash, 0), label), numel), dtype);
+}
+
 uint64_t identity_of_call(std::string_view operation, std::string_view label, int64_t numel,
                           std::string_view dtype) {
   return mix(mix(mix(mix(kDigestStart, operation), label), numel), dtype);
 }
 
-uint64_t CollectiveLedger::add(int64_t step, std::string_view operation, std::string_view label,
-                               int64_t numel, std::string_view dtype) {
+CollectiveLedger::Added CollectiveLedger::add(int64_t step, const CollectiveOperation& operation,
+                                              std::string_view label, int64_t numel,
+                                              std::string_view dtype) {
   const uint64_t identity = identity_of_call(operation, label, numel, dtype);
   const std::lock_guard<std::mutex> lock(mutex_);
+  SharedLabel shared = labels_.share("", label);
   state_ = {state_.sequence + 1, mix(state_.fingerprint, static_cast<int64_t>(identity))};
   if (ring_.size() < kKept) ring_.emplace_back();
-  CollectiveEntry& entry = ring_[static_cast<size_t>(state_.sequence - 1) % kKept];
-  entry.sequence = state_.sequence;
-  entry.step = step;
-  entry.operation.assign(operation);
-  entry.label.assign(label);
-  entry.numel = numel;
-  entry.dtype.assign(dtype);
-  return identity;
+  Kept& kept = ring_[static_cast<size_t>(state_.sequence - 1) % kKept];
+  kept.sequence = state_.sequence;
+  kept.step = step;
+  kept.operation = operation;
+  kept.label = shared;
+  kept.numel = numel;
+  kept.dtype.assign(dtype);
+  return {identity, std::move(shared)};
+}
+
+SharedLabel CollectiveLedger::share_label(std::string_view prefix, std::string_view label) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return labels_.share(prefix, label);
 }
 
 CollectiveLedger::State CollectiveLedger::state() const {
@@ -107,7 +182,10 @@ CollectiveLedger::State CollectiveLedger::state() const {
 
 std::vector<CollectiveEntry> CollectiveLedger::entries() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<CollectiveEntry> result = ring_;
+  std::vector<CollectiveEntry> result;
+  for (const Kept& kept : ring_)
+    result.push_back(
+        {kept.sequence, kept.step, to_string(kept.operation), *kept.label, kept.numel, kept.dtype});
   std::sort(result.begin(), result.end(), [](auto& a, auto& b) { return a.sequence < b.sequence; });
   return result;
 }

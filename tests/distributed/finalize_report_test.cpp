@@ -1,9 +1,7 @@
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <map>
 #include <memory>
-#include <new>
 #include <tuple>
 
 #include <ATen/ATen.h>
@@ -12,64 +10,53 @@
 #include "lockstep/distributed/finalize_model_grads.h"
 #include "lockstep/distributed/finalize_passes.h"
 #include "lockstep/distributed/step_access.h"
+#include "lockstep/tests/support/allocation_counter.h"
 #include "lockstep/tests/support/described_params.h"
 #include "lockstep/tests/support/rank_threads.h"
-
-namespace {
-
-constexpr size_t kLongName = 5000;
-
-thread_local int allocations_of_names = 0;
-
-/// Counts what a copy of a name of kLongName characters allocates. Memory of tensors does not come
-/// from here.
-void* allocate(size_t size) {
-  if (size > kLongName && size <= kLongName + 64) ++allocations_of_names;
-  if (void* const memory = std::malloc(size)) return memory;
-  throw std::bad_alloc();
-}
-
-}  // namespace
-
-// NOLINTBEGIN(misc-new-delete-overloads)
-void* operator new(size_t size) { return allocate(size); }
-void* operator new[](size_t size) { return allocate(size); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
-// NOLINTEND(misc-new-delete-overloads)
 
 namespace lockstep {
 namespace {
 
+using testing::allocations;
 using testing::CollectiveLog;
 using testing::DescribedParams;
+using testing::kLongText;
 using testing::no_tokens;
 using testing::run_ranks;
 
-TEST(FinalizeReport, NoNameOfAParameterIsCopiedInAStep) {
-  const std::string name(kLongName, 'n');
-  run_ranks(2, [&](const ParallelState& state) {
-    DescribedParams net;
-    // The first and the last of a bucket are in its label.
-    net.add("first", {3}).add(name, {4}).add("last", {5});
-    DistributedDataParallelConfig config;
-    config.overlap_grad_reduce = true;
-    DistributedDataParallel ddp(net, state, config);
-    for (int step = 0; step < 2; ++step) {
-      ddp.zero_grad_buffer();
-      net.backward([](auto&, auto&) { return 1.0; });
-      allocations_of_names = 0;
-      const FinalizeReport report = finalize_model_grads({&ddp}, no_tokens());
-      EXPECT_EQ(allocations_of_names, 0);
-      ASSERT_EQ(report.entries.size(), 2u);
-      EXPECT_EQ(report.entries[0].bytes, 12 * 8);
-      EXPECT_EQ(report.entries[0].parameters, 3);
+/// Steps of a model whose parameter number `place` of three has a long name; that of the first and
+/// of the last is in the bucket's label.
+void expect_no_copies_of_names(const ParallelState& state, size_t place) {
+  SCOPED_TRACE(place);
+  std::vector<std::string> names = {"first", "second", "third"};
+  names[place].resize(kLongText, 'n');
+  DescribedParams net;
+  for (size_t i = 0; i < names.size(); ++i) net.add(names[i], {static_cast<int64_t>(i + 3)});
+  DistributedDataParallelConfig config;
+  config.overlap_grad_reduce = true;
+  DistributedDataParallel ddp(net, state, config);
+  for (int step = 0; step < 3; ++step) {
+    allocations = {};
+    ddp.zero_grad_buffer();
+    net.backward([](auto&, auto&) { return 1.0; });
+    const FinalizeReport report = finalize_model_grads({&ddp}, no_tokens());
+    // The group of the reduction keeps a label from its first call on.
+    if (step > 0 || place == 1) {
+      EXPECT_EQ(allocations.long_texts, 0) << "step " << step;
     }
-    allocations_of_names = 0;
-    const std::string copy(name);
-    EXPECT_EQ(allocations_of_names, 1) << "copies are counted";
+    ASSERT_EQ(report.entries.size(), 2u);
+    EXPECT_EQ(report.entries[0].bytes, 12 * 8);
+    EXPECT_EQ(report.entries[0].parameters, 3);
+  }
+}
+
+TEST(FinalizeReport, NoNameOfAParameterIsCopiedInAStep) {
+  run_ranks(2, [](const ParallelState& state) {
+    for (const size_t place : {0, 1, 2}) expect_no_copies_of_names(state, place);
+    const std::string text(kLongText, 'n');
+    allocations = {};
+    const std::string copy(text);
+    EXPECT_EQ(allocations.long_texts, 1) << "copies are counted";
   });
 }
 

@@ -16,6 +16,7 @@
 #include "lockstep/models/random_seeds.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/parallel_functions.h"
+#include "lockstep/tests/support/allocation_counter.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -153,6 +154,24 @@ TEST(ParallelLinear, RefusesSecondDerivativesAndSendsOnlyWhatIsNeeded) {
             },
             {.log = &log});
   EXPECT_EQ(log.of_rank(0).size(), 2u);
+}
+
+TEST(ParallelLinear, NoTextWithItsLabelIsMadeInAStep) {
+  run_ranks(2, [](const ParallelState& state) {
+    for (const LinearInput input : {LinearInput::copied, LinearInput::sequence_chunk}) {
+      const ParallelLinearOptions options = {
+          .group = state.world(), .input = input, .label = std::string(testing::kLongText, 'n')};
+      const at::Tensor w = numbers({4, 3}, 1).requires_grad_(true);
+      for (int step = 0; step < 3; ++step) {
+        testing::allocations = {};
+        const at::Tensor x = numbers({2, 2, 3}, step).requires_grad_(true);
+        parallel_linear(x, w, {}, options).sum().backward();
+        if (step > 0) {
+          EXPECT_EQ(testing::allocations.long_texts, 0) << "step " << step;
+        }
+      }
+    }
+  });
 }
 
 TEST(ParallelLinear, G78AFrozenWeightAndTheRowsOfAVocabulary) {

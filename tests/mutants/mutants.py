@@ -176,7 +176,8 @@ MUTANTS = [Mutant(*fields) for fields in [
     # Tensor and sequence parallelism
     ("input-gradient-not-reduced", "the input's gradient lacks the other ranks of tp",
      "models/layers/linear_function.cpp",
-     "return all_reduce(options.group, term, ReduceOp::sum, gradient_label(options));",
+     "return all_reduce(options.group, term, ReduceOp::sum, "
+     "options.label.input_gradient());",
      "return {};",
      [TENSOR]),
     ("gradient-times-ranks", "backward of a gather adds gradients that are complete",

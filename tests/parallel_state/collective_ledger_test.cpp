@@ -2,11 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include "lockstep/parallel_state/reduction.h"
+
 namespace lockstep {
 namespace {
 
+using Kind = CollectiveOperation::Kind;
+
 void add(CollectiveLedger& ledger, const char* label, int64_t numel = 4, int64_t step = 1) {
-  ledger.add(step, "all_reduce (sum)", label, numel, "Float");
+  ledger.add(step, {Kind::all_reduce, ReduceOp::sum}, label, numel, "Float");
 }
 
 RankAccount account(int64_t rank, const CollectiveLedger& ledger) {
@@ -30,21 +34,97 @@ TEST(CollectiveLedger, CountsAndFingerprintsWhatWasDone) {
 // and of the number at once.
 TEST(CollectiveLedger, TheIdentityOfACallIsTheSameInEveryBuild) {
   EXPECT_EQ(identity_of_call("all_reduce (sum)", "bucket 0", 12, "Float"), 0x743b64bae17454cbU);
+  EXPECT_EQ(identity_of_call({Kind::all_reduce, ReduceOp::sum}, "bucket 0", 12, "Float"),
+            0x743b64bae17454cbU);
+}
+
+/// Each operation and its text.
+const std::vector<std::pair<CollectiveOperation, std::string>>& texts_of_operations() {
+  static const std::vector<std::pair<CollectiveOperation, std::string>> texts = {
+      {{Kind::all_reduce, ReduceOp::sum}, "all_reduce (sum)"},
+      {{Kind::all_reduce, ReduceOp::average}, "all_reduce (average)"},
+      {{Kind::reduce_scatter, ReduceOp::max}, "reduce_scatter (max)"},
+      {{Kind::reduce_scatter, ReduceOp::min}, "reduce_scatter (min)"},
+      {{Kind::all_gather}, "all_gather"},
+      {{Kind::all_to_all}, "all_to_all"},
+      {{.kind = Kind::broadcast, .position = 0}, "broadcast (from 0)"},
+      {{.kind = Kind::broadcast, .position = -1}, "broadcast (from -1)"},
+      {{.kind = Kind::send, .position = 12}, "send (to 12)"},
+      {{.kind = Kind::receive, .position = INT64_MIN}, "receive (from -9223372036854775808)"},
+      {{Kind::comparison}, "comparison"},
+      {{Kind::scatter_to_group}, "scatter_to_group"},
+      {{Kind::gather_from_group}, "gather_from_group"},
+      {{Kind::reduce_scatter_to_group}, "reduce_scatter_to_group"},
+      {{Kind::all_to_all_rows}, "all_to_all_rows"},
+      {{Kind::all_to_all_dims}, "all_to_all_dims"}};
+  return texts;
+}
+
+TEST(CollectiveOperation, IsShownAsText) {
+  for (const auto& [operation, text] : texts_of_operations()) EXPECT_EQ(to_string(operation), text);
+}
+
+TEST(CollectiveOperation, HasTheIdentityOfItsText) {
+  for (const auto& [operation, text] : texts_of_operations())
+    EXPECT_EQ(identity_of_call(operation, "a label", 3, "Half"),
+              identity_of_call(text, "a label", 3, "Half"))
+        << text;
 }
 
 TEST(CollectiveLedger, EveryPartOfACallCounts) {
-  const auto fingerprint = [](const char* operation, const char* label, int64_t numel,
-                              const char* dtype) {
+  const auto fingerprint = [](const CollectiveOperation& operation, const char* label,
+                              int64_t numel, const char* dtype) {
     CollectiveLedger ledger;
     ledger.add(1, operation, label, numel, dtype);
     return ledger.state().fingerprint;
   };
-  const uint64_t reference = fingerprint("all_reduce", "bucket", 4, "Float");
-  EXPECT_NE(reference, fingerprint("all_gather", "bucket", 4, "Float"));
-  EXPECT_NE(reference, fingerprint("all_reduce", "tokens", 4, "Float"));
-  EXPECT_NE(reference, fingerprint("all_reduce", "bucket", 5, "Float"));
-  EXPECT_NE(reference, fingerprint("all_reduce", "bucket", 4, "Double"));
-  EXPECT_NE(fingerprint("ab", "c", 4, "Float"), fingerprint("a", "bc", 4, "Float"));
+  const CollectiveOperation sum = {Kind::all_reduce, ReduceOp::sum};
+  const uint64_t reference = fingerprint(sum, "bucket", 4, "Float");
+  EXPECT_NE(reference, fingerprint({Kind::all_gather}, "bucket", 4, "Float"));
+  EXPECT_NE(reference, fingerprint({Kind::all_reduce, ReduceOp::max}, "bucket", 4, "Float"));
+  EXPECT_NE(reference, fingerprint(sum, "tokens", 4, "Float"));
+  EXPECT_NE(reference, fingerprint(sum, "bucket", 5, "Float"));
+  EXPECT_NE(reference, fingerprint(sum, "bucket", 4, "Double"));
+  EXPECT_NE(fingerprint({.kind = Kind::broadcast, .position = 0}, "bucket", 4, "Float"),
+            fingerprint({.kind = Kind::broadcast, .position = 1}, "bucket", 4, "Float"));
+  EXPECT_NE(identity_of_call("ab", "c", 4, "Float"), identity_of_call("a", "bc", 4, "Float"));
+}
+
+TEST(CollectiveLedger, CallsOfOneLabelShareItsText) {
+  CollectiveLedger ledger;
+  const auto label_of = [&](std::string text) {
+    SharedLabel label = ledger.add(1, {Kind::all_reduce, ReduceOp::sum}, text, 4, "Float").label;
+    text.assign(text.size(), '?');
+    return label;
+  };
+  const SharedLabel first = label_of("bucket 0");
+  EXPECT_EQ(*first, "bucket 0") << "the caller's text may go";
+  EXPECT_EQ(label_of("bucket 0"), first);
+  EXPECT_EQ(ledger.share_label("buck", "et 0"), first);
+  EXPECT_EQ(ledger.share_label("", "bucket 0"), first);
+  EXPECT_NE(label_of("bucket 1"), first);
+  EXPECT_EQ(*ledger.share_label("gradient of ", "bucket 0"), "gradient of bucket 0");
+}
+
+TEST(LabelTable, ForgetsLabelsThatNobodyHas) {
+  LabelTable table;
+  const SharedLabel kept = table.share("", "kept");
+  const auto* const text = kept.get();
+  for (size_t i = 0; i < 10 * LabelTable::kMost; ++i) {
+    EXPECT_EQ(*table.share("step ", std::to_string(i)), "step " + std::to_string(i));
+    ASSERT_LE(table.size(), LabelTable::kMost);
+  }
+  EXPECT_EQ(table.share("ke", "pt").get(), text);
+}
+
+TEST(LabelTable, KeepsAllThatSomebodyHas) {
+  LabelTable table;
+  std::vector<SharedLabel> held;
+  for (size_t i = 0; i < 3 * LabelTable::kMost; ++i)
+    held.push_back(table.share("step ", std::to_string(i)));
+  for (size_t i = 0; i < held.size(); ++i)
+    ASSERT_EQ(table.share("", "step " + std::to_string(i)), held[i]);
+  EXPECT_EQ(table.size(), held.size());
 }
 
 TEST(CollectiveLedger, KeepsTheLastOnesAndTravelsAsText) {

@@ -2,19 +2,23 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <thread>
 
 #include <ATen/ATen.h>
 
 #include "lockstep/core/error.h"
+#include "lockstep/tests/support/allocation_counter.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep {
 namespace {
 
+using testing::allocations;
 using testing::CollectiveLog;
 using testing::errors_of_ranks;
+using testing::kLongText;
 using testing::run_ranks;
 
 TEST(Collectives, AllReduceOperations) {
@@ -103,6 +107,70 @@ TEST(Collectives, TheObserverSeesEveryCall) {
   ASSERT_EQ(calls.size(), 1u);
   EXPECT_EQ(calls[0],
             (CollectiveRecord{1, "world", {0, 1}, "all_reduce (max)", "test", "Double", 3, 24}));
+}
+
+/// One call of everything that has a label.
+void call_each(const ParallelState& state, const std::string& label) {
+  const ProcessGroup group = state.world();
+  const int64_t other = 1 - group.rank();
+  const at::Tensor one = at::ones({1}), two = at::ones({2});
+  all_reduce(group, one, ReduceOp::sum, label).wait();
+  reduce_scatter(group, one, two, ReduceOp::average, label).wait();
+  all_gather(group, two, one, label).wait();
+  all_to_all(group, at::empty({2}), two, label).wait();
+  broadcast(group, one, 1, label).wait();
+  Work arriving = receive(group, two, other, label);
+  send(group, at::ones({2}), other, label).wait();
+  arriving.wait();
+  barrier(group, label);
+}
+
+TEST(Collectives, ALabelIsCopiedOnceAGroup) {
+  run_ranks(2, [](const ParallelState& state) {
+    const std::string label(kLongText, 'x');
+    allocations = {};
+    call_each(state, label);
+    EXPECT_EQ(allocations.long_texts, 1);
+    for (int i = 0; i < 100; ++i) call_each(state, label);
+    EXPECT_EQ(allocations.long_texts, 1);
+  });
+}
+
+int64_t allocations_of_calls(const ParallelState& state, const std::string& label, int calls) {
+  for (int i = 0; i < 100; ++i) call_each(state, label);
+  allocations = {};
+  for (int i = 0; i < calls; ++i) call_each(state, label);
+  return allocations.all;
+}
+
+TEST(Collectives, ACallAllocatesAsOftenForALongLabelAsForAShortOne) {
+  run_ranks(2, [](const ParallelState& state) {
+    constexpr int kCalls = 100;
+    const int64_t of_short = allocations_of_calls(state, "x", kCalls);
+    const int64_t of_long = allocations_of_calls(state, std::string(40, 'x'), kCalls);
+    // The queue of the transport allocates now and then.
+    EXPECT_LT(of_long, of_short + kCalls / 2);
+  });
+}
+
+TEST(Collectives, TheLabelMayGoBeforeTheWorkIsWaitedFor) {
+  using std::chrono::milliseconds;
+  const auto errors = errors_of_ranks(
+      2,
+      [](const ParallelState& state) {
+        const ProcessGroup world = state.world();
+        if (state.rank() == 1) return std::this_thread::sleep_for(milliseconds(2500));
+        auto label = std::make_unique<std::string>("a label of more than fifteen characters");
+        Work work = all_reduce(world, at::zeros({3}), ReduceOp::sum, *label);
+        label->assign(label->size(), '?');
+        label.reset();
+        work.wait();
+      },
+      {.timeout = milliseconds(1000)});
+  EXPECT_TRUE(
+      errors[0].starts_with("all_reduce (sum) of a label of more than fifteen characters "
+                            "over group world [0, 1] failed on rank 0 after "))
+      << errors[0];
 }
 
 TEST(Collectives, ARankThatDoesNotComeIsATimeoutThatNamesGroupOperationAndLabel) {

@@ -67,7 +67,8 @@ TEST(Desync, WhatABackendLetsPassIsFoundByTheComparison) {
     state.begin_step(7);
     reduce(state, "bucket 0");
     auto& ledger = state.group(GroupKind::dp).shared_state()->communicator->ledger();
-    ledger.add(7, "all_reduce (sum)", state.rank() == 2 ? "bucket 2" : "bucket 1", 10, "Float");
+    ledger.add(7, {CollectiveOperation::Kind::all_reduce, ReduceOp::sum},
+               state.rank() == 2 ? "bucket 2" : "bucket 1", 10, "Float");
     state.check_in_step();
   });
   expect_all_contain(errors, "comparison of what the ranks have done over group dp [0, 1, 2]");

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/parallel_state/parallel_functions.h"
+#include "lockstep/tests/support/allocation_counter.h"
 #include "lockstep/tests/support/rank_threads.h"
 
 // Layers cut over ranks, built from the differentiable collectives, against the same layers uncut
@@ -11,6 +12,7 @@
 namespace lockstep {
 namespace {
 
+using testing::allocations;
 using testing::CollectiveLog;
 using testing::run_ranks;
 
@@ -216,6 +218,30 @@ TEST(ParallelLayers, GoldenCasesOfMegatronCore) {
               EXPECT_EQ(row.item<double>(), 4 * (state.rank() % 4));
             },
             {.sizes = {.tensor = 4, .pipeline = 2}});
+}
+
+/// Forward and backward of each function.
+void differentiate_each(const ProcessGroup& group, const std::string& label) {
+  const at::Tensor x = leaf(numbers({4, 4}, 0));
+  const std::vector<int64_t> two_each = {2, 2};
+  copy_to_group(x, group, label).sum().backward();
+  reduce_from_group(x, group, label).sum().backward();
+  scatter_to_group(x, group, 0, label).sum().backward();
+  gather_from_group(x, group, 1, GradientState::partial_sum, label).sum().backward();
+  reduce_scatter_to_group(x, group, 0, label).sum().backward();
+  all_to_all_rows(x, group, two_each, two_each, label).sum().backward();
+  all_to_all_dims(x, group, 0, 1, label).sum().backward();
+}
+
+TEST(ParallelFunctions, ALabelAndThatOfItsGradientAreMadeOnceAGroup) {
+  run_ranks(2, [](const ParallelState& state) {
+    const std::string label(testing::kLongText, 'x');
+    allocations = {};
+    differentiate_each(state.world(), label);
+    EXPECT_EQ(allocations.long_texts, 2);
+    for (int i = 0; i < 3; ++i) differentiate_each(state.world(), label);
+    EXPECT_EQ(allocations.long_texts, 2);
+  });
 }
 
 }  // namespace

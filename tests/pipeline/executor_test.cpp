@@ -12,7 +12,9 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/pipeline/schedule_check.h"
+#include "lockstep/pipeline/transfer.h"
 #include "lockstep/tests/pipeline/toy_stages.h"
+#include "lockstep/tests/support/allocation_counter.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -324,6 +326,29 @@ TEST(PipelineExecutorTest, AnOutputThatForgetsItsInputIsRefused) {
   EXPECT_NE(errors[1].find("chunk 0 of rank 1: the output does not depend on the input"),
             std::string::npos)
       << errors[1];
+}
+
+TEST(Transfer, NoTextOfALabelIsMadeInAStep) {
+  run_ranks(2, [](const ParallelState& state) {
+    const ProcessGroup group = state.world();
+    const TransferLabel label(std::string(kLongText, 'n'));
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor sent = at::full({2, 3}, step, at::kDouble);
+      allocations = {};
+      if (state.rank() == 0) {
+        SendQueue queue;
+        queue.send_with_shape(group, sent, 1, label);
+        queue.send(group, sent, 1, label);
+        queue.finish();
+      } else {
+        const TensorShape shape = {{2, 3}, at::kDouble};
+        EXPECT_TRUE(at::equal(IncomingTensor(group, at::kCPU, 0, label).take(), sent));
+        EXPECT_TRUE(at::equal(IncomingTensor(group, at::kCPU, shape, 0, label).take(), sent));
+      }
+      // The group keeps both texts.
+      EXPECT_EQ(allocations.long_texts, step == 0 ? 2 : 0) << "step " << step;
+    }
+  });
 }
 
 }  // namespace

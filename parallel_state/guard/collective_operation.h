@@ -1,0 +1,42 @@
+#pragma once
+
+// Internal.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace lockstep {
+
+enum class ReduceOp;  // reduction.h; the guard needs no more than its texts
+const char* to_string(ReduceOp op);
+
+/// Which operation a rank called, as data. Every call makes and keeps one; it becomes text only
+/// where somebody reads it.
+struct CollectiveOperation {
+  enum class Kind : uint8_t {
+    all_reduce,
+    reduce_scatter,
+    all_gather,
+    all_to_all,
+    broadcast,
+    send,
+    receive,
+    comparison,  ///< of what the ranks have done
+    // Functions of autograd, whose errors name them. They call those above.
+    scatter_to_group,
+    gather_from_group,
+    reduce_scatter_to_group,
+    all_to_all_rows,
+    all_to_all_dims,
+  };
+
+  Kind kind = Kind::all_reduce;
+  std::optional<ReduceOp> reduction = {};  ///< of those that reduce
+  int64_t position = 0;  ///< in the group, of a broadcast's source or a message's other end
+};
+
+/// "all_reduce (sum)", "broadcast (from 0)", "send (to 3)", "all_gather"
+std::string to_string(const CollectiveOperation& operation);
+
+}  // namespace lockstep
