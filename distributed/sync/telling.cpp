@@ -13,6 +13,10 @@ std::string text_of_exception() {
     return error.what_without_backtrace();
   } catch (const std::exception& error) {
     return error.what();
+  } catch (const char* text) {
+    return text ? text : "";
+  } catch (const std::string& text) {
+    return text;
   } catch (...) {
     return "an exception of an unknown type";
   }

@@ -70,7 +70,8 @@ class UpdateRule {
   /// each range of memory and each group of parameters there, or with UpdateUnit::matrix for each
   /// parameter; which ranges those are depends on ranks and buckets. On the CPU it is not called
   /// for a step that is left out; elsewhere it decides by control[1]. What it throws on one rank
-  /// ends the step on all: the others raise CommunicationError with its text.
+  /// ends the job's groups: the others raise CommunicationError with its text, in this step where
+  /// it still communicates (shards, matrices that are cut), else in their next collective.
   virtual void update(const UpdateRange& range) const = 0;
 
  private:

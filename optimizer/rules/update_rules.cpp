@@ -81,7 +81,11 @@ class MuonRule final : public ConfiguredRule {
   /// Of the part of the matrix that this tensor-parallel rank holds.
   at::Tensor direction(const NamedParameter& param, const at::Tensor& update) const {
     const auto direction_of = [&](const at::Tensor& whole) {
-      return muon_direction(whole, config_, param.description.rows_of_matrices);
+      try {
+        return muon_direction(whole, config_, param.description.rows_of_matrices);
+      } catch (const UsageError& error) {
+        fail<UsageError>("parameter '{}': {}", param.name, error.what());
+      }
     };
     const MatrixCut cut(param, parallel_state_);
     if (!cut.is_cut()) return direction_of(update);

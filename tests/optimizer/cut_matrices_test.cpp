@@ -202,5 +202,19 @@ TEST(CutMatrices, AValueOfAnotherShapeIsRefusedBeforeItIsWritten) {
   }
 }
 
+TEST(CutMatrices, RowsThatAreNoWholeBlocksAreRefusedByTheNameOfTheirParameter) {
+  DescribedParams module;
+  module.add("qkv", {10, 3}, {.update = ParamUpdate::matrix, .rows_of_matrices = {2, 1, 1}});
+  DistributedDataParallel ddp(module, ParallelState::single_process(), {}, false,
+                              MatrixLayout::whole);
+  Optimizer optimizer({&ddp}, unclipped(OptimizerKind::muon));
+  ddp.zero_grad();
+  module.backward([](const std::string&, const at::Tensor&) { return 1.0; });
+  finalize_model_grads({&ddp}, testing::no_tokens());
+  EXPECT_TRUE(throws_with<UsageError>([&] { optimizer.step(); },
+                                      "parameter 'qkv': muon_direction: found 10 rows, allowed: a "
+                                      "multiple of the 4 of a block"));
+}
+
 }  // namespace
 }  // namespace lockstep

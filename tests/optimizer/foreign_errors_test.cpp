@@ -1,5 +1,6 @@
 // What a user's own function throws on one rank alone, an error of libtorch or of the standard
-// library: the other ranks are told, with the rank and the text, and none waits for the timeout.
+// library, a text or a number: the other ranks are told, with the rank and the text, and none waits
+// for the timeout.
 
 #include <gtest/gtest.h>
 
@@ -27,16 +28,18 @@ using testing::SmallNet;
 
 constexpr auto kTimeout = std::chrono::seconds(30), kPromptly = std::chrono::seconds(15);
 
-enum class Thrown { standard, libtorch, number };
+enum class Thrown { standard, libtorch, characters, string, number };
 
 void throw_on(bool guilty, Thrown kind) {
   if (!guilty) return;
   if (kind == Thrown::standard) throw std::runtime_error("out of luck");
   if (kind == Thrown::libtorch) TORCH_CHECK(false, "out of luck");
+  if (kind == Thrown::characters) throw "out of luck";
+  if (kind == Thrown::string) throw std::string("out of luck");
   throw 7;
 }
 
-/// Every rank learns of it from rank 1, in its own words if it is an exception of a known kind.
+/// Every rank learns of it from rank 1, in its own words if it has some.
 void expect_all_told(const RankBody& body, Thrown kind, RankThreadOptions options = {}) {
   options.timeout = kTimeout;
   const auto start = std::chrono::steady_clock::now();
@@ -45,8 +48,10 @@ void expect_all_told(const RankBody& body, Thrown kind, RankThreadOptions option
       [&](const ParallelState& state) {
         try {
           body(state);
-        } catch (int number) {
-          throw std::runtime_error("a number");
+        } catch (const std::exception&) {
+          throw;
+        } catch (...) {
+          throw std::runtime_error("no std::exception");
         }
       },
       options);
@@ -58,7 +63,8 @@ void expect_all_told(const RankBody& body, Thrown kind, RankThreadOptions option
   EXPECT_FALSE(errors[1].empty());
 }
 
-constexpr Thrown kKinds[] = {Thrown::standard, Thrown::libtorch, Thrown::number};
+constexpr Thrown kKinds[] = {Thrown::standard, Thrown::libtorch, Thrown::characters, Thrown::string,
+                             Thrown::number};
 
 struct Failing final : UpdateRule {
   Failing(bool guilty, Thrown kind)
