@@ -13,6 +13,7 @@
 #include "lockstep/core/parameters.h"
 #include "lockstep/distributed/bucket_info.h"
 #include "lockstep/distributed/comm_hooks.h"
+#include "lockstep/distributed/no_sync.h"
 #include "lockstep/distributed/reducer_logging.h"
 #include "lockstep/parallel_state/parallel_state.h"
 #include "lockstep/parallel_state/process_group.h"
@@ -132,7 +133,7 @@ class Reducer {
   void finalize_backward();
 
   /// While the guard lives gradients are accumulated and nothing is reduced. Guards nest.
-  using NoSyncGuard = std::shared_ptr<const void>;
+  using NoSyncGuard = lockstep::NoSyncGuard;
   [[nodiscard]] NoSyncGuard no_sync();
 
   /// Sets the gradients that are there to zero, a bucket at a time.
