@@ -8,6 +8,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/broadcast_values.h"
 #include "lockstep/distributed/description_check.h"
+#include "lockstep/distributed/model_check.h"
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/distributed/reducer_assignment.h"
 #include "lockstep/distributed/reducer_impl.h"
@@ -200,6 +201,7 @@ Reducer::Reducer(const torch::nn::Module& module, const ParallelState& state,
           [&](const std::vector<NamedParameter>& params) {
             require_dp_cp_averages(params, state.grids(), state.rank(), "Reducer");
           })) {
+  check_same_trained(collect_parameters(module), state);
   if (impl_->options.broadcast_parameters) broadcast_parameters();
 }
 

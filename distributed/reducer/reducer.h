@@ -111,7 +111,8 @@ class Reducer {
   /// Over the dp-cp group of `state`, for a module that describes its parameters. UsageError, by
   /// name, where a mean over dp-cp would be wrong: a gradient that is partial over another axis of
   /// several ranks, an expert that is replicated over other ranks, a tie with several pipeline
-  /// stages.
+  /// stages. CommunicationError, by name, for a parameter that some ranks of tp, dp and cp train
+  /// and others have frozen.
   Reducer(const torch::nn::Module& module, const ParallelState& state, ReducerOptions options = {});
   Reducer(std::vector<NamedParameter> parameters, const ProcessGroup& group,
           const ReducerOptions& options = {});
