@@ -6,6 +6,7 @@
 #include <ATen/Parallel.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/narrow_dtype.h"
 #include "lockstep/kernels/narrow_floats.h"
 
 namespace lockstep::kernels {
@@ -31,7 +32,7 @@ void FlatUpdate::check_shape(const char* name, const at::Tensor& tensor, bool ri
 
 void FlatUpdate::check_operand(const char* name, const at::Tensor& tensor, bool allow_fp16) const {
   const at::ScalarType dtype = tensor.scalar_type();
-  const bool narrow = dtype == at::kBFloat16 || (allow_fp16 && dtype == at::kHalf);
+  const bool narrow = is_narrow(dtype) && (allow_fp16 || dtype != at::kHalf);
   const bool wide = master_.scalar_type() == at::kDouble;
   check_shape(name, tensor, dtype == master_.scalar_type() || (narrow && !wide),
               wide         ? "Double"
@@ -41,11 +42,9 @@ void FlatUpdate::check_operand(const char* name, const at::Tensor& tensor, bool 
 
 void FlatUpdate::check_copy(const at::Tensor& tensor) const {
   if (!tensor.defined()) return;
-  const at::ScalarType dtype = tensor.scalar_type();
   require<UsageError>(master_.scalar_type() == at::kFloat,
                       "{}: a copy of lower precision needs fp32 master weights", kernel_);
-  check_shape("low_precision", tensor, dtype == at::kBFloat16 || dtype == at::kHalf,
-              "BFloat16 or Half");
+  check_shape("low_precision", tensor, is_narrow(tensor.scalar_type()), "BFloat16 or Half");
 }
 
 void FlatUpdate::check_segments(const std::vector<UpdateSegment>& segments) const {

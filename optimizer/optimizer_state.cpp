@@ -6,6 +6,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/flat_tensor.h"
+#include "lockstep/core/narrow_dtype.h"
 
 namespace lockstep {
 namespace {
@@ -52,7 +53,7 @@ OptimizerState::OptimizerState(const ParamAndGradBuffer& buffer,
     numel += owned.numel();
   }
   const at::ScalarType dtype = buffer.param_data().scalar_type();
-  const bool narrow = dtype == at::kBFloat16 || dtype == at::kHalf;
+  const bool narrow = is_narrow(dtype);
   require<ConfigError>(narrow || dtype == at::kFloat || dtype == at::kDouble,
                        "optimizer: parameter '{}' is {}, allowed: Float, Double, BFloat16, Half",
                        buffer.params().front().name, at::toString(dtype));

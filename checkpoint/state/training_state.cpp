@@ -8,6 +8,7 @@
 #include "lockstep/checkpoint/finite_values.h"
 #include "lockstep/checkpoint/held_blocks.h"
 #include "lockstep/core/check.h"
+#include "lockstep/core/narrow_dtype.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
@@ -43,8 +44,6 @@ at::Tensor flat_view(const std::string& name, const at::Tensor& tensor) {
   return tensor.detach().view({-1});
 }
 
-bool is_narrow(const std::string& dtype) { return dtype == "BF16" || dtype == "F16"; }
-
 const ManifestTensor* source_of(const CheckpointReader& checkpoint, const StateTensor& target) {
   if (!target.state.empty() && target.state != "master")
     return checkpoint.find(target.name, target.state);
@@ -53,8 +52,10 @@ const ManifestTensor* source_of(const CheckpointReader& checkpoint, const StateT
   if (target.state == "master") return master != nullptr ? master : weight;
   const bool wide =
       target.values.scalar_type() == at::kFloat || target.values.scalar_type() == at::kDouble;
-  return wide && master != nullptr && weight != nullptr && is_narrow(weight->dtype) ? master
-                                                                                    : weight;
+  return wide && master != nullptr && weight != nullptr &&
+                 is_narrow(dtype_of_safetensors(weight->dtype))
+             ? master
+             : weight;
 }
 
 void load_tensor(CheckpointReader& checkpoint, const StateTensor& target) {

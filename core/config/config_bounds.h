@@ -10,5 +10,6 @@ namespace lockstep {
 /// config.proto gives it.
 void check_bounds(const OptimizerConfig& config);
 void check_bounds(const DistributedDataParallelConfig& config);
+void check_bounds(const TrainConfig& config);
 
 }  // namespace lockstep

@@ -333,6 +333,12 @@ void check_bounds(const DistributedDataParallelConfig& config) {
   check_fields(config_to_message(whole).ddp());
 }
 
+void check_bounds(const TrainConfig& config) {
+  Config whole;
+  whole.train = config;
+  check_fields(config_to_message(whole).train());
+}
+
 void validate(const Config& config) {
   check_fields(config_to_message(config));
   check_rules(resolve(config));

@@ -4,6 +4,8 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/core/narrow_dtype.h"
+
 namespace lockstep {
 
 namespace {

@@ -10,9 +10,6 @@
 
 namespace lockstep {
 
-/// bf16 and fp16.
-inline bool is_narrow(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
-
 /// The parts of `range` of `buffer` whose reduced gradients this rank holds (see
 /// ParamAndGradBuffer::owned), as flat views, none of them empty.
 std::vector<at::Tensor> owned_grads(const ParamAndGradBuffer& buffer, ElementRange range);

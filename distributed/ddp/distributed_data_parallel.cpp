@@ -4,6 +4,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/optimizer_rules.h"
+#include "lockstep/distributed/broadcast_values.h"
 #include "lockstep/distributed/buffer_kind.h"
 #include "lockstep/distributed/further_passes.h"
 #include "lockstep/distributed/grad_sync.h"
@@ -59,6 +60,7 @@ struct DistributedDataParallel::Impl {
                        check_parameter_list(parameters, "DistributedDataParallel");
                        refuse_shared_memory(parameters, "DistributedDataParallel");
                      });
+    const char* left_undone = nullptr;
     for (const NamedParameter& param : parameters)
       if (!param.tensor.requires_grad())
         frozen.push_back(param);
@@ -69,6 +71,7 @@ struct DistributedDataParallel::Impl {
         make_bucketing(parameters, parallel_state, config, mode,
                        disable_bucketing || !has_buckets(stage, /*chunk=*/0), matrices),
         config.overlap_grad_reduce, config.allow_unused_parameters);
+    sync->set_left_undone(left_undone);
     if (config.use_distributed_optimizer)
       params = std::make_unique<ParamSync>(sync->bucketing(), state);
     for (const auto& buffer : sync->bucketing().buffers) buffers.push_back(buffer.get());
@@ -101,12 +104,6 @@ struct DistributedDataParallel::Impl {
     return state.group(replicas(param.description));
   }
 
-  static void broadcast_untrained(const ProcessGroup& ranks, const at::Tensor& tensor) {
-    at::Tensor contiguous = tensor.detach().contiguous();
-    broadcast(ranks, contiguous, 0, "frozen parameters and module buffers").wait();
-    if (!contiguous.is_same(tensor)) tensor.detach().copy_(contiguous);
-  }
-
   void refuse_unfrozen() const {
     sync->guarded([&] {
       for (const NamedParameter& param : frozen)
@@ -125,7 +122,6 @@ struct DistributedDataParallel::Impl {
 
   ParallelState state;
   GradientScalingMode mode;
-  const char* left_undone = nullptr;  ///< where gradients are reduced but not finalized
   ProcessGroup group;
   std::vector<at::Tensor> module_buffers;
   std::vector<NamedParameter> frozen;
@@ -135,7 +131,6 @@ struct DistributedDataParallel::Impl {
   bool overlaps_param_gather = false;
   bool aligns_param_gather = false;
   bool pre_hook = false;
-  bool finalized = false;
 };
 
 DistributedDataParallel::DistributedDataParallel(const torch::nn::Module& module,
@@ -158,18 +153,7 @@ DistributedDataParallel::DistributedDataParallel(const std::vector<NamedParamete
 
 DistributedDataParallel::~DistributedDataParallel() = default;
 
-DistributedDataParallel::NoSyncGuard::NoSyncGuard(std::shared_ptr<int> depth)
-    : depth_(std::move(depth)) {
-  ++*depth_;
-}
-
-DistributedDataParallel::NoSyncGuard::~NoSyncGuard() {
-  if (depth_) --*depth_;
-}
-
-DistributedDataParallel::NoSyncGuard DistributedDataParallel::no_sync() {
-  return NoSyncGuard(impl_->sync->no_sync_depth());
-}
+NoSyncGuard DistributedDataParallel::no_sync() { return impl_->sync->no_sync(); }
 
 void DistributedDataParallel::set_num_microbatches(int64_t count) {
   impl_->sync->state().set_microbatches(count);
@@ -203,15 +187,9 @@ void DistributedDataParallel::restore_grad_buffers() {
   for (const auto& buffer : impl_->sync->bucketing().buffers) buffer->restore_grads();
 }
 
-void DistributedDataParallel::zero_grad_buffer() {
-  impl_->sync->zero_grad();
-  impl_->finalized = false;
-}
+void DistributedDataParallel::zero_grad_buffer() { impl_->sync->zero_grad(); }
 
-void DistributedDataParallel::abandon_step() {
-  impl_->sync->abandon();
-  impl_->finalized = false;
-}
+void DistributedDataParallel::abandon_step() { impl_->sync->abandon(); }
 
 void DistributedDataParallel::broadcast_params() {
   finish_param_sync();
@@ -222,9 +200,9 @@ void DistributedDataParallel::broadcast_params() {
     works.push_back(broadcast(impl_->replicas_of(buffer->params().front()), buffer->param_data(), 0,
                               "parameters"));
   for (const at::Tensor& tensor : impl_->module_buffers)
-    Impl::broadcast_untrained(impl_->group, tensor);
+    broadcast_values(impl_->group, {tensor}, 0, kUntrainedLabel);
   for (const NamedParameter& param : impl_->frozen)
-    Impl::broadcast_untrained(impl_->replicas_of(param), param.tensor);
+    broadcast_values(impl_->replicas_of(param), {param.tensor}, 0, kUntrainedLabel);
   for (Work& work : works) work.wait();
 }
 
@@ -304,7 +282,7 @@ std::string DistributedDataParallel::describe() const {
 
 std::vector<BucketReduction> detail::StepAccess::begin_finalize(DistributedDataParallel& model) {
   const DistributedDataParallel::Impl& impl = *model.impl_;
-  require<UsageError>(!impl.finalized,
+  require<UsageError>(!impl.sync->noted_final(),
                       "finalize_model_grads: the gradients of this step are final already; call "
                       "zero_grad_buffer() before the next step");
   if (impl.sync->state().phase() != Phase::ready) model.finish_grad_sync();
@@ -312,18 +290,18 @@ std::vector<BucketReduction> detail::StepAccess::begin_finalize(DistributedDataP
 }
 
 void detail::StepAccess::end_finalize(DistributedDataParallel& model) {
-  model.impl_->finalized = true;
+  model.impl_->sync->note_final();
 }
 
 void detail::StepAccess::require_final_gradients(const DistributedDataParallel& model,
                                                  const char* caller) {
   const DistributedDataParallel::Impl& impl = *model.impl_;
-  const bool finalized = impl.finalized || !impl.left_undone;
+  const char* const left_undone = impl.sync->left_undone();
   require<UsageError>(
-      impl.sync->state().phase() == Phase::ready && finalized,
+      impl.sync->state().phase() == Phase::ready && left_undone == nullptr,
       "{}: the gradients are not final (state {}{}{}); call finalize_model_grads() after the last "
       "backward",
-      caller, model.state_text(), finalized ? "" : ", ", finalized ? "" : impl.left_undone);
+      caller, model.state_text(), left_undone ? ", " : "", left_undone ? left_undone : "");
 }
 
 }  // namespace lockstep

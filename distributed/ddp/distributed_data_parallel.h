@@ -12,6 +12,7 @@
 #include "lockstep/core/parameters.h"
 #include "lockstep/distributed/bucket_info.h"
 #include "lockstep/distributed/gradient_scaling.h"
+#include "lockstep/distributed/no_sync.h"
 #include "lockstep/distributed/param_and_grad_buffer.h"
 #include "lockstep/parallel_state/parallel_state.h"
 
@@ -112,18 +113,8 @@ class DistributedDataParallel {
 
   /// While a guard lives, gradients are accumulated and nothing is reduced. Guards nest. Forward
   /// may be inside or outside; backward is what counts.
-  class [[nodiscard]] NoSyncGuard {
-   public:
-    ~NoSyncGuard();
-    NoSyncGuard(NoSyncGuard&&) noexcept = default;
-    NoSyncGuard& operator=(NoSyncGuard&&) = delete;
-
-   private:
-    friend class DistributedDataParallel;
-    explicit NoSyncGuard(std::shared_ptr<int> depth);
-    std::shared_ptr<int> depth_;
-  };
-  NoSyncGuard no_sync();
+  using NoSyncGuard = lockstep::NoSyncGuard;
+  [[nodiscard]] NoSyncGuard no_sync();
 
   /// Instead of no_sync(): the backwards of each following step are counted, and number `count`
   /// reduces. Between steps only. Every parameter must get a gradient in each of them, unless

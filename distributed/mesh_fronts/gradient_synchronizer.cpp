@@ -237,6 +237,7 @@ struct GradientSynchronizer::Impl {
   }
 
   void bind() {
+    for (const MeshParameters& group : param_groups) check_same_described(group);
     auto candidates = telling(job(), [this] {
       std::vector<Candidate> found;
       for (const bool only_compared : {true, false}) collect(found, only_compared);

@@ -94,7 +94,8 @@ class GradientSynchronizer {
   /// Parameters that do not require a gradient are left out. Collective over the ranks that share
   /// parameters: connects their groups and compares what they hold, the dtypes of the gradients,
   /// complete_axes, descriptions, and reduction, bucket size, backwards of a step and
-  /// allow_unused_parameters (CommunicationError, on every rank, with the first difference).
+  /// allow_unused_parameters (CommunicationError, on every rank, with the first difference). Of a
+  /// described module also, over tp, dp and cp, whether each parameter is trained, cut ones too.
   /// UsageError: bound already, here or by another front; a Partial parameter; complete_axes on
   /// which it is not replicated; a gradient dtype that is not stated; a parameter that is no leaf,
   /// sparse, or expanded. If some ranks find that, the others throw CommunicationError.

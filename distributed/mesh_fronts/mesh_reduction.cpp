@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lockstep/core/check.h"
+#include "lockstep/distributed/model_check.h"
 #include "lockstep/parallel_state/axis_groups.h"
 
 namespace lockstep {
@@ -84,6 +85,14 @@ void refuse_described_without_mesh(const MeshParameter& param, const char* front
                       "dense ones that are replicated and complete over tp and pp; use "
                       "mesh_parameters(module, state)",
                       front, param.name, description.to_string());
+}
+
+void check_same_described(const MeshParameters& params) {
+  std::vector<NamedParameter> described;
+  for (const MeshParameter& param : params)
+    if (param.dtensor && param.description)
+      described.push_back({param.name, param.tensor, *param.description});
+  if (!described.empty()) check_same_trained(described, *params.job());
 }
 
 }  // namespace lockstep

@@ -35,4 +35,8 @@ Placement placement_of_terms(const MeshParameter& param, const std::string& axis
 /// partial over another axis than dp and cp, as an expert or as tied.
 void refuse_described_without_mesh(const MeshParameter& param, const char* front);
 
+/// check_same_trained() of the described parameters that have a mesh, before anything that only the
+/// ranks which train a parameter call. Sends nothing where there is none.
+void check_same_described(const MeshParameters& params);
+
 }  // namespace lockstep

@@ -6,11 +6,12 @@
 #include <torch/nn/modules/embedding.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/distributed/broadcast_values.h"
 #include "lockstep/distributed/description_check.h"
+#include "lockstep/distributed/model_check.h"
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/distributed/reducer_assignment.h"
 #include "lockstep/distributed/reducer_impl.h"
-#include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
 namespace {
@@ -127,6 +128,7 @@ Reducer::Impl::Impl(std::vector<NamedParameter> parameters, std::vector<at::Tens
                     const DescriptionChecks& description_checks)
     : options(reducer_options),
       group(process_group),
+      guard(group),
       untrained(std::move(module_buffers)),
       params(agreed(parameters, options, group, description_checks)),
       sparse(sparse_flags(params, reducer_options.sparse_parameters)),
@@ -199,6 +201,7 @@ Reducer::Reducer(const torch::nn::Module& module, const ParallelState& state,
           [&](const std::vector<NamedParameter>& params) {
             require_dp_cp_averages(params, state.grids(), state.rank(), "Reducer");
           })) {
+  check_same_trained(collect_parameters(module), state);
   if (impl_->options.broadcast_parameters) broadcast_parameters();
 }
 
@@ -224,11 +227,7 @@ void Reducer::finalize_backward() {
   });
 }
 
-Reducer::NoSyncGuard Reducer::no_sync() {
-  const auto depth = impl_->no_sync_depth;
-  ++*depth;
-  return {nullptr, [depth](const void*) { --*depth; }};
-}
+NoSyncGuard Reducer::no_sync() { return impl_->no_sync.enter(); }
 
 void Reducer::zero_grad_buffer() {
   require<UsageError>(!impl_->armed, "zero_grad_buffer: an iteration is open: {}",
@@ -269,21 +268,13 @@ void Reducer::join(const std::function<void()>& iterations, const ReducerJoinOpt
 
 void Reducer::broadcast_parameters(int64_t source) {
   const at::NoGradGuard no_grad;
-  const auto send = [&](const std::vector<at::Tensor>& tensors, const char* label) {
-    std::vector<at::Tensor> contiguous;
-    for (const at::Tensor& tensor : tensors) contiguous.push_back(tensor.detach().contiguous());
-    broadcast(impl_->group, contiguous, source, label).wait();
-    for (size_t i = 0; i < tensors.size(); ++i)
-      if (contiguous[i].data_ptr() != tensors[i].data_ptr())
-        tensors[i].detach().copy_(contiguous[i]);
-  };
   for (const auto& bucket : impl_->buckets) {
     std::vector<at::Tensor> tensors;
     for (const NamedParameter& param : bucket->params()) tensors.push_back(param.tensor);
-    send(tensors, "parameters");
+    broadcast_values(impl_->group, tensors, source, "parameters");
   }
   for (const at::Tensor& tensor : impl_->untrained)
-    send({tensor}, "frozen parameters and module buffers");
+    broadcast_values(impl_->group, {tensor}, source, kUntrainedLabel);
 }
 
 const std::vector<std::vector<size_t>>& Reducer::bucket_indices() const { return impl_->indices; }

@@ -13,6 +13,7 @@
 #include "lockstep/core/parameters.h"
 #include "lockstep/distributed/bucket_info.h"
 #include "lockstep/distributed/comm_hooks.h"
+#include "lockstep/distributed/no_sync.h"
 #include "lockstep/distributed/reducer_logging.h"
 #include "lockstep/parallel_state/parallel_state.h"
 #include "lockstep/parallel_state/process_group.h"
@@ -110,7 +111,8 @@ class Reducer {
   /// Over the dp-cp group of `state`, for a module that describes its parameters. UsageError, by
   /// name, where a mean over dp-cp would be wrong: a gradient that is partial over another axis of
   /// several ranks, an expert that is replicated over other ranks, a tie with several pipeline
-  /// stages.
+  /// stages. CommunicationError, by name, for a parameter that some ranks of tp, dp and cp train
+  /// and others have frozen.
   Reducer(const torch::nn::Module& module, const ParallelState& state, ReducerOptions options = {});
   Reducer(std::vector<NamedParameter> parameters, const ProcessGroup& group,
           const ReducerOptions& options = {});
@@ -132,7 +134,7 @@ class Reducer {
   void finalize_backward();
 
   /// While the guard lives gradients are accumulated and nothing is reduced. Guards nest.
-  using NoSyncGuard = std::shared_ptr<const void>;
+  using NoSyncGuard = lockstep::NoSyncGuard;
   [[nodiscard]] NoSyncGuard no_sync();
 
   /// Sets the gradients that are there to zero, a bucket at a time.

@@ -2,7 +2,7 @@
 
 // Internal: what the sources of the Reducer share.
 
-#include <mutex>
+#include <utility>
 
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/grad_sync_state.h"
@@ -76,20 +76,13 @@ struct Reducer::Impl final : GradientObserver {
 
   /// Runs a piece of an iteration. If it throws, the ranks that wait for this one are told.
   template <class Body>
-  void guarded(Body body) {
-    const std::lock_guard<std::mutex> lock(mutex);
-    try {
-      body();
-    } catch (...) {
-      const std::string text = text_of_exception();
-      if (failure.empty()) failure = text;
-      group.post_failure(text);
-      throw;
-    }
+  void guarded(Body&& body) {
+    guard.run(std::forward<Body>(body));
   }
 
   ReducerOptions options;
   ProcessGroup group;
+  StepGuard guard;
   std::vector<at::Tensor> untrained;  ///< frozen parameters and module buffers
   std::vector<NamedParameter> params;
   std::vector<bool> sparse;
@@ -112,7 +105,7 @@ struct Reducer::Impl final : GradientObserver {
   bool all_launched = false;
   bool ends_later = false;  ///< the running backward will call end_backward()
   bool plain = true;        ///< a gradient needs no more than to be counted
-  std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
+  NoSyncDepth no_sync;
 
   std::vector<int64_t> ready_order;  ///< of the first iteration
   std::vector<int32_t> fired;        ///< with static_graph: gradients of this iteration
@@ -127,9 +120,7 @@ struct Reducer::Impl final : GradientObserver {
   int64_t divisor;
   int64_t buckets_reduced = 0;  ///< in the last iteration
   ReducerStatistics statistics;
-  std::string failure;
   std::shared_ptr<int> alive = std::make_shared<int>(0);
-  std::mutex mutex;
   std::vector<GradientHook> hooks;  // last, so that they go first
 };
 

@@ -11,12 +11,13 @@
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/distributed/reducer_assignment.h"
 #include "lockstep/distributed/reducer_impl.h"
+#include "lockstep/distributed/shortened.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
 
 void Reducer::Impl::prepare_for_forward() {
-  if (*no_sync_depth > 0) return;
+  if (no_sync.inside()) return;
   guarded([&] { refuse_open(); });
   if (joining) meet_waiting_ranks();
   guarded([&] {
@@ -61,7 +62,7 @@ void Reducer::Impl::rebuild_if_due() {
 }
 
 void Reducer::Impl::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
-  if (*no_sync_depth > 0) return;
+  if (no_sync.inside()) return;
   guarded([&] {
     refuse_open();
     if (prepared++ == 0 && usage) usage->forget_search();
@@ -97,7 +98,7 @@ void Reducer::Impl::skip_unused_buckets() {
 }
 
 void Reducer::Impl::on_gradient(int64_t position, bool in_place) {
-  if (*no_sync_depth > 0) {
+  if (no_sync.inside()) {
     require<UsageError>(!joining || !joining->announced,
                         "Reducer: '{}' received a gradient inside no_sync(), but "
                         "prepare_for_forward() announced a reduction; inside join() it belongs "
@@ -139,7 +140,8 @@ void Reducer::Impl::note_without_reduction(size_t param) {
 
 /// Opens an iteration, whose first gradient is that of `position`.
 void Reducer::Impl::arm(int64_t position) {
-  require<UsageError>(failure.empty(), "Reducer: an earlier call failed: {}", failure);
+  require<UsageError>(guard.failure().empty(), "Reducer: an earlier call failed: {}",
+                      guard.failure());
   require<UsageError>(prepared > 0,
                       "Reducer: '{}' received a gradient in a backward that was not prepared; call "
                       "prepare_for_forward() and prepare_for_backward() for each backward that is "
@@ -266,18 +268,17 @@ void Reducer::Impl::finalize() {
 }
 
 std::string Reducer::Impl::missing_text() const {
-  constexpr size_t kMaxNames = 20;
-  std::string names;
-  size_t missing = 0;
+  std::vector<std::string> missing;
   for (size_t p = 0; p < params.size(); ++p)
-    if (!sync->is_ready(static_cast<int64_t>(p)) && ++missing <= kMaxNames)
-      names += fmt::format("{}{} ('{}')", names.empty() ? "" : ", ", p, params[p].name);
-  if (missing > kMaxNames) names += fmt::format(", and {} more", missing - kMaxNames);
-  return fmt::format("{} of {} parameters received no gradient: {}", missing, params.size(), names);
+    if (!sync->is_ready(static_cast<int64_t>(p)))
+      missing.push_back(fmt::format("{} ('{}')", p, params[p].name));
+  return fmt::format("{} of {} parameters received no gradient: {}", missing.size(), params.size(),
+                     shortened(missing));
 }
 
 void Reducer::Impl::refuse_open() const {
-  require<UsageError>(failure.empty(), "Reducer: an earlier call failed: {}", failure);
+  require<UsageError>(guard.failure().empty(), "Reducer: an earlier call failed: {}",
+                      guard.failure());
   if (!armed) return;
   const char* const advice =
       options.static_graph ? "the graph has changed, which static_graph does not allow"

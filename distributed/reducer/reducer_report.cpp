@@ -1,6 +1,5 @@
 // What a Reducer tells about itself.
 
-#include <cstdlib>
 #include <set>
 
 #include <ATen/ATen.h>
@@ -10,11 +9,6 @@
 
 namespace lockstep {
 namespace {
-
-std::string environment(const char* name) {
-  const char* const value = std::getenv(name);
-  return value ? value : "N/A";
-}
 
 /// "2 1, 0": the parameters of each bucket.
 std::string to_text(const std::vector<std::vector<size_t>>& indices) {
@@ -69,17 +63,9 @@ ReducerLoggingData Reducer::logging_data() const {
       {"rebuilt_per_bucket_param_indices", r.rebuilt ? to_text(r.indices) : ""},
       {"prev_iteration_grad_ready_order_indices",
        fmt::format("{}", fmt::join(r.ready_order, ", "))},
-      {"device_ids", device.is_cuda() ? std::to_string(device.index()) : ""},
       {"dtypes", dtypes_of(r.params)},
-      {"master_addr", environment("MASTER_ADDR")},
-      {"master_port", environment("MASTER_PORT")},
-      {"cuda_visible_devices", environment("CUDA_VISIBLE_DEVICES")},
-      {"torch_distributed_debug", environment("TORCH_DISTRIBUTED_DEBUG")},
-      {"gloo_socket_ifname", environment("GLOO_SOCKET_IFNAME")},
-      {"nccl_socket_ifname", environment("NCCL_SOCKET_IFNAME")},
-      {"nccl_debug", environment("NCCL_DEBUG")},
       {"comm_hook", r.hook ? r.hook->name() : ""},
-      {"error", r.failure}};
+      {"error", r.guard.failure()}};
   data.integers = r.statistics.fields();
   data.integers.merge(std::map<std::string, int64_t>{
       {"world_size", r.group.size()},
@@ -96,7 +82,7 @@ ReducerLoggingData Reducer::logging_data() const {
       {"static_graph", r.options.static_graph},
       {"can_set_static_graph", ddp_graph_static()},
       {"join_uneven_inputs", r.joining.has_value()},
-      {"has_error", !r.failure.empty()}});
+      {"has_error", !r.guard.failure().empty()}});
   for (size_t b = 0; b < r.buckets.size(); ++b)
     data.buckets.push_back({r.buckets[b]->label(), bytes[b], r.statistics.launched_at(b),
                             r.statistics.finished_at(b), r.statistics.overlap_of(b)});

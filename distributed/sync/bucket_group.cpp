@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/narrow_dtype.h"
 #include "lockstep/distributed/owned_grads.h"
 
 namespace lockstep {

@@ -12,7 +12,7 @@ namespace lockstep {
 
 GradSync::GradSync(Bucketing bucketing, bool overlap, bool allow_unused, GradSyncCalls calls)
     : bucketing_(std::move(bucketing)),
-      group_(bucketing_.groups.front().reduction().group),
+      guard_(bucketing_.groups.front().reduction().group),
       state_(bucketing_.params, static_cast<int64_t>(bucketing_.groups.size()), overlap,
              allow_unused, calls),
       allows_unused_(allow_unused) {
@@ -30,7 +30,7 @@ GradSync::GradSync(Bucketing bucketing, bool overlap, bool allow_unused, GradSyn
 void GradSync::on_gradient(int64_t position, bool in_place) {
   guarded([&] {
     // First: once a bucket is under way, a gradient that comes too late must not be touched.
-    const bool synchronizes = *no_sync_depth_ == 0;
+    const bool synchronizes = !no_sync_.inside();
     const auto ready = state_.on_gradient(position, synchronizes, holds_back());
     if (allows_unused_ && synchronizes)
       state_.note_pass(torch::autograd::get_current_graph_task_id());
@@ -59,6 +59,12 @@ std::string GradSync::unfinished() const {
           front());
   }
   return "";
+}
+
+std::string GradSync::not_final() const {
+  if (left_undone() == nullptr || state_.phase() != GradSyncState::Phase::ready) return "";
+  return fmt::format("is not final ({} is in state {}, {}); call finalize_model_grads() first",
+                     front(), state_.phase_text(), left_undone());
 }
 
 bool GradSync::holds_back() const {
@@ -116,6 +122,7 @@ void GradSync::abandon() {
 void GradSync::zero_grad() {
   refuse_offloaded(state_.calls().reset);
   state_.reset();
+  noted_final_ = false;
   for (const auto& buffer : bucketing_.buffers) buffer->zero_grad();
 }
 

@@ -2,14 +2,14 @@
 
 // Internal: what the fronts share.
 
-#include <memory>
-#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "lockstep/distributed/bucket_info.h"
 #include "lockstep/distributed/bucketing.h"
 #include "lockstep/distributed/grad_sync_state.h"
 #include "lockstep/distributed/gradient_hook.h"
+#include "lockstep/distributed/no_sync.h"
 #include "lockstep/distributed/telling.h"
 #include "lockstep/parallel_state/group_user.h"
 
@@ -32,9 +32,8 @@ class GradSync final : private GradientObserver {
 
   /// Runs a piece of a step. If it throws, the ranks that wait for this one are told.
   template <class Body>
-  void guarded(Body body) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    telling(group_, body);
+  void guarded(Body&& body) {
+    guard_.run(std::forward<Body>(body));
   }
 
   /// The rest of the buckets is launched.
@@ -56,8 +55,16 @@ class GradSync final : private GradientObserver {
   GradSyncState& state() { return state_; }
   const GradSyncState& state() const { return state_; }
   const Bucketing& bucketing() const { return bucketing_; }
-  /// While it is not 0, gradients do not count towards being ready.
-  const std::shared_ptr<int>& no_sync_depth() const { return no_sync_depth_; }
+  /// While a guard lives, gradients do not count towards being ready.
+  NoSyncGuard no_sync() { return no_sync_.enter(); }
+  /// What somebody has to do to reduced gradients before they are final, of every step:
+  /// "not divided by the tokens"; nullptr: nothing.
+  void set_left_undone(const char* what) { left_undone_ = what; }
+  /// It is done in this step.
+  void note_final() { noted_final_ = true; }
+  bool noted_final() const { return noted_final_; }
+  /// What is left undone in this step; nullptr: nothing.
+  const char* left_undone() const { return noted_final_ ? nullptr : left_undone_; }
   /// In the order in which buckets are launched.
   std::vector<BucketReduction> reductions() const;
   /// The same with names.
@@ -67,18 +74,20 @@ class GradSync final : private GradientObserver {
   void on_gradient(int64_t position, bool in_place) override;
   std::string front() const override { return state_.calls().front; }
   std::string unfinished() const override;
+  std::string not_final() const override;
   void launch(GradSyncState::Launch groups);
   void finish_launched();
   void refuse_offloaded(const char* call) const;
   bool holds_back() const;
 
   Bucketing bucketing_;
-  ProcessGroup group_;
+  StepGuard guard_;
   GradSyncState state_;
   bool allows_unused_;
+  const char* left_undone_ = nullptr;
+  bool noted_final_ = false;
   std::vector<GroupUser> users_;  ///< of the groups over which is reduced
-  std::shared_ptr<int> no_sync_depth_ = std::make_shared<int>(0);
-  std::mutex mutex_;
+  NoSyncDepth no_sync_;
   std::vector<GradientHook> hooks_;  // last, so that they go first
 };
 

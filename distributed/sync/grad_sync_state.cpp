@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lockstep/core/check.h"
+#include "lockstep/distributed/shortened.h"
 
 namespace lockstep {
 
@@ -102,32 +103,29 @@ GradSyncState::Launch GradSyncState::launch_all() {
   return launch;
 }
 
-std::string GradSyncState::list_missing(bool needs_ready, size_t& missing) const {
-  constexpr size_t kMaxNames = 20;
-  std::string names;
+std::vector<std::string> GradSyncState::list_missing(bool needs_ready) const {
+  std::vector<std::string> names;
   for (size_t i = 0; i < params_.size(); ++i) {
     const bool launched = params_[i].bucket < next_;
     const bool there = needs_ready ? is_ready(static_cast<int64_t>(i)) : counts_[i].received > 0;
-    if (launched || there || ++missing > kMaxNames) continue;
-    names +=
-        fmt::format("{}'{}' ({}/{})", names.empty() ? "" : ", ", params_[i].name,
-                    needs_ready ? counts_[i].synchronized : counts_[i].received, microbatches_);
+    if (launched || there) continue;
+    names.push_back(fmt::format("'{}' ({}/{})", params_[i].name,
+                                needs_ready ? counts_[i].synchronized : counts_[i].received,
+                                microbatches_));
   }
-  if (missing > kMaxNames) names += fmt::format(", and {} more", missing - kMaxNames);
   return names;
 }
 
 void GradSyncState::refuse_missing(bool needs_ready) const {
-  size_t missing = 0;
-  const std::string names = list_missing(needs_ready, missing);
-  if (missing == 0) return;
+  const std::vector<std::string> missing = list_missing(needs_ready);
+  if (missing.empty()) return;
   const char* const where = !needs_ready         ? " in any micro-batch"
                             : microbatches_ == 1 ? " in the last micro-batch"
                                                  : " in one micro-batch or more";
   fail<UsageError>(
       "gradient sync: {} of {} parameters received no gradient{} (state {}): {}; check that the "
       "loss depends on them, or set {}",
-      missing, params_.size(), where, phase_text(), names, calls_.allow_unused);
+      missing.size(), params_.size(), where, phase_text(), shortened(missing), calls_.allow_unused);
 }
 
 void GradSyncState::refuse_early_finish() const {
@@ -136,10 +134,9 @@ void GradSyncState::refuse_early_finish() const {
   if (phase_ == Phase::reducing || phase_ == Phase::ready || pending_ != bucket_sizes_ ||
       (allow_unused_ && complete))
     return;
-  size_t missing = 0;
-  const std::string names = list_missing(/*needs_ready=*/true, missing);
   fail<UsageError>("{}: came before the last of {} backwards of this step (state {}): {}",
-                   calls_.finish, microbatches_, phase_text(), names);
+                   calls_.finish, microbatches_, phase_text(),
+                   shortened(list_missing(/*needs_ready=*/true)));
 }
 
 GradSyncState::Launch GradSyncState::start() {

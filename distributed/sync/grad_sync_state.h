@@ -117,7 +117,7 @@ class GradSyncState {
     int32_t synchronized = 0;  ///< those that counted towards being ready
   };
 
-  std::string list_missing(bool needs_ready, size_t& missing) const;
+  std::vector<std::string> list_missing(bool needs_ready) const;
   void refuse_missing(bool needs_ready) const;
   Launch launch_ready();
   Launch launch_all();

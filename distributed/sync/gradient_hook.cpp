@@ -29,6 +29,10 @@ class Hook : public torch::autograd::PostAccumulateGradHook {
   int64_t position_;
 };
 
+void refuse_because(const std::string& why, const std::string& name, const char* caller) {
+  require<UsageError>(why.empty(), "{}: the gradient of '{}' {}", caller, name, why);
+}
+
 }  // namespace
 
 const GradientObserver* observer_of(const at::Tensor& parameter) {
@@ -49,9 +53,12 @@ void refuse_hooked(const NamedParameter& parameter) {
 
 void refuse_unfinished(const std::string& name, const at::Tensor& parameter, const char* caller) {
   const GradientObserver* const observer = observer_of(parameter);
-  if (!observer) return;
-  const std::string why = observer->unfinished();
-  require<UsageError>(why.empty(), "{}: the gradient of '{}' {}", caller, name, why);
+  if (observer) refuse_because(observer->unfinished(), name, caller);
+}
+
+void refuse_not_final(const std::string& name, const at::Tensor& parameter, const char* caller) {
+  const GradientObserver* const observer = observer_of(parameter);
+  if (observer) refuse_because(observer->not_final(), name, caller);
 }
 
 GradientHook::GradientHook(const at::Tensor& parameter, const at::Tensor& expected,

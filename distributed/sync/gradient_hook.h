@@ -25,6 +25,10 @@ class GradientObserver {
   /// what to call; empty where it is.
   virtual std::string unfinished() const = 0;
 
+  /// Why what is reduced is no gradient of the model yet: "is not final (...)", and what to call;
+  /// empty where it is, or where unfinished() tells more.
+  virtual std::string not_final() const { return ""; }
+
  protected:
   ~GradientObserver() = default;
 };
@@ -58,5 +62,9 @@ void refuse_hooked(const NamedParameter& parameter);
 /// UsageError, naming `caller` and the parameter, where a front has taken it over and unfinished()
 /// says why its grad() cannot be looked at.
 void refuse_unfinished(const std::string& name, const at::Tensor& parameter, const char* caller);
+
+/// UsageError, naming `caller` and the parameter, where a front has taken it over and not_final()
+/// says that somebody has to change its grad() before it is the model's.
+void refuse_not_final(const std::string& name, const at::Tensor& parameter, const char* caller);
 
 }  // namespace lockstep

@@ -99,6 +99,22 @@ void check_same_model(const Parameters& parameters, const ParallelState& state,
   for (const MeshAxis axis : kCuttingAxes) check_axis(parameters, axis, state, settings, matrices);
 }
 
+void check_same_trained(const Parameters& parameters, const ParallelState& state) {
+  const bool experts_differ = state.grids().size(GroupKind::ep) > 1;
+  const auto compare = [&](GroupKind kind, bool of_experts) {
+    std::vector<NamedText> facts;
+    for (const NamedParameter& param : parameters)
+      if (of_experts == (experts_differ && param.description.lives_on(MeshAxis::ep)))
+        facts.push_back({param.name, trained_text(param)});
+    const ProcessGroup group = state.group(kind);
+    telling_outside(group, state, [&] { check_same_by_name(facts, group); });
+  };
+  compare(GroupKind::tp_dp_cp, /*of_experts=*/false);
+  if (!experts_differ) return;
+  for (const MeshAxis axis : {MeshAxis::etp, MeshAxis::edp})
+    compare(group_kind_of(axis), /*of_experts=*/true);
+}
+
 bool same_over_axes(const std::string& text, const std::vector<MeshAxis>& axes,
                     const ParallelState& state) {
   const auto own = static_cast<int64_t>(text_digest(text));

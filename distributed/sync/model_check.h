@@ -32,6 +32,13 @@ void check_same_model(const std::vector<NamedParameter>& parameters, const Paral
                       const std::vector<ConfigValue>& settings, MatrixLayout matrices,
                       const std::function<void()>& own_checks);
 
+/// Compares, name by name, whether parameters are trained: over the ranks of tp, dp and cp, which
+/// hold pieces or copies of them. Experts that ep cuts are compared over etp and edp. Each rank may
+/// hold others besides. Ranks send 8 bytes over each of these groups while they agree.
+/// CommunicationError, on every rank of the group, with the first difference; the ranks outside are
+/// told.
+void check_same_trained(const std::vector<NamedParameter>& parameters, const ParallelState& state);
+
 /// Whether `text` is the same on all ranks of the grid that `axes` span. All of them get the same
 /// answer. Sends 16 bytes per rank over each axis.
 bool same_over_axes(const std::string& text, const std::vector<MeshAxis>& axes,

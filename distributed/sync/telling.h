@@ -2,6 +2,7 @@
 
 // Internal.
 
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -40,5 +41,32 @@ decltype(auto) telling_outside(const ProcessGroup& group, const ParallelState& s
   if (group.size() == state.world_size()) return std::forward<Body>(body)();
   return telling(state, std::forward<Body>(body));
 }
+
+/// Runs the pieces of a step one at a time, each as telling() does.
+class StepGuard {
+ public:
+  explicit StepGuard(ProcessGroup group) : group_(std::move(group)) {}
+
+  template <class Body>
+  void run(Body&& body) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    telling(group_, [&] {
+      try {
+        std::forward<Body>(body)();
+      } catch (...) {
+        if (failure_.empty()) failure_ = text_of_exception();
+        throw;
+      }
+    });
+  }
+
+  /// What the first piece that threw has said; empty: none has.
+  const std::string& failure() const { return failure_; }
+
+ private:
+  ProcessGroup group_;
+  std::string failure_;
+  std::mutex mutex_;
+};
 
 }  // namespace lockstep

@@ -5,6 +5,8 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/core/narrow_dtype.h"
+
 namespace lockstep {
 namespace {
 
@@ -112,10 +114,10 @@ Gradients backward_block(const Operands& x, const at::Tensor& grad, const Output
 
 AttentionKernel attention_kernel(const at::Tensor& query) {
   if (query.is_cpu()) return AttentionKernel::cpu_flash;
-  const bool half = query.scalar_type() == at::kHalf || query.scalar_type() == at::kBFloat16;
   const int64_t channels = query.size(-1);
-  return half && channels % 8 == 0 && channels <= 256 ? AttentionKernel::cuda_flash
-                                                      : AttentionKernel::plain;
+  return is_narrow(query.scalar_type()) && channels % 8 == 0 && channels <= 256
+             ? AttentionKernel::cuda_flash
+             : AttentionKernel::plain;
 }
 
 BlockwiseAttention::BlockwiseAttention(const at::Tensor& query, AttentionKernel kernel)

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/narrow_dtype.h"
 
 namespace lockstep {
 namespace {
@@ -35,12 +36,9 @@ void check_input(const at::Tensor& input, int64_t width, const at::Tensor& weigh
 
 void check_normalized(const at::Tensor& input, const at::Tensor& weight, const std::string& label) {
   const int64_t width = weight.size(0);
-  const auto narrow = [](at::ScalarType type) {
-    return type == at::kBFloat16 || type == at::kHalf;
-  };
   if (!has_width(input, width, 1) ||
       (input.scalar_type() != weight.scalar_type() &&
-       !(narrow(input.scalar_type()) && weight.scalar_type() == at::kFloat))) [[unlikely]]
+       !(is_narrow(input.scalar_type()) && weight.scalar_type() == at::kFloat))) [[unlikely]]
     refuse_input(input, width, weight, label, 1);
 }
 

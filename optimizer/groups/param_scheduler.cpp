@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/config_bounds.h"
 
 namespace lockstep {
 namespace {
@@ -30,8 +31,9 @@ double wsd_coefficient(WsdDecayStyle style, double share) {
 OptimizerParamScheduler::OptimizerParamScheduler(const OptimizerConfig& config, int64_t train_iters,
                                                  int64_t global_batch_size)
     : config_(config) {
-  require<ConfigError>(global_batch_size >= 1, "train.global_batch_size: found {}, allowed: >= 1",
-                       global_batch_size);
+  TrainConfig batch;
+  batch.global_batch_size = global_batch_size;
+  check_bounds(batch);
   const auto samples = [&](int64_t iterations) {
     return static_cast<double>(iterations) * static_cast<double>(global_batch_size);
   };

@@ -100,6 +100,7 @@ std::vector<ShardClass> make_classes(const MeshParameters& parameters,
     const at::Tensor& grad = param.tensor.grad();
     if (!grad.defined()) continue;
     refuse_unfinished(param.name, param.tensor, "clip_grad_norm_");
+    if (param.description) refuse_not_final(param.name, param.tensor, "clip_grad_norm_");
     check_gradient(param, clips);
     if (counts_on_this_stage(param, axes.replicated, pp_mesh))
       found->pieces.push_back(flat_copy_or_view(grad));

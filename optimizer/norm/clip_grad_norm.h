@@ -47,7 +47,8 @@ namespace lockstep {
 /// than by expand(): the other ranks raise CommunicationError; a norm that is not finite, if
 /// `error_if_nonfinite`, on every rank and before anything is changed, naming this rank's first
 /// parameter with such a gradient; a gradient that a front has taken over and not reduced yet, or
-/// shards, naming the front and what to call.
+/// shards, and one of a described parameter that finalize_model_grads() has yet to change, naming
+/// the front and what to call.
 at::Tensor clip_grad_norm_(const MeshParameters& parameters, std::optional<double> max_norm,
                            double norm_type = 2, bool error_if_nonfinite = false,
                            std::optional<bool> foreach = {},

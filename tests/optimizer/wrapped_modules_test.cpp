@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 #include <torch/nn/utils/clip_grad.h>
 
+#include "lockstep/core/error.h"
 #include "lockstep/distributed/all_reduce_grads.h"
 #include "lockstep/distributed/gradient_synchronizer.h"
 #include "lockstep/distributed/reducer.h"
@@ -98,6 +99,34 @@ TEST(WrappedModules, GradientsThatAreStillReducedOrAccumulatedAreNotClipped) {
         overlap ? "is not reduced yet (DistributedDataParallel is in state reducing); call "
                   "finish_grad_sync() or finalize_model_grads() first"
                 : "is not reduced yet (DistributedDataParallel is in state accumulating");
+}
+
+TEST(WrappedModules, GradientsThatAreReducedButNotFinalizedAreNotClipped) {
+  const Setting setting = {.distributed = false};
+  expect_clip_refused(
+      [&](const ParallelState& state, SmallNet& net, const auto& check) {
+        DistributedDataParallel ddp(net, state, setting.ddp());
+        run_backwards(net, ddp, 0, 1, at::kDouble);
+        reduce_gradients(ddp);
+        ddp.zero_grad_buffer();
+        run_backwards(net, ddp, 0, 1, at::kDouble);
+        ddp.finish_grad_sync();
+        check();
+      },
+      "is not final (DistributedDataParallel is in state ready, not divided by the tokens); call "
+      "finalize_model_grads() first");
+  run_ranks(kRanks, [&](const ParallelState& state) {
+    SmallNet net;
+    DistributedDataParallel ddp(net, state, setting.ddp());
+    run_backwards(net, ddp, 0, 1, at::kDouble);
+    ddp.finish_grad_sync();
+    const MeshParameters tensors(net.parameters());  // of which nothing is known but their values
+    EXPECT_NEAR(clip_grad_norm_(tensors, std::nullopt).item<double>(),
+                kSamples * norm_of_one_process(), 1e-10);
+    reduce_gradients(ddp);
+    EXPECT_NEAR(clip_grad_norm_(net, state, std::nullopt).item<double>(), norm_of_one_process(),
+                1e-12);
+  });
 }
 
 TEST(WrappedModules, OfAGradientSynchronizerAreClippedAfterWait) {

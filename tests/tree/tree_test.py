@@ -54,7 +54,8 @@ SUBROOMS = {
         "ddp": {"layout", "buffer", "sync", "gather"},
         "finalize": {"buffer", "sync", "ddp"},
         "mesh_fronts": {"layout", "buffer", "sync"},
-        "reducer": {"buffer", "sync"},
+        "reducer/hooks": {"buffer", "sync"},
+        "reducer": {"buffer", "sync", "reducer/hooks"},
     },
     "optimizer": {"norm": set(), "rules": set(), "groups": set()},
     "models": {

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/narrow_dtype.h"
 #include "lockstep/distributed/sparse_all_reduce.h"
 #include "lockstep/parallel_state/collectives.h"
 
@@ -38,8 +39,8 @@ CommHook::Finish AllReduceHook::start(const GradBucket& bucket) {
 
 CompressHook::CompressHook(at::ScalarType dtype, std::shared_ptr<CommHook> inner)
     : dtype_(dtype), inner_(std::move(inner)) {
-  require<ConfigError>(dtype == at::kHalf || dtype == at::kBFloat16,
-                       "compress hook: found {}, allowed: Half, BFloat16", at::toString(dtype));
+  require<ConfigError>(is_narrow(dtype), "compress hook: found {}, allowed: Half, BFloat16",
+                       at::toString(dtype));
 }
 
 std::string CompressHook::text_around(const std::string& inner) const {
