@@ -99,8 +99,10 @@ class DescribedModule : public torch::nn::Module {
   ///                                       context.replicated_gradient_state());
   template <class Child>
   auto register_described_module(const std::string& name, Child child, GradientState over_tp) {
-    describe_child(name, default_descriptions(*child, over_tp));
-    return register_module(name, std::move(child));
+    const ParamDescriptions descriptions = default_descriptions(*child, over_tp);
+    auto registered = register_module(name, std::move(child));
+    describe_child(name, descriptions);
+    return registered;
   }
 
   /// The same with a description for each of its parameters. UsageError: one that contradicts
@@ -109,8 +111,9 @@ class DescribedModule : public torch::nn::Module {
   auto register_described_module(const std::string& name, Child child,
                                  const ParamDescriptions& descriptions) {
     check_descriptions(*child, name, descriptions);
+    auto registered = register_module(name, std::move(child));
     describe_child(name, descriptions);
-    return register_module(name, std::move(child));
+    return registered;
   }
 
  private:

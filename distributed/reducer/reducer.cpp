@@ -236,12 +236,14 @@ void Reducer::zero_grad_buffer() {
 }
 
 void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
-  require<UsageError>(hook != nullptr, "register_comm_hook: found no hook");
   require<UsageError>(!impl_->hook, "register_comm_hook: can only be called once; '{}' is there",
                       impl_->hook ? impl_->hook->name() : "");
   require<UsageError>(!impl_->armed, "register_comm_hook: an iteration is open");
-  impl_->hook = std::move(hook);
-  if (impl_->hooks_compared) impl_->guarded([&] { impl_->compare_hooks(); });
+  impl_->guarded([&] {
+    require<UsageError>(hook != nullptr, "register_comm_hook: found no hook");
+    impl_->hook = std::move(hook);
+    if (impl_->hooks_compared) impl_->compare_hooks();
+  });
 }
 
 void Reducer::set_sparse_metadata(std::map<std::string, at::Tensor> rows) {

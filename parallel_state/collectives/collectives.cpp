@@ -16,10 +16,14 @@ using Kind = CollectiveOperation::Kind;
 using Tensors = std::vector<at::Tensor>;
 
 void scale(const Tensors& tensors, const Reduction& reduction) {
-  for (at::Tensor tensor : tensors) {
-    if (reduction.numerator != 1) tensor.mul_(reduction.numerator);
-    if (reduction.denominator != 1) tensor.div_(reduction.denominator);
-  }
+  for (const at::Tensor& tensor : tensors) scale_terms(tensor, reduction);
+}
+
+CollectiveOperation reducing(Kind kind, const Reduction& reduction) {
+  return {.kind = kind,
+          .reduction = reduction.op,
+          .numerator = reduction.numerator,
+          .denominator = reduction.denominator};
 }
 
 bool is_sum(ReduceOp op) { return op == ReduceOp::sum || op == ReduceOp::average; }
@@ -53,7 +57,7 @@ Work all_reduce(const ProcessGroup& group, const at::Tensor& tensor, const Reduc
 
 Work all_reduce(const ProcessGroup& group, const Tensors& tensors, const Reduction& reduction,
                 std::string_view label) {
-  Call call(group, {Kind::all_reduce, reduction.op}, label);
+  Call call(group, reducing(Kind::all_reduce, reduction), label);
   call.check_tensors(tensors);
   check_reduction(call, reduction, tensors[0]);
   if (call.alone()) return scale(tensors, reduction), Work();
@@ -70,7 +74,7 @@ Work reduce_scatter(const ProcessGroup& group, const at::Tensor& output, const a
 
 Work reduce_scatter(const ProcessGroup& group, const Tensors& outputs, const Tensors& inputs,
                     const Reduction& reduction, std::string_view label) {
-  Call call(group, {Kind::reduce_scatter, reduction.op}, label);
+  Call call(group, reducing(Kind::reduce_scatter, reduction), label);
   call.check_sizes(outputs, 1, inputs, group.size());
   check_reduction(call, reduction, inputs[0]);
   if (call.alone()) {

@@ -55,24 +55,40 @@ const char* name_of(OperationKind kind) {
   fail<UsageError>("unknown operation {}", static_cast<int>(kind));
 }
 
-/// Calls take() with each part of the text of `operation`, in order.
+template <class Take>
+void take_number(int64_t number, Take take) {
+  char digits[24];
+  take(std::string_view(digits, std::to_chars(digits, std::end(digits), number).ptr));
+}
+
+/// Calls take() with each part of the text of `operation`, in order, with the factor if it is not 1.
 template <class Take>
 void for_each_part(const CollectiveOperation& operation, Take take) {
   take(std::string_view(name_of(operation.kind)));
   if (operation.reduction) {
     take(std::string_view(" ("));
     take(std::string_view(to_string(*operation.reduction)));
+    if (operation.numerator != operation.denominator) {
+      take(std::string_view(", factor "));
+      take_number(operation.numerator, take);
+      take(std::string_view("/"));
+      take_number(operation.denominator, take);
+    }
     take(std::string_view(")"));
   }
   const bool sends = operation.kind == OperationKind::send;
   if (!sends && operation.kind != OperationKind::broadcast &&
       operation.kind != OperationKind::receive)
     return;
-  char digits[24];
-  const char* const end = std::to_chars(digits, std::end(digits), operation.position).ptr;
   take(std::string_view(sends ? " (to " : " (from "));
-  take(std::string_view(digits, end));
+  take_number(operation.position, take);
   take(std::string_view(")"));
+}
+
+std::string whole_text(const CollectiveOperation& operation) {
+  std::string text;
+  for_each_part(operation, [&](std::string_view part) { text += part; });
+  return text;
 }
 
 /// Cuts the text up to `end` off the front of `text`.
@@ -135,9 +151,9 @@ std::string CollectiveEntry::to_string() const {
 }
 
 std::string to_string(const CollectiveOperation& operation) {
-  std::string text;
-  for_each_part(operation, [&](std::string_view part) { text += part; });
-  return text;
+  CollectiveOperation unscaled = operation;
+  unscaled.numerator = unscaled.denominator = 1;
+  return whole_text(unscaled);
 }
 
 uint64_t identity_of_call(const CollectiveOperation& operation, std::string_view label,
@@ -184,8 +200,8 @@ std::vector<CollectiveEntry> CollectiveLedger::entries() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<CollectiveEntry> result;
   for (const Kept& kept : ring_)
-    result.push_back(
-        {kept.sequence, kept.step, to_string(kept.operation), *kept.label, kept.numel, kept.dtype});
+    result.push_back({kept.sequence, kept.step, whole_text(kept.operation), *kept.label, kept.numel,
+                      kept.dtype});
   std::sort(result.begin(), result.end(), [](auto& a, auto& b) { return a.sequence < b.sequence; });
   return result;
 }

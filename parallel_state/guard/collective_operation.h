@@ -34,9 +34,10 @@ struct CollectiveOperation {
   Kind kind = Kind::all_reduce;
   std::optional<ReduceOp> reduction = {};  ///< of those that reduce
   int64_t position = 0;  ///< in the group, of a broadcast's source or a message's other end
+  int64_t numerator = 1, denominator = 1;  ///< of the factor of the terms that are reduced
 };
 
-/// "all_reduce (sum)", "broadcast (from 0)", "send (to 3)", "all_gather"
+/// "all_reduce (sum)", "broadcast (from 0)", "send (to 3)", "all_gather": without the factor.
 std::string to_string(const CollectiveOperation& operation);
 
 }  // namespace lockstep

@@ -10,7 +10,8 @@ enum class ReduceOp { sum, average, max, min };
 /// "sum", "average", "max", "min"
 const char* to_string(ReduceOp op);
 
-/// A reduction whose terms are scaled first: x becomes x * numerator / denominator on every rank.
+/// A reduction whose terms are scaled first: x becomes x * numerator / denominator, rounded once.
+/// The factor is the same on every rank; ranks that pass another one get a CommunicationError.
 /// Costs no pass over memory of its own where the reduction can do it on the way (sums over the CPU
 /// or over NCCL). A factor other than 1 is for floating-point sums and averages.
 struct Reduction {

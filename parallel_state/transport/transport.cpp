@@ -2,6 +2,10 @@
 
 #include <algorithm>
 
+#include <ATen/ATen.h>
+
+#include "lockstep/core/narrow_dtype.h"
+
 namespace lockstep {
 
 bool reducible_on_cpu(at::ScalarType dtype) {
@@ -13,6 +17,15 @@ bool reducible_on_cpu(at::ScalarType dtype) {
 int64_t bytes_of_row(const at::Tensor& tensor) {
   const int64_t rows = tensor.size(0);
   return rows == 0 ? 0 : static_cast<int64_t>(tensor.nbytes()) / rows;
+}
+
+void scale_terms(at::Tensor terms, const Reduction& reduction) {
+  if (!reduction.scales()) return;
+  const bool rounds_twice = reduction.numerator != 1 && reduction.denominator != 1;
+  at::Tensor scaled = rounds_twice && is_narrow(terms.scalar_type()) ? terms.to(at::kFloat) : terms;
+  if (reduction.numerator != 1) scaled.mul_(reduction.numerator);
+  if (reduction.denominator != 1) scaled.div_(reduction.denominator);
+  if (!scaled.is_same(terms)) terms.copy_(scaled);
 }
 
 std::vector<int64_t> bytes_of_rows(const at::Tensor& tensor, const std::vector<int64_t>& rows) {

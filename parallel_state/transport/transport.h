@@ -55,6 +55,9 @@ bool reducible_on_cpu(at::ScalarType dtype);
 inline constexpr char kReducibleTypes[] =
     "Float, Double, BFloat16, Half, Char, Short, Int, Long, Byte";
 
+/// Multiplies by the factor of `reduction` in place and rounds once: narrow types by way of fp32.
+void scale_terms(at::Tensor terms, const Reduction& reduction);
+
 /// Bytes of a row of dimension 0.
 int64_t bytes_of_row(const at::Tensor& tensor);
 /// The same of that many rows each.

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include "lockstep/core/error.h"
@@ -75,6 +77,36 @@ TEST(CommHooks, R29AHookIsRegisteredOnce) {
   EXPECT_TRUE(throws_with<UsageError>(
       [&] { reducer.register_comm_hook(std::make_shared<AllReduceHook>()); },
       "can only be called once; 'all-reduce' is there"));
+}
+
+TEST(CommHooks, NoHookOnOneRankEndsAllAtOnce) {
+  for (const bool in_first_iteration : {true, false}) {
+    const auto start = std::chrono::steady_clock::now();
+    const auto errors =
+        testing::errors_of_ranks(2,
+                                 [&](const ParallelState& state) {
+                                   const auto params = named_zeros({1});
+                                   Reducer reducer(params, replicas(state));
+                                   if (!in_first_iteration)
+                                     reduce(reducer, [&] { return linear_loss(params, {0}, 1); });
+                                   std::shared_ptr<CommHook> hook;
+                                   if (state.rank() == 0) hook = std::make_shared<AllReduceHook>();
+                                   reducer.register_comm_hook(hook);
+                                   reduce(reducer, [&] { return linear_loss(params, {0}, 1); });
+                                 },
+                                 {.timeout = std::chrono::seconds(30)});
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
+    EXPECT_NE(errors[0].find("rank 1: register_comm_hook: found no hook"), std::string::npos)
+        << errors[0];
+    EXPECT_NE(errors[1].find("register_comm_hook: found no hook"), std::string::npos) << errors[1];
+  }
+}
+
+TEST(CommHooks, AHookThatCannotBeCalledIsRefused) {
+  EXPECT_TRUE(throws_with<ConfigError>([] { FunctionHook("mine", nullptr); },
+                                       "hook 'mine': found no function"));
+  EXPECT_TRUE(throws_with<ConfigError>([] { CompressHook(at::kHalf, nullptr); },
+                                       "compress hook: found no inner hook"));
 }
 
 TEST(CommHooks, R30CompressedGradientsAreThoseOfC10dAndHalfTheBytes) {

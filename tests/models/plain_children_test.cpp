@@ -233,6 +233,26 @@ class Nested : public DescribedModule {
   }
 };
 
+class RegisteredTwice : public DescribedModule {
+ public:
+  RegisteredTwice() {
+    register_described_module("norm", make_norm(), GradientState::partial_sum);
+    EXPECT_THROW(register_described_module("norm", make_norm(), GradientState::complete),
+                 c10::Error);
+  }
+
+ private:
+  static torch::nn::LayerNorm make_norm() {
+    return torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth}));
+  }
+};
+
+TEST(PlainChildren, ANameThatIsTakenLeavesTheFirstDescription) {
+  const RegisteredTwice net;
+  for (const NamedParameter& param : collect_parameters(net))
+    EXPECT_EQ(param.description.gradient_state(MeshAxis::tp), GradientState::partial_sum);
+}
+
 TEST(PlainChildren, TheInnermostDescriptionCountsAndOneOfNothingIsRefused) {
   const ParallelContext context = {.options = at::kDouble};
   ParamDescription tied;

@@ -79,6 +79,20 @@ TEST(Collectives, OneRankDoesNotCommunicate) {
   EXPECT_EQ(state.world().c10d_group(), nullptr);
 }
 
+// 60000 * 3 is more than fp16 holds, and 3 / 7 of most numbers is rounded.
+TEST(Collectives, AFactorRoundsOnceWhereARankIsAlone) {
+  const ParallelState state = ParallelState::single_process();
+  for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+    const at::Tensor terms = at::cat({at::arange(1, 400), at::full({1}, 60000)}).to(dtype);
+    const at::Tensor expected = (terms.to(at::kDouble) * 3 / 7).to(dtype);
+    const at::Tensor reduced = terms.clone(), scattered = at::empty_like(terms);
+    all_reduce(state.world(), reduced, {ReduceOp::sum, 3, 7}, "test").wait();
+    reduce_scatter(state.world(), scattered, terms, {ReduceOp::sum, 3, 7}, "test").wait();
+    EXPECT_TRUE(at::equal(reduced, expected)) << dtype;
+    EXPECT_TRUE(at::equal(scattered, expected)) << dtype;
+  }
+}
+
 TEST(Collectives, HandlesMayBeWaitedForTwiceAndInAnyOrder) {
   run_ranks(2, [](const ParallelState& state) {
     std::vector<at::Tensor> tensors;

@@ -145,6 +145,29 @@ TEST(Desync, AnotherDtypeIsNamedOnAllRanks) {
                      "(sum) of loss, 10 x Double (step 0)");
 }
 
+TEST(Desync, AnotherFactorIsNamedOnAllRanks) {
+  LOCKSTEP_NEEDS_HOST_TRANSPORT();
+  for (const bool scatters : {false, true}) {
+    const auto errors =
+        errors_of_ranks(3,
+                        [&](const ParallelState& state) {
+                          const Reduction mean(ReduceOp::sum, 1, state.rank() + 1);
+                          const at::Tensor input = at::ones({12}), output = at::empty({4});
+                          const ProcessGroup group = state.group(GroupKind::dp);
+                          if (scatters)
+                            reduce_scatter(group, output, input, mean, "loss").wait();
+                          else
+                            all_reduce(group, input, mean, "loss").wait();
+                        },
+                        {.timeout = milliseconds(1500)});
+    const std::string name = scatters ? "reduce_scatter" : "all_reduce";
+    expect_all_contain(errors,
+                       "rank 0: " + name + " (sum) of loss, 12 x Float (step 0); rank 1: " + name +
+                           " (sum, factor 1/2) of loss, 12 x Float (step 0); rank 2: " + name +
+                           " (sum, factor 1/3) of loss");
+  }
+}
+
 TEST(Desync, ARankThatHasEndedIsNamed) {
   const auto errors = errors_of_ranks(2,
                                       [](const ParallelState& state) {

@@ -41,6 +41,7 @@ CompressHook::CompressHook(at::ScalarType dtype, std::shared_ptr<CommHook> inner
     : dtype_(dtype), inner_(std::move(inner)) {
   require<ConfigError>(is_narrow(dtype), "compress hook: found {}, allowed: Half, BFloat16",
                        at::toString(dtype));
+  require<ConfigError>(inner_ != nullptr, "compress hook: found no inner hook");
 }
 
 std::string CompressHook::text_around(const std::string& inner) const {
@@ -61,6 +62,8 @@ CommHook::Finish CompressHook::start(const GradBucket& bucket) {
 }
 
 FunctionHook::FunctionHook(std::string name, Function function)
-    : name_(std::move(name)), function_(std::move(function)) {}
+    : name_(std::move(name)), function_(std::move(function)) {
+  require<ConfigError>(function_ != nullptr, "hook '{}': found no function", name_);
+}
 
 }  // namespace lockstep

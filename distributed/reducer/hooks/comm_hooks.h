@@ -64,7 +64,7 @@ class AllReduceHook : public CommHook {
 /// converted. Sparse gradients go to `inner` as they are.
 class CompressHook : public CommHook {
  public:
-  /// `dtype`: at::kHalf or at::kBFloat16, else ConfigError.
+  /// `dtype`: at::kHalf or at::kBFloat16, else ConfigError; that too without `inner`.
   explicit CompressHook(at::ScalarType dtype,
                         std::shared_ptr<CommHook> inner = std::make_shared<AllReduceHook>());
   std::string name() const override;
@@ -82,6 +82,7 @@ class CompressHook : public CommHook {
 class FunctionHook : public CommHook {
  public:
   using Function = std::function<Finish(const GradBucket&)>;
+  /// ConfigError without a function.
   FunctionHook(std::string name, Function function);
   std::string name() const override { return name_; }
   Finish start(const GradBucket& bucket) override { return function_(bucket); }

@@ -53,10 +53,7 @@ c10d::ReduceOp C10dTransport::prepare(const Tensors& inputs, const Reduction& re
   if (on_cuda_ && reduction.op == ReduceOp::sum)
     return nccl_scaled_sum(static_cast<double>(reduction.numerator) /
                            static_cast<double>(reduction.denominator));
-  for (at::Tensor input : inputs) {
-    if (reduction.numerator != 1) input.mul_(reduction.numerator);
-    if (reduction.denominator != 1) input.div_(reduction.denominator);
-  }
+  for (const at::Tensor& input : inputs) scale_terms(input, reduction);
   return to_c10d(reduction.op);
 }
 

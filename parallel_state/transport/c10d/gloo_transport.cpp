@@ -47,13 +47,6 @@ class AgreementPart : public CollectivePart {
 at::Tensor flat(const at::Tensor& tensor) { return tensor.detach().view(-1); }
 at::Tensor byte_view(const at::Tensor& tensor) { return flat(tensor).view(at::kByte); }
 
-/// Scales a term. `term` is of a type of sums.
-void scale_term(at::Tensor& term, const Reduction& reduction) {
-  if (!reduction.scales()) return;
-  if (reduction.numerator != 1) term.mul_(reduction.numerator);
-  if (reduction.denominator != 1) term.div_(reduction.denominator);
-}
-
 void combine(at::Tensor& result, const at::Tensor& term, ReduceOp op) {
   if (op == ReduceOp::max)
     at::maximum_out(result, result, term);
@@ -75,7 +68,7 @@ at::Tensor combined_rows(const at::Tensor& rows, const Reduction& reduction) {
   at::Tensor result;
   for (int64_t rank = 0; rank < rows.size(0); ++rank) {
     at::Tensor term = rows[rank].to(type);
-    scale_term(term, reduction);
+    scale_terms(term, reduction);
     if (rank == 0)
       result = term;
     else
@@ -133,7 +126,7 @@ Parts GlooTransport::all_reduce(const Tensors& tensors, const Reduction& reducti
     const at::Tensor tensor = flat(tensors[i]);
     at::Tensor sums =
         tensor.to(dtype_of_sums(tensor.scalar_type()));  // the tensor, if of that type
-    scale_term(sums, reduction);
+    scale_terms(sums, reduction);
     Tensors one = {sums};
     WorkPtr work = group().allreduce(one, options);
     const int64_t divisor = reduction.op == ReduceOp::average ? group().getSize() : 1;
