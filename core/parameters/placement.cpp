@@ -30,15 +30,15 @@ bool splits_batch(MeshAxis axis) {
   return axis == MeshAxis::dp || axis == MeshAxis::cp || axis == MeshAxis::edp;
 }
 
-const char* to_string(PartialOp op) {
+const char* to_string(ReduceOp op) {
   switch (op) {
-    case PartialOp::sum:
+    case ReduceOp::sum:
       return "sum";
-    case PartialOp::avg:
-      return "avg";
-    case PartialOp::max:
+    case ReduceOp::average:
+      return "average";
+    case ReduceOp::max:
       return "max";
-    case PartialOp::min:
+    case ReduceOp::min:
       return "min";
   }
   return "";
@@ -74,7 +74,8 @@ std::string to_string(const Placement& placement) {
   if (const auto* shard = std::get_if<Shard>(&placement))
     return fmt::format("Shard({})", shard->dim);
   if (const auto* partial = std::get_if<Partial>(&placement))
-    return fmt::format("Partial({})", to_string(partial->op));
+    return fmt::format("Partial({})",
+                       partial->op == ReduceOp::avg ? "avg" : to_string(partial->op));
   return "Replicate";
 }
 

@@ -34,21 +34,22 @@ struct Shard {
   bool operator==(const Shard&) const = default;
 };
 
-/// How the terms of a Partial tensor are combined; named as in PyTorch.
-enum class PartialOp { sum, avg, max, min };
+/// How terms are combined, those of a Partial tensor and those of a collective. `avg` is PyTorch's
+/// name of the average.
+enum class ReduceOp { sum, average, max, min, avg = average };
 
-/// "sum", "avg", "max", "min"
-const char* to_string(PartialOp op);
+/// "sum", "average", "max", "min"
+const char* to_string(ReduceOp op);
 
 /// Each rank of the axis holds one term; the tensor is their sum (or mean, maximum, minimum).
 struct Partial {
-  PartialOp op = PartialOp::sum;
+  ReduceOp op = ReduceOp::sum;
   bool operator==(const Partial&) const = default;
 };
 
 using Placement = std::variant<Replicate, Shard, Partial>;
 
-/// "Replicate", "Shard(0)", "Partial(sum)"
+/// As PyTorch writes it: "Replicate", "Shard(0)", "Partial(sum)", "Partial(avg)"
 std::string to_string(const Placement& placement);
 
 /// "(Shard(0), Replicate)": one placement for each axis of a mesh.

@@ -58,7 +58,7 @@ ScalingFactor mesh_scaling(const MeshParameter& param, bool mean, int64_t ranks)
 
 Placement placement_of_terms(const MeshParameter& param, const std::string& axis, bool mean) {
   const auto term_of = [](bool average) {
-    return Partial{average ? PartialOp::avg : PartialOp::sum};
+    return Partial{average ? ReduceOp::average : ReduceOp::sum};
   };
   if (!param.description) return term_of(mean);
   const MeshAxis described = axis_named(axis, *param.description);

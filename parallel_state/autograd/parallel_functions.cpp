@@ -80,7 +80,7 @@ Map gather(int64_t dim) {
   };
 }
 
-Map reduce_and_split(int64_t dim, PartialOp op) {
+Map reduce_and_split(int64_t dim, ReduceOp op) {
   return [=](const at::Tensor& x, const ProcessGroup& group, const Label& label) {
     return change_placement(x, Partial{op}, Shard{dim}, 0, group, label);
   };
@@ -96,7 +96,7 @@ Map exchange_dims(int64_t split_dim, int64_t gather_dim) {
 Map backward_of_gather(int64_t dim, GradientState gradient) {
   if (gradient == GradientState::complete) return split(dim);
   const bool mean = gradient == GradientState::partial_mean;
-  return reduce_and_split(dim, mean ? PartialOp::avg : PartialOp::sum);
+  return reduce_and_split(dim, mean ? ReduceOp::average : ReduceOp::sum);
 }
 
 /// `dim` counted from the start.
@@ -141,7 +141,7 @@ at::Tensor reduce_scatter_to_group(const at::Tensor& x, const ProcessGroup& grou
                                    std::string_view label) {
   const CollectiveCall call(group, {Kind::reduce_scatter_to_group}, label);
   dim = divided_dim(call, x, dim, group.size());
-  return apply(x, group, label, reduce_and_split(dim, PartialOp::sum), gather(dim));
+  return apply(x, group, label, reduce_and_split(dim, ReduceOp::sum), gather(dim));
 }
 
 at::Tensor all_to_all_rows(const at::Tensor& x, const ProcessGroup& group,

@@ -11,9 +11,9 @@
 #include "lockstep/parallel_state/work.h"
 
 /// Collective communication. Every function must be called by all ranks of the group, in the same
-/// order; send() and receive() by the two ranks that they name. Tensors must be contiguous, those of
-/// a call of one dtype, and live on the group's device or, for host data, on the CPU. `label` says what is communicated
-/// ("bucket 3"); it must be the same on all ranks and appears in every error.
+/// order; send() and receive() by the two ranks that they name. Tensors must be contiguous, of one
+/// dtype in a call, and live on the group's device or, for host data, on the CPU. `label` says what
+/// is communicated ("bucket 3"); it must be the same on all ranks and appears in every error.
 ///
 /// Errors: UsageError for a tensor that does not fit. CommunicationError, naming group, operation,
 /// label and rank, when a peer fails, the timeout passes, the ranks do not do the same, or c10d

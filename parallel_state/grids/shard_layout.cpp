@@ -44,7 +44,7 @@ std::vector<Placement> normalize_placements(std::vector<Placement> placements, i
                       to_string(placements), placements.size(), mesh_dims);
   const Partial* first = nullptr;
   const auto linear = [](const Partial& partial) {
-    return partial.op == PartialOp::sum || partial.op == PartialOp::avg;
+    return partial.op == ReduceOp::sum || partial.op == ReduceOp::average;
   };
   for (Placement& placement : placements) {
     if (auto* shard = std::get_if<Shard>(&placement)) {

@@ -6,10 +6,9 @@
 #include <optional>
 #include <string>
 
-namespace lockstep {
+#include "lockstep/core/placement.h"
 
-enum class ReduceOp;  // reduction.h; the guard needs no more than its texts
-const char* to_string(ReduceOp op);
+namespace lockstep {
 
 /// Which operation a rank called, as data. Every call makes and keeps one; it becomes text only
 /// where somebody reads it.

@@ -35,7 +35,7 @@ DTensor::DTensor(at::Tensor local, DeviceMesh mesh, std::vector<Placement> place
                       mesh_.parallel_state().rank());
   const bool floating = at::isFloatingType(dtype()) || at::isComplexType(dtype());
   for (const Placement& placement : placements_)
-    require<UsageError>(floating || placement != Placement(Partial{PartialOp::avg}),
+    require<UsageError>(floating || placement != Placement(Partial{ReduceOp::average}),
                         "{}: allowed for floating-point tensors only", to_string());
   const LocalPart part = part_in(mesh_, shape_, placements_, placements_.size());
   require<UsageError>(local_.sizes() == at::IntArrayRef(part.shape),

@@ -21,19 +21,6 @@ struct Change {
   Chunk mine(int64_t length) const { return chunk(length, group.rank()); }
 };
 
-ReduceOp reduce_op(const Partial& partial) {
-  switch (partial.op) {
-    case PartialOp::avg:
-      return ReduceOp::average;
-    case PartialOp::max:
-      return ReduceOp::max;
-    case PartialOp::min:
-      return ReduceOp::min;
-    default:
-      return ReduceOp::sum;
-  }
-}
-
 /// Shape of `tensor` with another size of `dim`.
 std::vector<int64_t> resized(const at::Tensor& tensor, int64_t dim, int64_t size) {
   std::vector<int64_t> shape = tensor.sizes().vec();
@@ -49,7 +36,7 @@ std::vector<int64_t> for_all_ranks(const Change& change, std::vector<int64_t> sh
 
 at::Tensor reduce_terms(const Change& change, const Partial& from) {
   at::Tensor result = change.local.clone(at::MemoryFormat::Contiguous);
-  if (result.numel() > 0) all_reduce(change.group, result, reduce_op(from), change.label).wait();
+  if (result.numel() > 0) all_reduce(change.group, result, from.op, change.label).wait();
   return result;
 }
 
@@ -67,8 +54,7 @@ at::Tensor reduce_and_cut(const Change& change, const Partial& from, int64_t dim
       input[i].narrow(dim, 0, chunk.size).copy_(change.local.narrow(dim, chunk.start, chunk.size));
     }
   }
-  if (output.numel() > 0)
-    reduce_scatter(change.group, output, input, reduce_op(from), change.label).wait();
+  if (output.numel() > 0) reduce_scatter(change.group, output, input, from.op, change.label).wait();
   return output.narrow(dim, 0, change.mine(length).size).contiguous();
 }
 

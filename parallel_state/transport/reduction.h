@@ -2,13 +2,9 @@
 
 #include <cstdint>
 
+#include "lockstep/core/placement.h"
+
 namespace lockstep {
-
-/// How the tensors of the ranks are combined.
-enum class ReduceOp { sum, average, max, min };
-
-/// "sum", "average", "max", "min"
-const char* to_string(ReduceOp op);
 
 /// A reduction whose terms are scaled first: x becomes x * numerator / denominator, rounded once.
 /// The factor is the same on every rank; ranks that pass another one get a CommunicationError.

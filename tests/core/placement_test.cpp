@@ -12,15 +12,15 @@ namespace {
 TEST(Placement, IsWrittenAsPyTorchWritesIt) {
   EXPECT_EQ(to_string(Placement(Shard{-1})), "Shard(-1)");
   EXPECT_EQ(to_string(Placement(Partial{})), "Partial(sum)");
-  EXPECT_EQ(to_string(Placement(Partial{PartialOp::avg})), "Partial(avg)");
-  EXPECT_EQ(to_string(std::vector<Placement>{Shard{0}, Replicate{}, Partial{PartialOp::max}}),
+  EXPECT_EQ(to_string(Placement(Partial{ReduceOp::average})), "Partial(avg)");
+  EXPECT_EQ(to_string(std::vector<Placement>{Shard{0}, Replicate{}, Partial{ReduceOp::max}}),
             "(Shard(0), Replicate, Partial(max))");
   EXPECT_EQ(to_string(std::vector<Placement>{}), "()");
 }
 
 TEST(Placement, PartialMeansASumUnlessItSaysOtherwise) {
-  EXPECT_EQ(Placement(Partial{}), Placement(Partial{PartialOp::sum}));
-  EXPECT_NE(Placement(Partial{}), Placement(Partial{PartialOp::min}));
+  EXPECT_EQ(Placement(Partial{}), Placement(Partial{ReduceOp::sum}));
+  EXPECT_NE(Placement(Partial{}), Placement(Partial{ReduceOp::min}));
 }
 
 TEST(ParamDescription, DenseGradientsArePartialOverTheAxesThatSplitTheBatch) {

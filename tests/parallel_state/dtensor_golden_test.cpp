@@ -19,10 +19,10 @@ using Placements = std::vector<Placement>;
 
 Placements parse(const json& texts) {
   static const std::map<std::string, Placement> named = {{"R", Replicate{}},
-                                                         {"sum", Partial{PartialOp::sum}},
-                                                         {"avg", Partial{PartialOp::avg}},
-                                                         {"max", Partial{PartialOp::max}},
-                                                         {"min", Partial{PartialOp::min}}};
+                                                         {"sum", Partial{ReduceOp::sum}},
+                                                         {"avg", Partial{ReduceOp::average}},
+                                                         {"max", Partial{ReduceOp::max}},
+                                                         {"min", Partial{ReduceOp::min}}};
   Placements placements;
   for (const std::string text : texts)
     placements.push_back(text[0] == 'S' ? Shard{std::stoll(text.substr(1))} : named.at(text));
@@ -102,7 +102,7 @@ TEST(DTensor, RandomPlacementsOfFourAxes) {
       while (placements.size() < 4) {
         const auto kind = static_cast<int64_t>(random() % 6) - 1;
         placements.push_back(kind < 3 ? Placement(Shard{kind})
-                             : source ? Placement(Partial{PartialOp::max})
+                             : source ? Placement(Partial{ReduceOp::max})
                                       : Placement(Replicate{}));
       }
       return placements;

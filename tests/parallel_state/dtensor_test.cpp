@@ -193,7 +193,7 @@ TEST(DTensor, WhatCannotBeIsNamed) {
     return throws_with<UsageError>([&] { (void)DTensor::from_local(local, mesh, placements); },
                                    message);
   };
-  const Placement sum = Partial{}, avg = Partial{PartialOp::avg}, max = Partial{PartialOp::max};
+  const Placement sum = Partial{}, avg = Partial{ReduceOp::average}, max = Partial{ReduceOp::max};
   EXPECT_TRUE(refusal({Shard{0}}, "placements (Shard(0)): found 1, allowed: 2, one for each axis"));
   EXPECT_TRUE(refusal({Shard{2}, Replicate{}},
                       "Shard(2): the tensor has 2 dimensions, allowed: -2 <= dim < 2"));
