@@ -61,7 +61,7 @@ void take_number(int64_t number, Take take) {
   take(std::string_view(digits, std::to_chars(digits, std::end(digits), number).ptr));
 }
 
-/// Calls take() with each part of the text of `operation`, in order, with the factor if it is not 1.
+/// Calls take() with each part of the text of `operation`, in order; a factor of 1 has none.
 template <class Take>
 void for_each_part(const CollectiveOperation& operation, Take take) {
   take(std::string_view(name_of(operation.kind)));
