@@ -17,9 +17,8 @@ struct ReducerBucketTimes {
   int64_t overlap = 0;   ///< between launch and the end of backward's computation
 };
 
-/// What a Reducer knows about itself, under the names of PyTorch's DDPLoggingData, without its
-/// device_ids and variables of the environment. Times are in ns by the host's clock; lists are
-/// texts "4, 8"; flags are 0 or 1.
+/// What a Reducer knows about itself, under the names of PyTorch's DDPLoggingData. Times are in ns
+/// by the host's clock; lists are texts "4, 8"; flags are 0 or 1.
 struct ReducerLoggingData {
   std::map<std::string, std::string> strings;
   std::map<std::string, int64_t> integers;

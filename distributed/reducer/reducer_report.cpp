@@ -1,5 +1,6 @@
 // What a Reducer tells about itself.
 
+#include <cstdlib>
 #include <set>
 
 #include <ATen/ATen.h>
@@ -9,6 +10,11 @@
 
 namespace lockstep {
 namespace {
+
+std::string environment(const char* name) {
+  const char* const value = std::getenv(name);
+  return value ? value : "N/A";
+}
 
 /// "2 1, 0": the parameters of each bucket.
 std::string to_text(const std::vector<std::vector<size_t>>& indices) {
@@ -63,7 +69,15 @@ ReducerLoggingData Reducer::logging_data() const {
       {"rebuilt_per_bucket_param_indices", r.rebuilt ? to_text(r.indices) : ""},
       {"prev_iteration_grad_ready_order_indices",
        fmt::format("{}", fmt::join(r.ready_order, ", "))},
+      {"device_ids", device.is_cuda() ? std::to_string(device.index()) : ""},
       {"dtypes", dtypes_of(r.params)},
+      {"master_addr", environment("MASTER_ADDR")},
+      {"master_port", environment("MASTER_PORT")},
+      {"cuda_visible_devices", environment("CUDA_VISIBLE_DEVICES")},
+      {"torch_distributed_debug", environment("TORCH_DISTRIBUTED_DEBUG")},
+      {"gloo_socket_ifname", environment("GLOO_SOCKET_IFNAME")},
+      {"nccl_socket_ifname", environment("NCCL_SOCKET_IFNAME")},
+      {"nccl_debug", environment("NCCL_DEBUG")},
       {"comm_hook", r.hook ? r.hook->name() : ""},
       {"error", r.guard.failure()}};
   data.integers = r.statistics.fields();
