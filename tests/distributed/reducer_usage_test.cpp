@@ -170,7 +170,7 @@ Plan random_plan(std::mt19937& random, size_t ranks) {
 }
 
 /// The gradients of a rank after each step; NaN stands for an undefined one.
-using Trace = std::vector<std::vector<double>>;
+using GradientTrace = std::vector<std::vector<double>>;
 
 std::vector<double> gradients_of(const std::vector<NamedParameter>& params) {
   std::vector<double> result;
@@ -186,9 +186,9 @@ std::vector<double> gradients_of(const std::vector<NamedParameter>& params) {
 /// Runs `plan` with a Reducer of ours or c10d's. `zero` begins a step, `accumulates(loss)` is a
 /// backward that is not reduced, `reduces(loss)` one that is.
 template <class Zero, class Accumulates, class Reduces>
-Trace run_plan(const Plan& plan, size_t rank, const std::vector<NamedParameter>& params, Zero zero,
-               Accumulates accumulates, Reduces reduces) {
-  Trace trace;
+GradientTrace run_plan(const Plan& plan, size_t rank, const std::vector<NamedParameter>& params,
+                       Zero zero, Accumulates accumulates, Reduces reduces) {
+  GradientTrace trace;
   for (const auto& step : plan.backwards) {
     if (plan.zeroes) zero();
     for (size_t batch = 0; batch < step.size(); ++batch) {
@@ -204,7 +204,8 @@ Trace run_plan(const Plan& plan, size_t rank, const std::vector<NamedParameter>&
   return trace;
 }
 
-Trace run_ours(const Plan& plan, const ParallelState& state, const ReducerOptions& options) {
+GradientTrace run_ours(const Plan& plan, const ParallelState& state,
+                       const ReducerOptions& options) {
   const auto params = named_zeros(plan.numels);
   Reducer reducer(params, replicas(state), options);
   return run_plan(
@@ -216,7 +217,7 @@ Trace run_ours(const Plan& plan, const ParallelState& state, const ReducerOption
       [&](auto loss) { reduce(reducer, loss); });
 }
 
-Trace run_c10d(const Plan& plan, const ParallelState& state, bool as_view) {
+GradientTrace run_c10d(const Plan& plan, const ParallelState& state, bool as_view) {
   const auto params = named_zeros(plan.numels);
   std::vector<at::Tensor> tensors;
   std::vector<std::vector<size_t>> buckets(1);
@@ -246,10 +247,10 @@ Trace run_c10d(const Plan& plan, const ParallelState& state, bool as_view) {
 
 /// What the gradients are by the definition: the mean over the ranks of what was accumulated, of
 /// each parameter that some rank has used since the reduction before; the others stay.
-std::vector<Trace> plain_averages(const Plan& plan, size_t ranks) {
+std::vector<GradientTrace> plain_averages(const Plan& plan, size_t ranks) {
   std::vector<std::vector<double>> grads(ranks,
                                          std::vector<double>(plan.numels.size(), std::nan("")));
-  std::vector<Trace> traces(ranks);
+  std::vector<GradientTrace> traces(ranks);
   for (const auto& step : plan.backwards) {
     std::vector<bool> used(plan.numels.size(), false);
     for (size_t rank = 0; rank < ranks; ++rank)
@@ -274,7 +275,8 @@ std::vector<Trace> plain_averages(const Plan& plan, size_t ranks) {
   return traces;
 }
 
-void expect_same(const Trace& found, const Trace& expected, const std::string& where) {
+void expect_same(const GradientTrace& found, const GradientTrace& expected,
+                 const std::string& where) {
   ASSERT_EQ(found.size(), expected.size());
   for (size_t step = 0; step < found.size(); ++step)
     for (size_t p = 0; p < found[step].size(); ++p) {
@@ -290,9 +292,9 @@ TEST(ReducerUsage, RandomUsesAreAveragedAsByC10dAndByThePlainAverage) {
     const size_t ranks = 2 + random() % 2;
     const Plan plan = random_plan(random, ranks);
     const int64_t cap = random() % 2 == 0 ? 1 : 1 << 20;
-    const std::vector<Trace> expected = plain_averages(plan, ranks);
+    const std::vector<GradientTrace> expected = plain_averages(plan, ranks);
     run_ranks(static_cast<int64_t>(ranks), [&](const ParallelState& state) {
-      const Trace& right = expected[static_cast<size_t>(state.rank())];
+      const GradientTrace& right = expected[static_cast<size_t>(state.rank())];
       for (const bool as_view : {true, false}) {
         const std::string which =
             "trial " + std::to_string(trial) + (as_view ? ", views" : ", copies");

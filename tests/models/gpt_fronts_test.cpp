@@ -20,12 +20,12 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kReplicas = 4, kBatch = 2, kLength = 16;
-constexpr double kTokens = kReplicas * kBatch * kLength;
+constexpr int64_t kShares = 4, kRows = 2, kLength = 16;
+constexpr double kAllTokens = kShares * kRows * kLength;
 
 using Overrides = std::vector<std::string>;
 
-Config small_config(const Overrides& model, const Overrides& layout = {}) {
+Config front_config(const Overrides& model, const Overrides& layout = {}) {
   Overrides all = {"model.num_layers=2",          "model.hidden_size=16",
                    "model.num_attention_heads=4", "model.num_query_groups=2",
                    "model.ffn_hidden_size=16",    "model.seq_length=16",
@@ -40,13 +40,12 @@ GPTModel make_model(const Config& config, const ParallelState& state) {
       config.model, config.parallel, state, GPTStage::whole(config.model), {.dtype = at::kDouble}};
 }
 
-/// This rank's share of kReplicas micro-batches. Returns its tokens.
+/// This rank's share of kShares micro-batches. Returns its tokens.
 at::Tensor backwards(GPTModel& model, const ParallelState& state) {
   const ProcessGroup dp = state.group(GroupKind::dp), cp = state.group(GroupKind::cp);
   at::Tensor tokens = at::zeros({}, at::kDouble);
-  for (int64_t m = 0; m < kReplicas / dp.size(); ++m) {
-    const at::Tensor i =
-        at::arange(kBatch * 17).view({kBatch, 17}) + 7 * (m * dp.size() + dp.rank());
+  for (int64_t m = 0; m < kShares / dp.size(); ++m) {
+    const at::Tensor i = at::arange(kRows * 17).view({kRows, 17}) + 7 * (m * dp.size() + dp.rank());
     const at::Tensor batch = (i * i + 3 * i).remainder(11);
     const at::Tensor losses =
         model.forward({.tokens = cut_for_context(batch.narrow(1, 0, kLength), 1, cp),
@@ -59,11 +58,11 @@ at::Tensor backwards(GPTModel& model, const ParallelState& state) {
 
 double norm_in_one_process(const Overrides& overrides) {
   const ParallelState alone = ParallelState::single_process();
-  GPTModel model = make_model(small_config(overrides), alone);
+  GPTModel model = make_model(front_config(overrides), alone);
   backwards(model, alone);
   std::vector<at::Tensor> grads;
   for (const NamedParameter& param : collect_parameters(model))
-    grads.push_back(param.tensor.grad().flatten() / kTokens);
+    grads.push_back(param.tensor.grad().flatten() / kAllTokens);
   return at::cat(grads).norm().item<double>();
 }
 
@@ -78,19 +77,19 @@ void expect_same_grads(const GPTModel& found, const GPTModel& expected, double f
 void expect_equal_fronts(const Overrides& overrides, const Overrides& layout) {
   SCOPED_TRACE(fmt::format("{} {}", fmt::join(overrides, " "), fmt::join(layout, " ")));
   const double norm = norm_in_one_process(overrides);
-  const Config config = small_config(overrides, layout);
+  const Config config = front_config(overrides, layout);
   const ParallelConfig& parallel = config.parallel;
   testing::run_ranks(
       4,
       [&](const ParallelState& state) {
         GPTModel wrapped = make_model(config, state);
         DistributedDataParallel ddp(wrapped, state, config.ddp);
-        ddp.set_num_microbatches(kReplicas / state.group(GroupKind::dp).size());
+        ddp.set_num_microbatches(kShares / state.group(GroupKind::dp).size());
         finalize_model_grads({&ddp}, backwards(wrapped, state));
 
         GPTModel synchronized = make_model(config, state);
         GradientSynchronizer sync(synchronized, state, /*bucket_size_mb=*/0.01,
-                                  kReplicas / state.group(GroupKind::dp).size(),
+                                  kShares / state.group(GroupKind::dp).size(),
                                   {.reduction = GradientReduction::per_token,
                                    .token_group = state.group(GroupKind::dp_cp)});
         sync.bind();
@@ -103,7 +102,7 @@ void expect_equal_fronts(const Overrides& overrides, const Overrides& layout) {
         backwards(averaged, state);
         all_reduce_grads(averaged, state);
         expect_same_grads(averaged, wrapped,
-                          static_cast<double>(state.group(GroupKind::dp_cp).size()) / kTokens);
+                          static_cast<double>(state.group(GroupKind::dp_cp).size()) / kAllTokens);
       },
       {.sizes = {.tensor = parallel.tensor_model_parallel_size,
                  .context = parallel.context_parallel_size,

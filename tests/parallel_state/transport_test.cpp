@@ -67,10 +67,10 @@ struct Rank {
   }
 };
 
-using Body = std::function<void(const Rank&)>;
+using OnRank = std::function<void(const Rank&)>;
 
 void be_rank(Kind kind, const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t size,
-             const Body& body) {
+             const OnRank& body) {
   BackendSpec spec;
   spec.store = store;
   spec.group_name = "test";
@@ -92,7 +92,7 @@ void be_rank(Kind kind, const c10::intrusive_ptr<c10d::Store>& store, int64_t ra
 }
 
 /// Runs `body` as every rank of groups of 2, 3 and 4, with every implementation.
-void on_all_transports(const Body& body) {
+void on_all_transports(const OnRank& body) {
   for (const Kind kind : {Kind::build, Kind::observed, Kind::gloo, Kind::planning})
     for (const int64_t size : {2, 3, 4}) {
       SCOPED_TRACE(fmt::format("{}, {} ranks", to_string(kind), size));
