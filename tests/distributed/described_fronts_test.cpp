@@ -30,7 +30,7 @@ using Lines = std::vector<std::string>;
 
 constexpr auto kSum = GradientState::partial_sum;
 constexpr auto kMean = GradientState::partial_mean;
-constexpr int kMicrobatches = 2;
+constexpr int kBackwards = 2;
 
 /// One rank's pieces of a model, as a module that describes them.
 class Pieces : public DescribedModule {
@@ -96,7 +96,7 @@ std::map<std::string, at::Tensor> whole_grads(const std::vector<WholeParam>& mod
   std::map<std::string, at::Tensor> params, grads;
   for (const WholeParam& param : model)
     params[param.name] = testing::wave(param, 0).requires_grad_(param.trained);
-  for (int m = 0; m < kMicrobatches; ++m) testing::whole_loss(model, params, grids, m).backward();
+  for (int m = 0; m < kBackwards; ++m) testing::whole_loss(model, params, grids, m).backward();
   for (const auto& [name, param] : params)
     if (param.requires_grad()) grads[name] = param.grad();
   return grads;
@@ -141,7 +141,7 @@ void on_layouts(const Body& body) {
 
 void backwards(const Pieces& net, const std::vector<WholeParam>& model,
                const ParallelState& state) {
-  for (int m = 0; m < kMicrobatches; ++m) backward_of_rank(model, net.pieces(), state, m);
+  for (int m = 0; m < kBackwards; ++m) backward_of_rank(model, net.pieces(), state, m);
 }
 
 TEST(DescribedFronts, GradientSynchronizerGivesTheGradientsOfOneProcess) {
@@ -152,7 +152,7 @@ TEST(DescribedFronts, GradientSynchronizerGivesTheGradientsOfOneProcess) {
       const bool per_token = reduction == GradientReduction::per_token;
       const ProcessGroup batch = state.group(GroupKind::dp_cp);
       if (per_token) options.token_group = batch;
-      GradientSynchronizer sync(net, state, /*bucket_size_mb=*/1e-4, kMicrobatches, options);
+      GradientSynchronizer sync(net, state, /*bucket_size_mb=*/1e-4, kBackwards, options);
       sync.bind();
       for (int step = 0; step < 2; ++step) {
         backwards(net, model, state);
@@ -217,9 +217,9 @@ TEST(DescribedFronts, ReducerGivesTheGradientsOfOneProcess) {
           model.push_back({"expert", {6, 2}, {.placements = {{etp, Shard{0}}}, .is_expert = true}});
           Pieces net(model, state);
           Reducer reducer(net, state);
-          for (int m = 0; m < kMicrobatches; ++m) {
+          for (int m = 0; m < kBackwards; ++m) {
             Reducer::NoSyncGuard no_sync;
-            if (m + 1 < kMicrobatches) no_sync = reducer.no_sync();
+            if (m + 1 < kBackwards) no_sync = reducer.no_sync();
             reducer.prepare_for_forward();
             reducer.prepare_for_backward();
             backward_of_rank(model, net.pieces(), state, m);
@@ -266,7 +266,7 @@ TEST(DescribedFronts, WhatIsSentOverWhichRanksFollowsFromTheDescriptions) {
                     backwards(net, kSent, state);
                     return all_reduce_grads(net, state);
                   }
-                  GradientSynchronizer sync(net, state, 1, kMicrobatches,
+                  GradientSynchronizer sync(net, state, 1, kBackwards,
                                             {.reduction = GradientReduction::mean});
                   sync.bind();
                   backwards(net, kSent, state);
@@ -305,7 +305,7 @@ struct Averaged {
   explicit Averaged(const ParallelState& state)
       : net(kSent, state),
         params(mesh_parameters(net, state)),
-        sync({params}, 1, kMicrobatches, {.reduction = GradientReduction::mean}) {
+        sync({params}, 1, kBackwards, {.reduction = GradientReduction::mean}) {
     sync.bind();
   }
 

@@ -20,14 +20,13 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kTrainedSteps = 10, kLoopMicrobatches = 3, kSamples = 6;
-constexpr double kRate = 0.5, kLoopClip = 0.3;
+constexpr int64_t kTrainedSteps = 10, kMicrobatches = 3, kSamples = 6;
+constexpr double kRate = 0.5, kClip = 0.3;
 
 struct Net : testing::SmallNet {
   /// The mean over samples, of one micro-batch of one rank.
   at::Tensor mean_loss(const ParallelState& state, int64_t step, int64_t microbatch) const {
-    const int64_t number =
-        (step * kLoopMicrobatches + microbatch) * state.world_size() + state.rank();
+    const int64_t number = (step * kMicrobatches + microbatch) * state.world_size() + state.rank();
     return loss(samples(number * kSamples, kSamples)) / kSamples;
   }
 };
@@ -37,14 +36,14 @@ void loop_of_distributed_data_parallel(const ParallelState& state, Net& net) {
   DistributedDataParallelConfig config;
   config.calculate_per_token_loss = false;  // the loss is a mean
   DistributedDataParallel ddp(net, state, config);
-  ddp.set_num_microbatches(kLoopMicrobatches);
+  ddp.set_num_microbatches(kMicrobatches);
   torch::optim::SGD optimizer(net.parameters(), kRate);
   for (int64_t step = 0; step < kTrainedSteps; ++step) {
     ddp.zero_grad();
-    for (int64_t m = 0; m < kLoopMicrobatches; ++m)
-      (net.mean_loss(state, step, m) / kLoopMicrobatches).backward();
+    for (int64_t m = 0; m < kMicrobatches; ++m)
+      (net.mean_loss(state, step, m) / kMicrobatches).backward();
     finalize_model_grads({&ddp});
-    clip_grad_norm_({&ddp}, kLoopClip);
+    clip_grad_norm_({&ddp}, kClip);
     optimizer.step();
   }
   // [DistributedDataParallel]
@@ -56,15 +55,15 @@ void loop_of_gradient_synchronizer(const ParallelState& state, Net& net) {
   std::vector<MeshParameter> parameters;
   for (const auto& item : net.named_parameters())
     parameters.emplace_back(DTensor::from_local(item.value(), mesh, {Replicate{}}), item.key());
-  GradientSynchronizer sync({parameters}, /*bucket_size_mb=*/25, kLoopMicrobatches,
+  GradientSynchronizer sync({parameters}, /*bucket_size_mb=*/25, kMicrobatches,
                             {.reduction = GradientReduction::mean});
   sync.bind();
   torch::optim::SGD optimizer(net.parameters(), kRate);
   for (int64_t step = 0; step < kTrainedSteps; ++step) {
-    for (int64_t m = 0; m < kLoopMicrobatches; ++m)
-      (net.mean_loss(state, step, m) / kLoopMicrobatches).backward();  // the last one reduces
+    for (int64_t m = 0; m < kMicrobatches; ++m)
+      (net.mean_loss(state, step, m) / kMicrobatches).backward();  // the last one reduces
     sync.wait();
-    clip_grad_norm_(parameters, kLoopClip);
+    clip_grad_norm_(parameters, kClip);
     optimizer.step();
     sync.zero_grad();
   }
@@ -77,10 +76,10 @@ void loop_of_all_reduce_grads(const ParallelState& state, Net& net) {
   torch::optim::SGD optimizer(net.parameters(), kRate);
   for (int64_t step = 0; step < kTrainedSteps; ++step) {
     optimizer.zero_grad();
-    for (int64_t m = 0; m < kLoopMicrobatches; ++m)
-      (net.mean_loss(state, step, m) / kLoopMicrobatches).backward();
+    for (int64_t m = 0; m < kMicrobatches; ++m)
+      (net.mean_loss(state, step, m) / kMicrobatches).backward();
     all_reduce_grads(net, world, /*use_ddp=*/false);
-    clip_grad_norm_(net, kLoopClip);
+    clip_grad_norm_(net, kClip);
     optimizer.step();
   }
   // [all_reduce_grads]
@@ -92,15 +91,15 @@ void loop_of_reducer(const ParallelState& state, Net& net) {
   torch::optim::SGD optimizer(net.parameters(), kRate);
   for (int64_t step = 0; step < kTrainedSteps; ++step) {
     reducer.zero_grad();
-    for (int64_t m = 0; m < kLoopMicrobatches; ++m) {
+    for (int64_t m = 0; m < kMicrobatches; ++m) {
       Reducer::NoSyncGuard no_sync;
-      if (m + 1 < kLoopMicrobatches) no_sync = reducer.no_sync();
+      if (m + 1 < kMicrobatches) no_sync = reducer.no_sync();
       reducer.prepare_for_forward();
-      const at::Tensor loss = net.mean_loss(state, step, m) / kLoopMicrobatches;
+      const at::Tensor loss = net.mean_loss(state, step, m) / kMicrobatches;
       reducer.prepare_for_backward({loss});
       loss.backward();
     }
-    clip_grad_norm_(net, kLoopClip);
+    clip_grad_norm_(net, kClip);
     optimizer.step();
   }
   // [Reducer]
@@ -115,13 +114,13 @@ TEST(FrontLoops, AllArriveAtTheWeightsOfOneProcess) {
   for (int64_t step = 0; step < kTrainedSteps; ++step) {
     optimizer.zero_grad();
     at::Tensor loss = at::zeros({}, at::kDouble);
-    for (int64_t i = 0; i < kLoopMicrobatches * kRanks; ++i)
-      loss = loss + alone.loss(Net::samples((step * kLoopMicrobatches * kRanks + i) * kSamples,
-                                            kSamples)) /
-                        (kSamples * kLoopMicrobatches * kRanks);
+    for (int64_t i = 0; i < kMicrobatches * kRanks; ++i)
+      loss = loss +
+             alone.loss(Net::samples((step * kMicrobatches * kRanks + i) * kSamples, kSamples)) /
+                 (kSamples * kMicrobatches * kRanks);
     loss.backward();
     (step == 0 ? first_loss : last_loss) = loss.item<double>();
-    clip_grad_norm_(alone, kLoopClip);
+    clip_grad_norm_(alone, kClip);
     optimizer.step();
   }
   EXPECT_LT(last_loss, 0.5 * first_loss);
