@@ -34,7 +34,7 @@ const FrontCall kSynchronizer = [](auto& net, const auto&) { GradientSynchronize
 const FrontCall kAllReduce = [](auto& net, const auto& state) {
   all_reduce_grads(net, DeviceMesh::dense(state), /*use_ddp=*/false);
 };
-const FrontCall kClip = [](auto& net, const auto&) { clip_grad_norm_(net, 1.0); };
+const FrontCall kClipping = [](auto& net, const auto&) { clip_grad_norm_(net, 1.0); };
 const FrontCall kReducer = [](auto& net, const auto& state) {
   Reducer(net, state.group(GroupKind::dp_cp));
 };
@@ -116,7 +116,7 @@ TEST(DescribedRefusals, AListWithoutAMeshIsRefusedWhereADescriptionNeedsOne) {
   for (const auto& [description, text] : cases)
     expect_refused(kSynchronizer, "GradientSynchronizer", description, {.tensor = 2},
                    "GradientSynchronizer: parameter 'odd' is described as '" + text);
-  expect_refused(kClip, "clip_grad_norm_", cases[0].first, {.tensor = 2},
+  expect_refused(kClipping, "clip_grad_norm_", cases[0].first, {.tensor = 2},
                  "clip_grad_norm_: parameter 'odd' is described as '" + cases[0].second);
 }
 
