@@ -103,6 +103,7 @@ def main():
     if dist.get_rank() == 0:
         torch.save(result, sys.argv[2])
     dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <limits>
 #include <memory>
 #include <thread>
 
@@ -149,26 +147,6 @@ TEST(Collectives, ALabelIsCopiedOnceAGroup) {
     EXPECT_EQ(allocations.long_texts, 1);
     for (int i = 0; i < 100; ++i) call_each(state, label);
     EXPECT_EQ(allocations.long_texts, 1);
-  });
-}
-
-/// The least of several rounds: the queue of the transport allocates now and then.
-int64_t allocations_of_calls(const ParallelState& state, const std::string& label, int calls) {
-  int64_t least = std::numeric_limits<int64_t>::max();
-  for (int round = 0; round < 5; ++round) {
-    allocations = {};
-    for (int i = 0; i < calls; ++i) call_each(state, label);
-    least = std::min(least, allocations.all);
-  }
-  return least;
-}
-
-TEST(Collectives, ACallAllocatesAsOftenForALongLabelAsForAShortOne) {
-  run_ranks(2, [](const ParallelState& state) {
-    constexpr int kCalls = 100;
-    const int64_t of_short = allocations_of_calls(state, "x", kCalls);
-    const int64_t of_long = allocations_of_calls(state, std::string(40, 'x'), kCalls);
-    EXPECT_LT(of_long, of_short + kCalls / 2);
   });
 }
 

@@ -14,13 +14,11 @@ inline constexpr size_t kLongText = 5000;
 
 /// Of this thread, since it set them to 0.
 struct Allocations {
-  int64_t all = 0;
   int64_t long_texts = 0;  ///< what copies of long texts take
 };
 inline thread_local Allocations allocations;
 
 inline void* allocate_and_count(size_t size) {
-  ++allocations.all;
   if (size > kLongText && size <= kLongText + 64) ++allocations.long_texts;
   if (void* const memory = std::malloc(size)) return memory;
   throw std::bad_alloc();
