@@ -7,7 +7,7 @@
 namespace lockstep {
 
 /// A reduction whose terms are scaled first: x becomes x * numerator / denominator, rounded once.
-/// The factor is the same on every rank; ranks that pass another one get a CommunicationError.
+/// The two numbers are the same on every rank, as all else of a call (see collectives.h).
 /// Costs no pass over memory of its own where the reduction can do it on the way (sums over the CPU
 /// or over NCCL). A factor other than 1 is for floating-point sums and averages.
 struct Reduction {

@@ -131,7 +131,7 @@ LayerContext layer_context(const TransformerConfig& config, const Layout& layout
   return context;
 }
 
-constexpr int64_t kTokens = 8, kRows = 2;
+constexpr int64_t kLength = 8, kRows = 2;
 
 /// Output and gradients of one process for `replicas` micro-batches.
 struct Whole {
@@ -156,10 +156,10 @@ struct Whole {
   }
 
   static at::Tensor batch(int64_t replica) {
-    return numbers({kTokens, kRows, kHidden}, static_cast<double>(replica));
+    return numbers({kLength, kRows, kHidden}, static_cast<double>(replica));
   }
   static at::Tensor weight(int64_t replica) {
-    return numbers({kTokens, kRows, kHidden}, 10 + static_cast<double>(replica));
+    return numbers({kLength, kRows, kHidden}, 10 + static_cast<double>(replica));
   }
 };
 
@@ -308,7 +308,7 @@ TEST(MoELayer, AllToAllSendsEachChosenTokenOnce) {
                                              "all_to_all of outputs of the experts",
                                              "all_to_all of gradient of outputs of the experts",
                                              "all_to_all of gradient of tokens of the experts"}));
-  EXPECT_EQ(rows, 2 * kTokens * kRows * 2);  // replicas, top 2
+  EXPECT_EQ(rows, 2 * kLength * kRows * 2);  // replicas, top 2
 }
 
 TEST(MoELayer, ExpertsStartAlikeAndDescribeThemselves) {
@@ -348,14 +348,14 @@ TEST(MoELayer, CountsChoicesForTheExpertBiasWhileTraining) {
   ASSERT_EQ(routers.size(), 1);
   const auto counted = [&] { return routers[0]->tokens_per_expert().sum().item<int64_t>(); };
   layer.forward(Whole::batch(0));
-  EXPECT_EQ(counted(), kTokens * kRows * 2);
+  EXPECT_EQ(counted(), kLength * kRows * 2);
   {
     const at::NoGradGuard no_grad;
     layer.forward(Whole::batch(0));
   }
   layer.eval();
   layer.forward(Whole::batch(0));
-  EXPECT_EQ(counted(), kTokens * kRows * 2);
+  EXPECT_EQ(counted(), kLength * kRows * 2);
   EXPECT_EQ(routers[0]->expert_bias().numel(), 4);
 }
 

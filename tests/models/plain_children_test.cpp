@@ -249,7 +249,9 @@ class RegisteredTwice : public DescribedModule {
 
 TEST(PlainChildren, ANameThatIsTakenLeavesTheFirstDescription) {
   const RegisteredTwice net;
-  for (const NamedParameter& param : collect_parameters(net))
+  const auto params = collect_parameters(net);
+  ASSERT_EQ(params.size(), 2u);
+  for (const NamedParameter& param : params)
     EXPECT_EQ(param.description.gradient_state(MeshAxis::tp), GradientState::partial_sum);
 }
 

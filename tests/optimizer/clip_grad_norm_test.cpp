@@ -27,7 +27,7 @@ using testing::sent_by;
 using testing::throws_with;
 using Sent = std::vector<std::string>;
 
-constexpr double kInfiniteNorm = std::numeric_limits<double>::infinity();
+constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr std::optional<double> kNoClipping = std::nullopt;
 
 /// A parameter of ones whose gradient is `value` everywhere.
@@ -70,7 +70,7 @@ TEST(ClipGradNorm, GN1StagesWithAndWithoutShardedParameters) {
 
 TEST(ClipGradNorm, GN2EqualsPyTorchOnOneProcess) {
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat})
-    for (const double p : {0.5, 1.0, 2.0, 3.0, kInfiniteNorm})
+    for (const double p : {0.5, 1.0, 2.0, 3.0, kInf})
       for (const std::optional<double> max_norm :
            {std::optional<double>(1), std::optional<double>(5), std::optional<double>(1000),
             kNoClipping})
@@ -129,7 +129,7 @@ TEST(ClipGradNorm, GN4OneReductionForEveryGroupThatShards) {
                   // The same group as "a", on another mesh.
                   with_grad(ones_on(grid["a"], {16}, {Shard{0}}, "", at::kDouble), 7)};
               const double squares = 16. * (1 + 4 + 9 + 16 + 25 + 36 + 49);
-              for (const double p : {2.0, 1.0, kInfiniteNorm}) {
+              for (const double p : {2.0, 1.0, kInf}) {
                 const double expected = p == 2   ? std::sqrt(squares)
                                         : p == 1 ? 16. * (1 + 2 + 3 + 4 + 5 + 6 + 7)
                                                  : 7;
@@ -204,8 +204,8 @@ TEST(ClipGradNorm, ManyElementsOfHalfPrecisionDoNotSaturate) {
 }
 
 TEST(ClipGradNorm, WhatIsNotFiniteThrowsOnEveryRankOrSpoilsTheGradientsAsInPyTorch) {
-  for (const double poison : {kInfiniteNorm, std::nan("")})
-    for (const double p : {1.0, 2.0, kInfiniteNorm}) {
+  for (const double poison : {kInf, std::nan("")})
+    for (const double p : {1.0, 2.0, kInf}) {
       const auto errors = errors_of_ranks(2, [&](const ParallelState& state) {
         MeshParameter param =
             with_grad(ones_on(DeviceMesh(state, {2}, {"tp"}), {8}, {Shard{0}}, "weight"), 2);
@@ -217,9 +217,9 @@ TEST(ClipGradNorm, WhatIsNotFiniteThrowsOnEveryRankOrSpoilsTheGradientsAsInPyTor
       EXPECT_NE(errors[1].find("the gradient of 'weight' holds NaN or infinity"), std::string::npos)
           << errors[1];
     }
-  const at::Tensor ours = leaf_with_grad(at::tensor({1., kInfiniteNorm}));
+  const at::Tensor ours = leaf_with_grad(at::tensor({1., kInf}));
   clip_grad_norm_({ours}, 1.0);
-  const at::Tensor theirs = leaf_with_grad(at::tensor({1., kInfiniteNorm}));
+  const at::Tensor theirs = leaf_with_grad(at::tensor({1., kInf}));
   torch::nn::utils::clip_grad_norm_(std::vector<at::Tensor>{theirs}, 1.0);
   EXPECT_TRUE(at::allclose(ours.grad(), theirs.grad(), 1e-6, 0, /*equal_nan=*/true));
 }
@@ -249,7 +249,7 @@ at::Tensor magnitudes(const at::Tensor& grad) {
 }
 
 TEST(ClipGradNorm, GradientsOfEveryKindOfMemoryAndComplexOnesCountForEveryNorm) {
-  for (const double p : {0.5, 1.0, 2.0, 3.0, kInfiniteNorm})
+  for (const double p : {0.5, 1.0, 2.0, 3.0, kInf})
     for (const bool foreach : {true, false})
       for (const auto& [kind, grad] : odd_gradients()) {
         const at::Tensor size = magnitudes(grad);
@@ -278,7 +278,7 @@ TEST(ClipGradNorm, GradientsOfEveryKindOfMemoryAndComplexOnesCountForEveryNorm) 
 }
 
 TEST(ClipGradNorm, AComplexShardIsPutTogetherOverItsRanks) {
-  for (const double p : {1.0, 2.0, 3.0, kInfiniteNorm})
+  for (const double p : {1.0, 2.0, 3.0, kInf})
     run_ranks(2, [&](const ParallelState& state) {
       MeshParameter param =
           ones_on(DeviceMesh(state, {2}, {"tp"}), {4}, {Shard{0}}, "complex", at::kComplexFloat);
@@ -300,7 +300,7 @@ TEST(ClipGradNorm, GradientsThatItCannotTakeAreNamedOnEveryRank) {
       clip_grad_norm_({param}, 1.0, p);
     });
   };
-  for (const double p : {1.0, 2.0, kInfiniteNorm}) {
+  for (const double p : {1.0, 2.0, kInf}) {
     for (const std::string& error : errors_of(at::ones({2}, at::kComplexHalf), p))
       EXPECT_NE(error.find("clip_grad_norm_: the gradient of 'odd' is ComplexHalf, allowed: Float, "
                            "Double, BFloat16, Half, ComplexFloat, ComplexDouble"),
@@ -310,7 +310,7 @@ TEST(ClipGradNorm, GradientsThatItCannotTakeAreNamedOnEveryRank) {
   // Windows that overlap: no element can be multiplied without its neighbour.
   const at::Tensor window = at::zeros({3, 2}).requires_grad_(true);
   window.mutable_grad() = at::arange(4, at::kFloat).as_strided({3, 2}, {1, 1});
-  for (const double p : {1.0, 2.0, kInfiniteNorm}) {
+  for (const double p : {1.0, 2.0, kInf}) {
     EXPECT_TRUE(throws_with<UsageError>(
         [&] { clip_grad_norm_({MeshParameter(window, "window")}, 1.0, p); },
         "clip_grad_norm_: the gradient of 'window' has elements that share memory"));
