@@ -1,5 +1,7 @@
 # Decides whether the CUDA sources are built: LOCKSTEP_CUDA = AUTO (where a CUDA 13 compiler is
-# found), ON (an error where there is none), OFF. Sets LOCKSTEP_WITH_CUDA.
+# found), ON (an error where there is none), OFF. Sets LOCKSTEP_WITH_CUDA. Unless
+# CMAKE_CUDA_ARCHITECTURES is given, the kernels are built for the data-center GPUs and the newest
+# consumer ones that nvcc knows (A100, H100, B200, RTX 50), and as PTX for what comes after.
 set(LOCKSTEP_CUDA AUTO CACHE STRING "Build the CUDA sources: AUTO, ON or OFF")
 set_property(CACHE LOCKSTEP_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(LOCKSTEP_WITH_CUDA OFF)
@@ -23,7 +25,16 @@ if(NOT LOCKSTEP_CUDA STREQUAL "OFF")
   endif()
   if(LOCKSTEP_WITH_CUDA)
     set(CMAKE_CUDA_COMPILER "${LOCKSTEP_NVCC}" CACHE FILEPATH "nvcc")
-    set(CMAKE_CUDA_ARCHITECTURES 90 CACHE STRING "GPU architectures of our kernels")
+    execute_process(COMMAND "${LOCKSTEP_NVCC}" --list-gpu-arch OUTPUT_VARIABLE _known)
+    set(_architectures)
+    foreach(_architecture IN ITEMS 80 90 100 120)
+      if(_known MATCHES "compute_${_architecture}\n")
+        list(APPEND _architectures ${_architecture}-real)
+        set(_newest ${_architecture})
+      endif()
+    endforeach()
+    set(CMAKE_CUDA_ARCHITECTURES "${_architectures};${_newest}-virtual"
+        CACHE STRING "GPU architectures of our kernels")
     set(CMAKE_CUDA_STANDARD 20)
     set(CMAKE_CUDA_RUNTIME_LIBRARY None)
     enable_language(CUDA)

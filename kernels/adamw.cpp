@@ -4,8 +4,8 @@
 
 #include <ATen/ATen.h>
 
-#include "lockstep/kernels/adamw_cuda.h"
 #include "lockstep/kernels/adamw_loop.h"
+#include "lockstep/kernels/device_kernels.h"
 #include "lockstep/kernels/flat_update.h"
 
 namespace lockstep::kernels {
@@ -51,7 +51,7 @@ struct AdamWOperands {
 
 void adamw(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& exp_avg,
            const at::Tensor& exp_avg_sq, const at::Tensor& low_precision,
-           const std::vector<UpdateSegment>& segments, const AdamWScalars& scalars,
+           const UpdateSegments& segments, const AdamWScalars& scalars,
            const StepControl& control) {
   const FlatUpdate update("adamw", master);
   update.check_operand("grad", grad, /*allow_fp16=*/true);
@@ -60,8 +60,11 @@ void adamw(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& e
   update.check_copy(low_precision);
   update.check_segments(segments);
   update.check_control(control);
-  if (master.is_cuda())
-    return adamw_cuda(master, grad, exp_avg, exp_avg_sq, low_precision, segments, scalars, control);
+  if (!master.is_cpu()) {
+    const c10::DeviceGuard guard(master.device());
+    return device_kernels("adamw", master.device().type())
+        .adamw(master, grad, exp_avg, exp_avg_sq, low_precision, segments, scalars, control);
+  }
   const auto grad_scale = read_control(control, scalars.grad_scale);
   if (!grad_scale) return;
   AdamWScalars numbers = scalars;

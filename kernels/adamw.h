@@ -1,7 +1,5 @@
 #pragma once
 
-#include <vector>
-
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/kernels/adamw_scalars.h"
@@ -28,7 +26,7 @@ namespace lockstep::kernels {
 /// alone, so it is the same bits for every cut into segments, threads or vectors.
 void adamw(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& exp_avg,
            const at::Tensor& exp_avg_sq, const at::Tensor& low_precision,
-           const std::vector<UpdateSegment>& segments, const AdamWScalars& scalars,
+           const UpdateSegments& segments, const AdamWScalars& scalars,
            const StepControl& control = {});
 
 }  // namespace lockstep::kernels

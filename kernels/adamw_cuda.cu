@@ -1,6 +1,6 @@
 #include <cmath>
 
-#include "lockstep/kernels/adamw_cuda.h"
+#include "lockstep/kernels/cuda_kernels.h"
 #include "lockstep/kernels/flat_update.cuh"
 
 namespace lockstep::kernels {
@@ -55,7 +55,7 @@ void launch(const at::Tensor& master, const AdamWOperands& operands, const Devic
 
 void adamw_cuda(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& exp_avg,
                 const at::Tensor& exp_avg_sq, const at::Tensor& low_precision,
-                const std::vector<UpdateSegment>& segments, const AdamWScalars& scalars,
+                const UpdateSegments& segments, const AdamWScalars& scalars,
                 const StepControl& control) {
   if (segments.empty()) return;
   const DeviceSegments table(segments, master.device());

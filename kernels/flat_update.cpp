@@ -47,7 +47,7 @@ void FlatUpdate::check_copy(const at::Tensor& tensor) const {
   check_shape("low_precision", tensor, is_narrow(tensor.scalar_type()), "BFloat16 or Half");
 }
 
-void FlatUpdate::check_segments(const std::vector<UpdateSegment>& segments) const {
+void FlatUpdate::check_segments(const UpdateSegments& segments) const {
   int64_t end = 0;
   for (const UpdateSegment& segment : segments) {
     require<UsageError>(
@@ -72,7 +72,7 @@ std::optional<double> read_control(const StepControl& control, double grad_scale
   return values[0];
 }
 
-void for_segments(const std::vector<UpdateSegment>& segments,
+void for_segments(const UpdateSegments& segments,
                   const std::function<void(int64_t, int64_t)>& run) {
   if (segments.empty()) return;
   constexpr int64_t kGrain = 1 << 16;  // elements that are worth a thread

@@ -73,20 +73,31 @@ struct DeviceSegment {
   int64_t start, end, first_block;
 };
 
+inline int64_t blocks_of(const UpdateSegment& segment) {
+  return (segment.end - segment.start + kElementsPerBlock - 1) / kElementsPerBlock;
+}
+
+/// A row for each segment, as DeviceSegment.
+inline at::Tensor upload_segments(const std::vector<UpdateSegment>& segments, at::Device device) {
+  at::Tensor host = at::empty({static_cast<int64_t>(segments.size()), 3}, at::kLong);
+  auto* row = host.mutable_data_ptr<int64_t>();
+  int64_t first_block = 0;
+  for (const UpdateSegment& segment : segments) {
+    *row++ = segment.start;
+    *row++ = segment.end;
+    *row++ = first_block;
+    first_block += blocks_of(segment);
+  }
+  return host.to(device);
+}
+
 /// The segments on the device, with blocks of kElementsPerBlock elements.
 struct DeviceSegments {
-  DeviceSegments(const std::vector<UpdateSegment>& segments, at::Device device) {
-    at::Tensor host = at::empty({static_cast<int64_t>(segments.size()), 3}, at::kLong);
-    auto* row = host.mutable_data_ptr<int64_t>();
-    int64_t first_block = 0;
-    for (const UpdateSegment& segment : segments) {
-      *row++ = segment.start;
-      *row++ = segment.end;
-      *row++ = first_block;
-      first_block += (segment.end - segment.start + kElementsPerBlock - 1) / kElementsPerBlock;
-    }
-    table = host.to(device);
-    blocks = static_cast<unsigned>(first_block);
+  DeviceSegments(const UpdateSegments& segments, at::Device device)
+      : table(segments.table_on(device, upload_segments)) {
+    int64_t all = 0;
+    for (const UpdateSegment& segment : segments) all += blocks_of(segment);
+    blocks = static_cast<unsigned>(all);
   }
   const DeviceSegment* data() const {
     return reinterpret_cast<const DeviceSegment*>(table.const_data_ptr<int64_t>());

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -27,7 +26,7 @@ class FlatUpdate {
   /// UsageError unless `tensor` is undefined or a bf16 or fp16 copy of fp32 master weights.
   void check_copy(const at::Tensor& tensor) const;
   /// UsageError unless the segments are in order and not empty.
-  void check_segments(const std::vector<UpdateSegment>& segments) const;
+  void check_segments(const UpdateSegments& segments) const;
   /// UsageError unless `control` is undefined or as StepControl says.
   void check_control(const StepControl& control) const;
 
@@ -43,8 +42,7 @@ class FlatUpdate {
 std::optional<double> read_control(const StepControl& control, double grad_scale);
 
 /// Calls `run(begin, end)` for parts of the segments, in parallel.
-void for_segments(const std::vector<UpdateSegment>& segments,
-                  const std::function<void(int64_t, int64_t)>& run);
+void for_segments(const UpdateSegments& segments, const std::function<void(int64_t, int64_t)>& run);
 
 /// A flat CPU tensor whose values are fp32, or are converted block by block.
 class FloatBlocks {

@@ -5,8 +5,8 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/kernels/device_kernels.h"
 #include "lockstep/kernels/flat_update.h"
-#include "lockstep/kernels/sgd_cuda.h"
 #include "lockstep/kernels/sgd_loop.h"
 
 namespace lockstep::kernels {
@@ -34,8 +34,8 @@ struct SgdOperands {
 }  // namespace
 
 void sgd(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& momentum_buffer,
-         const at::Tensor& low_precision, const std::vector<UpdateSegment>& segments,
-         const SgdScalars& scalars, const StepControl& control) {
+         const at::Tensor& low_precision, const UpdateSegments& segments, const SgdScalars& scalars,
+         const StepControl& control) {
   const FlatUpdate update("sgd", master);
   update.check_operand("grad", grad, /*allow_fp16=*/true);
   if (momentum_buffer.defined())
@@ -46,8 +46,11 @@ void sgd(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& mom
   update.check_copy(low_precision);
   update.check_segments(segments);
   update.check_control(control);
-  if (master.is_cuda())
-    return sgd_cuda(master, grad, momentum_buffer, low_precision, segments, scalars, control);
+  if (!master.is_cpu()) {
+    const c10::DeviceGuard guard(master.device());
+    return device_kernels("sgd", master.device().type())
+        .sgd(master, grad, momentum_buffer, low_precision, segments, scalars, control);
+  }
   const auto grad_scale = read_control(control, scalars.grad_scale);
   if (!grad_scale) return;
   SgdScalars numbers = scalars;

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <vector>
-
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/kernels/sgd_scalars.h"
@@ -19,7 +17,7 @@ namespace lockstep::kernels {
 /// Tensors, segments, `low_precision` and `control` are as in adamw(). `momentum_buffer` (b) is
 /// undefined if there is no momentum; then p -= learning_rate * g.
 void sgd(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& momentum_buffer,
-         const at::Tensor& low_precision, const std::vector<UpdateSegment>& segments,
-         const SgdScalars& scalars, const StepControl& control = {});
+         const at::Tensor& low_precision, const UpdateSegments& segments, const SgdScalars& scalars,
+         const StepControl& control = {});
 
 }  // namespace lockstep::kernels

@@ -1,5 +1,5 @@
+#include "lockstep/kernels/cuda_kernels.h"
 #include "lockstep/kernels/flat_update.cuh"
-#include "lockstep/kernels/sgd_cuda.h"
 
 namespace lockstep::kernels {
 namespace {
@@ -36,7 +36,7 @@ void launch(const at::Tensor& master, const SgdOperands& operands, const DeviceS
 }  // namespace
 
 void sgd_cuda(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& momentum_buffer,
-              const at::Tensor& low_precision, const std::vector<UpdateSegment>& segments,
+              const at::Tensor& low_precision, const UpdateSegments& segments,
               const SgdScalars& scalars, const StepControl& control) {
   if (segments.empty()) return;
   const DeviceSegments table(segments, master.device());

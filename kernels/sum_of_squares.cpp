@@ -5,7 +5,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
-#include "lockstep/kernels/sum_of_squares_cuda.h"
+#include "lockstep/kernels/device_kernels.h"
 #include "lockstep/kernels/sum_of_squares_loop.h"
 
 namespace lockstep::kernels {
@@ -34,7 +34,10 @@ at::Tensor sum_of_squares(const at::Tensor& flat) {
                           (dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16),
                       "sum_of_squares: found {}{}, allowed: contiguous Float, Double, BFloat16",
                       at::toString(dtype), flat.is_contiguous() ? "" : " that is not contiguous");
-  if (flat.is_cuda()) return sum_of_squares_cuda(flat);
+  if (!flat.is_cpu()) {
+    const c10::DeviceGuard guard(flat.device());
+    return device_kernels("sum_of_squares", flat.device().type()).sum_of_squares(flat);
+  }
   const int64_t n = flat.numel();
   const double sum =
       dtype == at::kFloat ? sum_of_squares_cpu(flat.const_data_ptr<float>(), n)

@@ -7,7 +7,7 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include "lockstep/kernels/sum_of_squares_cuda.h"
+#include "lockstep/kernels/cuda_kernels.h"
 
 namespace lockstep::kernels {
 namespace {

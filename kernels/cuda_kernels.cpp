@@ -1,0 +1,11 @@
+#include "lockstep/kernels/cuda_kernels.h"
+
+#include "lockstep/kernels/device_kernels.h"
+
+namespace lockstep::kernels {
+
+DeviceKernels cuda_kernels() {
+  return {.adamw = adamw_cuda, .sgd = sgd_cuda, .sum_of_squares = sum_of_squares_cuda};
+}
+
+}  // namespace lockstep::kernels
