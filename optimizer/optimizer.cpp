@@ -167,24 +167,28 @@ void Optimizer::set_weight_decay(double value) {
 }
 
 Optimizer::StepResult Optimizer::step() {
+  const at::Tensor numbers = start_step().cpu();
+  models_.front()->parallel_state().check_failures();
+  return finish_step(numbers.const_data_ptr<double>());
+}
+
+at::Tensor Optimizer::start_step() {
   const at::NoGradGuard no_grad;
   const double scale = loss_scale();
   const at::Tensor norm = grad_norm(*counted_) / scale;
-  at::Tensor zeros;
-  if (config_.log_num_zeros_in_grad) zeros = count_zeros(models_);
-  StepResult result;
-  const auto read_norm = [&] {
-    result.grad_norm = norm.item<double>();
-    result.skipped = skips_step(result.grad_norm, config_);
-  };
-  if (norm.is_cpu()) {
-    read_norm();
-    if (!result.skipped) update(step_control(result.grad_norm, config_, scale));
-  } else {
+  at::Tensor zeros = at::zeros_like(norm);
+  if (config_.log_num_zeros_in_grad) zeros = count_zeros(models_).to(norm.scalar_type());
+  if (!norm.is_cpu()) {
     update(step_control(norm, config_, scale));
-    read_norm();
+  } else if (const auto known = norm.item<double>(); !skips_step(known, config_)) {
+    update(step_control(known, config_, scale));
   }
-  if (zeros.defined()) result.num_zeros = zeros.item<int64_t>();
+  return at::stack({norm, zeros.reshape_as(norm)});
+}
+
+Optimizer::StepResult Optimizer::finish_step(const double* numbers) {
+  StepResult result{.grad_norm = numbers[0], .skipped = skips_step(numbers[0], config_)};
+  if (config_.log_num_zeros_in_grad) result.num_zeros = static_cast<int64_t>(numbers[1]);
   scaler_->update(!std::isfinite(result.grad_norm));
   if (!result.skipped) ++num_steps_;
   return result;

@@ -117,6 +117,15 @@ class Optimizer {
   /// still to be called.
   StepResult step();
 
+  /// step() in two halves, for a loop that reads other numbers from the device with its own.
+  /// start_step() launches the update and returns what the result follows from, fp64
+  /// [kStepNumbers] on the device of the models; finish_step() takes these values on the host, and
+  /// must come before anything else is done with the optimizer. On the CPU nothing is launched for
+  /// a step that is skipped.
+  static constexpr int64_t kStepNumbers = 2;
+  at::Tensor start_step();
+  StepResult finish_step(const double* numbers);
+
   /// What the loss of the next step must be multiplied by before backward; step() takes it out
   /// again. It is 1 unless optimizer.loss_scale is set or a parameter of any rank is fp16; see
   /// GradScaler. The same on all ranks.

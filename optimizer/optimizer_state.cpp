@@ -82,7 +82,7 @@ UpdateRange OptimizerState::views_of(const ElementRange& in_buffer, int64_t star
 /// Ranges of `owned` that hold parameters, counted from its start, neighbours of one group merged.
 /// A gap that lies inside a range is zero in gradient and parameter, and stays so.
 OptimizerState::Segments OptimizerState::segments_of(const ElementRange& owned) const {
-  Segments segments;
+  std::map<size_t, std::vector<kernels::UpdateSegment>> segments;
   std::optional<size_t> last;
   visit_owned(*buffer_, owned, [&](size_t index, const ElementRange& part) {
     const size_t group = group_of_[index];
@@ -93,7 +93,7 @@ OptimizerState::Segments OptimizerState::segments_of(const ElementRange& owned) 
       segments[group].push_back({start, end});
     last = group;
   });
-  return segments;
+  return {segments.begin(), segments.end()};
 }
 
 void OptimizerState::step(size_t range, const std::vector<ParamGroup>& groups, double weight_decay,

@@ -50,7 +50,7 @@ class OptimizerState {
     at::Tensor tensor;
   };
   /// Of each group that has parameters there.
-  using Segments = std::map<size_t, std::vector<kernels::UpdateSegment>>;
+  using Segments = std::map<size_t, kernels::UpdateSegments>;
   /// One of the ranges that buffer.owned() lists. Segments count from its start.
   struct Piece {
     ElementRange in_buffer;

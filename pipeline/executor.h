@@ -50,7 +50,8 @@ struct PipelineExecutorOptions {
 /// parameters, as far as layers defer them.
 class PipelineExecutor {
  public:
-  /// `schedule` is for the ranks of group pp. UsageError, naming rank and task: a schedule for
+  /// `schedule` is for the ranks of group pp. Collective over it on a device: see connect_pairs().
+  /// UsageError, naming rank and task: a schedule for
   /// another number of ranks, or one that check_schedule() refuses.
   PipelineExecutor(const ParallelState& parallel_state, PipelineSchedule schedule,
                    PipelineExecutorOptions options = {});

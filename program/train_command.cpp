@@ -160,6 +160,7 @@ void train(const Config& config, const std::string& output, const ParallelState&
   const auto tell = [&](const std::string& text) {
     if (reporter && !text.empty()) reporter->message(text);
   };
+  tell(unused_gpus(config.train.device, state.device()));
   const std::string folder = save_folder(config, output);
   check_sample(config, folder);
   RunCheckpoints checkpoints(config.checkpoint, folder, state);

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include <ATen/Context.h>
@@ -10,7 +11,6 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/datasets/tokenizer.h"
-#include "lockstep/parallel_state/devices.h"
 #include "lockstep/planner/config_grids.h"
 #include "lockstep/planner/pipeline_plan.h"
 
@@ -31,15 +31,30 @@ void check_layout(const Config& config, int64_t world_size) {
   for (const BatchSizes& batch : batches.all()) schedule_options(config, batch.num_microbatches);
 }
 
-c10::Device choose_device(DeviceChoice choice, const LaunchEnvironment& environment) {
-  const int devices = cuda_device_count();
-  const bool enough = devices >= environment.local_world_size;
-  require<ConfigError>(choice != DeviceChoice::cuda || enough,
-                       "train.device: found cuda, but {} ranks of this host have {} CUDA devices; "
-                       "allowed: one device for each rank, or train.device = cpu",
-                       environment.local_world_size, devices);
-  if (choice == DeviceChoice::cpu || devices == 0 || !enough) return c10::kCPU;
-  return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(environment.local_rank));
+c10::Device choose_device(DeviceChoice choice, const LaunchEnvironment& environment,
+                          int64_t visible) {
+  if (choice == DeviceChoice::cpu || (choice == DeviceChoice::auto_ && visible == 0))
+    return c10::kCPU;
+  require<ConfigError>(visible == 1 || visible >= environment.local_world_size,
+                       "train.device = {}: found visible CUDA devices: {}, ranks of this host: {}; "
+                       "allowed: a device for each rank, exactly one visible to each rank "
+                       "(CUDA_VISIBLE_DEVICES), or train.device = cpu",
+                       choice == DeviceChoice::cuda ? "cuda" : "auto", visible,
+                       environment.local_world_size);
+  const int64_t index = visible == 1 ? 0 : environment.local_rank;
+  return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+}
+
+std::string unused_gpus(DeviceChoice choice, c10::Device device, const std::string& folder) {
+  if (choice != DeviceChoice::auto_ || !device.is_cpu()) return "";
+  std::error_code error;  // there is no such folder without the driver
+  const std::filesystem::directory_iterator entries(folder, error);
+  const auto gpus = error ? 0 : std::distance(begin(entries), end(entries));
+  if (gpus == 0) return "";
+  return fmt::format(
+      "train.device = auto takes the CPU: the driver lists {} GPU{}, but this process sees no CUDA "
+      "device (CUDA_VISIBLE_DEVICES, or a build without CUDA)",
+      gpus, gpus == 1 ? "" : "s");
 }
 
 at::ScalarType parameter_dtype(Precision precision) {

@@ -1,10 +1,13 @@
 #pragma once
 
+#include <string>
+
 #include <ATen/core/ScalarType.h>
 #include <c10/core/Device.h>
 
 #include "lockstep/core/config.h"
 #include "lockstep/datasets/batch_sizes.h"
+#include "lockstep/parallel_state/devices.h"
 #include "lockstep/parallel_state/launch_environment.h"
 #include "lockstep/parallel_state/parallel_state.h"
 
@@ -19,9 +22,17 @@ void check_supported(const Config& config);
 /// axes, the batch, its micro-batches and the pipeline's schedule.
 void check_layout(const Config& config, int64_t world_size);
 
-/// The device of this process: by `choice`; `auto` takes CUDA where every rank of this host has a
-/// device of its own. ConfigError if CUDA is asked for and there are too few devices.
-c10::Device choose_device(DeviceChoice choice, const LaunchEnvironment& environment);
+/// The device of this process, which sees `visible` CUDA devices: by `choice`; `auto` takes CUDA
+/// where it sees any. A rank that sees one device takes it, as ranks do that a launcher gives one
+/// each; with several, rank i of a host takes device i. ConfigError: several devices, but fewer
+/// than ranks of this host; none although CUDA is asked for.
+c10::Device choose_device(DeviceChoice choice, const LaunchEnvironment& environment,
+                          int64_t visible = cuda_device_count());
+
+/// What a run on the CPU tells its user where `choice` is auto and NVIDIA's driver lists GPUs, one
+/// entry each in `folder`; empty otherwise.
+std::string unused_gpus(DeviceChoice choice, c10::Device device,
+                        const std::string& folder = "/proc/driver/nvidia/gpus");
 
 /// The dtype of the parameters.
 at::ScalarType parameter_dtype(Precision precision);

@@ -9,6 +9,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
+#include "lockstep/core/upload.h"
 #include "lockstep/datasets/token_batch.h"
 #include "lockstep/models/context_parallel.h"
 #include "lockstep/models/cross_entropy.h"
@@ -18,11 +19,14 @@ namespace lockstep {
 namespace {
 
 constexpr const char *kLoss = "loss", *kValidationLoss = "validation loss";
+constexpr int64_t kNumSums = 3;  // loss, tokens, wishes for the end
 
 void use_deterministic_operations() {
   // cuBLAS reads it when its first handle is made.
   ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  // Nothing reads memory before it is written; filling it would cost a pass over each new tensor.
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
 }
 
 SampleSources open_checked_samples(const Config& config) {
@@ -84,11 +88,12 @@ GPTInput Trainer::make_input(const std::vector<int64_t>& ids) const {
           .labels = cut_for_context(batch.labels, 1, cp)};
 }
 
-GPTInput Trainer::training_batch() {
+BatchInput Trainer::training_batch() {
   const Microbatch microbatch = loader_->next();
   GPTInput input = make_input(microbatch.ids);
   input.positions.first_sample = microbatch.samples.first;
-  return input;
+  const int64_t labels = input.labels.numel();
+  return {std::move(input), labels};
 }
 
 GPTInput Trainer::validation_batch(const std::vector<int64_t>& samples) const {
@@ -99,19 +104,20 @@ GPTInput Trainer::validation_batch(const std::vector<int64_t>& samples) const {
   return make_input(ids);
 }
 
-Trainer::GlobalSums Trainer::sum_over_ranks(const LossSums& local, RunEnd wish,
-                                            const char* label) const {
+at::Tensor Trainer::sum_over_ranks(const LossSums& local, RunEnd wish, const char* label) const {
   const RankGrids& grids = parallel_state_.grids();
   const bool counts = grids.groups(GroupKind::tp).position_of(parallel_state_.rank()) == 0;
   const int64_t ranks = parallel_state_.world_size();
-  at::Tensor sums =
-      at::tensor({counts ? local.loss : 0, counts ? local.tokens : 0, wish_for_end(wish, ranks)},
-                 at::kDouble)
-          .to(parallel_state_.device());
+  const at::Tensor of_host =
+      at::tensor({counts ? local.tokens : 0, wish_for_end(wish, ranks)}, at::kDouble);
+  at::Tensor sums = at::cat({(counts ? local.loss : at::zeros_like(local.loss)).view({1}),
+                             upload(of_host, parallel_state_.device())});
   all_reduce(parallel_state_.world(), sums, ReduceOp::sum, label).wait();
-  sums = sums.cpu();
-  const auto* const values = sums.const_data_ptr<double>();
-  return {{values[0], values[1]}, agreed_end(values[2], ranks)};
+  return sums;
+}
+
+Trainer::GlobalSums Trainer::global_sums(const double* values) const {
+  return {values[0], values[1], agreed_end(values[2], parallel_state_.world_size())};
 }
 
 RunEnd Trainer::end_after(RunEnd wish) const {
@@ -152,27 +158,32 @@ IterationMetrics Trainer::train_step(RunEnd wish) {
                                                   [&](int64_t) { return training_batch(); });
   if (before_update_) std::exchange(before_update_, {})();
   model_->finalize_gradients(local.tokens);
-  const GlobalSums sums = sum_over_ranks(local, wish, "loss");
+  const at::Tensor over_ranks = sum_over_ranks(local, wish, "loss");
   const double loss_scale = optimizer_->loss_scale();
-  const Optimizer::StepResult step = optimizer_->step();
+  // The only place where the host waits for the device.
+  const at::Tensor numbers = at::cat({over_ranks, optimizer_->start_step()}).cpu();
+  parallel_state_.check_failures();
+  const auto* const values = numbers.const_data_ptr<double>();
+  const GlobalSums sums = global_sums(values);
+  const Optimizer::StepResult step = optimizer_->finish_step(values + kNumSums);
 
   ++iteration_;
   const int64_t interval = config_.parallel.desync_check_interval;
   if (interval > 0 && iteration_ % interval == 0) parallel_state_.check_in_step();
   consumed_samples_ += batch.global;
   skipped_steps_ = step.skipped ? skipped_steps_ + 1 : 0;
-  bad_loss_ = std::isnan(sums.loss.loss) ? kLoss : nullptr;
+  bad_loss_ = std::isnan(sums.loss) ? kLoss : nullptr;
   end_ = end_after(sums.wish);
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   const IterationMetrics metrics = {.iteration = iteration_,
-                                    .lm_loss = sums.loss.loss / sums.loss.tokens,
+                                    .lm_loss = sums.loss / sums.tokens,
                                     .grad_norm = step.grad_norm,
                                     .learning_rate = optimizer_->learning_rate(),
                                     .consumed_samples = consumed_samples_,
-                                    .num_tokens = static_cast<int64_t>(sums.loss.tokens),
+                                    .num_tokens = static_cast<int64_t>(sums.tokens),
                                     .iteration_ms = seconds * 1000,
-                                    .tokens_per_second = sums.loss.tokens / seconds,
+                                    .tokens_per_second = sums.tokens / seconds,
                                     .skipped = step.skipped,
                                     .num_zeros_in_grad = step.num_zeros,
                                     .loss_scale = loss_scale,
@@ -191,7 +202,8 @@ ValidationMetrics Trainer::validate() const {
   const bool fill = config_.model.num_experts.has_value();
   const int64_t needed = first < windows ? ceil_div(windows - first, stride) : 0;
   const int64_t num_microbatches = fill ? ceil_div(windows, stride) : needed;
-  LossSums local;
+  LossSums local = {
+      .loss = at::zeros({}, at::TensorOptions(parallel_state_.device()).dtype(at::kDouble))};
   if (num_microbatches > 0)
     local = model_->evaluate(num_microbatches, [&](int64_t m) {
       const int64_t begin = first + m * stride;
@@ -204,9 +216,12 @@ ValidationMetrics Trainer::validate() const {
         input.labels = input.labels.clone();  // tokens share its memory
         input.labels.slice(0, counted).fill_(kIgnoredLabel);
       }
-      return input;
+      const int64_t labels = counted * input.labels.size(1);
+      return BatchInput(std::move(input), labels);
     });
-  const LossSums sums = sum_over_ranks(local, RunEnd::none, "validation loss").loss;
+  const at::Tensor over_ranks = sum_over_ranks(local, RunEnd::none, "validation loss").cpu();
+  parallel_state_.check_failures();
+  const GlobalSums sums = global_sums(over_ranks.const_data_ptr<double>());
   const double loss = sums.loss / sums.tokens;
   return {.iteration = iteration_, .validation_loss = loss, .perplexity = std::exp(loss)};
 }

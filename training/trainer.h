@@ -94,14 +94,18 @@ class Trainer {
  private:
   /// What all ranks know of an iteration or a validation.
   struct GlobalSums {
-    LossSums loss;
+    double loss = 0;  ///< nats, over all tokens
+    double tokens = 0;
     RunEnd wish = RunEnd::none;
   };
 
-  GPTInput training_batch();
+  BatchInput training_batch();
   GPTInput validation_batch(const std::vector<int64_t>& samples) const;
   GPTInput make_input(const std::vector<int64_t>& ids) const;
-  GlobalSums sum_over_ranks(const LossSums& local, RunEnd wish, const char* label) const;
+  /// fp64 [kNumSums] on the device, the same on all ranks.
+  at::Tensor sum_over_ranks(const LossSums& local, RunEnd wish, const char* label) const;
+  /// Of the values of sum_over_ranks().
+  GlobalSums global_sums(const double* values) const;
   RunEnd end_after(RunEnd wish) const;
   void validate_and_tell(const TrainCallbacks& callbacks);
 

@@ -77,14 +77,14 @@ const PipelineExecutor& TrainingModel::executor(int64_t num_microbatches, bool f
   return *slot;
 }
 
-const GPTInput& TrainingModel::input(int64_t microbatch) {
+const BatchInput& TrainingModel::input(int64_t microbatch) {
   while (static_cast<int64_t>(inputs_.size()) <= microbatch)
     inputs_.push_back((*source_)(static_cast<int64_t>(inputs_.size())));
   return inputs_[static_cast<size_t>(microbatch)];
 }
 
 TensorShape TrainingModel::activation_shape(int64_t microbatch) {
-  const at::Tensor& tokens = input(microbatch).tokens;
+  const at::Tensor& tokens = input(microbatch).input.tokens;
   const int64_t parts =
       config_.parallel.sequence_parallel ? config_.parallel.tensor_model_parallel_size : 1;
   return {{tokens.size(1) / parts, tokens.size(0), config_.model.hidden_size},
@@ -93,7 +93,8 @@ TensorShape TrainingModel::activation_shape(int64_t microbatch) {
 
 PipelineStage TrainingModel::stage(size_t chunk) {
   return [this, model = chunks_[chunk]](int64_t microbatch, const at::Tensor& hidden) {
-    GPTInput all = input(microbatch);
+    const BatchInput& batch = input(microbatch);
+    const GPTInput& all = batch.input;
     const GPTStage& stage = model->stage();
     GPTInput mine = {.positions = all.positions};
     if (stage.has_embedding)
@@ -103,7 +104,8 @@ PipelineStage TrainingModel::stage(size_t chunk) {
     if (!stage.has_loss) return model->forward(mine);
     mine.labels = all.labels;
     // Before the forward, so that the host need not wait for that.
-    const auto counted = mine.labels.ne(kIgnoredLabel).sum().item<double>();
+    const double counted = batch.labels ? static_cast<double>(*batch.labels)
+                                        : mine.labels.ne(kIgnoredLabel).sum().item<double>();
     const at::Tensor output = model->forward(mine);
     loss_sum_ += output.detach().sum(at::kDouble);
     tokens_ += counted;
@@ -126,7 +128,7 @@ LossSums TrainingModel::run(int64_t num_microbatches, bool forward_only, const B
   for (size_t c = 0; c < chunks_.size(); ++c) stages.push_back(stage(c));
   executor(num_microbatches, forward_only).run(stages);
   inputs_.clear();
-  return {loss_sum_.item<double>(), tokens_};
+  return {loss_sum_, tokens_};
 }
 
 LossSums TrainingModel::forward_backward(int64_t num_microbatches, double loss_scale,

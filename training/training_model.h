@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -17,18 +18,27 @@ namespace lockstep {
 
 /// Sums over the tokens of some micro-batches.
 struct LossSums {
-  double loss = 0;  ///< nats
+  at::Tensor loss;  ///< nats: fp64 [] on the device of the model, so that nobody waits for it
   double tokens = 0;
+};
+
+/// Tokens, labels and positions of a micro-batch, the same on all ranks of tp and pp, this rank's
+/// part over cp (see cut_for_context); `hidden` stays undefined.
+struct BatchInput {
+  BatchInput(GPTInput of_batch, std::optional<int64_t> number_of_labels = {})
+      : input(std::move(of_batch)), labels(number_of_labels) {}
+
+  GPTInput input;
+  /// Those that are not kIgnoredLabel. Unset: they are counted, which waits for a device.
+  std::optional<int64_t> labels;
 };
 
 /// What this rank holds of the reference GPT on any layout: its model chunks, the wrapper of each,
 /// and the pipeline that runs micro-batches through all stages.
 class TrainingModel {
  public:
-  /// Tokens, labels and positions of a micro-batch, the same on all ranks of tp and pp, this rank's
-  /// part over cp (see cut_for_context); `hidden` stays undefined. Is called for each micro-batch
-  /// once, in their order.
-  using BatchSource = std::function<GPTInput(int64_t microbatch)>;
+  /// Is called for each micro-batch once, in their order.
+  using BatchSource = std::function<BatchInput(int64_t microbatch)>;
 
   /// Builds the chunks with their initial weights. Collective over all ranks. ConfigError as
   /// stage_layout() and GPTModel.
@@ -68,7 +78,7 @@ class TrainingModel {
   LossSums run(int64_t num_microbatches, bool forward_only, const BatchSource& source,
                const std::function<at::Tensor(const at::Tensor& losses)>& loss_of);
   const PipelineExecutor& executor(int64_t num_microbatches, bool forward_only);
-  const GPTInput& input(int64_t microbatch);
+  const BatchInput& input(int64_t microbatch);
   TensorShape activation_shape(int64_t microbatch);
   PipelineStage stage(size_t chunk);
 
@@ -82,7 +92,7 @@ class TrainingModel {
 
   // Of the run under way.
   const BatchSource* source_ = nullptr;
-  std::vector<GPTInput> inputs_;
+  std::vector<BatchInput> inputs_;
   std::function<at::Tensor(const at::Tensor&)> loss_of_;
   at::Tensor loss_sum_;
   double tokens_ = 0;

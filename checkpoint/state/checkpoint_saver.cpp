@@ -7,10 +7,13 @@
 #include <cstring>
 #include <filesystem>
 #include <future>
+#include <optional>
 #include <set>
 #include <thread>
 
 #include <ATen/ATen.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/checkpoint/finite_values.h"
@@ -69,6 +72,7 @@ struct CheckpointSaver::Job {
   std::vector<at::Tensor> memory = {};  ///< what contents and copies point to
   std::vector<Copy> copies = {};        ///< that the thread makes first
   int64_t staged = 0;                   ///< bytes of the staging memory that are taken
+  std::optional<c10::Event> staged_from_device = {};  ///< behind the copies of a device
   std::promise<void> copied = {};
   std::future<void> was_copied = copied.get_future();
   std::vector<ShardContent> contents = {};
@@ -97,6 +101,7 @@ struct CheckpointSaver::Job {
  private:
   /// Returns what is wrong beside the checkpoint, which is complete.
   std::string run() {
+    if (staged_from_device) staged_from_device->synchronize();
     check_finite();
     const Manifest part = write();
     if (rank != 0) {
@@ -190,7 +195,9 @@ void CheckpointSaver::make_staging(const std::vector<StateTensor>& tensors) {
   for (const size_t i : mine_)
     bytes += round_up(static_cast<int64_t>(tensors.at(i).values.nbytes()), kAlignment);
   if (staging_.defined() && staging_.numel() == bytes) return;
-  staging_ = at::empty({bytes}, at::kByte);
+  const bool on_device = !tensors.empty() && !tensors.front().values.is_cpu();
+  staging_ = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(on_device));
+  if (on_device) return;
   // Pages of 4096 bytes, each fetched when it is first written, cost more time than the copy.
   const auto begin = reinterpret_cast<uintptr_t>(staging_.data_ptr());
   const auto first = static_cast<uintptr_t>(round_up(static_cast<int64_t>(begin), kHugePage));
@@ -207,9 +214,17 @@ void CheckpointSaver::stage(Job& job, const at::Tensor& values) {
     job.copies.push_back({values.const_data_ptr(), target.data_ptr(), values.nbytes()});
     job.memory.push_back(values);
   } else {
-    target.copy_(values);
+    target.copy_(values, /*non_blocking=*/true);
   }
   job.memory.push_back(target);
+}
+
+/// The copies are the current stream's, and so is what changes the tensors after them.
+void CheckpointSaver::note_staged(Job& job, c10::Device device) {
+  if (device.is_cpu()) return;
+  job.staged_from_device.emplace(device.type());
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  job.staged_from_device->record(guard.getStream(device));
 }
 
 std::unique_ptr<CheckpointSaver::Job> CheckpointSaver::make_job(
@@ -233,6 +248,7 @@ std::unique_ptr<CheckpointSaver::Job> CheckpointSaver::make_job(
                              static_cast<int64_t>(memory.nbytes())});
     job->tensors.push_back({tensor.name, tensor.state, dtype, tensor.part.box.shape, {}});
   }
+  if (options_.async) note_staged(*job, state_.device());
   return job;
 }
 

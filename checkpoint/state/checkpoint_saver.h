@@ -14,7 +14,9 @@ namespace lockstep {
 struct CheckpointSaverOptions {
   std::string folder;  ///< that all ranks see
   int64_t keep = 0;    ///< newest checkpoints that stay; 0: all; see PartialCheckpoint::commit()
-  bool async = false;  ///< save() returns once the state is copied to memory of the host
+  /// save() returns once the state is copied to memory of the host, or from a device once that is
+  /// launched.
+  bool async = false;
   AsyncWhenBusy when_busy = AsyncWhenBusy::wait;
   /// With `async`: state on the CPU is copied by the thread too, and nothing of it may change
   /// before finish_copy().
@@ -68,6 +70,7 @@ class CheckpointSaver {
   void make_plan(const std::vector<StateTensor>& tensors);
   std::unique_ptr<Job> make_job(const std::vector<StateTensor>& tensors);
   void stage(Job& job, const at::Tensor& values);
+  void note_staged(Job& job, c10::Device device);
   /// Memory for the copy of this rank's share, kept from save to save.
   void make_staging(const std::vector<StateTensor>& tensors);
   bool any_rank_is_busy() const;

@@ -6,7 +6,10 @@
 #include <limits>
 #include <unordered_set>
 
+#include <ATen/Parallel.h>
+
 #include "lockstep/core/check.h"
+#include "lockstep/core/integers.h"
 #include "lockstep/core/philox.h"
 
 namespace lockstep {
@@ -84,6 +87,31 @@ void check_spec(const ParamSpec& spec) {
   require<UsageError>(unpadded == rows || (unpadded >= 1 && unpadded <= rows),
                       "parameter '{}': found {} rows before the padding, allowed: 1 to {}",
                       spec.name, unpadded, rows);
+}
+
+/// Global index of the first element of row `row` of a piece.
+int64_t index_of_row(int64_t row, at::IntArrayRef sizes, at::IntArrayRef global_shape,
+                     at::IntArrayRef offset) {
+  const auto dims = static_cast<int64_t>(sizes.size());
+  int64_t index = 0, stride = 1;
+  for (int64_t d = dims - 1; d >= 0; --d) {
+    const int64_t coordinate = d == dims - 1 ? 0 : row % sizes[d];
+    if (d < dims - 1) row /= sizes[d];
+    index += (coordinate + (offset.empty() ? 0 : offset[d])) * stride;
+    stride *= global_shape[d];
+  }
+  return index;
+}
+
+/// Normals of the positions from `index` on.
+void fill_normal_row(double* out, int64_t length, double standard_deviation,
+                     const CounterStream& stream, int64_t index) {
+  std::array<double, 2> pair{};
+  for (int64_t i = 0; i < length; ++i) {
+    const auto position = static_cast<uint64_t>(index + i);
+    if (i == 0 || position % 2 == 0) pair = stream.normal_pair(position / 2);
+    out[i] = standard_deviation * pair[position % 2];
+  }
 }
 
 /// How many of the rows of a piece come before the padding.
@@ -180,22 +208,13 @@ void fill_normal(at::Tensor& local, double standard_deviation, uint64_t seed, st
   auto* const out = values.mutable_data_ptr<double>();
   const int64_t row_length = dims == 0 ? 1 : local.size(-1);
   const int64_t rows = row_length == 0 ? 0 : local.numel() / row_length;
-  for (int64_t row = 0; row < rows; ++row) {
-    // Global index of the row's first element, from its local coordinates.
-    int64_t index = 0, stride = 1, rest = row;
-    for (int64_t d = dims - 1; d >= 0; --d) {
-      const int64_t coordinate = d == dims - 1 ? 0 : rest % local.size(d);
-      if (d < dims - 1) rest /= local.size(d);
-      index += (coordinate + (offset.empty() ? 0 : offset[d])) * stride;
-      stride *= global_shape[d];
-    }
-    std::array<double, 2> pair{};
-    for (int64_t i = 0; i < row_length; ++i) {
-      const auto position = static_cast<uint64_t>(index + i);
-      if (i == 0 || position % 2 == 0) pair = stream.normal_pair(position / 2);
-      out[row * row_length + i] = standard_deviation * pair[position % 2];
-    }
-  }
+  constexpr int64_t kGrain = 1 << 13;  // elements that are worth a thread
+  at::parallel_for(
+      0, rows, ceil_div(kGrain, std::max<int64_t>(row_length, 1)), [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row)
+          fill_normal_row(out + row * row_length, row_length, standard_deviation, stream,
+                          index_of_row(row, local.sizes(), global_shape, offset));
+      });
   at::NoGradGuard no_grad;
   local.copy_(values);
 }

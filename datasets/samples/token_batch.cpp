@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/upload.h"
 
 namespace lockstep {
 
@@ -15,7 +16,7 @@ TokenBatch make_token_batch(std::span<const int64_t> ids, int64_t seq_length, c1
                       seq_length);
   at::Tensor windows = at::empty({count / (seq_length + 1), seq_length + 1}, at::kLong);
   std::copy(ids.begin(), ids.end(), windows.mutable_data_ptr<int64_t>());
-  windows = windows.to(device);
+  windows = upload(windows, device);
   return {windows.slice(1, 0, seq_length), windows.slice(1, 1)};
 }
 

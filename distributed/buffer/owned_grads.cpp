@@ -21,6 +21,15 @@ std::vector<at::Tensor> common_parts(const ParamAndGradBuffer& buffer,
   return pieces;
 }
 
+/// CUDA's kernel for several tensors has no bf16.
+void scale_bf16(const at::Tensor& part, const at::Tensor& factor) {
+  constexpr int64_t kChunk = int64_t{1} << 24;  // elements that are fp32 at a time
+  for (int64_t start = 0; start < part.numel(); start += kChunk) {
+    const at::Tensor chunk = part.slice(0, start, std::min(start + kChunk, part.numel()));
+    chunk.copy_(chunk.to(at::kFloat).mul_(factor));
+  }
+}
+
 }  // namespace
 
 std::vector<at::Tensor> owned_grads(const ParamAndGradBuffer& buffer, ElementRange range) {
@@ -48,6 +57,10 @@ void divide_grads(const std::vector<at::Tensor>& grads, const at::Tensor& diviso
       part.div_(divisor);
   if (narrow.empty()) return;
   const at::Tensor factor = divisor.reciprocal().to(at::kFloat);
+  if (!factor.is_cpu() && narrow.front().scalar_type() == at::kBFloat16) {
+    for (const at::Tensor& part : narrow) scale_bf16(part, factor);
+    return;
+  }
   at::Tensor unused = at::zeros({1}, factor.options());  // whether any was not finite
   at::_amp_foreach_non_finite_check_and_unscale_(narrow, unused, factor);
 }

@@ -82,7 +82,7 @@ int64_t ParamAndGradBuffer::owned_numel() const {
 void ParamAndGradBuffer::offload_grads() {
   if (grads_offloaded()) return;
   const at::NoGradGuard no_grad;
-  const auto options = grad_data_.options().device(at::kCPU).pinned_memory(grad_data_.is_cuda());
+  const auto options = grad_data_.options().device(at::kCPU).pinned_memory(!grad_data_.is_cpu());
   at::Tensor host = at::empty({layout_.numel}, options);
   host.copy_(grad_data_);
   grad_storage_ = grad_data_.storage();

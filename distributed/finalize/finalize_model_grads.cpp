@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/upload.h"
 #include "lockstep/distributed/finalize_passes.h"
 #include "lockstep/distributed/further_passes.h"
 #include "lockstep/distributed/owned_grads.h"
@@ -34,13 +35,19 @@ bool on_last_stage(const ParallelState& state) {
   return PipelinePosition(state.grids(), state.rank()).is_last_stage();
 }
 
+/// Those given for this rank: [] in new memory, as `options` say.
+at::Tensor given_tokens(const FinalizeContext& context, const at::TensorOptions& options) {
+  const at::Tensor given = context.num_tokens->detach().to(options.dtype()).reshape({});
+  if (given.is_cpu() && !options.device().is_cpu()) return upload(given, options.device());
+  return given.to(options.device()).clone();
+}
+
 /// The tokens of the global batch.
 at::Tensor sum_of_tokens(FinalizeContext& context) {
   const ParallelState& state = context.state();
   const at::TensorOptions options = at::TensorOptions(state.device()).dtype(at::kDouble);
-  at::Tensor tokens = on_last_stage(state)
-                          ? context.num_tokens->detach().to(options).reshape({}).clone()
-                          : at::zeros({}, options);
+  at::Tensor tokens =
+      on_last_stage(state) ? given_tokens(context, options) : at::zeros({}, options);
   const auto bytes = static_cast<int64_t>(tokens.nbytes());
   if (state.grids().size(GroupKind::pp) > 1) {
     const ProcessGroup stages = state.group(GroupKind::pp);

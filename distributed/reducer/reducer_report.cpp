@@ -69,7 +69,7 @@ ReducerLoggingData Reducer::logging_data() const {
       {"rebuilt_per_bucket_param_indices", r.rebuilt ? to_text(r.indices) : ""},
       {"prev_iteration_grad_ready_order_indices",
        fmt::format("{}", fmt::join(r.ready_order, ", "))},
-      {"device_ids", device.is_cuda() ? std::to_string(device.index()) : ""},
+      {"device_ids", !device.is_cpu() ? std::to_string(device.index()) : ""},
       {"dtypes", dtypes_of(r.params)},
       {"master_addr", environment("MASTER_ADDR")},
       {"master_port", environment("MASTER_PORT")},

@@ -5,6 +5,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/recompute_rules.h"
+#include "lockstep/core/upload.h"
 #include "lockstep/models/context_parallel.h"
 #include "lockstep/models/cross_entropy.h"
 #include "lockstep/models/recompute.h"
@@ -71,6 +72,7 @@ void check_positions(const at::Tensor& positions, int64_t sequence,
       "GPTModel: positions: found {} of {}, allowed: {} of Long",
       fmt::join(positions.sizes(), " x "), at::toString(positions.scalar_type()), sequence);
   if (sequence == 0 || config.position_embedding_type == PositionEmbeddingType::none) return;
+  if (!positions.is_cpu()) return;  // reading them would wait for the device
   const auto [least, most] = positions.aminmax();
   const int64_t low = least.item<int64_t>(), high = most.item<int64_t>();
   require<UsageError>(low >= 0 && high < config.seq_length,
@@ -238,7 +240,7 @@ TokenPositions GPTModel::positions_of(const GPTInput& input) const {
   const int64_t parts = sequence_parallel_ ? tensor_parallel_.size() : 1;
   const at::Tensor& given = stage_.has_embedding ? input.tokens : input.hidden;
   const int64_t length = stage_.has_embedding ? given.size(1) : given.size(0) * parts;
-  result.positions = context_positions(length, context_parallel_).to(given.device());
+  result.positions = upload(context_positions(length, context_parallel_), given.device());
   return result;
 }
 

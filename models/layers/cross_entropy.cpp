@@ -28,6 +28,16 @@ at::Tensor max_of_rows(const at::Tensor& logits) {
   return at::full({logits.size(0)}, -std::numeric_limits<double>::infinity(), logits.options());
 }
 
+/// NaN where a label is out of bounds that check_token_ids() could not look at.
+at::Tensor vouch_for(const at::Tensor& losses, const at::Tensor& labels, const at::Tensor& ignored,
+                     int64_t vocab_size) {
+  if (labels.is_cpu()) return losses;
+  const at::Tensor outside = labels.lt(0).logical_or_(labels.ge(vocab_size));
+  losses.masked_fill_(outside.logical_and_(ignored.logical_not()),
+                      std::numeric_limits<double>::quiet_NaN());
+  return losses;
+}
+
 struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossEntropy> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& logits,
                             const at::Tensor& labels, const VocabPartition& vocabulary,
@@ -61,7 +71,8 @@ struct VocabParallelCrossEntropy : torch::autograd::Function<VocabParallelCrossE
     const at::Tensor log_sum = sums[1].log();
     at::Tensor losses = log_sum - sums[0] * (1 - share);
     if (share > 0) losses -= sums[2] * (share / static_cast<double>(vocabulary.vocab_size));
-    return losses.masked_fill_(ignored, 0);
+    losses.masked_fill_(ignored, 0);
+    return vouch_for(losses, labels, ignored, vocabulary.vocab_size);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -115,7 +126,7 @@ at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tens
 
 void check_token_ids(const at::Tensor& ids, int64_t vocab_size, bool may_be_ignored,
                      const char* what) {
-  if (ids.numel() == 0) return;
+  if (ids.numel() == 0 || !ids.is_cpu()) return;
   const at::Tensor good = ids.ge(0).logical_and_(ids.lt(vocab_size));
   if (may_be_ignored) good.logical_or_(ids.eq(kIgnoredLabel));
   if (good.all().item<bool>()) return;

@@ -25,13 +25,15 @@ inline constexpr int64_t kIgnoredLabel = -100;
 /// In a group of several ranks forward is two all-reduces, the maximum of one number a token and
 /// the sum of two (three with smoothing) of them; backward sends nothing and keeps the softmax.
 /// Backward with create_graph is then a UsageError. UsageError names shapes, dtypes and labels that
-/// are not allowed, before anything is sent.
+/// are not allowed, before anything is sent. On a device nothing waits for it: a label that is not
+/// allowed gives NaN there, or libtorch's assertion on the device in a group of one rank.
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& labels,
                                         const VocabPartition& vocabulary, const ProcessGroup& group,
                                         double label_smoothing = 0);
 
 /// UsageError, naming `what`, unless every element of `ids` [any shape] of int64 is in 0 ...
-/// vocab_size - 1, or kIgnoredLabel where `may_be_ignored`.
+/// vocab_size - 1, or kIgnoredLabel where `may_be_ignored`. Ids on a device are not looked at, as
+/// that would wait for it: check them before they are copied there.
 void check_token_ids(const at::Tensor& ids, int64_t vocab_size, bool may_be_ignored,
                      const char* what);
 

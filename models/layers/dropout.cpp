@@ -29,9 +29,10 @@ SequenceChunk SequenceChunk::of(const LayerContext& context) {
   return {group.rank(), group.size()};
 }
 
-at::Tensor SequenceChunk::positions(const TokenPositions& tokens, int64_t rows) const {
-  if (tokens.positions.defined()) return tokens.positions.narrow(0, index * rows, rows);
-  return at::arange(index * rows, (index + 1) * rows, at::kLong);
+at::Tensor SequenceChunk::positions(const TokenPositions& tokens, int64_t rows,
+                                    c10::Device device) const {
+  if (tokens.positions.defined()) return tokens.positions.narrow(0, index * rows, rows).to(device);
+  return at::arange(index * rows, (index + 1) * rows, at::TensorOptions(device).dtype(at::kLong));
 }
 
 RandomField::RandomField(uint64_t seed, const std::string& name) {
@@ -78,14 +79,14 @@ at::Tensor Dropout::keep(const at::Tensor& x, const at::Tensor& words) const {
 
 at::Tensor Dropout::apply(const at::Tensor& x, const TokenPositions& tokens, bool training) const {
   if (!training || probability_ == 0) return x;
-  const at::Tensor positions = chunk_.positions(tokens, x.size(0)).to(x.device());
+  const at::Tensor positions = chunk_.positions(tokens, x.size(0), x.device());
   return keep(x, field_.words(positions, tokens.first_sample, x.size(1), x.size(2)));
 }
 
 at::Tensor Dropout::apply_to_attention(const at::Tensor& x, const TokenPositions& tokens,
                                        int64_t first_head, bool training) const {
   if (!training || probability_ == 0) return x;
-  const at::Tensor positions = SequenceChunk{}.positions(tokens, x.size(2)).to(x.device());
+  const at::Tensor positions = SequenceChunk{}.positions(tokens, x.size(2), x.device());
   std::vector<at::Tensor> heads;
   for (int64_t head = 0; head < x.size(1); ++head)
     heads.push_back(

@@ -19,7 +19,7 @@ struct SequenceChunk {
   static SequenceChunk of(const LayerContext& context);
 
   /// Positions of the chunk's `rows` tokens: [rows] of int64.
-  at::Tensor positions(const TokenPositions& tokens, int64_t rows) const;
+  at::Tensor positions(const TokenPositions& tokens, int64_t rows, c10::Device device) const;
 };
 
 /// Uniform random 32-bit integers by Philox4x32-10 (philox.h), as int64: a pure function of a

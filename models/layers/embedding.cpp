@@ -1,5 +1,7 @@
 #include "lockstep/models/embedding.h"
 
+#include <limits>
+
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
@@ -55,8 +57,11 @@ at::Tensor VocabParallelEmbedding::embed(const at::Tensor& tokens) const {
   if (group.size() == 1) return at::embedding(weight_, ids);
   const at::Tensor local = ids - partition_.first;
   const at::Tensor elsewhere = local.lt(0).logical_or_(local.ge(partition_.held));
-  const at::Tensor part = at::embedding(weight_, local.masked_fill(elsewhere, 0))
-                              .masked_fill(elsewhere.unsqueeze(-1), 0);
+  at::Tensor part = at::embedding(weight_, local.masked_fill(elsewhere, 0))
+                        .masked_fill(elsewhere.unsqueeze(-1), 0);
+  if (!ids.is_cpu())  // where nobody has looked at them
+    part = part.masked_fill(ids.lt(0).logical_or_(ids.ge(partition_.vocab_size)).unsqueeze(-1),
+                            std::numeric_limits<double>::quiet_NaN());
   const std::string& label = options_.label.output();
   return sequence_parallel_ ? reduce_scatter_to_group(part, group, 0, label)
                             : reduce_from_group(part, group, label);
@@ -95,7 +100,7 @@ PositionEmbedding::PositionEmbedding(const LayerContext& context)
 
 at::Tensor PositionEmbedding::forward(const TokenPositions& tokens, int64_t rows) const {
   if (!tokens.positions.defined()) return weight_.narrow(0, chunk_.index * rows, rows).unsqueeze(1);
-  return at::embedding(weight_, chunk_.positions(tokens, rows).to(weight_.device())).unsqueeze(1);
+  return at::embedding(weight_, chunk_.positions(tokens, rows, weight_.device())).unsqueeze(1);
 }
 
 LanguageModelEmbedding::LanguageModelEmbedding(const LayerContext& context, const ModuleSpec& spec,

@@ -20,7 +20,7 @@ struct UpdateRange {
   at::Tensor copy;     ///< bf16 or fp16 parameters, which follow the weights; else undefined
   std::vector<at::Tensor> state;  ///< as the rule's statement lists them
   /// In order. Padding inside one has zeros in all tensors, and the rule must leave zeros there.
-  std::vector<kernels::UpdateSegment> segments;
+  kernels::UpdateSegments segments;
   double learning_rate = 0;
   double weight_decay = 0;       ///< the group's wd_mult included
   int64_t step = 1;              ///< number of this step, from 1

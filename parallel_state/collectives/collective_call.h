@@ -54,6 +54,7 @@ class CollectiveCall {
     operation.group = group_.shared_state();
     operation.called = operation_;
     operation.label = shared_label_;
+    operation.on_device = !example.is_cpu();
     Transport& transport = operation.group->communicator->transport(example.device().type());
     return start_operation(std::move(operation), [&] { return start(transport); });
   }

@@ -2,6 +2,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -69,6 +70,14 @@ Work all_gather(const ProcessGroup& group, const std::vector<at::Tensor>& output
                 const std::vector<at::Tensor>& inputs, std::string_view label);
 Work broadcast(const ProcessGroup& group, const std::vector<at::Tensor>& tensors, int64_t source,
                std::string_view label);
+
+/// For messages on a device: connects these pairs of positions, each in both directions, in the
+/// order of the list, which is the same on all ranks of the group. Returns when this rank's pairs
+/// are connected. Without it the first message of a direction blocks the host until the peer makes
+/// its own, and ranks that receive early can wait for each other in a circle. Pairs that are
+/// connected cost nothing, nor does any for tensors on the CPU.
+void connect_pairs(const ProcessGroup& group,
+                   const std::vector<std::pair<int64_t, int64_t>>& pairs);
 
 /// Sends `tensor` to the rank at position `destination`, which must receive it. Between two ranks
 /// messages keep their order. A rank cannot send to itself.

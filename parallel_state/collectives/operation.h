@@ -13,6 +13,7 @@ struct Work::Operation {
   CollectiveOperation called;
   SharedLabel label;
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+  bool on_device = false;  ///< its tensors are not on the CPU
   Transport::Parts parts = {};
 };
 
@@ -24,11 +25,14 @@ struct Work::Operation {
 template <class Call>
 Work start_operation(Work::Operation operation, Call call) {
   auto shared = std::make_shared<Work::Operation>(std::move(operation));
+  const auto& watch = shared->group->watch;
+  if (watch) watch->check();
   try {
     shared->parts = call();
   } catch (const std::exception& error) {
     fail_operation(*shared, reason_of(error, shared->group->ranks));
   }
+  if (watch && shared->on_device) watch->add(shared);
   return Work(std::move(shared));
 }
 

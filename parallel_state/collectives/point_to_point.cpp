@@ -26,6 +26,16 @@ Work message(const ProcessGroup& group, const at::Tensor& tensor, int64_t peer, 
 
 }  // namespace
 
+void connect_pairs(const ProcessGroup& group,
+                   const std::vector<std::pair<int64_t, int64_t>>& pairs) {
+  const auto& state = *group.shared_state();
+  if (!state.communicator || !state.communicator->device_transport()) return;
+  Transport::Pairs positions;
+  for (const auto& [first, second] : pairs)
+    positions.emplace_back(static_cast<int>(first), static_cast<int>(second));
+  state.communicator->device_transport()->connect(positions);
+}
+
 Work send(const ProcessGroup& group, const at::Tensor& tensor, int64_t destination,
           std::string_view label) {
   return message(group, tensor, destination, MessageKind::send, label);

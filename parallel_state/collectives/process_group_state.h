@@ -4,6 +4,7 @@
 
 #include "lockstep/parallel_state/collective_record.h"
 #include "lockstep/parallel_state/communicator.h"
+#include "lockstep/parallel_state/device_watch.h"
 #include "lockstep/parallel_state/process_group.h"
 
 namespace lockstep {
@@ -17,6 +18,7 @@ struct ProcessGroup::State {
   std::shared_ptr<FailureBoard> failures;
   std::shared_ptr<DesyncGuard> guard;
   std::shared_ptr<Communicator> communicator;  ///< null for a group of one rank
+  std::shared_ptr<DeviceWatch> watch;          ///< null where tensors live on the CPU
   CollectiveObserver observer = {};            ///< may be empty
 };
 

@@ -39,8 +39,9 @@ void Work::wait() {
   if (!operation_) return;
   const auto operation = std::move(operation_);
   operation_ = nullptr;
+  const ProcessGroup::State& group = *operation->group;
+  if (group.watch) group.watch->check();
   try {
-    const ProcessGroup::State& group = *operation->group;
     for (const auto& part : operation->parts)
       part->wait({*group.failures, operation->start, group.timeout});
   } catch (const std::exception& error) {

@@ -15,9 +15,11 @@ class [[nodiscard]] Work {
   Work() = default;
   explicit Work(std::shared_ptr<Operation> operation) : operation_(std::move(operation)) {}
 
-  /// CPU tensors: blocks until the operation has ended. CUDA tensors: makes the current stream
-  /// wait for it. Throws CommunicationError if it failed; the message says, as far as the ranks can
-  /// still tell each other, which rank did what instead. A second call does nothing.
+  /// CPU tensors: blocks until the operation has ended. Tensors on a device: makes its current
+  /// stream wait for it. Throws CommunicationError if it failed; the message says, as far as the
+  /// ranks can still tell each other, which rank did what instead. On a device a failure shows
+  /// later, in the first call of this kind or of ParallelState::check_failures() after the timeout.
+  /// A second call does nothing.
   void wait();
 
   /// Whether wait() would return at once. A send or receive of CPU tensors tells only after wait().

@@ -66,6 +66,8 @@ class FailureBoard {
 
   /// The failure of another rank that the thread has seen. Asks nobody and never blocks.
   std::optional<Failure> find() const;
+  /// Whether there is one, or this rank has posted one.
+  bool has_failed() const { return posted_ || find(); }
   /// The same, with a question to the store if none was seen. c10::Error if that cannot be reached.
   std::optional<Failure> ask() const;
 

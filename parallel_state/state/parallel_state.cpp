@@ -7,6 +7,7 @@
 #include <mutex>
 #include <numeric>
 
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/version.h>
 
@@ -28,18 +29,39 @@
 namespace lockstep {
 namespace {
 
-/// The c10d group behind `spec`: Gloo for host data always, NCCL beside it on CUDA.
+/// c10d's own watchdog ends the process without a word. It comes after DeviceWatch.
+constexpr std::chrono::seconds kWatchdogDelay(60);
+
+/// The backend of tensors on options.device.
+c10::intrusive_ptr<c10d::Backend> device_backend(const BackendSpec& spec,
+                                                 const ParallelStateOptions& options) {
+  BackendSpec patient = spec;
+  patient.timeout += kWatchdogDelay;
+  if (options.device_backend_factory)
+    return options.device_backend_factory(patient, options.device);
+  require<ConfigError>(options.device.is_cuda(),
+                       "group {}: found device {}, allowed: cpu, cuda, or others with a "
+                       "device_backend_factory",
+                       spec.group_name, options.device.str());
+  return make_nccl_backend(patient);
+}
+
+/// The c10d group behind `spec`: Gloo for host data always, the device's backend beside it.
 c10::intrusive_ptr<c10d::ProcessGroup> connect(const BackendSpec& spec,
                                                const ParallelStateOptions& options) {
   using Type = c10d::ProcessGroup::BackendType;
   auto group = c10::make_intrusive<c10d::ProcessGroup>(spec.store, spec.rank,
                                                        static_cast<int>(spec.ranks.size()));
-  const bool cuda = options.device.is_cuda();
+  const bool on_device = !options.device.is_cpu();
+  const Type device_type = options.device.is_cuda() ? Type::NCCL : Type::CUSTOM;
   group->setBackend(
       c10::kCPU, Type::GLOO,
       options.backend_factory ? options.backend_factory(spec) : make_gloo_backend(spec));
-  if (cuda) group->setBackend(c10::kCUDA, Type::NCCL, make_nccl_backend(spec, options.device));
-  group->setDefaultBackend(cuda ? Type::NCCL : Type::GLOO);
+  if (on_device) {
+    group->setBoundDeviceId(options.device);
+    group->setBackend(options.device.type(), device_type, device_backend(spec, options));
+  }
+  group->setDefaultBackend(on_device ? device_type : Type::GLOO);
   group->setGroupName(spec.group_name);
   return group;
 }
@@ -51,6 +73,11 @@ void ignore_broken_pipes() {
   if (::sigaction(SIGPIPE, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) return;
   action.sa_handler = SIG_IGN;
   ::sigaction(SIGPIPE, &action, nullptr);
+}
+
+/// On the calling thread, for what is allocated and launched without a tensor that tells.
+void make_current(c10::Device device) {
+  c10::impl::getDeviceGuardImpl(device.type())->setDevice(device);
 }
 
 std::string describe(const ParallelSizes& sizes) {
@@ -121,9 +148,16 @@ struct ParallelState::Impl {
         grids(options.sizes),
         failures(std::make_shared<FailureBoard>(store, rank, options.sizes.world_size)),
         guard(std::make_shared<DesyncGuard>(failures, rank)) {
+    if (!options.device.is_cpu()) {
+      make_current(options.device);
+      watch = std::make_shared<DeviceWatch>(failures);
+    }
     if (membership) membership->meet();
   }
-  ~Impl() { guard->say_end(); }
+  ~Impl() {
+    if (watch) watch->finish();
+    guard->say_end();
+  }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
@@ -136,6 +170,7 @@ struct ParallelState::Impl {
     state->failures = failures;
     state->guard = guard;
     state->observer = options.observer;
+    state->watch = watch;
     if (key.ranks.size() > 1) state->communicator = communicator(*state, key);
     state->ranks = std::move(key.ranks);
     ProcessGroup made(std::move(state));
@@ -163,10 +198,11 @@ struct ParallelState::Impl {
     await_members(spec);
     try {
       const auto c10d = connect(spec, options);
-      entry = std::make_shared<Communicator>(
-          c10d, make(c10d, state.timeout),
-          std::make_unique<C10dTransport>(c10d, options.device.is_cuda()), guard->ledger(identity));
+      entry =
+          std::make_shared<Communicator>(c10d, make(c10d, state.timeout), device_transport(c10d),
+                                         guard->ledger(identity), failures);
       entry->transport(c10::kCPU).greet();
+      if (watch) watch->include(entry);
     } catch (const std::exception& error) {
       entry = nullptr;
       const auto posted = failures->find();
@@ -179,8 +215,14 @@ struct ParallelState::Impl {
   TransportMaker cpu_transport_maker() const {
     if (membership) return cpu_transport(/*observed=*/options.backend_factory != nullptr);
     return [](const auto& c10d, std::chrono::milliseconds /*timeout*/) {
-      return std::make_unique<C10dTransport>(c10d, /*on_cuda=*/false);
+      return std::make_unique<C10dTransport>(c10d, c10::kCPU);
     };
+  }
+
+  std::unique_ptr<Transport> device_transport(
+      const c10::intrusive_ptr<c10d::ProcessGroup>& c10d) const {
+    if (options.device.is_cpu()) return nullptr;
+    return std::make_unique<C10dTransport>(c10d, options.device);
   }
 
   /// Connecting cannot be interrupted, so it starts once all members want it.
@@ -241,6 +283,7 @@ struct ParallelState::Impl {
   RankGrids grids;
   std::shared_ptr<FailureBoard> failures;
   std::shared_ptr<DesyncGuard> guard;
+  std::shared_ptr<DeviceWatch> watch;  ///< null on the CPU
   std::mutex mutex;
   std::map<Key, std::shared_ptr<Communicator>> communicators;
   std::vector<ProcessGroup> connected;  ///< one for each communicator
@@ -330,6 +373,10 @@ void ParallelState::check_in_step() const {
     groups = impl_->connected;
   }
   lockstep::check_in_step(groups);
+}
+
+void ParallelState::check_failures() const {
+  if (impl_->watch) impl_->watch->check();
 }
 
 void ParallelState::post_failure(const std::string& message) const noexcept {

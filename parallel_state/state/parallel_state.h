@@ -31,11 +31,17 @@ struct BackendSpec;
 /// Makes the c10d backend of a group in place of Gloo or NCCL. For tests and tools.
 using BackendFactory = std::function<c10::intrusive_ptr<c10d::Backend>(const BackendSpec&)>;
 
+/// The same for tensors on a device with streams, whose operations wait() makes a stream wait for.
+using DeviceBackendFactory =
+    std::function<c10::intrusive_ptr<c10d::Backend>(const BackendSpec&, c10::Device)>;
+
 /// How a ParallelState is made.
 struct ParallelStateOptions {
   /// Sizes of the axes. world_size is taken from the launch environment where there is one.
   ParallelSizes sizes = {};
-  /// Where tensors live: the CPU (Gloo), or one CUDA device (NCCL, and Gloo for host data).
+  /// Where tensors live: the CPU (Gloo), or one CUDA device (NCCL, and Gloo for host data), which
+  /// becomes the current one of the thread that constructs ParallelState. Other threads that use
+  /// the library make it current themselves, as c10::DeviceGuard does.
   c10::Device device = c10::kCPU;
   /// Time after which a communication that does not end fails.
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
@@ -51,8 +57,10 @@ struct ParallelStateOptions {
   std::map<GroupKind, GroupOptions> group_options = {};
   /// Communicators of their own for ParallelState::all_gather_group().
   bool create_all_gather_groups = false;
-  /// Unset: Gloo or NCCL, by `device`.
+  /// Of tensors on the CPU. Unset: Gloo.
   BackendFactory backend_factory = {};
+  /// Of tensors on `device`. Unset: NCCL for CUDA; a device of another type needs one.
+  DeviceBackendFactory device_backend_factory = {};
   /// Is called with every collective. For tests and tools.
   CollectiveObserver observer = {};
 };
@@ -143,6 +151,11 @@ class ParallelState {
   /// store at HOST:PORT has gone". Groups that are connected can be used on, others cannot be made.
   /// Asks nobody; costs one system call.
   std::optional<std::string> lost_launcher() const;
+
+  /// CommunicationError, with ranks and causes, once an operation on tensors of a device failed.
+  /// The rank's communicators are aborted then, and values that the host reads from the device mean
+  /// nothing: call it after reading one. The library does so where it reads. Asks nobody.
+  void check_failures() const;
 
   /// Tells the other ranks that this one fails; see ProcessGroup::post_failure. Connects nothing.
   void post_failure(const std::string& message) const noexcept;

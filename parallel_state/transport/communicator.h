@@ -15,13 +15,20 @@ namespace lockstep {
 /// What the ranks of a group communicate with. Shared by all groups of the same ranks.
 class Communicator {
  public:
-  /// `cpu` and `other`: of tensors on the CPU and on other devices.
+  /// `cpu` and `other`: of tensors on the CPU and on other devices, the second of which may be
+  /// null.
   Communicator(c10::intrusive_ptr<c10d::ProcessGroup> group, std::unique_ptr<Transport> cpu,
-               std::unique_ptr<Transport> other, std::shared_ptr<DesyncGuard::NamedLedger> ledger)
+               std::unique_ptr<Transport> other, std::shared_ptr<DesyncGuard::NamedLedger> ledger,
+               std::shared_ptr<FailureBoard> failures)
       : group_(std::move(group)),
         ledger_(std::move(ledger)),
+        failures_(std::move(failures)),
         cpu_(std::move(cpu)),
         other_(std::move(other)) {}
+  /// Operations of a device that are under way end first, but for a job that has failed.
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
 
   const c10::intrusive_ptr<c10d::ProcessGroup>& c10d() const { return group_; }
   DesyncGuard::NamedLedger& ledger() const { return *ledger_; }
@@ -29,12 +36,18 @@ class Communicator {
   Transport& transport(c10::DeviceType device) const {
     return device == c10::DeviceType::CPU ? *cpu_ : *other_;
   }
+  /// Null where tensors live on the CPU.
+  Transport* device_transport() const { return other_.get(); }
+  /// Gives up the operations of a device that are under way. From any thread. Never throws.
+  void abort() noexcept;
   /// See GroupUser.
   std::atomic<int64_t>& users() { return users_; }
 
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::shared_ptr<DesyncGuard::NamedLedger> ledger_;
+  std::shared_ptr<FailureBoard> failures_;
+  std::atomic<bool> aborted_ = false;
   std::unique_ptr<Transport> cpu_, other_;
   std::atomic<int64_t> users_ = 0;
 };

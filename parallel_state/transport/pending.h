@@ -3,6 +3,8 @@
 // Internal.
 
 #include <chrono>
+#include <optional>
+#include <string>
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel_state/failure_board.h"
@@ -20,12 +22,14 @@ struct Waiting {
 class Pending {
  public:
   virtual ~Pending() = default;
-  /// CPU tensors: blocks until the part has ended. CUDA tensors: makes the current stream wait for
+  /// CPU tensors: blocks until the part has ended. Other tensors: makes the current stream wait for
   /// it. Throws what made it fail; CommunicationError where another rank has posted a failure, or
   /// about `timeout` after `start`. Called once.
   virtual void wait(const Waiting& waiting) = 0;
-  /// Whether wait() would return at once.
+  /// Whether wait() would return at once; on a device, whether the part has ended there.
   virtual bool is_completed() const = 0;
+  /// Why the part has failed, as far as that shows before wait().
+  virtual std::optional<std::string> failure() const { return std::nullopt; }
 };
 
 /// Calls ended(kPatience), which waits that long and returns whether it is over, until it is.

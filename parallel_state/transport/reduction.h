@@ -8,8 +8,8 @@ namespace lockstep {
 
 /// A reduction whose terms are scaled first: x becomes x * numerator / denominator, rounded once.
 /// The two numbers are the same on every rank, as all else of a call (see collectives.h).
-/// Costs no pass over memory of its own where the reduction can do it on the way (sums over the CPU
-/// or over NCCL). A factor other than 1 is for floating-point sums and averages.
+/// Costs no pass over memory of its own where the reduction can do it on the way (sums over the
+/// host transport). A factor other than 1 is for floating-point sums and averages.
 struct Reduction {
   ReduceOp op = ReduceOp::sum;
   int64_t numerator = 1;

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -22,6 +23,7 @@ class Transport {
  public:
   using Tensors = std::vector<at::Tensor>;
   using Parts = std::vector<std::shared_ptr<Pending>>;
+  using Pairs = std::vector<std::pair<int, int>>;
   static constexpr uint64_t kUncounted = 0;
 
   virtual ~Transport() = default;
@@ -29,6 +31,11 @@ class Transport {
   /// Returns when all members have connected: a member that ended before would look like a failure
   /// to those that still connect. The first call of every rank.
   virtual void greet() = 0;
+  /// Before the messages between these pairs of positions, where the first one blocks the host
+  /// until the peer makes its own: connects each pair in both directions, in the order of the list,
+  /// which must be the same on all members. Pairs without this rank, or connected before, cost
+  /// nothing; nor does any on the CPU.
+  virtual void connect(const Pairs& /*pairs*/) {}
   /// Bytes that this rank has read in the memory of the others; nothing where all is sent.
   virtual std::optional<int64_t> bytes_read() const { return std::nullopt; }
 

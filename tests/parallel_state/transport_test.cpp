@@ -46,7 +46,7 @@ const char* to_string(Kind kind) {
 std::unique_ptr<Transport> make_transport(Kind kind,
                                           const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   if (kind == Kind::gloo) return std::make_unique<GlooTransport>(group, kTimeout);
-  if (kind == Kind::planning) return std::make_unique<C10dTransport>(group, /*on_cuda=*/false);
+  if (kind == Kind::planning) return std::make_unique<C10dTransport>(group, c10::kCPU);
   return cpu_transport(kind == Kind::observed)(group, kTimeout);
 }
 

@@ -79,7 +79,7 @@ TEST(TrainingModel, G93LossesAreDividedByTokensAndMicrobatchesOrSummed) {
         const LossSums sums = model.forward_backward(
             kMicrobatches, 1, [&](int64_t) { return GPTInput{.tokens = ids, .labels = ids}; });
         const auto ranks = static_cast<double>(context);
-        EXPECT_NEAR(sums.loss, kMicrobatches * 16 / ranks, 1e-13);
+        EXPECT_NEAR(sums.loss.item<double>(), kMicrobatches * 16 / ranks, 1e-13);
         EXPECT_EQ(sums.tokens, kMicrobatches * 8 / ranks);
         const auto of_all = [&] { return table.grad()[1][0].item<double>(); };
         EXPECT_NEAR(of_all() / kMicrobatches, per_token ? 16 / ranks : 1.0, 1e-14);
@@ -103,7 +103,7 @@ TEST(TrainingModel, TokensWithoutALabelCountForNothing) {
     const LossSums sums = model.forward_backward(
         kMicrobatches, 1, [&](int64_t) { return GPTInput{.tokens = tokens, .labels = labels}; });
     EXPECT_EQ(sums.tokens, 3 * kMicrobatches);
-    EXPECT_NEAR(sums.loss / sums.tokens, loss.item<double>(), 1e-13);
+    EXPECT_NEAR(sums.loss.item<double>() / sums.tokens, loss.item<double>(), 1e-13);
     model.finalize_gradients(sums.tokens);
     for (const NamedParameter& param : collect_parameters(*model.chunks()[0]))
       EXPECT_TRUE(

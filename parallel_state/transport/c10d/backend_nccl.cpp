@@ -20,7 +20,7 @@ void stay_on_loopback(const BackendSpec& spec) {
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec, c10::Device device) {
+c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec) {
   using Nccl = c10d::ProcessGroupNCCL;
   stay_on_loopback(spec);
   auto options = Nccl::Options::create(spec.options.high_priority_stream);
@@ -30,13 +30,9 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec, c10
   set_if(spec.options.cga_cluster_size, options->config.cgaClusterSize);
   options->group_name = spec.group_name;
   options->global_ranks_in_group.assign(spec.ranks.begin(), spec.ranks.end());
-  auto backend = c10::make_intrusive<Nccl>(spec.store, spec.rank,
-                                           static_cast<int>(spec.ranks.size()), options);
-  backend->setBoundDeviceId(device);
-  return backend;
+  return c10::make_intrusive<Nccl>(spec.store, spec.rank, static_cast<int>(spec.ranks.size()),
+                                   options);
 }
-
-c10d::ReduceOp nccl_scaled_sum(double factor) { return c10d::makeNCCLPreMulSum(factor); }
 
 int cuda_device_count() { return c10::cuda::device_count(); }
 

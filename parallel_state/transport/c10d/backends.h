@@ -31,11 +31,7 @@ struct BackendSpec {
 /// them leaves meanwhile.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const BackendSpec& spec);
 
-/// NCCL, for CUDA tensors on `device`. Throws ConfigError in a build without CUDA.
-c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec, c10::Device device);
-
-/// NCCL's sum of terms that are multiplied by `factor` on the way. UsageError in a build without
-/// CUDA.
-c10d::ReduceOp nccl_scaled_sum(double factor);
+/// NCCL, for CUDA tensors. Throws ConfigError in a build without CUDA.
+c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec);
 
 }  // namespace lockstep

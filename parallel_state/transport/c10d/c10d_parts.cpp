@@ -19,6 +19,18 @@ bool ended_within(c10d::Work& work, std::chrono::milliseconds patience) {
 
 }  // namespace
 
+void StreamPart::wait_on_stream() { work().wait(); }
+
+std::optional<std::string> StreamPart::failure() const {
+  const std::exception_ptr thrown = work().exception();
+  if (!thrown) return std::nullopt;
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
 void CollectivePart::wait(const Waiting& waiting) {
   wait_in_turns(waiting, [this](auto patience) { return ended_within(work(), patience); });
 }

@@ -21,11 +21,13 @@ class C10dPart : public Pending {
   c10::intrusive_ptr<c10d::Work> work_;
 };
 
-/// Of CUDA tensors: the current stream waits.
+/// Of tensors on a device with streams: the current stream waits.
 class StreamPart : public C10dPart {
  public:
   using C10dPart::C10dPart;
-  void wait(const Waiting& /*waiting*/) override { work().wait(); }
+  void wait(const Waiting& /*waiting*/) override { wait_on_stream(); }
+  void wait_on_stream();
+  std::optional<std::string> failure() const override;
 };
 
 /// A collective of CPU tensors.

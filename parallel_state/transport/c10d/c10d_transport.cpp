@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include "lockstep/parallel_state/backends.h"
 #include "lockstep/parallel_state/c10d_parts.h"
 #include "lockstep/parallel_state/message_tag.h"
 
@@ -24,6 +23,13 @@ c10d::ReduceOp to_c10d(ReduceOp op) {
   }
 }
 
+/// The reduction's operation for c10d, once the inputs are scaled. NCCL's own scaled sum is not
+/// used: libtorch 2.11 gives it a bf16 factor in the wrong format (pytorch issue 190745).
+c10d::ReduceOp scaled(const std::vector<at::Tensor>& inputs, const Reduction& reduction) {
+  for (const at::Tensor& input : inputs) scale_terms(input, reduction);
+  return to_c10d(reduction.op);
+}
+
 int tag_of(const at::Tensor& tensor, uint64_t identity) {
   return message_tag(identity, static_cast<int64_t>(tensor.nbytes()));
 }
@@ -33,34 +39,25 @@ int tag_of(const at::Tensor& tensor, uint64_t identity) {
 template <class StartOne>
 Transport::Parts C10dTransport::start_all(size_t count, StartOne start_one) {
   Parts parts;
-  const bool together = on_cuda_ && count > 1;
-  if (together) group_->startCoalescing(c10::kCUDA);
+  const bool together = !on_cpu() && count > 1;
+  if (together) group_->startCoalescing(device_.type());
   for (size_t i = 0; i < count; ++i) {
     WorkPtr work = start_one(i);
     if (together) continue;
-    if (on_cuda_)
-      parts.push_back(std::make_shared<StreamPart>(std::move(work)));
-    else
+    if (on_cpu())
       parts.push_back(std::make_shared<CollectivePart>(std::move(work)));
+    else
+      parts.push_back(std::make_shared<StreamPart>(std::move(work)));
   }
-  if (together) parts.push_back(std::make_shared<StreamPart>(group_->endCoalescing(c10::kCUDA)));
+  if (together)
+    parts.push_back(std::make_shared<StreamPart>(group_->endCoalescing(device_.type())));
   return parts;
-}
-
-/// The reduction's operation for c10d. What c10d cannot scale on the way is scaled here.
-c10d::ReduceOp C10dTransport::prepare(const Tensors& inputs, const Reduction& reduction) const {
-  if (!reduction.scales()) return to_c10d(reduction.op);
-  if (on_cuda_ && reduction.op == ReduceOp::sum)
-    return nccl_scaled_sum(static_cast<double>(reduction.numerator) /
-                           static_cast<double>(reduction.denominator));
-  for (const at::Tensor& input : inputs) scale_terms(input, reduction);
-  return to_c10d(reduction.op);
 }
 
 Transport::Parts C10dTransport::all_reduce(const Tensors& tensors, const Reduction& reduction,
                                            uint64_t /*identity*/) {
   c10d::AllreduceOptions options;
-  options.reduceOp = prepare(tensors, reduction);
+  options.reduceOp = scaled(tensors, reduction);
   return start_all(tensors.size(), [&](size_t i) {
     Tensors one = {tensors[i]};
     return group_->allreduce(one, options);
@@ -70,7 +67,7 @@ Transport::Parts C10dTransport::all_reduce(const Tensors& tensors, const Reducti
 Transport::Parts C10dTransport::reduce_scatter(const Tensors& outputs, const Tensors& inputs,
                                                const Reduction& reduction, uint64_t /*identity*/) {
   c10d::ReduceScatterOptions options;
-  options.reduceOp = prepare(inputs, reduction);
+  options.reduceOp = scaled(inputs, reduction);
   return start_all(inputs.size(), [&](size_t i) {
     at::Tensor to = outputs[i].view(-1), from = inputs[i].view(-1);
     return group_->_reduce_scatter_base(to, from, options);
@@ -107,8 +104,25 @@ Transport::Parts C10dTransport::broadcast(const Tensors& tensors, int source,
 }
 
 std::shared_ptr<Pending> C10dTransport::message(WorkPtr work) const {
-  if (on_cuda_) return std::make_shared<StreamPart>(std::move(work));
-  return std::make_shared<MessagePart>(std::move(work));
+  if (on_cpu()) return std::make_shared<MessagePart>(std::move(work));
+  return std::make_shared<StreamPart>(std::move(work));
+}
+
+/// The first message of each direction makes its connection, and blocks the host meanwhile.
+void C10dTransport::connect(const Pairs& pairs) {
+  if (on_cpu()) return;
+  const int rank = group_->getRank();
+  for (const auto& [first, second] : pairs) {
+    if ((rank != first && rank != second) || !connected_.insert({first, second}).second) continue;
+    const int peer = rank == first ? second : first;
+    at::Tensor token = at::zeros({1}, at::TensorOptions(device_).dtype(at::kFloat));
+    const auto greeting = [&](bool sends) {
+      return sends ? send(token, peer, kUncounted) : receive(token, peer, kUncounted);
+    };
+    for (const bool forth : {true, false})
+      for (const auto& part : greeting((rank == first) == forth))
+        std::static_pointer_cast<StreamPart>(part)->wait_on_stream();
+  }
 }
 
 Transport::Parts C10dTransport::send(const at::Tensor& tensor, int destination, uint64_t identity) {

@@ -2,22 +2,26 @@
 
 // Internal.
 
+#include <set>
+#include <utility>
+
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "lockstep/parallel_state/transport.h"
 
 namespace lockstep {
 
-/// c10d's own collectives and messages: over NCCL for CUDA tensors, over a backend that answers
-/// without peers for planning ranks. What Gloo does otherwise is GlooTransport's.
+/// c10d's own collectives and messages: over NCCL for tensors on CUDA devices, over a backend that
+/// answers without peers for planning ranks. What Gloo does otherwise is GlooTransport's.
 class C10dTransport : public Transport {
  public:
-  /// For tensors on the CPU, or on a CUDA device: then wait() is the current stream's, and the
-  /// tensors of a call are one launch.
-  C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group, bool on_cuda)
-      : group_(std::move(group)), on_cuda_(on_cuda) {}
+  /// For tensors on the CPU, or on devices with streams: then wait() is the current stream's, and
+  /// the tensors of a call are one launch.
+  C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group, c10::Device device)
+      : group_(std::move(group)), device_(device) {}
 
   void greet() override {}
+  void connect(const Pairs& pairs) override;
   Parts all_reduce(const Tensors& tensors, const Reduction& reduction, uint64_t identity) override;
   Parts reduce_scatter(const Tensors& outputs, const Tensors& inputs, const Reduction& reduction,
                        uint64_t identity) override;
@@ -36,11 +40,12 @@ class C10dTransport : public Transport {
   /// start_one(i) -> a c10d work, for i < count.
   template <class StartOne>
   Parts start_all(size_t count, StartOne start_one);
-  c10d::ReduceOp prepare(const Tensors& inputs, const Reduction& reduction) const;
+  bool on_cpu() const { return device_.is_cpu(); }
   std::shared_ptr<Pending> message(c10::intrusive_ptr<c10d::Work> work) const;
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  bool on_cuda_;
+  c10::Device device_;
+  std::set<std::pair<int, int>> connected_;
 };
 
 }  // namespace lockstep

@@ -18,7 +18,7 @@ namespace lockstep {
 class GlooTransport : public C10dTransport {
  public:
   GlooTransport(c10::intrusive_ptr<c10d::ProcessGroup> group, std::chrono::milliseconds timeout)
-      : C10dTransport(std::move(group), /*on_cuda=*/false), timeout_(timeout) {}
+      : C10dTransport(std::move(group), c10::kCPU), timeout_(timeout) {}
 
   void greet() override;
   Parts all_reduce(const Tensors& tensors, const Reduction& reduction, uint64_t identity) override;

@@ -28,7 +28,7 @@ TransportMaker cpu_transport(bool observed) {
 
 HostTransport::HostTransport(c10::intrusive_ptr<c10d::ProcessGroup> group,
                              std::chrono::milliseconds timeout, Reading reading)
-    : C10dTransport(group, /*on_cuda=*/false),
+    : C10dTransport(group, c10::kCPU),
       exchange_(group->getBackend(c10::kCPU), timeout),
       reading_(reading) {}
 

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+namespace lockstep {
+
+/// `host`, a tensor on the CPU, on `device`, without waiting for that: copied into page-locked
+/// memory first, and from there by the device's current stream. On the CPU `host` itself.
+at::Tensor upload(const at::Tensor& host, c10::Device device);
+
+}  // namespace lockstep

@@ -1,0 +1,116 @@
+#include "lockstep/parallel_state/device_watch.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "lockstep/core/check.h"
+#include "lockstep/parallel_state/operation.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::chrono::milliseconds kLookInterval{100}, kEndInterval{5};
+
+/// Why one of the parts has failed; nothing where none has.
+std::optional<std::string> failure_of(const Work::Operation& operation) {
+  for (const auto& part : operation.parts)
+    if (const auto failure = part->failure()) return failure;
+  return std::nullopt;
+}
+
+bool has_ended(const Work::Operation& operation) {
+  return std::all_of(operation.parts.begin(), operation.parts.end(),
+                     [](const auto& part) { return part->is_completed(); });
+}
+
+}  // namespace
+
+DeviceWatch::DeviceWatch(std::shared_ptr<FailureBoard> failures) : failures_(std::move(failures)) {}
+
+DeviceWatch::~DeviceWatch() { finish(); }
+
+void DeviceWatch::include(const std::shared_ptr<Communicator>& communicator) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  communicators_.push_back(communicator);
+}
+
+void DeviceWatch::add(std::shared_ptr<Work::Operation> operation) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (ending_) return;
+  under_way_.push_back(std::move(operation));
+  if (!thread_.joinable()) thread_ = std::thread([this] { look_out(); });
+  changed_.notify_all();
+}
+
+void DeviceWatch::check() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!error_.empty()) throw CommunicationError(error_);
+}
+
+void DeviceWatch::finish() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  under_way_.clear();
+}
+
+void DeviceWatch::look_out() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return ending_ || !under_way_.empty(); });
+    if (under_way_.empty() || !error_.empty() || (ending_ && failures_->has_failed())) return;
+    lock.unlock();
+    const auto [failed, reason] = look();
+    if (failed) fail(*failed, reason);
+    lock.lock();
+    changed_.wait_for(lock, ending_ ? kEndInterval : kLookInterval,
+                      [&, before = ending_] { return ending_ != before; });
+  }
+}
+
+std::pair<std::shared_ptr<Work::Operation>, std::string> DeviceWatch::look() {
+  Operations taken;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    taken.swap(under_way_);
+  }
+  std::shared_ptr<Work::Operation> failed;
+  std::string reason;
+  const auto posted = failures_->find();
+  const auto now = std::chrono::steady_clock::now();
+  taken.remove_if([&](const std::shared_ptr<Work::Operation>& operation) {
+    if (failed) return false;
+    const auto failure = failure_of(*operation);
+    if (!failure && has_ended(*operation)) return true;
+    const bool late = now - operation->start > operation->group->timeout;
+    if (!failure && !late && !posted) return false;
+    failed = operation;
+    reason = failure ? *failure : late ? "timed out" : posted->text();
+    return false;
+  });
+  const std::lock_guard<std::mutex> lock(mutex_);
+  under_way_.splice(under_way_.begin(), taken);
+  return {failed, reason};
+}
+
+void DeviceWatch::fail(const Work::Operation& operation, const std::string& reason) {
+  std::string text = reason;
+  try {
+    fail_operation(operation, reason);
+  } catch (const std::exception& error) {
+    text = error.what();
+  }
+  std::vector<std::weak_ptr<Communicator>> communicators;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    error_ = text;
+    communicators = communicators_;
+  }
+  for (const auto& communicator : communicators)
+    if (const auto alive = communicator.lock()) alive->abort();
+}
+
+}  // namespace lockstep
