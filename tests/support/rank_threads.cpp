@@ -39,6 +39,7 @@ Outcome run(int64_t world, const RankBody& body, RankThreadOptions options) {
         return make_recording_backend(make_gloo_backend(spec), options.backend_log, spec.group_name,
                                       rank);
       };
+    if (options.adjust) options.adjust(rank, state_options);
     const ParallelState state(store, rank, state_options);
     try {
       body(state);

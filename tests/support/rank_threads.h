@@ -19,6 +19,8 @@ struct RankThreadOptions {
   BackendLog* backend_log = nullptr;  ///< notes what the backends are asked to do
   /// Is called on the rank's thread with every collective, before it starts.
   CollectiveObserver observer = {};
+  /// Changes what the rank's ParallelState is made with.
+  std::function<void(int64_t rank, ParallelStateOptions&)> adjust = {};
 };
 
 using RankBody = std::function<void(const ParallelState&)>;

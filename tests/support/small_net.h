@@ -16,12 +16,13 @@ class SmallNet : public torch::nn::Module {
  public:
   static constexpr int64_t kInputs = 3;
 
-  explicit SmallNet(int layers = 3, at::ScalarType dtype = at::kDouble) {
+  explicit SmallNet(int layers = 3, at::ScalarType dtype = at::kDouble,
+                    c10::Device device = c10::kCPU) {
     int64_t width = kInputs;
     for (int i = 0; i < layers; ++i) {
       const int64_t next = 4 + (i * 3) % 5;
-      add("weight" + std::to_string(i), {next, width}, dtype);
-      add("bias" + std::to_string(i), {next}, dtype);
+      add("weight" + std::to_string(i), {next, width}, dtype, device);
+      add("bias" + std::to_string(i), {next}, dtype, device);
       width = next;
     }
   }
@@ -41,10 +42,11 @@ class SmallNet : public torch::nn::Module {
   }
 
  private:
-  void add(const std::string& name, std::vector<int64_t> shape, at::ScalarType dtype) {
+  void add(const std::string& name, std::vector<int64_t> shape, at::ScalarType dtype,
+           c10::Device device) {
     at::Tensor tensor = at::empty(shape, at::TensorOptions(dtype));
     fill_normal(tensor, 0.5, 1, name, shape);
-    params_.push_back(register_parameter(name, tensor));
+    params_.push_back(register_parameter(name, tensor.to(device)));
   }
 
   std::vector<at::Tensor> params_;

@@ -1,0 +1,94 @@
+#include "lockstep/kernels/device_kernels.h"
+
+#include <ATen/ops/empty.h>
+
+#include "lockstep/kernels/adamw.h"
+#include "lockstep/kernels/sgd.h"
+#include "lockstep/kernels/sum_of_squares.h"
+#include "lockstep/tests/support/device/device_memory.h"
+#include "lockstep/tests/support/device/device_registration.h"
+#include "lockstep/tests/support/device/device_state.h"
+#include "lockstep/tests/support/device/device_streams.h"
+
+namespace lockstep::testing {
+namespace {
+
+// As a kernel of CUDA: on the stream of the current device, whatever device the tensors are on.
+c10::Stream launch_stream(std::initializer_list<at::Tensor> operands) {
+  const c10::DeviceIndex device = current_device();
+  for (const at::Tensor& operand : operands) check_pointer(operand, device);
+  return current_stream(device);
+}
+
+/// A row for each segment: start, end. The host waits for its copy.
+at::Tensor upload_rows(const std::vector<kernels::UpdateSegment>& segments, at::Device device) {
+  at::Tensor rows = at::empty({static_cast<int64_t>(segments.size()), 2}, at::kLong);
+  auto* row = rows.mutable_data_ptr<int64_t>();
+  for (const kernels::UpdateSegment& segment : segments) {
+    *row++ = segment.start;
+    *row++ = segment.end;
+  }
+  return rows.to(device);
+}
+
+kernels::UpdateSegments segments_of(const at::Tensor& rows) {
+  const auto* row = rows.const_data_ptr<int64_t>();
+  std::vector<kernels::UpdateSegment> segments(static_cast<size_t>(rows.size(0)));
+  for (kernels::UpdateSegment& segment : segments) {
+    segment.start = *row++;
+    segment.end = *row++;
+  }
+  return segments;
+}
+
+void adamw_lagging(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& exp_avg,
+                   const at::Tensor& exp_avg_sq, const at::Tensor& low_precision,
+                   const kernels::UpdateSegments& segments, const kernels::AdamWScalars& scalars,
+                   const kernels::StepControl& control) {
+  if (segments.empty()) return;
+  const at::Tensor& rows = segments.table_on(master.device(), &upload_rows);
+  const c10::Stream stream =
+      launch_stream({master, grad, exp_avg, exp_avg_sq, low_precision, control, rows});
+  enqueue(stream, "adamw",
+          [master = host_view(master), grad = host_view(grad), exp_avg = host_view(exp_avg),
+           exp_avg_sq = host_view(exp_avg_sq), low_precision = host_view(low_precision),
+           rows = host_view(rows), control = host_view(control), scalars] {
+            kernels::adamw(master, grad, exp_avg, exp_avg_sq, low_precision, segments_of(rows),
+                           scalars, control);
+          });
+}
+
+void sgd_lagging(const at::Tensor& master, const at::Tensor& grad,
+                 const at::Tensor& momentum_buffer, const at::Tensor& low_precision,
+                 const kernels::UpdateSegments& segments, const kernels::SgdScalars& scalars,
+                 const kernels::StepControl& control) {
+  if (segments.empty()) return;
+  const at::Tensor& rows = segments.table_on(master.device(), &upload_rows);
+  const c10::Stream stream =
+      launch_stream({master, grad, momentum_buffer, low_precision, control, rows});
+  enqueue(stream, "sgd",
+          [master = host_view(master), grad = host_view(grad),
+           momentum_buffer = host_view(momentum_buffer), low_precision = host_view(low_precision),
+           rows = host_view(rows), control = host_view(control), scalars] {
+            kernels::sgd(master, grad, momentum_buffer, low_precision, segments_of(rows), scalars,
+                         control);
+          });
+}
+
+at::Tensor sum_of_squares_lagging(const at::Tensor& flat) {
+  const at::Tensor sum = at::empty({}, flat.options().dtype(at::kDouble));
+  enqueue(
+      launch_stream({flat, sum}), "sum_of_squares",
+      [flat = host_view(flat), sum = host_view(sum)] { sum.copy_(kernels::sum_of_squares(flat)); });
+  return sum;
+}
+
+}  // namespace
+
+void register_lockstep_kernels() {
+  kernels::register_device_kernels(
+      kLagging,
+      {.adamw = &adamw_lagging, .sgd = &sgd_lagging, .sum_of_squares = &sum_of_squares_lagging});
+}
+
+}  // namespace lockstep::testing

@@ -1,0 +1,11 @@
+#pragma once
+
+// Internal: what use_lagging_device() registers with libtorch, once.
+
+namespace lockstep::testing {
+
+void register_device_guard();  // and the accelerator's hooks
+void register_device_operators();
+void register_lockstep_kernels();  // adamw, sgd and sum_of_squares of kernels/
+
+}  // namespace lockstep::testing

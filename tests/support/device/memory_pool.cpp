@@ -1,0 +1,130 @@
+#include "lockstep/tests/support/device/memory_pool.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "lockstep/tests/support/device/device_streams.h"
+
+namespace lockstep::testing {
+namespace {
+
+constexpr size_t kAlignment = 64;  // the CPU allocator's, which decides how kernels vectorize
+
+size_t rounded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+}  // namespace
+
+MemoryPool& MemoryPool::instance() {
+  static auto* const pool = new MemoryPool;  // tensors may be freed while the process ends
+  return *pool;
+}
+
+MemoryPool::Kind MemoryPool::kind_of(const std::optional<c10::Stream>& stream, size_t bytes) {
+  return stream ? Kind{stream->device_index(), stream->id(), bytes} : Kind{-1, 0, bytes};
+}
+
+void MemoryPool::add_live(const Block& block, int64_t sign) {
+  if (!block.stream) return;
+  DeviceBytes& bytes = bytes_[static_cast<size_t>(block.stream->device_index())];
+  bytes.live += sign * static_cast<int64_t>(block.bytes);
+  bytes.peak = std::max(bytes.peak, bytes.live);
+}
+
+void* MemoryPool::allocate(size_t bytes, const std::optional<c10::Stream>& stream) {
+  if (bytes == 0) return nullptr;
+  const size_t size = rounded(bytes);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<Block*>& kept = free_[kind_of(stream, size)];
+  Block* block = nullptr;
+  if (!kept.empty()) {
+    block = kept.back();
+    kept.pop_back();
+  } else {
+    auto* const data = static_cast<char*>(std::aligned_alloc(kAlignment, size));
+    if (!data) throw std::bad_alloc();
+    std::memset(data, kPoison, size);
+    block = &blocks_[reinterpret_cast<uintptr_t>(data)];
+    *block = {data, size, stream};
+  }
+  block->live = true;
+  add_live(*block, 1);
+  return block->data;
+}
+
+void MemoryPool::free(void* pointer) {
+  if (!pointer) return;
+  Block* block = nullptr;
+  std::vector<c10::Stream> users;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    block = find(pointer);
+    block->live = false;
+    add_live(*block, -1);
+    users.swap(block->users);
+  }
+  if (users.empty()) return reuse(block);
+  const auto left = std::make_shared<std::atomic<size_t>>(users.size());
+  for (const c10::Stream& user : users)
+    enqueue_bookkeeping(user, [this, block, left] {
+      if (--*left == 0) reuse(block);
+    });
+}
+
+// The poison is queued before the block can be handed out, so that it comes before what the next
+// owner queues on the same stream.
+void MemoryPool::reuse(Block* block) {
+  if (block->stream)
+    enqueue_bookkeeping(*block->stream,
+                        [block] { std::memset(block->data, kPoison, block->bytes); });
+  else
+    std::memset(block->data, kPoison, block->bytes);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  free_[kind_of(block->stream, block->bytes)].push_back(block);
+}
+
+MemoryPool::Block* MemoryPool::find(const void* pointer) {
+  const auto address = reinterpret_cast<uintptr_t>(pointer);
+  auto after = blocks_.upper_bound(address);
+  if (after == blocks_.begin()) return nullptr;
+  Block& block = std::prev(after)->second;
+  return address < reinterpret_cast<uintptr_t>(block.data) + block.bytes ? &block : nullptr;
+}
+
+void MemoryPool::record_use(const void* pointer, const c10::Stream& stream) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Block* const block = find(pointer);
+  if (!block || !block->live || block->stream == stream) return;
+  if (std::find(block->users.begin(), block->users.end(), stream) == block->users.end())
+    block->users.push_back(stream);
+}
+
+bool MemoryPool::holds_live(const void* pointer, std::optional<c10::DeviceIndex> device) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const Block* const block = find(pointer);
+  if (!block || !block->live) return false;
+  return device ? block->stream && block->stream->device_index() == *device : !block->stream;
+}
+
+std::optional<c10::DeviceIndex> MemoryPool::device_of(const void* pointer) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const Block* const block = find(pointer);
+  if (!block || !block->stream) return std::nullopt;
+  return block->stream->device_index();
+}
+
+DeviceBytes MemoryPool::bytes_of(c10::DeviceIndex device) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return bytes_.at(static_cast<size_t>(device));
+}
+
+void MemoryPool::reset_peak(c10::DeviceIndex device) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  DeviceBytes& bytes = bytes_.at(static_cast<size_t>(device));
+  bytes.peak = bytes.live;
+}
+
+}  // namespace lockstep::testing

@@ -1,0 +1,18 @@
+#pragma once
+
+// Internal: the operators with kernels of their own; all others are queued by the fallback.
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <torch/library.h>
+
+namespace lockstep::testing {
+
+void add_view_kernels(torch::Library& library);
+void add_copy_kernels(torch::Library& library);
+
+/// The boxed fallback: shapes at once, the CPU's kernel later.
+void launch_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                     torch::jit::Stack* stack);
+
+}  // namespace lockstep::testing
