@@ -4,6 +4,8 @@ of text, which its source holds exactly once. `tests` are those that should see 
 
 import collections
 
+from device_mutants import DEVICE_MUTANTS
+
 Mutant = collections.namedtuple("Mutant", "name kind source old new tests")
 
 LAYOUTS = "trainer_layouts_test"
@@ -217,8 +219,8 @@ MUTANTS = [Mutant(*fields) for fields in [
      [TENSOR]),
     ("positions-not-cut", "each rank of tp reads the positions of the first part of a sequence",
      "models/layers/dropout.cpp",
-     "return tokens.positions.narrow(0, index * rows, rows);",
-     "return tokens.positions.narrow(0, 0, rows);",
+     "return tokens.positions.narrow(0, index * rows, rows).to(device);",
+     "return tokens.positions.narrow(0, 0, rows).to(device);",
      ["gpt_layouts_test:*ContextBeside*", TENSOR]),
     ("chunks-in-ring-order", "context parallelism: the second chunk of a rank in ascending order",
      "models/attention/context_parallel_cut.cpp",
@@ -313,7 +315,7 @@ MUTANTS = [Mutant(*fields) for fields in [
      "options_.rank, options_.ranks),\n                   .ids",
      "0 * options_.rank, options_.ranks),\n                   .ids",
      ["sample_source_test:-*ReadingIsHiddenBehindWork*", "trainer_test"]),
-]]
+] + DEVICE_MUTANTS]
 
 # Why each that no test sees is let live.
 SURVIVORS = {}

@@ -1,0 +1,201 @@
+// A rank fails while the others wait for their devices, over a backend with NCCL's rules: every
+// rank ends within the timeout of the groups, with an error that names the culprit, and not by
+// c10d's watchdog, which would end the process a minute later.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/config_io.h"
+#include "lockstep/parallel_state/collectives.h"
+#include "lockstep/tests/support/device/device_ranks.h"
+#include "lockstep/tests/support/synthetic_text.h"
+#include "lockstep/tests/support/temporary_folder.h"
+#include "lockstep/training/run_setup.h"
+#include "lockstep/training/trainer.h"
+
+namespace lockstep::testing {
+namespace {
+
+using std::chrono::seconds;
+
+constexpr seconds kTimeout{3};
+/// To look for lost ranks, and to hear what the others have done.
+constexpr seconds kExplanation{5};
+
+DeviceRankOptions patient_options() {
+  DeviceRankOptions options;
+  options.timeout = kTimeout;
+  options.abort_on_error = false;
+  return options;
+}
+
+/// The errors of all ranks, which took no longer than they may.
+std::vector<std::string> errors_in_time(int64_t world, const RankBody& body,
+                                        DeviceRankOptions options = patient_options()) {
+  const auto begin = std::chrono::steady_clock::now();
+  auto errors = errors_of_device_ranks(world, body, std::move(options));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 2 * kTimeout + kExplanation);
+  return errors;
+}
+
+void expect_part(const std::string& error, const std::string& part) {
+  EXPECT_NE(error.find(part), std::string::npos) << "no '" << part << "' in: " << error;
+}
+
+/// Five steps of two all-reduces, whose sums the host reads. Rank 1 does fault(step) between them.
+RankBody sums(const std::function<void(const ParallelState&, int)>& fault) {
+  return [fault](const ParallelState& state) {
+    const ProcessGroup group = state.group(GroupKind::dp);
+    for (int step = 1; step <= 5; ++step) {
+      state.begin_step(step);
+      at::Tensor x = at::ones({1000}, state.device());
+      all_reduce(group, x, ReduceOp::sum, "first").wait();
+      if (state.rank() == 1) fault(state, step);
+      all_reduce(group, x, ReduceOp::sum, "second").wait();
+      const auto sum = x.sum().item<double>();
+      state.check_failures();
+      EXPECT_EQ(sum, 1000.0 * static_cast<double>(group.size() * group.size()));
+    }
+  };
+}
+
+TEST(DeviceFailures, WhatOneRankThrowsReachesTheOthersBeforeTheTimeout) {
+  DeviceRankOptions options = patient_options();
+  options.timeout = 20 * kTimeout;
+  const auto fault = [](const ParallelState&, int step) {
+    if (step == 3) throw std::runtime_error("no such file");
+  };
+  const auto errors = errors_in_time(3, sums(fault), options);
+  EXPECT_EQ(errors[1], "no such file");
+  for (const int rank : {0, 2}) expect_part(errors[rank], "rank 1: no such file; so all_reduce");
+}
+
+TEST(DeviceFailures, ACollectiveThatOneRankLeavesOutIsNamed) {
+  const auto errors = errors_in_time(3, [](const ParallelState& state) {
+    const ProcessGroup group = state.group(GroupKind::dp);
+    for (int step = 1; step <= 3; ++step) {
+      state.begin_step(step);
+      at::Tensor x = at::ones({1000}, state.device()), y = at::ones({10}, state.device());
+      if (state.rank() != 1 || step != 2) all_reduce(group, x, ReduceOp::sum, "gradients").wait();
+      all_reduce(group, y, ReduceOp::sum, "loss").wait();
+      y.sum().item<double>();
+      state.check_failures();
+    }
+  });
+  for (const std::string& error : errors) {
+    expect_part(error, "gradients");
+    expect_part(error, "rank 1");
+    expect_part(error, "step 2");
+  }
+}
+
+TEST(DeviceFailures, ARankThatIsTooSlowIsNamedAndLearnsOfItsFailure) {
+  const auto errors = errors_in_time(2, sums([](const ParallelState&, int step) {
+                                       if (step == 2) std::this_thread::sleep_for(2 * kTimeout);
+                                     }));
+  expect_part(errors[0], "all_reduce (sum) of second over group dp [0, 1] failed on rank 0");
+  expect_part(errors[0], "timed out");
+  expect_part(errors[1], "rank 0");
+}
+
+TEST(DeviceFailures, ARankThatEndsEarlyIsNamed) {
+  const auto errors = errors_in_time(2, [](const ParallelState& state) {
+    const ProcessGroup group = state.group(GroupKind::dp);
+    at::Tensor x = at::ones({10}, state.device());
+    all_reduce(group, x, ReduceOp::sum, "first").wait();
+    if (state.rank() == 1) return;
+    all_reduce(group, x, ReduceOp::sum, "second").wait();
+    x.sum().item<double>();
+    state.check_failures();
+  });
+  expect_part(errors[0], "second");
+  expect_part(errors[0], "rank 1");
+  EXPECT_EQ(errors[1], "");
+}
+
+TEST(DeviceFailures, AGroupThatGoesLetsItsOperationsEnd) {
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
+    DeviceRankOptions options = patient_options();
+    options.device.seed = seed;
+    options.device.delayed = 0.5;
+    run_device_ranks(
+        3,
+        [](const ParallelState& state) {
+          at::Tensor x = at::ones({1000}, state.device());
+          for (int i = 0; i < 20; ++i) x.mul_(1);  // what the sum has to wait for
+          Work work = all_reduce(state.group(GroupKind::dp), x, ReduceOp::sum, "sum");
+          if (state.rank() == 1) return;
+          work.wait();
+          EXPECT_EQ(x.sum().item<double>(), 3000) << "rank " << state.rank();
+        },
+        options);
+  }
+}
+
+TEST(DeviceFailures, AGroupThatGoesDoesNotWaitForAPeerThatLeavesItsPartOut) {
+  errors_in_time(2, [](const ParallelState& state) {
+    at::Tensor x = at::ones({10}, state.device());
+    all_reduce(state.group(GroupKind::dp), x, ReduceOp::sum, "first").wait();
+    if (state.rank() == 0) (void)all_reduce(state.group(GroupKind::dp), x, ReduceOp::sum, "second");
+  });
+}
+
+/// Two steps of `lockstep train`, in the second of which rank 1 throws before the collective
+/// `label`.
+std::vector<std::string> errors_of_training(int64_t world,
+                                            const std::vector<std::string>& overrides,
+                                            const std::string& label) {
+  const TemporaryFolder folder;
+  std::vector<std::string> all = {"data.path=" + folder.write("text", synthetic_text())};
+  all.insert(all.end(), overrides.begin(), overrides.end());
+  const Config config = parse_config(
+      "model { num_layers: 4 hidden_size: 16 num_attention_heads: 4 seq_length: 16 } "
+      "train { global_batch_size: 8 micro_batch_size: 1 train_iters: 2 }",
+      "test", all);
+  DeviceRankOptions options = patient_options();
+  options.sizes = parallel_options(config, c10::kCPU).sizes;
+  std::atomic<int> step = 0;
+  options.observer = [&](const CollectiveRecord& call) {
+    if (call.rank == 1 && step == 1 && call.label.find(label) != std::string::npos)
+      throw std::runtime_error("a fault before '" + call.label + "'");
+  };
+  return errors_in_time(
+      world,
+      [&](const ParallelState& state) {
+        Trainer trainer(config, state);
+        trainer.train_step();
+        if (state.rank() == 1) step = 1;
+        trainer.train_step();
+      },
+      options);
+}
+
+void expect_told_by_rank_1(const std::vector<std::string>& errors) {
+  for (size_t rank = 0; rank < errors.size(); ++rank)
+    expect_part(errors[rank], rank == 1 ? "a fault before" : "rank 1: a fault before");
+}
+
+TEST(DeviceFailures, ARankThatFailsWithinATrainingStepIsNamedByAll) {
+  for (const char* label : {"bucket", "num_tokens", "loss"})
+    expect_told_by_rank_1(errors_of_training(2, {"ddp.overlap_grad_reduce=true"}, label));
+}
+
+TEST(DeviceFailures, AStageThatFailsIsNamedByTheWholePipeline) {
+  expect_told_by_rank_1(errors_of_training(
+      3,
+      {"parallel.pipeline_model_parallel_size=3", "parallel.virtual_pipeline_model_parallel_size=2",
+       "model.num_layers=6", "train.global_batch_size=6"},
+      "input of F1"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing

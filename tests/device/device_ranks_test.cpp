@@ -1,0 +1,114 @@
+#include "lockstep/tests/support/device/device_ranks.h"
+
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/error.h"
+#include "lockstep/parallel_state/collectives.h"
+#include "lockstep/parallel_state/communicator.h"
+#include "lockstep/parallel_state/process_group_state.h"
+#include "lockstep/tests/support/device/device_streams.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep::testing {
+namespace {
+
+at::Tensor on_device(const ParallelState& state, int64_t numel, double value) {
+  return at::full({numel}, value, at::kFloat).to(state.device());
+}
+
+TEST(DeviceRanks, TheLibrarysCollectivesRunOnTheDevices) {
+  const auto rules = std::make_shared<NcclRules>();
+  run_device_ranks(4,
+                   [](const ParallelState& state) {
+                     EXPECT_EQ(state.device(), lagging_device(static_cast<int>(state.rank())));
+                     const at::Tensor x = on_device(state, 8, static_cast<double>(state.rank()));
+                     all_reduce(state.world(), x, ReduceOp::sum, "x").wait();
+                     EXPECT_TRUE(at::equal(x.cpu(), at::full({8}, 6, at::kFloat)));
+                     const at::Tensor on_host = at::ones({2});
+                     all_reduce(state.world(), on_host, ReduceOp::sum, "on host").wait();
+                     EXPECT_TRUE(at::equal(on_host, at::full({2}, 4, at::kFloat)));
+                   },
+                   {.rules = rules});
+  for (int64_t rank = 0; rank < 4; ++rank) {
+    const auto calls = rules->counts(rank).calls;
+    ASSERT_EQ(calls.size(), 1U);
+    EXPECT_EQ(calls.at("world[0, 1, 2, 3]").at("allreduce"), (NcclCalls{1, 32}));
+  }
+}
+
+TEST(DeviceRanks, ARankThatThrowsReleasesTheOthersFromTheirDevices) {
+  const auto run = [] {
+    run_device_ranks(3, [](const ParallelState& state) {
+      const ProcessGroup world = state.world();
+      const at::Tensor x = on_device(state, 4, 1);
+      all_reduce(world, x, ReduceOp::sum, "x").wait();
+      if (state.rank() == 1) throw std::out_of_range("rank 1 has had enough");
+      all_reduce(world, x, ReduceOp::sum, "y").wait();
+      x.cpu();
+    });
+  };
+  EXPECT_TRUE(throws_with<std::out_of_range>(run, "rank 1 has had enough"));
+}
+
+TEST(DeviceRanks, TheErrorsOfTheRanksAreTheirMessages) {
+  const auto errors = errors_of_device_ranks(3, [](const ParallelState& state) {
+    const at::Tensor x = on_device(state, 4, 1);
+    all_reduce(state.world(), x, ReduceOp::sum, "x").wait();
+    x.cpu();
+    if (state.rank() != 1) throw std::out_of_range("enough of " + std::to_string(state.rank()));
+  });
+  EXPECT_EQ(errors, (std::vector<std::string>{"enough of 0", "", "enough of 2"}));
+}
+
+TEST(DeviceRanks, AnErrorOfADeviceIsTheErrorOfTheRun) {
+  const auto run = [] {
+    run_device_ranks(2, [](const ParallelState& state) {
+      if (state.rank() == 1)
+        enqueue(current_stream(state.device().index()), "a kernel",
+                [] { throw std::runtime_error("out of its bounds"); });
+    });
+  };
+  EXPECT_TRUE(
+      throws_with<std::runtime_error>(run, "device of rank 1: a kernel: out of its bounds"));
+  EXPECT_EQ(device_error(1), std::nullopt);
+}
+
+TEST(DeviceRanks, AnOverdueWorkIsTheError) {
+  const auto run = [] {
+    run_device_ranks(2, [](const ParallelState& state) {
+      const ProcessGroup world = state.world();
+      const at::Tensor x = on_device(state, 4, 1);
+      all_reduce(world, x, ReduceOp::sum, "x").wait();
+      const auto& c10d = world.shared_state()->communicator->c10d();
+      c10d->getBackend(state.device().type())->setTimeout(std::chrono::milliseconds(300));
+      if (state.rank() == 1) all_reduce(world, x, ReduceOp::sum, "left out by rank 0").wait();
+      x.cpu();
+    });
+  };
+  EXPECT_TRUE(throws_with<std::runtime_error>(run, "NCCL's watchdog: rank 1"));
+}
+
+TEST(DeviceRanks, HostsThatBlockAtTheDeadlineAreNamed) {
+  const auto run = [] {
+    run_device_ranks(2,
+                     [](const ParallelState& state) {
+                       const at::Tensor x = on_device(state, 4, 1);
+                       send(state.world(), x, 1 - state.rank(), "both send").wait();
+                     },
+                     {.timeout = std::chrono::seconds(60), .deadline = std::chrono::seconds(3)});
+  };
+  EXPECT_TRUE(
+      throws_with<std::runtime_error>(run, "rank 0, group world[0, 1], first send, 0 -> 1"));
+}
+
+TEST(DeviceRanks, EachRankHasADeviceOfItsOwn) {
+  EXPECT_TRUE(throws_with<UsageError>([] { run_device_ranks(9, [](const ParallelState&) {}); },
+                                      "found 9 ranks, allowed: one for each of 8 devices"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,72 @@
+#include "lockstep/kernels/adamw.h"
+#include "lockstep/kernels/device_kernels.h"
+#include "lockstep/kernels/sgd.h"
+#include "lockstep/kernels/sum_of_squares.h"
+#include "lockstep/tests/device/lagging_tests.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep::testing {
+namespace {
+
+constexpr int64_t kElements = 5000;
+
+/// What an update reads and writes.
+struct UpdateOperands {
+  at::Tensor master, grad, first, second, low, control;
+
+  static UpdateOperands on(c10::Device device) {
+    const at::Tensor i = at::arange(kElements, at::kDouble);
+    UpdateOperands made{at::sin(i).to(at::kFloat),
+                        at::cos(i * 3).to(at::kFloat),
+                        at::sin(i * 5).mul(0.1).to(at::kFloat),
+                        at::cos(i).square().to(at::kFloat),
+                        at::zeros({kElements}, at::kBFloat16),
+                        at::tensor({0.5, 1.0}, at::kDouble)};
+    for (at::Tensor* tensor : made.all()) *tensor = tensor->to(device);
+    return made;
+  }
+  std::vector<at::Tensor*> all() { return {&master, &grad, &first, &second, &low, &control}; }
+};
+
+void update(UpdateOperands& x, const kernels::UpdateSegments& segments) {
+  kernels::adamw(x.master, x.grad, x.first, x.second, x.low, segments,
+                 {.learning_rate = 0.01, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8}, x.control);
+  kernels::sgd(x.master, x.grad, x.first, x.low, segments, {.learning_rate = 0.1, .momentum = 0.5},
+               x.control);
+}
+
+TEST_F(LaggingDevice, UpdatesHaveTheBitsOfTheCpu) {
+  UpdateOperands expected = UpdateOperands::on(at::kCPU);
+  update(expected, {{0, 700}, {1000, kElements}});
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
+    restart(seed);
+    ASSERT_EQ(current_device(), 0);  // the kernels make the tensors' device current
+    UpdateOperands found = UpdateOperands::on(lagging_device(2));
+    const kernels::UpdateSegments segments = {{0, 700}, {1000, kElements}};
+    reset_device_counts();
+    update(found, segments);
+    EXPECT_EQ(device_counts(2).waits, 1) << "the upload of the segments";
+    EXPECT_EQ(device_counts(2).launches, 3);
+    for (size_t i = 0; i < expected.all().size(); ++i)
+      expect_same_bits(*found.all()[i], *expected.all()[i], "operand " + std::to_string(i));
+    expect_same_bits(kernels::sum_of_squares(found.master),
+                     kernels::sum_of_squares(expected.master), "sum of squares");
+  }
+}
+
+TEST_F(LaggingDevice, AKernelOnAnotherDeviceThanItsTensorsIsAnIllegalAccess) {
+  const at::Tensor flat = at::ones({8}, at::TensorOptions(lagging_device(1)));
+  const auto& device_kernels = kernels::device_kernels("the test", flat.device().type());
+  ASSERT_EQ(current_device(), 0);
+  EXPECT_TRUE(throws_with<c10::Error>([&] { device_kernels.sum_of_squares(flat); },
+                                      "illegal memory access"));
+  EXPECT_TRUE(throws_with<c10::Error>(
+      [&] {
+        device_kernels.sgd(flat, flat, {}, {}, {{0, 8}}, {}, {});
+      },
+      "illegal memory access"));
+  EXPECT_EQ(kernels::sum_of_squares(flat).item<double>(), 8);  // makes the tensors' device current
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,97 @@
+#include <thread>
+
+#include <ATen/Parallel.h>
+
+#include "lockstep/core/parameters.h"
+#include "lockstep/models/gpt_model.h"
+#include "lockstep/tests/device/lagging_tests.h"
+#include "lockstep/tests/support/gpt_parts.h"
+
+namespace lockstep::testing {
+namespace {
+
+struct Step {
+  at::Tensor losses;
+  std::map<std::string, at::Tensor> gradients;
+};
+
+/// Forward and backward of a model in one process, in which every token counts the same.
+Step run_gpt(const TransformerConfig& config, at::ScalarType dtype, c10::Device device) {
+  const c10::OptionalDeviceGuard guard(device.is_cpu() ? std::nullopt
+                                                       : std::optional<c10::Device>(device));
+  const GPTModel model(config, {.dtype = dtype, .device = device});
+  const at::Tensor ids = sample_ids(config, 3);
+  Step step;
+  step.losses =
+      model.forward(ids.slice(1, 0, config.seq_length).to(device), ids.slice(1, 1).to(device));
+  step.losses.sum().backward();
+  for (const NamedParameter& param : collect_parameters(model))
+    step.gradients[param.name] = param.tensor.grad();
+  return step;
+}
+
+void expect_same_step(const TransformerConfig& config, at::ScalarType dtype, uint64_t seeds) {
+  const Step expected = run_gpt(config, dtype, at::kCPU);
+  for (uint64_t seed = 1; seed <= seeds; ++seed) {
+    const bool lazy = seed % 2 == 0;
+    use_lagging_device({.devices = kLaggingDevices,
+                        .seed = seed,
+                        .longest_delay = std::chrono::microseconds(lazy ? 1000000 : 100),
+                        .delayed = lazy ? 1 : 0.3});
+    const std::string where =
+        std::string(at::toString(dtype)) + ", seed " + std::to_string(seed) + ", ";
+    const Step found = run_gpt(config, dtype, lagging_device(static_cast<int>(seed % 4)));
+    expect_same_bits(found.losses.detach(), expected.losses.detach(), where + "losses");
+    ASSERT_EQ(found.gradients.size(), expected.gradients.size());
+    for (const auto& [name, gradient] : expected.gradients)
+      expect_same_bits(found.gradients.at(name), gradient, where + name);
+  }
+}
+
+TransformerConfig llama() {
+  TransformerConfig config = small_gpt();
+  config.num_query_groups = 2;
+  config.untie_embeddings_and_output_weights = true;
+  return config;
+}
+
+TransformerConfig gpt2() {
+  TransformerConfig config = small_gpt();
+  config.normalization = Normalization::LayerNorm;
+  config.position_embedding_type = PositionEmbeddingType::learned_absolute;
+  config.activation = Activation::gelu;
+  config.add_bias_linear = true;
+  return config;
+}
+
+TEST_F(LaggingDevice, AGptHasTheBitsOfTheCpu) { expect_same_step(llama(), at::kFloat, kSeeds); }
+
+TEST_F(LaggingDevice, AGptWithLayerNormAndTiedWeightsHasTheBitsOfTheCpu) {
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16})
+    expect_same_step(gpt2(), dtype, 3);
+}
+
+TEST_F(LaggingDevice, AGptWithDropoutHasTheBitsOfTheCpu) {
+  TransformerConfig config = llama();
+  config.hidden_dropout = 0.1;
+  config.attention_dropout = 0.1;
+  expect_same_step(config, at::kFloat, 3);
+}
+
+TEST_F(LaggingDevice, SeveralDevicesTrainAtOnce) {
+  const Step expected = run_gpt(llama(), at::kFloat, at::kCPU);
+  std::vector<Step> found(kLaggingDevices);
+  std::vector<std::thread> threads;
+  for (int device = 0; device < kLaggingDevices; ++device)
+    threads.emplace_back([&found, device] {
+      at::set_num_threads(1);
+      found[static_cast<size_t>(device)] = run_gpt(llama(), at::kFloat, lagging_device(device));
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const Step& step : found)
+    for (const auto& [name, gradient] : expected.gradients)
+      expect_same_bits(step.gradients.at(name), gradient, name);
+}
+
+}  // namespace
+}  // namespace lockstep::testing
