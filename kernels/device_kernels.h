@@ -13,7 +13,7 @@ namespace lockstep::kernels {
 
 /// The kernels of a type of device: adamw(), sgd() and sum_of_squares() of checked operands. They
 /// are called with the operands' device current and start on its current stream. Nothing waits for
-/// the device, but for what the first call with a list of segments uploads.
+/// the device.
 struct DeviceKernels {
   void (*adamw)(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& exp_avg,
                 const at::Tensor& exp_avg_sq, const at::Tensor& low_precision,

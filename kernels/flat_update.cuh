@@ -12,6 +12,7 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include "lockstep/core/upload.h"
 #include "lockstep/kernels/step_control.h"
 #include "lockstep/kernels/update_segment.h"
 
@@ -88,7 +89,7 @@ inline at::Tensor upload_segments(const std::vector<UpdateSegment>& segments, at
     *row++ = first_block;
     first_block += blocks_of(segment);
   }
-  return host.to(device);
+  return upload(host, device);
 }
 
 /// The segments on the device, with blocks of kElementsPerBlock elements.

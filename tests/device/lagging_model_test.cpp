@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include "lockstep/core/parameters.h"
+#include "lockstep/models/cross_entropy.h"
 #include "lockstep/models/gpt_model.h"
 #include "lockstep/tests/device/lagging_tests.h"
 #include "lockstep/tests/support/gpt_parts.h"
@@ -76,6 +77,19 @@ TEST_F(LaggingDevice, AGptWithDropoutHasTheBitsOfTheCpu) {
   config.hidden_dropout = 0.1;
   config.attention_dropout = 0.1;
   expect_same_step(config, at::kFloat, 3);
+}
+
+TEST_F(LaggingDevice, ALabelThatNobodyCouldCheckHasALossOfNaN) {
+  const ParallelState state = ParallelState::single_process(lagging_device(0));
+  const at::Tensor logits = at::arange(16, at::kFloat).view({4, 4}).to(state.device());
+  const at::Tensor labels = at::tensor({1, 4, -7, -100}, at::kLong).to(state.device());
+  const VocabPartition vocabulary = vocab_partition(4, 4, 0, 1);
+  reset_device_counts();
+  const at::Tensor losses = vocab_parallel_cross_entropy(
+      logits, labels, vocabulary, state.group(GroupKind::tp), /*label_smoothing=*/0.1);
+  EXPECT_EQ(device_counts(0).waits, 0);
+  EXPECT_TRUE(at::equal(losses.cpu().isnan(), at::tensor({0, 1, 1, 0}, at::kLong).to(at::kBool)));
+  EXPECT_EQ(losses[3].item<float>(), 0);
 }
 
 TEST_F(LaggingDevice, SeveralDevicesTrainAtOnce) {
