@@ -1,0 +1,27 @@
+#include <ATen/cuda/CUDAGraph.h>
+
+#include "lockstep/kernels/device_graph.h"
+
+namespace lockstep::kernels {
+namespace {
+
+class CudaDeviceGraph final : public DeviceGraph {
+ public:
+  // Thread-local: c10d's watchdog may ask for events while this thread records.
+  void begin_capture() override {
+    graph_.capture_begin(/*pool=*/{0, 0}, cudaStreamCaptureModeThreadLocal);
+  }
+  void end_capture() override { graph_.capture_end(); }
+  void replay() override { graph_.replay(); }
+
+ private:
+  at::cuda::CUDAGraph graph_;
+};
+
+}  // namespace
+
+MakeDeviceGraph cuda_graphs() {
+  return [] { return std::make_unique<CudaDeviceGraph>(); };
+}
+
+}  // namespace lockstep::kernels
