@@ -47,7 +47,7 @@ class Reporter {
         display_(std::cerr, ::isatty(STDERR_FILENO) == 1, config.train.train_iters,
                  config.train.log_interval) {}
 
-  void begin(const Trainer& trainer, int64_t ranks, const std::string& output) {
+  void begin(Trainer& trainer, int64_t ranks, const std::string& output) {
     if (!output.empty()) {
       const TrainingProgress progress = trainer.progress();
       file_ = std::make_unique<MetricsFile>(
@@ -174,6 +174,7 @@ void train(const Config& config, const std::string& output, const ParallelState&
     if (last && is_stop(trainer.end())) tell(told_of_stop(trainer, folder));
     tell(checkpoints.after_iteration(trainer, last));
   };
+  callbacks.checkpoint_is_due = [&](int64_t iteration) { return checkpoints.is_due(iteration); };
   if (reporter) {
     callbacks.iteration = [&](const IterationMetrics& m) { reporter->iteration(m); };
     callbacks.validation = [&](const ValidationMetrics& m) { reporter->validation(m); };

@@ -134,10 +134,12 @@ bool RunCheckpoints::load_from(const std::string& path, Trainer& trainer) {
   return true;
 }
 
+bool RunCheckpoints::is_due(int64_t iteration) const {
+  return saver_ && config_.save_interval && iteration % *config_.save_interval == 0;
+}
+
 std::string RunCheckpoints::after_iteration(Trainer& trainer, bool last) {
-  const bool due =
-      last || (config_.save_interval && trainer.iteration() % *config_.save_interval == 0);
-  if (!saver_ || !due) return "";
+  if (!saver_ || (!last && !is_due(trainer.iteration()))) return "";
   try {
     return save(trainer, last);
   } catch (const FileError& error) {

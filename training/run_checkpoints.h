@@ -30,6 +30,9 @@ class RunCheckpoints {
   /// that is not as it was saved and changes what the weights mean, such as the number of heads.
   std::optional<std::string> load(Trainer& trainer);
 
+  /// Whether the interval asks for a save after that iteration.
+  bool is_due(int64_t iteration) const;
+
   /// Saves if the interval, or the end of the run, asks for it. What is to be told of it. A save on
   /// the way that fails is told and the run goes on; FileError if that at the end fails.
   std::string after_iteration(Trainer& trainer, bool last);

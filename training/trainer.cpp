@@ -120,10 +120,10 @@ Trainer::GlobalSums Trainer::global_sums(const double* values) const {
   return {values[0], values[1], agreed_end(values[2], parallel_state_.world_size())};
 }
 
-RunEnd Trainer::end_after(RunEnd wish) const {
+RunEnd Trainer::end_after(int64_t iteration, RunEnd wish) const {
   if (bad_loss_ != nullptr || skipped_steps_ >= config_.train.max_skipped_steps)
     return RunEnd::diverged;
-  return iteration_ >= config_.train.train_iters ? RunEnd::done : wish;
+  return iteration >= config_.train.train_iters ? RunEnd::done : wish;
 }
 
 std::string Trainer::divergence() const {
@@ -146,50 +146,69 @@ bool Trainer::loss_scale_is_in_doubt() const {
 }
 
 IterationMetrics Trainer::train_step(RunEnd wish) {
+  start_step(wish);
+  settle();
+  const IterationMetrics metrics = settled_.back();
+  settled_.clear();
+  return metrics;
+}
+
+void Trainer::start_step(RunEnd wish) {
   const auto begin = std::chrono::steady_clock::now();
+  if (scale_adapts_itself(config_) && settle()) return;
   parallel_state_.begin_step(iteration_ + 1);
   optimizer_->apply_schedule(scheduler_, consumed_samples_);
-  const std::optional<double> decoupled_rate =
-      decoupled_learning_rate(config_.optimizer, scheduler_, consumed_samples_);
   const BatchSizes batch = batches_.at(consumed_samples_);
   loader_->seek(consumed_samples_);
   model_->zero_grad_buffer();
-  const LossSums local = model_->forward_backward(batch.num_microbatches, optimizer_->loss_scale(),
+  const double loss_scale = optimizer_->loss_scale();
+  const LossSums local = model_->forward_backward(batch.num_microbatches, loss_scale,
                                                   [&](int64_t) { return training_batch(); });
+  if (settle()) return model_->abandon_step();
   if (before_update_) std::exchange(before_update_, {})();
   model_->finalize_gradients(local.tokens);
   const at::Tensor over_ranks = sum_over_ranks(local, wish, "loss");
-  const double loss_scale = optimizer_->loss_scale();
-  // The only place where the host waits for the device.
-  const at::Tensor numbers = at::cat({over_ranks, optimizer_->start_step()}).cpu();
-  parallel_state_.check_failures();
-  const auto* const values = numbers.const_data_ptr<double>();
-  const GlobalSums sums = global_sums(values);
-  const Optimizer::StepResult step = optimizer_->finish_step(values + kNumSums);
-
+  const at::Tensor of_step = optimizer_->start_step();
   ++iteration_;
+  consumed_samples_ += batch.global;
+  in_flight_.emplace(
+      InFlight{.metrics = {.iteration = iteration_,
+                           .learning_rate = optimizer_->learning_rate(),
+                           .consumed_samples = consumed_samples_,
+                           .loss_scale = loss_scale,
+                           .decoupled_learning_rate = decoupled_learning_rate(
+                               config_.optimizer, scheduler_, consumed_samples_ - batch.global)},
+               .begin = begin,
+               .numbers = Download(at::cat({over_ranks, of_step}))});
   const int64_t interval = config_.parallel.desync_check_interval;
   if (interval > 0 && iteration_ % interval == 0) parallel_state_.check_in_step();
-  consumed_samples_ += batch.global;
+}
+
+bool Trainer::settle() {
+  if (!in_flight_) return false;
+  const auto* const values = in_flight_->numbers.wait().const_data_ptr<double>();
+  parallel_state_.check_failures();
+  const GlobalSums sums = global_sums(values);
+  const Optimizer::StepResult step = optimizer_->finish_step(values + kNumSums);
+  const auto now = std::chrono::steady_clock::now();
+  const double seconds =
+      std::chrono::duration<double>(now - std::max(in_flight_->begin, settled_at_)).count();
+  settled_at_ = now;
+  IterationMetrics metrics = in_flight_->metrics;
+  in_flight_.reset();
+  metrics.lm_loss = sums.loss / sums.tokens;
+  metrics.grad_norm = step.grad_norm;
+  metrics.num_tokens = static_cast<int64_t>(sums.tokens);
+  metrics.iteration_ms = seconds * 1000;
+  metrics.tokens_per_second = sums.tokens / seconds;
+  metrics.skipped = step.skipped;
+  metrics.num_zeros_in_grad = step.num_zeros;
+  metrics_checksum_ = checksum_of_line(to_json(metrics));
+  settled_.push_back(metrics);
   skipped_steps_ = step.skipped ? skipped_steps_ + 1 : 0;
   bad_loss_ = std::isnan(sums.loss) ? kLoss : nullptr;
-  end_ = end_after(sums.wish);
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  const IterationMetrics metrics = {.iteration = iteration_,
-                                    .lm_loss = sums.loss / sums.tokens,
-                                    .grad_norm = step.grad_norm,
-                                    .learning_rate = optimizer_->learning_rate(),
-                                    .consumed_samples = consumed_samples_,
-                                    .num_tokens = static_cast<int64_t>(sums.tokens),
-                                    .iteration_ms = seconds * 1000,
-                                    .tokens_per_second = sums.tokens / seconds,
-                                    .skipped = step.skipped,
-                                    .num_zeros_in_grad = step.num_zeros,
-                                    .loss_scale = loss_scale,
-                                    .decoupled_learning_rate = decoupled_rate};
-  metrics_checksum_ = checksum_of_line(to_json(metrics));
-  return metrics;
+  end_ = end_after(metrics.iteration, sums.wish);
+  return end_ != RunEnd::none;
 }
 
 ValidationMetrics Trainer::validate() const {
@@ -235,6 +254,23 @@ void Trainer::validate_and_tell(const TrainCallbacks& callbacks) {
   end_ = RunEnd::diverged;
 }
 
+bool Trainer::validation_is_due() const {
+  const std::optional<int64_t> interval = config_.train.eval_interval;
+  return interval && iteration_ % *interval == 0;
+}
+
+bool Trainer::may_run_ahead(const TrainCallbacks& callbacks) const {
+  if (parallel_state_.device().is_cpu() || iteration_ >= config_.train.train_iters) return false;
+  if (validation_is_due()) return false;
+  if (!callbacks.checkpoint) return true;
+  return callbacks.checkpoint_is_due && !callbacks.checkpoint_is_due(iteration_);
+}
+
+void Trainer::tell_iterations(const TrainCallbacks& callbacks) {
+  for (; !settled_.empty(); settled_.pop_front())
+    if (callbacks.iteration) callbacks.iteration(settled_.front());
+}
+
 RunEnd Trainer::run(const TrainCallbacks& callbacks) {
   const TrainConfig& train = config_.train;
   const auto checkpoint = [&](bool last) {
@@ -243,11 +279,12 @@ RunEnd Trainer::run(const TrainCallbacks& callbacks) {
   if (iteration_ > 0 && iteration_ >= train.train_iters) return end_ = RunEnd::done;
   end_ = train.train_iters == 0 ? RunEnd::done : RunEnd::none;
   while (end_ == RunEnd::none) {
-    const IterationMetrics metrics =
-        train_step(callbacks.should_stop ? callbacks.should_stop() : RunEnd::none);
-    if (callbacks.iteration) callbacks.iteration(metrics);
-    if (end_ != RunEnd::none) break;
-    if (train.eval_interval && iteration_ % *train.eval_interval == 0) validate_and_tell(callbacks);
+    start_step(callbacks.should_stop ? callbacks.should_stop() : RunEnd::none);
+    tell_iterations(callbacks);
+    if (!may_run_ahead(callbacks)) settle();
+    tell_iterations(callbacks);
+    if (end_ != RunEnd::none || in_flight_) continue;
+    if (validation_is_due()) validate_and_tell(callbacks);
     if (end_ == RunEnd::none) checkpoint(/*last=*/false);
   }
   if (is_stop(end_)) checkpoint(/*last=*/true);

@@ -1,11 +1,14 @@
 #pragma once
 
+#include <chrono>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
 
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/core/config.h"
+#include "lockstep/core/download.h"
 #include "lockstep/datasets/microbatch_loader.h"
 #include "lockstep/models/gpt_model.h"
 #include "lockstep/optimizer/distributed_optimizer.h"
@@ -29,6 +32,9 @@ struct TrainCallbacks {
   /// place to save. A run that was stopped saves before its last validation, one that diverged not
   /// at all.
   std::function<void(bool last)> checkpoint;
+  /// Whether checkpoint(false) has something to do after that iteration; the same on all ranks.
+  /// Empty: it may have after each one, so that run() waits for each.
+  std::function<bool(int64_t iteration)> checkpoint_is_due;
 };
 
 /// Trains the reference GPT on text. Loss, gradients and weights do not depend on the layout over
@@ -55,6 +61,12 @@ class Trainer {
   /// at the end. A run that was loaded at its end does nothing. Returns end(). A run that diverges
   /// (train.max_skipped_steps) ends after telling of the iteration, without a validation, or after
   /// a validation whose loss is not a number.
+  ///
+  /// On a device it is one iteration ahead of what it knows: it launches forward and backward of
+  /// an iteration, then waits for the numbers of the one before and tells them, so that the device
+  /// always has work. Where those end the run, the iteration that was launched leaves no trace: the
+  /// run ends after the same one as on the CPU. It catches up before each validation and each
+  /// checkpoint that is due.
   RunEnd run(const TrainCallbacks& callbacks);
 
   /// The first chunk of the model on this rank; all of it where tp and pp have one rank. With
@@ -63,6 +75,7 @@ class Trainer {
   const GPTModel& model() const { return *model_->chunks().front(); }
   /// What this rank holds of the model.
   const TrainingModel& training_model() const { return *model_; }
+  /// The last one that was launched.
   int64_t iteration() const { return iteration_; }
   /// How the run ends, by the last iteration; the same on all ranks.
   RunEnd end() const { return end_; }
@@ -79,9 +92,9 @@ class Trainer {
   const BatchSchedule& batches() const { return batches_; }
 
   /// What a checkpoint holds of this rank: the weights, and the optimizer's state if that is
-  /// wanted.
+  /// wanted. Like progress() it waits for an iteration that is in flight.
   std::vector<StateTensor> state(bool with_optimizer);
-  TrainingProgress progress() const;
+  TrainingProgress progress();
   /// Goes on from a checkpoint that any layout saved; all ranks load the same. `weights_only`: the
   /// run starts at iteration 0 with its weights. First each rank reads what it needs (FileError as
   /// load_state(), also where the optimizer's state is missing), then, collectively, all go on from
@@ -99,6 +112,23 @@ class Trainer {
     RunEnd wish = RunEnd::none;
   };
 
+  /// An iteration that was launched, and what is known of it without waiting.
+  struct InFlight {
+    IterationMetrics metrics;
+    std::chrono::steady_clock::time_point begin;
+    Download numbers;  ///< of sum_over_ranks(), then of Optimizer::start_step()
+  };
+
+  /// Launches an iteration, and settles the one before on the way. Launches nothing that lasts
+  /// where that one ends the run.
+  void start_step(RunEnd wish);
+  /// Waits for the iteration that is in flight, if there is one; its metrics join settled_. Whether
+  /// it ends the run.
+  bool settle();
+  /// Whether the next iteration may be launched before this one is settled.
+  bool may_run_ahead(const TrainCallbacks& callbacks) const;
+  bool validation_is_due() const;
+  void tell_iterations(const TrainCallbacks& callbacks);
   BatchInput training_batch();
   GPTInput validation_batch(const std::vector<int64_t>& samples) const;
   GPTInput make_input(const std::vector<int64_t>& ids) const;
@@ -106,7 +136,7 @@ class Trainer {
   at::Tensor sum_over_ranks(const LossSums& local, RunEnd wish, const char* label) const;
   /// Of the values of sum_over_ranks().
   GlobalSums global_sums(const double* values) const;
-  RunEnd end_after(RunEnd wish) const;
+  RunEnd end_after(int64_t iteration, RunEnd wish) const;
   void validate_and_tell(const TrainCallbacks& callbacks);
 
   Config config_;
@@ -119,9 +149,12 @@ class Trainer {
   std::unique_ptr<TrainingModel> model_;
   std::unique_ptr<Optimizer> optimizer_;
   OptimizerParamScheduler scheduler_;
-  int64_t iteration_ = 0;
+  int64_t iteration_ = 0;  ///< the last that was launched
   int64_t consumed_samples_ = 0;
-  int64_t skipped_steps_ = 0;  ///< in a row, until now
+  std::optional<InFlight> in_flight_;
+  std::chrono::steady_clock::time_point settled_at_;
+  std::deque<IterationMetrics> settled_;  ///< still to be told
+  int64_t skipped_steps_ = 0;             ///< in a row, until now
   /// Of the line of the last iteration in metrics.jsonl.
   std::optional<uint32_t> metrics_checksum_;
   const char* bad_loss_ = nullptr;  ///< kLoss or kValidationLoss, where that is not a number

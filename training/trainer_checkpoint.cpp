@@ -6,6 +6,7 @@
 namespace lockstep {
 
 std::vector<StateTensor> Trainer::state(bool with_optimizer) {
+  settle();
   model_->finish_param_sync();
   std::vector<StateTensor> list;
   for (const auto& chunk : model_->chunks()) {
@@ -20,7 +21,8 @@ std::vector<StateTensor> Trainer::state(bool with_optimizer) {
   return list;
 }
 
-TrainingProgress Trainer::progress() const {
+TrainingProgress Trainer::progress() {
+  settle();
   return {iteration_, consumed_samples_, skipped_steps_, optimizer_->progress(), metrics_checksum_};
 }
 

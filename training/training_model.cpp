@@ -52,10 +52,20 @@ void TrainingModel::finish_param_sync() {
   for (const auto& wrapper : wrappers_) wrapper->finish_param_sync();
 }
 
-void TrainingModel::finalize_gradients(double tokens) {
-  std::vector<std::shared_ptr<TopKRouter>> routers;
+std::vector<std::shared_ptr<TopKRouter>> TrainingModel::routers() const {
+  std::vector<std::shared_ptr<TopKRouter>> list;
   for (const auto& chunk : chunks_)
-    for (const auto& router : find_routers(*chunk)) routers.push_back(router);
+    for (const auto& router : find_routers(*chunk)) list.push_back(router);
+  return list;
+}
+
+void TrainingModel::abandon_step() {
+  for (const auto& wrapper : wrappers_) wrapper->abandon_step();
+  for (const auto& router : routers()) router->reset();
+}
+
+void TrainingModel::finalize_gradients(double tokens) {
+  const std::vector<std::shared_ptr<TopKRouter>> routers = this->routers();
   std::vector<RouterBias> biases;
   for (const auto& router : routers)
     if (router->expert_bias().defined())

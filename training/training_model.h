@@ -16,6 +16,8 @@
 
 namespace lockstep {
 
+class TopKRouter;
+
 /// Sums over the tokens of some micro-batches.
 struct LossSums {
   at::Tensor loss;  ///< nats: fp64 [] on the device of the model, so that nobody waits for it
@@ -65,6 +67,9 @@ class TrainingModel {
   /// Moves the biases of the experts' routers.
   void finalize_gradients(double tokens);
 
+  /// Instead of finalize_gradients(): the iteration leaves no trace. All ranks must call it.
+  void abandon_step();
+
   /// Returns when no parameter is under way any more.
   void finish_param_sync();
 
@@ -77,6 +82,7 @@ class TrainingModel {
  private:
   LossSums run(int64_t num_microbatches, bool forward_only, const BatchSource& source,
                const std::function<at::Tensor(const at::Tensor& losses)>& loss_of);
+  std::vector<std::shared_ptr<TopKRouter>> routers() const;
   const PipelineExecutor& executor(int64_t num_microbatches, bool forward_only);
   const BatchInput& input(int64_t microbatch);
   TensorShape activation_shape(int64_t microbatch);
