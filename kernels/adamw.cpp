@@ -59,16 +59,15 @@ void adamw(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& e
   update.check_operand("exp_avg_sq", exp_avg_sq, /*allow_fp16=*/false);
   update.check_copy(low_precision);
   update.check_segments(segments);
-  update.check_control(control);
+  update.check_control(control, kAdamWControl);
   if (!master.is_cpu()) {
     const c10::DeviceGuard guard(master.device());
     return device_kernels("adamw", master.device().type())
         .adamw(master, grad, exp_avg, exp_avg_sq, low_precision, segments, scalars, control);
   }
-  const auto grad_scale = read_control(control, scalars.grad_scale);
-  if (!grad_scale) return;
-  AdamWScalars numbers = scalars;
-  numbers.grad_scale = *grad_scale;
+  const std::optional<AdamWScalars> read = read_control(control, scalars);
+  if (!read) return;
+  const AdamWScalars& numbers = *read;
   if (master.scalar_type() == at::kDouble) {
     auto *const p = master.data_ptr<double>(), *const m = exp_avg.data_ptr<double>(),
                 *const v = exp_avg_sq.data_ptr<double>();

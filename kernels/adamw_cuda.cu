@@ -15,12 +15,30 @@ struct AdamWOperands {
   DeviceValues g, m, v, low;
 };
 
+/// What follows from the numbers in `control`; rounded step by step, as on the host.
+template <class T>
+__device__ void take_from(const double* control, Coefficients<T>& c) {
+  const double rate = control[2], decay = control[3];
+  c.decay = static_cast<T>(__dsub_rn(1, __dmul_rn(rate, decay)));
+  c.inverse_root2 = static_cast<T>(__ddiv_rn(1, __dsqrt_rn(control[5])));
+  c.step_size = static_cast<T>(__ddiv_rn(rate, control[4]));
+}
+
 template <class T>
 __global__ void adamw_kernel(T* p, AdamWOperands o, const DeviceSegment* segments,
-                             int64_t num_segments, Coefficients<T> c, double grad_scale,
-                             const double* control) {
+                             int64_t num_segments, Coefficients<T> given, double grad_scale,
+                             const double* control, bool control_has_all) {
   if (!read_control(control, grad_scale)) return;
   const T scale = static_cast<T>(grad_scale);
+  __shared__ Coefficients<T> taken;
+  if (control_has_all) {
+    if (threadIdx.x == 0) {
+      taken = given;
+      take_from(control, taken);
+    }
+    __syncthreads();
+  }
+  const Coefficients<T> c = control_has_all ? taken : given;
   for_elements(segments, num_segments, [&](int64_t i) {
     const T grad = o.g.load<T>(i) * scale;
     const T mean = o.m.load<T>(i) * c.beta1 + grad * c.one_minus_beta1;
@@ -47,7 +65,7 @@ void launch(const at::Tensor& master, const AdamWOperands& operands, const Devic
                              static_cast<T>(s.learning_rate / s.bias_correction1)};
   adamw_kernel<T><<<segments.blocks, kUpdateThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(
       master.data_ptr<T>(), operands, segments.data(), segments.size(), c, s.grad_scale,
-      device_control(control));
+      device_control(control), control.defined() && control.numel() == kAdamWControl);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 

@@ -10,6 +10,24 @@
 #include "lockstep/kernels/narrow_floats.h"
 
 namespace lockstep::kernels {
+namespace {
+
+constexpr int64_t kShortControl = 2;
+
+/// What both updates read alike; false if the step is to be left out.
+template <class Scalars>
+bool read_changing(const StepControl& control, Scalars& scalars) {
+  if (!control.defined()) return true;
+  const auto* const values = control.const_data_ptr<double>();
+  if (values[1] == 0) return false;
+  scalars.grad_scale = values[0];
+  if (control.numel() == kShortControl) return true;
+  scalars.learning_rate = values[2];
+  scalars.weight_decay = values[3];
+  return true;
+}
+
+}  // namespace
 
 FlatUpdate::FlatUpdate(const char* kernel, const at::Tensor& master)
     : kernel_(kernel), master_(master) {
@@ -58,18 +76,29 @@ void FlatUpdate::check_segments(const UpdateSegments& segments) const {
   }
 }
 
-void FlatUpdate::check_control(const StepControl& control) const {
-  require<UsageError>(
-      !control.defined() || (control.scalar_type() == at::kDouble && control.numel() == 2 &&
-                             control.is_contiguous() && control.device() == master_.device()),
-      "{}: control must be 2 contiguous elements of Double on {}", kernel_, master_.device().str());
+void FlatUpdate::check_control(const StepControl& control, int64_t longest) const {
+  if (!control.defined()) return;
+  const int64_t length = control.numel();
+  require<UsageError>((length == kShortControl || length == longest) &&
+                          control.scalar_type() == at::kDouble && control.is_contiguous() &&
+                          control.device() == master_.device(),
+                      "{}: control must be {} or {} contiguous elements of Double on {}", kernel_,
+                      kShortControl, longest, master_.device().str());
 }
 
-std::optional<double> read_control(const StepControl& control, double grad_scale) {
-  if (!control.defined()) return grad_scale;
-  const auto* const values = control.const_data_ptr<double>();
-  if (values[1] == 0) return std::nullopt;
-  return values[0];
+std::optional<AdamWScalars> read_control(const StepControl& control, AdamWScalars scalars) {
+  if (!read_changing(control, scalars)) return std::nullopt;
+  if (control.defined() && control.numel() == kAdamWControl) {
+    const auto* const values = control.const_data_ptr<double>();
+    scalars.bias_correction1 = values[4];
+    scalars.bias_correction2 = values[5];
+  }
+  return scalars;
+}
+
+std::optional<SgdScalars> read_control(const StepControl& control, SgdScalars scalars) {
+  if (!read_changing(control, scalars)) return std::nullopt;
+  return scalars;
 }
 
 void for_segments(const UpdateSegments& segments,

@@ -9,6 +9,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/kernels/adamw_scalars.h"
+#include "lockstep/kernels/sgd_scalars.h"
 #include "lockstep/kernels/step_control.h"
 #include "lockstep/kernels/update_segment.h"
 
@@ -27,8 +29,9 @@ class FlatUpdate {
   void check_copy(const at::Tensor& tensor) const;
   /// UsageError unless the segments are in order and not empty.
   void check_segments(const UpdateSegments& segments) const;
-  /// UsageError unless `control` is undefined or as StepControl says.
-  void check_control(const StepControl& control) const;
+  /// UsageError unless `control` is undefined or as StepControl says; `longest` is its length with
+  /// all numbers.
+  void check_control(const StepControl& control, int64_t longest) const;
 
  private:
   void check_shape(const char* name, const at::Tensor& tensor, bool right_dtype,
@@ -38,8 +41,10 @@ class FlatUpdate {
   const at::Tensor& master_;
 };
 
-/// On the CPU: the grad_scale to use, or nothing if the step is to be left out.
-std::optional<double> read_control(const StepControl& control, double grad_scale);
+/// On the CPU: `scalars` with what `control` puts in their place, or nothing if the step is to be
+/// left out.
+std::optional<AdamWScalars> read_control(const StepControl& control, AdamWScalars scalars);
+std::optional<SgdScalars> read_control(const StepControl& control, SgdScalars scalars);
 
 /// Calls `run(begin, end)` for parts of the segments, in parallel.
 void for_segments(const UpdateSegments& segments, const std::function<void(int64_t, int64_t)>& run);

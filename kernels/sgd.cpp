@@ -45,16 +45,15 @@ void sgd(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& mom
                       scalars.momentum);
   update.check_copy(low_precision);
   update.check_segments(segments);
-  update.check_control(control);
+  update.check_control(control, kSgdControl);
   if (!master.is_cpu()) {
     const c10::DeviceGuard guard(master.device());
     return device_kernels("sgd", master.device().type())
         .sgd(master, grad, momentum_buffer, low_precision, segments, scalars, control);
   }
-  const auto grad_scale = read_control(control, scalars.grad_scale);
-  if (!grad_scale) return;
-  SgdScalars numbers = scalars;
-  numbers.grad_scale = *grad_scale;
+  const std::optional<SgdScalars> read = read_control(control, scalars);
+  if (!read) return;
+  const SgdScalars& numbers = *read;
   if (master.scalar_type() == at::kDouble) {
     auto* const p = master.data_ptr<double>();
     auto* const b = momentum_buffer.defined() ? momentum_buffer.data_ptr<double>() : nullptr;

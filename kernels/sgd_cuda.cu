@@ -10,8 +10,13 @@ struct SgdOperands {
 
 template <class T>
 __global__ void sgd_kernel(T* p, SgdOperands o, const DeviceSegment* segments, int64_t num_segments,
-                           T rate, T momentum, T decay, double grad_scale, const double* control) {
+                           T rate, T momentum, T decay, double grad_scale, const double* control,
+                           bool control_has_all) {
   if (!read_control(control, grad_scale)) return;
+  if (control_has_all) {
+    rate = static_cast<T>(control[2]);
+    decay = static_cast<T>(control[3]);
+  }
   const T scale = static_cast<T>(grad_scale);
   for_elements(segments, num_segments, [&](int64_t i) {
     T step = o.g.load<T>(i) * scale + p[i] * decay;
@@ -29,7 +34,7 @@ void launch(const at::Tensor& master, const SgdOperands& operands, const DeviceS
   sgd_kernel<T><<<segments.blocks, kUpdateThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(
       master.data_ptr<T>(), operands, segments.data(), segments.size(),
       static_cast<T>(s.learning_rate), static_cast<T>(s.momentum), static_cast<T>(s.weight_decay),
-      s.grad_scale, device_control(control));
+      s.grad_scale, device_control(control), control.defined() && control.numel() == kSgdControl);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 

@@ -194,6 +194,16 @@ Optimizer::StepResult Optimizer::finish_step(const double* numbers) {
   return result;
 }
 
+void Optimizer::keep_numbers_on_device() {
+  for (OptimizerState& state : states_) state.keep_numbers_on_device(groups_.size());
+  upload_numbers();
+}
+
+void Optimizer::upload_numbers() {
+  for (OptimizerState& state : states_)
+    state.upload_numbers(groups_, config_.weight_decay, num_steps_ + 1);
+}
+
 void Optimizer::update(const kernels::StepControl& control) {
   auto first = states_.begin();  // of a model
   for (DistributedDataParallel* model : models_) {

@@ -126,6 +126,14 @@ class Optimizer {
   at::Tensor start_step();
   StepResult finish_step(const double* numbers);
 
+  /// For a step that is recorded once and launched many times, as a CUDA graph: from now on the
+  /// updates find learning rates, weight decay and bias corrections in memory of the device, which
+  /// upload_numbers() fills for the next step, before each start_step() and before each launch of
+  /// one that was recorded. finish_step() follows each as ever. UsageError: an update rule without
+  /// step_numbers(), such as muon.
+  void keep_numbers_on_device();
+  void upload_numbers();
+
   /// What the loss of the next step must be multiplied by before backward; step() takes it out
   /// again. It is 1 unless optimizer.loss_scale is set or a parameter of any rank is fp16; see
   /// GradScaler. The same on all ranks.

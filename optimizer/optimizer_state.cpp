@@ -7,6 +7,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/flat_tensor.h"
 #include "lockstep/core/narrow_dtype.h"
+#include "lockstep/core/upload.h"
 
 namespace lockstep {
 namespace {
@@ -104,6 +105,8 @@ void OptimizerState::step(size_t range, const std::vector<ParamGroup>& groups, d
     views.weight_decay = weight_decay * groups[group].wd_mult;
     views.step = step;
     views.control = control;
+    if (numbers_.defined())
+      views.control = at::cat({control, numbers_[static_cast<int64_t>(group)]});
     rule_->update(views);
   };
   if (rule_->statement().unit == UpdateUnit::matrix) return for_matrices(piece, update);
@@ -112,6 +115,26 @@ void OptimizerState::step(size_t range, const std::vector<ParamGroup>& groups, d
     views.segments = segments;
     update(views, group);
   }
+}
+
+void OptimizerState::keep_numbers_on_device(size_t groups) {
+  const auto count = static_cast<int64_t>(rule_->step_numbers(0, 0, 1).size());
+  require<UsageError>(count > 0,
+                      "optimizer: the updates of {} cannot be recorded, because it has no "
+                      "step_numbers(); allowed: adam, sgd, or a rule that has",
+                      rule_->statement().name);
+  numbers_ = at::zeros({static_cast<int64_t>(groups), count},
+                       buffer_->param_data().options().dtype(at::kDouble));
+}
+
+void OptimizerState::upload_numbers(const std::vector<ParamGroup>& groups, double weight_decay,
+                                    int64_t step) {
+  std::vector<double> all;
+  for (const ParamGroup& group : groups) {
+    const auto of_group = rule_->step_numbers(group.lr, weight_decay * group.wd_mult, step);
+    all.insert(all.end(), of_group.begin(), of_group.end());
+  }
+  upload_to(numbers_, at::tensor(all, at::kDouble).view(numbers_.sizes()));
 }
 
 template <class Call>

@@ -32,6 +32,12 @@ class OptimizerState {
   /// tensor-parallel ranks.
   void step(size_t range, const std::vector<ParamGroup>& groups, double weight_decay, int64_t step,
             const kernels::StepControl& control);
+  /// For steps that are recorded and launched again: from now on the rule finds its step_numbers()
+  /// in memory of the device. UsageError: it has none.
+  void keep_numbers_on_device(size_t groups);
+  /// Gives that memory the numbers of step number `step`, without a wait.
+  void upload_numbers(const std::vector<ParamGroup>& groups, double weight_decay, int64_t step);
+
   /// Of all parameters of the buffer: autograd refuses to use what it saved of them before.
   void note_change();
 
@@ -72,6 +78,7 @@ class OptimizerState {
   std::vector<Piece> pieces_;
   at::Tensor master_;  ///< fp32 originals of bf16 and fp16 parameters; undefined for the others
   std::vector<at::Tensor> of_rule_;  ///< as its statement lists them
+  at::Tensor numbers_;  ///< fp64 [groups, numbers] of the rule; undefined: it passes them itself
 };
 
 }  // namespace lockstep

@@ -8,6 +8,7 @@
 #include <ATen/Context.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
+#include "lockstep/checkpoint/training_state.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/datasets/tokenizer.h"
@@ -16,6 +17,29 @@
 
 namespace lockstep {
 
+namespace {
+
+void check_cuda_graph(const Config& config) {
+  const CudaGraph graph = config.train.cuda_graph;
+  if (graph == CudaGraph::none) return;
+  const auto check = [&](bool allowed, std::string_view field, std::string_view what) {
+    require<ConfigError>(allowed, "train.cuda_graph = {}: found {}, allowed: {}", to_string(graph),
+                         field, what);
+  };
+  const bool step = graph == CudaGraph::step;
+  check(config.parallel.pipeline_model_parallel_size == 1,
+        "parallel.pipeline_model_parallel_size > 1", "1");
+  check(!config.model.num_experts, "model.num_experts", "a dense model");
+  check(step || !config.ddp.allow_unused_parameters, "ddp.allow_unused_parameters", "false");
+  check(!config.ddp.check_for_nan_in_grad, "ddp.check_for_nan_in_grad", "false");
+  check(!step || !scale_adapts_itself(config), "a loss scale that adapts itself",
+        "bf16, fp32, fp64, or optimizer.loss_scale");
+  check(!step || config.optimizer.optimizer != OptimizerKind::muon, "optimizer.optimizer = muon",
+        "adam, sgd");
+}
+
+}  // namespace
+
 void check_supported(const Config& config) {
   stage_layout(config);
   check_tokenizer_name(config.data.tokenizer, "data.tokenizer");
@@ -23,6 +47,7 @@ void check_supported(const Config& config) {
       config.data.tokenizer != "byte" || config.model.vocab_size >= ByteTokenizer::kBytes,
       "model.vocab_size: found {}, allowed with data.tokenizer = byte: >= {}",
       config.model.vocab_size, ByteTokenizer::kBytes);
+  check_cuda_graph(config);
 }
 
 void check_layout(const Config& config, int64_t world_size) {

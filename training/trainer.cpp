@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
@@ -20,6 +21,9 @@ namespace {
 
 constexpr const char *kLoss = "loss", *kValidationLoss = "validation loss";
 constexpr int64_t kNumSums = 3;  // loss, tokens, wishes for the end
+/// Iterations that are launched operation by operation before one is recorded: what is made once,
+/// such as communicators and tables, is there then.
+constexpr int64_t kWarmUp = 2;
 
 void use_deterministic_operations() {
   // cuBLAS reads it when its first handle is made.
@@ -49,6 +53,15 @@ std::optional<double> decoupled_learning_rate(const OptimizerConfig& config,
                                  config.decoupled_min_lr.value_or(config.min_lr));
 }
 
+std::unique_ptr<c10::StreamGuard> stream_for_graphs(const Config& config, c10::Device device) {
+  if (config.train.cuda_graph == CudaGraph::none) return nullptr;
+  require<ConfigError>(kernels::has_device_graphs(device.type()),
+                       "train.cuda_graph: found {}, allowed on {}: none",
+                       to_string(config.train.cuda_graph), device.str());
+  const c10::impl::VirtualGuardImpl of_device(device.type());
+  return std::make_unique<c10::StreamGuard>(of_device.getStreamFromGlobalPool(device));
+}
+
 const Config& checked(const Config& config, const ParallelState& parallel_state) {
   check_supported(config);
   check_layout(config, parallel_state.world_size());
@@ -60,6 +73,7 @@ const Config& checked(const Config& config, const ParallelState& parallel_state)
 Trainer::Trainer(const Config& config, const ParallelState& parallel_state)
     : config_(checked(config, parallel_state)),
       parallel_state_(parallel_state),
+      stream_(stream_for_graphs(config, parallel_state.device())),
       data_parallel_rank_(
           *parallel_state.grids().groups(GroupKind::dp).position_of(parallel_state.rank())),
       data_parallel_size_(parallel_state.grids().data_parallel_size()),
@@ -78,6 +92,9 @@ Trainer::Trainer(const Config& config, const ParallelState& parallel_state)
   if (config.train.deterministic) use_deterministic_operations();
   model_ = std::make_unique<TrainingModel>(config_, parallel_state);
   optimizer_ = make_optimizer(model_->wrappers(), config.optimizer);
+  if (config.train.cuda_graph != CudaGraph::step) return;
+  optimizer_->keep_numbers_on_device();
+  recorded_ = std::make_unique<RecordedStep>(parallel_state_);
 }
 
 GPTInput Trainer::make_input(const std::vector<int64_t>& ids) const {
@@ -104,14 +121,16 @@ GPTInput Trainer::validation_batch(const std::vector<int64_t>& samples) const {
   return make_input(ids);
 }
 
-at::Tensor Trainer::sum_over_ranks(const LossSums& local, RunEnd wish, const char* label) const {
+at::Tensor Trainer::host_numbers(double tokens, RunEnd wish) const {
+  return at::tensor({tokens, wish_for_end(wish, parallel_state_.world_size())}, at::kDouble);
+}
+
+at::Tensor Trainer::sum_over_ranks(const at::Tensor& loss, const at::Tensor& of_host,
+                                   const char* label) const {
   const RankGrids& grids = parallel_state_.grids();
   const bool counts = grids.groups(GroupKind::tp).position_of(parallel_state_.rank()) == 0;
-  const int64_t ranks = parallel_state_.world_size();
-  const at::Tensor of_host =
-      at::tensor({counts ? local.tokens : 0, wish_for_end(wish, ranks)}, at::kDouble);
-  at::Tensor sums = at::cat({(counts ? local.loss : at::zeros_like(local.loss)).view({1}),
-                             upload(of_host, parallel_state_.device())});
+  at::Tensor sums = at::cat({loss.view({1}), of_host});
+  if (!counts) sums.slice(0, 0, 2).zero_();  // the rank with tp position 0 tells of both
   all_reduce(parallel_state_.world(), sums, ReduceOp::sum, label).wait();
   return sums;
 }
@@ -160,15 +179,10 @@ void Trainer::start_step(RunEnd wish) {
   optimizer_->apply_schedule(scheduler_, consumed_samples_);
   const BatchSizes batch = batches_.at(consumed_samples_);
   loader_->seek(consumed_samples_);
-  model_->zero_grad_buffer();
   const double loss_scale = optimizer_->loss_scale();
-  const LossSums local = model_->forward_backward(batch.num_microbatches, loss_scale,
-                                                  [&](int64_t) { return training_batch(); });
-  if (settle()) return model_->abandon_step();
-  if (before_update_) std::exchange(before_update_, {})();
-  model_->finalize_gradients(local.tokens);
-  const at::Tensor over_ranks = sum_over_ranks(local, wish, "loss");
-  const at::Tensor of_step = optimizer_->start_step();
+  const bool warm = ++launched_ > kWarmUp;
+  const at::Tensor numbers = recorded_ && warm ? launch_recorded(batch, wish) : launch(batch, wish);
+  if (!numbers.defined()) return;
   ++iteration_;
   consumed_samples_ += batch.global;
   in_flight_.emplace(
@@ -179,9 +193,65 @@ void Trainer::start_step(RunEnd wish) {
                            .decoupled_learning_rate = decoupled_learning_rate(
                                config_.optimizer, scheduler_, consumed_samples_ - batch.global)},
                .begin = begin,
-               .numbers = Download(at::cat({over_ranks, of_step}))});
+               .numbers = Download(numbers)});
   const int64_t interval = config_.parallel.desync_check_interval;
   if (interval > 0 && iteration_ % interval == 0) parallel_state_.check_in_step();
+}
+
+at::Tensor Trainer::launch(const BatchSizes& batch, RunEnd wish) {
+  model_->zero_grad_buffer();
+  const LossSums local = model_->forward_backward(batch.num_microbatches, optimizer_->loss_scale(),
+                                                  [&](int64_t) { return training_batch(); });
+  if (settle()) {
+    model_->abandon_step();
+    return {};
+  }
+  if (before_update_) std::exchange(before_update_, {})();
+  if (recorded_) optimizer_->upload_numbers();
+  return update_after(local.loss,
+                      upload(host_numbers(local.tokens, wish), parallel_state_.device()));
+}
+
+at::Tensor Trainer::update_after(const at::Tensor& loss, const at::Tensor& of_host) {
+  model_->finalize_gradients(of_host[0]);
+  const at::Tensor over_ranks = sum_over_ranks(loss, of_host, "loss");
+  return at::cat({over_ranks, optimizer_->start_step()});
+}
+
+at::Tensor Trainer::launch_recorded(const BatchSizes& batch, RunEnd wish) {
+  std::vector<BatchInput> inputs;
+  double tokens = 0;
+  for (int64_t m = 0; m < batch.num_microbatches; ++m) {
+    inputs.push_back(training_batch());
+    tokens += static_cast<double>(*inputs.back().labels);
+  }
+  if (settle()) return {};
+  if (before_update_) std::exchange(before_update_, {})();
+  RecordedStep& step = *recorded_;
+  if (step.inputs.size() != inputs.size()) record_step(inputs);
+  for (size_t m = 0; m < inputs.size(); ++m) step.inputs[m].assign(inputs[m].input);
+  upload_to(step.of_host, host_numbers(tokens, wish));
+  optimizer_->upload_numbers();
+  step.work.launch();
+  return step.numbers;
+}
+
+void Trainer::record_step(const std::vector<BatchInput>& like) {
+  RecordedStep& step = *recorded_;
+  model_->finish_param_sync();
+  step.inputs.clear();
+  for (const BatchInput& batch : like) step.inputs.emplace_back(batch.input, parallel_state_);
+  step.of_host = at::empty({2}, at::TensorOptions(parallel_state_.device()).dtype(at::kDouble));
+  step.work.record([&] {
+    model_->zero_grad_buffer();
+    const LossSums local = model_->forward_backward(
+        static_cast<int64_t>(like.size()), optimizer_->loss_scale(), [&](int64_t m) {
+          return BatchInput(step.inputs[static_cast<size_t>(m)].input(),
+                            like[static_cast<size_t>(m)].labels);
+        });
+    step.numbers = update_after(local.loss, step.of_host);
+    model_->finish_param_sync();
+  });
 }
 
 bool Trainer::settle() {
@@ -238,7 +308,9 @@ ValidationMetrics Trainer::validate() const {
       const int64_t labels = counted * input.labels.size(1);
       return BatchInput(std::move(input), labels);
     });
-  const at::Tensor over_ranks = sum_over_ranks(local, RunEnd::none, "validation loss").cpu();
+  const at::Tensor of_host =
+      upload(host_numbers(local.tokens, RunEnd::none), parallel_state_.device());
+  const at::Tensor over_ranks = sum_over_ranks(local.loss, of_host, "validation loss").cpu();
   parallel_state_.check_failures();
   const GlobalSums sums = global_sums(over_ranks.const_data_ptr<double>());
   const double loss = sums.loss / sums.tokens;

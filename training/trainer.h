@@ -5,6 +5,9 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
+
+#include <c10/core/StreamGuard.h>
 
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/core/config.h"
@@ -15,6 +18,7 @@
 #include "lockstep/optimizer/param_scheduler.h"
 #include "lockstep/parallel_state/parallel_state.h"
 #include "lockstep/training/metrics.h"
+#include "lockstep/training/recorded_work.h"
 #include "lockstep/training/run_end.h"
 #include "lockstep/training/run_setup.h"
 #include "lockstep/training/training_model.h"
@@ -122,6 +126,16 @@ class Trainer {
   /// Launches an iteration, and settles the one before on the way. Launches nothing that lasts
   /// where that one ends the run.
   void start_step(RunEnd wish);
+  /// Both launch an iteration up to its update. Return its numbers on the device, or an undefined
+  /// tensor where the iteration before ends the run: the first operation by operation, the second
+  /// from what was recorded.
+  at::Tensor launch(const BatchSizes& batch, RunEnd wish);
+  at::Tensor launch_recorded(const BatchSizes& batch, RunEnd wish);
+  void record_step(const std::vector<BatchInput>& like);
+  /// What follows backward; `of_host` as of host_numbers(), on the device.
+  at::Tensor update_after(const at::Tensor& loss, const at::Tensor& of_host);
+  /// fp64 [2]: tokens of this rank's micro-batches, and its wish for the end.
+  at::Tensor host_numbers(double tokens, RunEnd wish) const;
   /// Waits for the iteration that is in flight, if there is one; its metrics join settled_. Whether
   /// it ends the run.
   bool settle();
@@ -133,14 +147,27 @@ class Trainer {
   GPTInput validation_batch(const std::vector<int64_t>& samples) const;
   GPTInput make_input(const std::vector<int64_t>& ids) const;
   /// fp64 [kNumSums] on the device, the same on all ranks.
-  at::Tensor sum_over_ranks(const LossSums& local, RunEnd wish, const char* label) const;
+  at::Tensor sum_over_ranks(const at::Tensor& loss, const at::Tensor& of_host,
+                            const char* label) const;
   /// Of the values of sum_over_ranks().
   GlobalSums global_sums(const double* values) const;
   RunEnd end_after(int64_t iteration, RunEnd wish) const;
   void validate_and_tell(const TrainCallbacks& callbacks);
 
+  /// Iterations with train.cuda_graph = step.
+  struct RecordedStep {
+    explicit RecordedStep(const ParallelState& state) : work(state) {}
+
+    RecordedWork work;
+    std::vector<StaticInput> inputs;  ///< of the micro-batches
+    at::Tensor of_host, numbers;      ///< see update_after()
+  };
+
   Config config_;
   ParallelState parallel_state_;
+  /// On a device with graphs: the stream of this thread as long as the Trainer lives. The default
+  /// stream cannot be recorded.
+  std::unique_ptr<c10::StreamGuard> stream_;
   int64_t data_parallel_rank_;
   int64_t data_parallel_size_;
   BatchSchedule batches_;
@@ -148,9 +175,11 @@ class Trainer {
   std::unique_ptr<MicrobatchLoader> loader_;
   std::unique_ptr<TrainingModel> model_;
   std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<RecordedStep> recorded_;
   OptimizerParamScheduler scheduler_;
   int64_t iteration_ = 0;  ///< the last that was launched
   int64_t consumed_samples_ = 0;
+  int64_t launched_ = 0;  ///< iterations of this object
   std::optional<InFlight> in_flight_;
   std::chrono::steady_clock::time_point settled_at_;
   std::deque<IterationMetrics> settled_;  ///< still to be told

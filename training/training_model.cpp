@@ -7,6 +7,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/distributed/buffer_kind.h"
 #include "lockstep/distributed/finalize_model_grads.h"
+#include "lockstep/distributed/step_access.h"
 #include "lockstep/models/cross_entropy.h"
 #include "lockstep/models/router.h"
 #include "lockstep/optimizer/update_statement.h"
@@ -64,7 +65,7 @@ void TrainingModel::abandon_step() {
   for (const auto& router : routers()) router->reset();
 }
 
-void TrainingModel::finalize_gradients(double tokens) {
+void TrainingModel::finalize_gradients(const at::Tensor& tokens) {
   const std::vector<std::shared_ptr<TopKRouter>> routers = this->routers();
   std::vector<RouterBias> biases;
   for (const auto& router : routers)
@@ -72,7 +73,7 @@ void TrainingModel::finalize_gradients(double tokens) {
       biases.push_back({router->expert_bias(), router->tokens_per_expert(),
                         config_.model.moe_router_bias_update_rate});
   if (wrappers_.front()->scaling_mode() == GradientScalingMode::per_token)
-    finalize_model_grads(wrappers(), at::full({}, tokens, at::kDouble), biases);
+    finalize_model_grads(wrappers(), tokens, biases);
   else
     finalize_model_grads(wrappers(), std::nullopt, biases);
   for (const auto& router : routers) router->reset();
@@ -127,18 +128,65 @@ PipelineStage TrainingModel::stage(size_t chunk) {
   };
 }
 
-LossSums TrainingModel::run(int64_t num_microbatches, bool forward_only, const BatchSource& source,
-                            const std::function<at::Tensor(const at::Tensor&)>& loss_of) {
-  source_ = &source;
-  inputs_.clear();
+std::vector<PipelineStage> TrainingModel::begin_run(const LossOf& loss_of) {
   loss_of_ = loss_of;
   loss_sum_ = at::zeros({}, at::TensorOptions(parallel_state_.device()).dtype(at::kDouble));
   tokens_ = 0;
   std::vector<PipelineStage> stages;
   for (size_t c = 0; c < chunks_.size(); ++c) stages.push_back(stage(c));
+  return stages;
+}
+
+LossSums TrainingModel::run(int64_t num_microbatches, bool forward_only, const BatchSource& source,
+                            const LossOf& loss_of) {
+  const std::vector<PipelineStage> stages = begin_run(loss_of);
+  source_ = &source;
+  inputs_.clear();
   executor(num_microbatches, forward_only).run(stages);
   inputs_.clear();
   return {loss_sum_, tokens_};
+}
+
+LossSums TrainingModel::run_recorded(int64_t num_microbatches, double loss_scale,
+                                     const BatchSource& source, const LossOf& loss_of) {
+  stages_ = begin_run(loss_of);
+  if (recorded_ && !recorded_->is_of(num_microbatches, loss_scale)) recorded_.reset();
+  if (recorded_) loss_sum_ = recorded_->loss_sum.zero_();
+  finish_param_sync();
+  for (int64_t m = 0; m < num_microbatches; ++m) {
+    const BatchInput batch = source(m);
+    if (m + 1 == num_microbatches || !has_run_) {
+      run_one(batch);
+      continue;
+    }
+    if (recorded_)
+      note_recorded(batch);
+    else
+      record(batch, num_microbatches, loss_scale);
+    recorded_->input.assign(batch.input);
+    recorded_->work.launch();
+  }
+  has_run_ = true;
+  return {loss_sum_, tokens_};
+}
+
+void TrainingModel::run_one(const BatchInput& batch) {
+  inputs_.assign(1, batch);
+  executor(1, /*forward_only=*/false).run(stages_);
+  inputs_.clear();
+}
+
+void TrainingModel::record(const BatchInput& like, int64_t num_microbatches, double loss_scale) {
+  recorded_.emplace(parallel_state_, like.input, loss_sum_, num_microbatches, loss_scale);
+  const BatchInput read = {recorded_->input.input(), like.labels};
+  executor(1, /*forward_only=*/false);
+  recorded_->work.record([&] { run_one(read); });
+}
+
+/// What the host notes of a micro-batch that it runs.
+void TrainingModel::note_recorded(const BatchInput& batch) {
+  tokens_ += static_cast<double>(batch.labels.value());
+  for (const auto& wrapper : wrappers_) detail::StepAccess::note_backward(*wrapper);
 }
 
 LossSums TrainingModel::forward_backward(int64_t num_microbatches, double loss_scale,
@@ -148,11 +196,14 @@ LossSums TrainingModel::forward_backward(int64_t num_microbatches, double loss_s
   const int64_t averaged = num_microbatches * config_.train.micro_batch_size *
                            (config_.model.seq_length / config_.parallel.context_parallel_size);
   token_loss_scale_->value = per_token ? loss_scale : loss_scale / static_cast<double>(averaged);
-  return run(num_microbatches, /*forward_only=*/false, source, [=](const at::Tensor& losses) {
+  const LossOf loss_of = [=](const at::Tensor& losses) {
     const at::Tensor loss =
         per_token ? losses.sum() : losses.mean() / static_cast<double>(num_microbatches);
     return loss_scale == 1 ? loss : loss * loss_scale;
-  });
+  };
+  if (config_.train.cuda_graph == CudaGraph::microbatch)
+    return run_recorded(num_microbatches, loss_scale, source, loss_of);
+  return run(num_microbatches, /*forward_only=*/false, source, loss_of);
 }
 
 LossSums TrainingModel::evaluate(int64_t num_microbatches, const BatchSource& source) {

@@ -13,6 +13,7 @@
 #include "lockstep/models/gpt_model.h"
 #include "lockstep/parallel_state/parallel_state.h"
 #include "lockstep/pipeline/executor.h"
+#include "lockstep/training/recorded_work.h"
 
 namespace lockstep {
 
@@ -63,9 +64,9 @@ class TrainingModel {
   /// Begins an iteration.
   void zero_grad_buffer();
 
-  /// Reduces and normalizes the gradients; `tokens` are those of forward_backward().
+  /// Reduces and normalizes the gradients; `tokens`, fp64 [], are those of forward_backward().
   /// Moves the biases of the experts' routers.
-  void finalize_gradients(double tokens);
+  void finalize_gradients(const at::Tensor& tokens);
 
   /// Instead of finalize_gradients(): the iteration leaves no trace. All ranks must call it.
   void abandon_step();
@@ -80,8 +81,16 @@ class TrainingModel {
   std::vector<DistributedDataParallel*> wrappers() const;
 
  private:
+  using LossOf = std::function<at::Tensor(const at::Tensor& losses)>;
   LossSums run(int64_t num_microbatches, bool forward_only, const BatchSource& source,
-               const std::function<at::Tensor(const at::Tensor& losses)>& loss_of);
+               const LossOf& loss_of);
+  /// The same with backward, all micro-batches but the last from what was recorded of one.
+  LossSums run_recorded(int64_t num_microbatches, double loss_scale, const BatchSource& source,
+                        const LossOf& loss_of);
+  std::vector<PipelineStage> begin_run(const LossOf& loss_of);
+  void run_one(const BatchInput& batch);
+  void record(const BatchInput& like, int64_t num_microbatches, double loss_scale);
+  void note_recorded(const BatchInput& batch);
   std::vector<std::shared_ptr<TopKRouter>> routers() const;
   const PipelineExecutor& executor(int64_t num_microbatches, bool forward_only);
   const BatchInput& input(int64_t microbatch);
@@ -96,10 +105,33 @@ class TrainingModel {
   std::vector<std::unique_ptr<DistributedDataParallel>> wrappers_;
   std::map<std::pair<int64_t, bool>, std::unique_ptr<PipelineExecutor>> executors_;
 
+  /// Forward and backward of a micro-batch, with train.cuda_graph = microbatch.
+  struct RecordedMicrobatch {
+    RecordedMicrobatch(const ParallelState& state, const GPTInput& like, at::Tensor adds_to,
+                       int64_t of_microbatches, double of_scale)
+        : work(state),
+          input(like, state),
+          loss_sum(std::move(adds_to)),
+          num_microbatches(of_microbatches),
+          loss_scale(of_scale) {}
+    bool is_of(int64_t microbatches, double scale) const {
+      return num_microbatches == microbatches && loss_scale == scale;
+    }
+
+    RecordedWork work;
+    StaticInput input;
+    at::Tensor loss_sum;       ///< to which it adds
+    int64_t num_microbatches;  ///< of the iteration for which it was recorded, with its scale
+    double loss_scale;
+  };
+  std::optional<RecordedMicrobatch> recorded_;
+  bool has_run_ = false;  ///< an iteration, so that every communicator is there
+
   // Of the run under way.
+  std::vector<PipelineStage> stages_;
   const BatchSource* source_ = nullptr;
   std::vector<BatchInput> inputs_;
-  std::function<at::Tensor(const at::Tensor&)> loss_of_;
+  LossOf loss_of_;
   at::Tensor loss_sum_;
   double tokens_ = 0;
 };

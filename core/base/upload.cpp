@@ -9,4 +9,8 @@ at::Tensor upload(const at::Tensor& host, c10::Device device) {
   return host.pin_memory().to(device, host.scalar_type(), /*non_blocking=*/true);
 }
 
+void upload_to(const at::Tensor& target, const at::Tensor& host) {
+  target.copy_(target.is_cpu() ? host : host.pin_memory(), /*non_blocking=*/true);
+}
+
 }  // namespace lockstep

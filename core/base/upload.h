@@ -9,4 +9,8 @@ namespace lockstep {
 /// memory first, and from there by the device's current stream. On the CPU `host` itself.
 at::Tensor upload(const at::Tensor& host, c10::Device device);
 
+/// The same into a tensor of that shape and dtype that is there. It has the values once the stream
+/// has come by.
+void upload_to(const at::Tensor& target, const at::Tensor& host);
+
 }  // namespace lockstep

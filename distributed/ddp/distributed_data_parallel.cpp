@@ -293,6 +293,10 @@ void detail::StepAccess::end_finalize(DistributedDataParallel& model) {
   model.impl_->sync->note_final();
 }
 
+void detail::StepAccess::note_backward(DistributedDataParallel& model) {
+  model.impl_->sync->note_backward();
+}
+
 void detail::StepAccess::require_final_gradients(const DistributedDataParallel& model,
                                                  const char* caller) {
   const DistributedDataParallel::Impl& impl = *model.impl_;

@@ -42,6 +42,11 @@ void GradSync::on_gradient(int64_t position, bool in_place) {
   });
 }
 
+void GradSync::note_backward() {
+  for (size_t position = 0; position < hooks_.size(); ++position)
+    on_gradient(static_cast<int64_t>(position), /*in_place=*/true);
+}
+
 std::string GradSync::unfinished() const {
   using Phase = GradSyncState::Phase;
   const Phase phase = state_.phase();

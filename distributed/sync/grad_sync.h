@@ -40,6 +40,8 @@ class GradSync final : private GradientObserver {
   void start();
   /// Launches what is left, and returns when all gradients are reduced and where they should be.
   void finish();
+  /// Every parameter received a gradient, in place, of which no hook told.
+  void note_backward();
   /// Begins a step: gradients are zero and views of the buffers.
   void zero_grad();
   /// Gives a step up and begins the next, on all ranks: what was not launched is reduced as NaN, so

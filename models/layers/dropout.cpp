@@ -21,6 +21,12 @@ at::Tensor numbers(int64_t first, int64_t count, const at::Tensor& like) {
   return at::arange(first, first + count, like.options().dtype(at::kLong));
 }
 
+/// The numbers of the `count` samples of a micro-batch.
+at::Tensor samples_of(const TokenPositions& tokens, int64_t count, const at::Tensor& like) {
+  if (!tokens.first_sample_on_device.defined()) return numbers(tokens.first_sample, count, like);
+  return numbers(0, count, like) + tokens.first_sample_on_device;
+}
+
 }  // namespace
 
 SequenceChunk SequenceChunk::of(const LayerContext& context) {
@@ -42,8 +48,13 @@ RandomField::RandomField(uint64_t seed, const std::string& name) {
 
 at::Tensor RandomField::words(const at::Tensor& positions, int64_t first_sample, int64_t samples,
                               int64_t count, int64_t lane) const {
+  return words(positions, numbers(first_sample, samples, positions), count, lane);
+}
+
+at::Tensor RandomField::words(const at::Tensor& positions, const at::Tensor& samples, int64_t count,
+                              int64_t lane) const {
   const int64_t blocks = (count + 3) / 4;
-  const at::Tensor sample = numbers(first_sample, samples, positions).view({1, -1, 1});
+  const at::Tensor sample = samples.view({1, -1, 1});
   at::Tensor c0 = numbers(0, blocks, positions).view({1, 1, -1});
   at::Tensor c1 = positions.view({-1, 1, 1});
   at::Tensor c2 = low(sample);
@@ -80,18 +91,18 @@ at::Tensor Dropout::keep(const at::Tensor& x, const at::Tensor& words) const {
 at::Tensor Dropout::apply(const at::Tensor& x, const TokenPositions& tokens, bool training) const {
   if (!training || probability_ == 0) return x;
   const at::Tensor positions = chunk_.positions(tokens, x.size(0), x.device());
-  return keep(x, field_.words(positions, tokens.first_sample, x.size(1), x.size(2)));
+  return keep(
+      x, field_.words(positions, samples_of(tokens, x.size(1), positions), x.size(2), /*lane=*/0));
 }
 
 at::Tensor Dropout::apply_to_attention(const at::Tensor& x, const TokenPositions& tokens,
                                        int64_t first_head, bool training) const {
   if (!training || probability_ == 0) return x;
   const at::Tensor positions = SequenceChunk{}.positions(tokens, x.size(2), x.device());
+  const at::Tensor samples = samples_of(tokens, x.size(0), positions);
   std::vector<at::Tensor> heads;
   for (int64_t head = 0; head < x.size(1); ++head)
-    heads.push_back(
-        field_.words(positions, tokens.first_sample, x.size(0), x.size(3), first_head + head)
-            .transpose(0, 1));
+    heads.push_back(field_.words(positions, samples, x.size(3), first_head + head).transpose(0, 1));
   return keep(x, at::stack(heads, 1));
 }
 

@@ -33,6 +33,9 @@ class RandomField {
   /// fields over the same elements. Element i is word i % 4 of block i / 4.
   at::Tensor words(const at::Tensor& positions, int64_t first_sample, int64_t samples,
                    int64_t count, int64_t lane = 0) const;
+  /// The same for the samples with the numbers `samples` [samples].
+  at::Tensor words(const at::Tensor& positions, const at::Tensor& samples, int64_t count,
+                   int64_t lane) const;
 
  private:
   std::array<int64_t, 2> key_;

@@ -15,6 +15,9 @@ struct TokenPositions {
   /// follow it. Dropout draws the same numbers for the same sample and position on every layout, so
   /// a training loop must count on: with the same number every step drops the same elements.
   int64_t first_sample = 0;
+  /// The same number as int64 [] on the device, for a pass that is recorded once and launched for
+  /// many micro-batches. Undefined: first_sample holds.
+  at::Tensor first_sample_on_device = {};
 };
 
 }  // namespace lockstep

@@ -22,9 +22,11 @@ struct UpdateRange {
   /// In order. Padding inside one has zeros in all tensors, and the rule must leave zeros there.
   kernels::UpdateSegments segments;
   double learning_rate = 0;
-  double weight_decay = 0;       ///< the group's wd_mult included
-  int64_t step = 1;              ///< number of this step, from 1
-  kernels::StepControl control;  ///< always defined: what multiplies the gradients, whether to step
+  double weight_decay = 0;  ///< the group's wd_mult included
+  int64_t step = 1;         ///< number of this step, from 1
+  /// Always defined: what multiplies the gradients, whether to step, and in a recorded step the
+  /// rule's step_numbers().
+  kernels::StepControl control;
   /// With UpdateUnit::matrix: name, shape and description of the matrix, of which the other tensors
   /// hold all elements. Its own tensor is not written to. Otherwise null.
   const NamedParameter* parameter = nullptr;
@@ -73,6 +75,14 @@ class UpdateRule {
   /// ends the job's groups: the others raise CommunicationError with its text, in this step where
   /// it still communicates (shards, matrices that are cut), else in their next collective.
   virtual void update(const UpdateRange& range) const = 0;
+
+  /// The numbers of update() that change from step to step, for a step that is recorded once and
+  /// launched many times. There `range.control` has them from element 2 on, while learning_rate,
+  /// weight_decay and step are those of the recording. Empty: the rule cannot be recorded.
+  virtual std::vector<double> step_numbers(double /*learning_rate*/, double /*weight_decay*/,
+                                           int64_t /*step*/) const {
+    return {};
+  }
 
  private:
   UpdateStatement statement_;

@@ -26,8 +26,13 @@ class AdamRule final : public ConfiguredRule {
  public:
   using ConfiguredRule::ConfiguredRule;
 
+  std::vector<double> step_numbers(double learning_rate, double weight_decay,
+                                   int64_t step) const override {
+    return {learning_rate, weight_decay, bias_correction(config_.adam_beta1, step),
+            bias_correction(config_.adam_beta2, step)};
+  }
+
   void update(const UpdateRange& range) const override {
-    const auto steps = static_cast<double>(range.step);
     kernels::adamw(range.weights, range.grad, range.state[0], range.state[1], range.copy,
                    range.segments,
                    {.learning_rate = range.learning_rate,
@@ -35,15 +40,25 @@ class AdamRule final : public ConfiguredRule {
                     .beta2 = config_.adam_beta2,
                     .eps = config_.adam_eps,
                     .weight_decay = range.weight_decay,
-                    .bias_correction1 = 1 - std::pow(config_.adam_beta1, steps),
-                    .bias_correction2 = 1 - std::pow(config_.adam_beta2, steps)},
+                    .bias_correction1 = bias_correction(config_.adam_beta1, range.step),
+                    .bias_correction2 = bias_correction(config_.adam_beta2, range.step)},
                    range.control);
+  }
+
+ private:
+  static double bias_correction(double beta, int64_t step) {
+    return 1 - std::pow(beta, static_cast<double>(step));
   }
 };
 
 class SgdRule final : public ConfiguredRule {
  public:
   using ConfiguredRule::ConfiguredRule;
+
+  std::vector<double> step_numbers(double learning_rate, double weight_decay,
+                                   int64_t /*step*/) const override {
+    return {learning_rate, weight_decay};
+  }
 
   void update(const UpdateRange& range) const override {
     const at::Tensor momentum = range.state.empty() ? at::Tensor() : range.state[0];

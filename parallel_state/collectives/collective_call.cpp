@@ -1,5 +1,7 @@
 #include "lockstep/parallel_state/collective_call.h"
 
+#include "lockstep/parallel_state/recorded_calls.h"
+
 namespace lockstep {
 namespace {
 
@@ -18,7 +20,26 @@ RecordKind kind_of(const CollectiveOperation& operation) {
   }
 }
 
+bool is_message(RecordKind kind) { return kind == RecordKind::send || kind == RecordKind::receive; }
+
+/// What a call is called, without an entry: a recorded one is entered by each launch.
+CollectiveLedger::Added identified(const ProcessGroup::State& group,
+                                   const CollectiveOperation& operation, std::string_view label,
+                                   int64_t numel, std::string_view dtype) {
+  return {identity_of_call(operation, label, numel, dtype),
+          group.communicator->ledger().share_label("", label)};
+}
+
 }  // namespace
+
+CollectiveLedger::Added enter_call(const ProcessGroup::State& group,
+                                   const CollectiveOperation& operation, std::string_view label,
+                                   int64_t numel, std::string_view dtype) {
+  CollectiveLedger& ledger = group.communicator->ledger();
+  if (is_message(kind_of(operation)))
+    return {identity_of_call("message", label, numel, dtype), ledger.share_label("", label)};
+  return ledger.add(group.guard->step(), operation, label, numel, dtype);
+}
 
 SharedLabel share_label(const ProcessGroup& group, std::string_view prefix,
                         std::string_view label) {
@@ -60,29 +81,36 @@ void CollectiveCall::check_position(int64_t position) const {
 }
 
 void CollectiveCall::note(const Tensors& inputs) {
-  const ProcessGroup::State& state = *group_.shared_state();
-  CollectiveLedger& ledger = state.communicator->ledger();
   const std::string_view dtype = at::toString(inputs[0].scalar_type());
   int64_t elements = 0, bytes = 0;
   for (const at::Tensor& input : inputs) {
     elements += input.numel();
     bytes += static_cast<int64_t>(input.nbytes());
   }
+  const ProcessGroup::State& state = *group_.shared_state();
   const RecordKind kind = kind_of(operation_);
   const int64_t numel = kind == RecordKind::uneven_collective ? -1 : elements;
-  const bool message = kind == RecordKind::send || kind == RecordKind::receive;
-  if (message) {
-    identity_ = identity_of_call("message", label_, numel, dtype);
-    shared_label_ = share_label(group_, "", label_);
-  } else {
-    auto added = ledger.add(state.guard->step(), operation_, label_, numel, dtype);
-    identity_ = added.identity;
-    shared_label_ = std::move(added.label);
-  }
-  if (state.observer)
-    state.observer({state.global_rank, state.name, state.ranks, to_string(operation_),
-                    std::string(label_), std::string(dtype), elements, bytes, kind,
-                    message ? state.ranks.at(static_cast<size_t>(operation_.position)) : -1});
+  const bool recorded = state.watch && !inputs[0].is_cpu() && state.watch->is_recording();
+  CollectiveLedger::Added added = recorded ? identified(state, operation_, label_, numel, dtype)
+                                           : enter_call(state, operation_, label_, numel, dtype);
+  identity_ = added.identity;
+  shared_label_ = std::move(added.label);
+  if (!state.observer && !recorded) return;
+  const CollectiveRecord shown = {
+      state.global_rank,
+      state.name,
+      state.ranks,
+      to_string(operation_),
+      std::string(label_),
+      std::string(dtype),
+      elements,
+      bytes,
+      kind,
+      is_message(kind) ? state.ranks.at(static_cast<size_t>(operation_.position)) : -1};
+  if (recorded)
+    state.watch->record({group_.shared_state(), operation_, shown, numel});
+  else
+    state.observer(shown);
 }
 
 }  // namespace lockstep

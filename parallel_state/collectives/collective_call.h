@@ -15,6 +15,11 @@ namespace lockstep {
 /// `prefix` + `label`, one copy for all calls of `group`, which must have several ranks.
 SharedLabel share_label(const ProcessGroup& group, std::string_view prefix, std::string_view label);
 
+/// Enters a call into the ledger of a group of several ranks; a message gets an identity alone.
+CollectiveLedger::Added enter_call(const ProcessGroup::State& group,
+                                   const CollectiveOperation& operation, std::string_view label,
+                                   int64_t numel, std::string_view dtype);
+
 /// One call of a collective: checked, noted, then started.
 class CollectiveCall {
  public:

@@ -5,6 +5,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/operation.h"
+#include "lockstep/parallel_state/recorded_calls.h"
 
 namespace lockstep {
 namespace {
@@ -36,10 +37,30 @@ void DeviceWatch::include(const std::shared_ptr<Communicator>& communicator) {
 
 void DeviceWatch::add(std::shared_ptr<Work::Operation> operation) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (ending_) return;
+  if (ending_ || recording_) return;
   under_way_.push_back(std::move(operation));
   if (!thread_.joinable()) thread_ = std::thread([this] { look_out(); });
   changed_.notify_all();
+}
+
+void DeviceWatch::start_recording(std::shared_ptr<RecordedCalls> calls) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  recording_ = std::move(calls);
+}
+
+void DeviceWatch::stop_recording() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  recording_.reset();
+}
+
+bool DeviceWatch::is_recording() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return recording_ != nullptr;
+}
+
+void DeviceWatch::record(const RecordedCall& call) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (recording_) recording_->push_back(call);
 }
 
 void DeviceWatch::check() const {

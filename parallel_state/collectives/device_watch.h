@@ -16,6 +16,8 @@ namespace lockstep {
 
 class Communicator;
 class FailureBoard;
+struct RecordedCall;
+using RecordedCalls = std::vector<RecordedCall>;
 
 /// Watches a rank's operations on tensors of a device, for which no thread of the host waits. Ten
 /// times a second a thread looks whether one has failed or has not ended within the timeout of its
@@ -33,6 +35,12 @@ class DeviceWatch {
   void include(const std::shared_ptr<Communicator>& communicator);
   /// Of an operation that has been started.
   void add(std::shared_ptr<Work::Operation> operation);
+  /// Until stop_recording() calls join `calls` (see record()), and add() does nothing.
+  void start_recording(std::shared_ptr<RecordedCalls> calls);
+  void stop_recording();
+  bool is_recording() const;
+  /// Takes note of a call, in a recording.
+  void record(const RecordedCall& call);
   /// CommunicationError once an operation has failed: what the thread found out.
   void check() const;
   /// Returns when all operations have ended, or one or the job has failed. Later ones are not
@@ -52,7 +60,8 @@ class DeviceWatch {
   std::condition_variable changed_;
   Operations under_way_;
   std::vector<std::weak_ptr<Communicator>> communicators_;
-  std::string error_;  ///< empty: none
+  std::shared_ptr<RecordedCalls> recording_;  ///< null: none
+  std::string error_;                         ///< empty: none
   bool ending_ = false;
   std::thread thread_;
 };

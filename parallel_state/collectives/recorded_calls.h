@@ -1,0 +1,50 @@
+#pragma once
+
+// Internal: what a rank communicates in work that is recorded once and launched many times, as a
+// CUDA graph.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/parallel_state/collective_operation.h"
+#include "lockstep/parallel_state/collective_record.h"
+#include "lockstep/parallel_state/process_group.h"
+
+namespace lockstep {
+
+/// One call of a collective or message, as it is noted each time.
+struct RecordedCall {
+  std::shared_ptr<const ProcessGroup::State> group;
+  CollectiveOperation operation;
+  CollectiveRecord shown;  ///< to the observer
+  int64_t numel = 0;       ///< as the ledger has it
+};
+
+/// The calls of a recording, in their order.
+using RecordedCalls = std::vector<RecordedCall>;
+
+/// While it lives, calls with tensors of this rank's device are noted as ever, but are not watched:
+/// they are being recorded, and nothing is under way. One at a time.
+class CallRecorder {
+ public:
+  /// `world`: of the rank's ParallelState.
+  explicit CallRecorder(const ProcessGroup& world);
+  ~CallRecorder();
+  CallRecorder(const CallRecorder&) = delete;
+  CallRecorder& operator=(const CallRecorder&) = delete;
+
+  const RecordedCalls& calls() const { return *calls_; }
+
+ private:
+  std::shared_ptr<const ProcessGroup::State> world_;
+  std::shared_ptr<RecordedCalls> calls_;
+};
+
+/// Around a launch of the recording: note_launch() before it enters its calls into the groups'
+/// ledgers and shows them to the observer, as if each were made now; watch_launch() after it has
+/// the device's current stream watched up to there. CommunicationError where something has failed.
+void note_launch(const RecordedCalls& calls);
+void watch_launch(const RecordedCalls& calls, c10::Device device);
+
+}  // namespace lockstep

@@ -1,0 +1,58 @@
+#pragma once
+
+// Internal: work of the device that is recorded once and launched many times.
+
+#include <functional>
+#include <memory>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/kernels/device_graph.h"
+#include "lockstep/models/gpt_model.h"
+#include "lockstep/parallel_state/parallel_state.h"
+#include "lockstep/parallel_state/recorded_calls.h"
+
+namespace lockstep {
+
+/// What a function launched on this rank's device, its communication included. What the host did in
+/// that function is not repeated, and what it told the device (addresses, numbers passed by value)
+/// stays as it was.
+class RecordedWork {
+ public:
+  explicit RecordedWork(const ParallelState& parallel_state);
+  /// Waits for the device, which may still be at work on it.
+  ~RecordedWork();
+  RecordedWork(const RecordedWork&) = delete;
+  RecordedWork& operator=(const RecordedWork&) = delete;
+
+  /// Records what `body` launches on the current stream, which must not be the device's default
+  /// one, in the place of what was recorded before. Waits for the device first. Nothing of the work
+  /// is done. Every collective must have run once before, so that its communicator is there.
+  void record(const std::function<void()>& body);
+  bool is_recorded() const { return graph_ != nullptr; }
+
+  /// Launches it on the current stream. All ranks that communicate in it must. Errors as of the
+  /// collectives.
+  void launch() const;
+
+ private:
+  ParallelState parallel_state_;
+  std::unique_ptr<kernels::DeviceGraph> graph_;
+  RecordedCalls calls_;
+};
+
+/// A micro-batch in memory that stays where it is, for recorded work that reads it.
+class StaticInput {
+ public:
+  /// With the shapes of `like`, which has tokens and labels.
+  StaticInput(const GPTInput& like, const ParallelState& parallel_state);
+
+  /// Copies a micro-batch there, on the current stream.
+  void assign(const GPTInput& from);
+  const GPTInput& input() const { return input_; }
+
+ private:
+  GPTInput input_;
+};
+
+}  // namespace lockstep
