@@ -5,7 +5,7 @@
 #include "lockstep/core/parameters.h"
 #include "lockstep/models/cross_entropy.h"
 #include "lockstep/models/gpt_model.h"
-#include "lockstep/tests/device/lagging_tests.h"
+#include "lockstep/tests/device/lagging_graphs.h"
 #include "lockstep/tests/support/gpt_parts.h"
 
 namespace lockstep::testing {
@@ -90,6 +90,53 @@ TEST_F(LaggingDevice, ALabelThatNobodyCouldCheckHasALossOfNaN) {
   EXPECT_EQ(device_counts(0).waits, 0);
   EXPECT_TRUE(at::equal(losses.cpu().isnan(), at::tensor({0, 1, 1, 0}, at::kLong).to(at::kBool)));
   EXPECT_EQ(losses[3].item<float>(), 0);
+}
+
+/// Forward and backward of micro-batches, one after the other, into one sum of gradients.
+class MicroBatches {
+ public:
+  MicroBatches(const TransformerConfig& config, c10::Device device)
+      : config_(config),
+        model_(config, {.dtype = at::kFloat, .device = device}),
+        ids_(at::zeros({3, config.seq_length + 1}, at::TensorOptions(at::kLong).device(device))) {
+    for (const NamedParameter& param : collect_parameters(model_))
+      at::Tensor(param.tensor).mutable_grad() = at::zeros_like(param.tensor);
+  }
+  void set_ids(uint64_t seed) {
+    ids_.copy_((sample_ids(config_, 3) * static_cast<int64_t>(seed)).remainder(config_.vocab_size));
+  }
+  void run() {
+    const at::Tensor of_tokens =
+        model_.forward(ids_.slice(1, 0, config_.seq_length), ids_.slice(1, 1));
+    of_tokens.sum().backward();
+    losses = of_tokens.detach();
+  }
+  std::vector<NamedParameter> parameters() const { return collect_parameters(model_); }
+
+  at::Tensor losses;
+
+ private:
+  const TransformerConfig config_;
+  const GPTModel model_;
+  const at::Tensor ids_;
+};
+
+TEST_F(LaggingDevice, AMicroBatchOfAGptIsReplayedWithTheBitsOfTheCpu) {
+  for (const TransformerConfig& config : {llama(), gpt2()}) {
+    MicroBatches expected(config, at::kCPU), found(config, lagging_device(1));
+    const Graph graph = captured(1, [&] { found.run(); });
+    for (uint64_t seed = 1; seed <= 5; ++seed) {
+      restart(seed);
+      for (MicroBatches* const side : {&expected, &found}) side->set_ids(seed);
+      expected.run();
+      graph->replay();
+      EXPECT_EQ(device_counts(1).replays, 1);
+      expect_same_bits(found.losses, expected.losses, "losses");
+    }
+    for (size_t i = 0; i < expected.parameters().size(); ++i)
+      expect_same_bits(found.parameters()[i].tensor.grad(), expected.parameters()[i].tensor.grad(),
+                       expected.parameters()[i].name);
+  }
 }
 
 TEST_F(LaggingDevice, SeveralDevicesTrainAtOnce) {

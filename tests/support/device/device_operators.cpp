@@ -12,6 +12,7 @@
 #include "lockstep/tests/support/device/device_state.h"
 #include "lockstep/tests/support/device/device_storage.h"
 #include "lockstep/tests/support/device/device_streams.h"
+#include "lockstep/tests/support/device/graph_capture.h"
 #include "lockstep/tests/support/device/operator_kernels.h"
 #include "lockstep/tests/support/device/operator_rules.h"
 
@@ -217,15 +218,19 @@ void prefer_cpu_kernels(torch::Library& library) {
   library.impl("index.Tensor", torch::CppFunction::makeFromBoxedFunction<&launch_operator>());
 }
 
+/// The device's, unless the call has one. Its numbers are drawn at launch: no graph has them.
+void set_generator(OperatorCall& call, size_t argument) {
+  refuse_in_capture(current_stream(call.device), "the random numbers of " + call.text());
+  if (call.arguments[argument].isNone()) call.arguments[argument] = device_generator(call.device);
+}
+
 }  // namespace
 
 void launch_operator(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const at::AutoDispatchBelowADInplaceOrView below;
   OperatorCall call = take_call(op, stack);
   refuse_what_cuda_lacks(call);
-  if (const auto generator = generator_argument(call.schema()))
-    if (call.arguments[*generator].isNone())
-      call.arguments[*generator] = device_generator(call.device);
+  if (const auto generator = generator_argument(call.schema())) set_generator(call, *generator);
   if (only_draws(call)) return draw_now(call, stack);
   if (needs_values(call)) return compute_and_wait(call, stack);
   launch_later(call, stack);

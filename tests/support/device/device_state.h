@@ -30,6 +30,7 @@ struct Delays {
 Delays current_delays();
 
 void count_launch(c10::DeviceIndex device);
+void count_replay(c10::DeviceIndex device);  // one launch
 void count_wait(c10::DeviceIndex device, std::string_view cause);
 
 /// Becomes the device's error unless it has one.

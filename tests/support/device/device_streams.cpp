@@ -6,6 +6,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/tests/support/device/device_state.h"
+#include "lockstep/tests/support/device/graph_capture.h"
 #include "lockstep/tests/support/device/stream_worker.h"
 
 namespace lockstep::testing {
@@ -74,8 +75,18 @@ void park_streams() {
 }  // namespace
 
 void enqueue(const c10::Stream& stream, std::string_view what, std::function<void()> task) {
-  [[maybe_unused]] static const int parked_at_exit = std::atexit(&park_streams);
+  if (const auto capture = GraphCapture::of(stream)) {
+    const std::string name(what);
+    return capture->record(stream, name, [name, task = std::move(task)](const c10::Stream& other) {
+      enqueue_part(other, name, task);
+    });
+  }
   count_launch(stream.device_index());
+  enqueue_part(stream, what, std::move(task));
+}
+
+void enqueue_part(const c10::Stream& stream, std::string_view what, std::function<void()> task) {
+  [[maybe_unused]] static const int parked_at_exit = std::atexit(&park_streams);
   worker_of(stream).push({std::string(what.empty() ? "a task" : what), std::move(task)});
 }
 
@@ -119,9 +130,13 @@ c10::Stream pooled_stream(c10::DeviceIndex device) {
   return stream_at(device, 1 + streams.next_pooled++ % kPooledStreams);
 }
 
-bool is_idle(const c10::Stream& stream) { return worker_of(stream).idle(); }
+bool is_idle(const c10::Stream& stream) {
+  refuse_in_capture(stream, "query stream");
+  return worker_of(stream).idle();
+}
 
 void wait_for_stream(const c10::Stream& stream, std::string_view cause) {
+  refuse_in_capture(stream, std::string(cause));
   count_wait(stream.device_index(), cause);
   worker_of(stream).wait();
   throw_device_error(stream.device_index());
@@ -129,6 +144,7 @@ void wait_for_stream(const c10::Stream& stream, std::string_view cause) {
 
 void wait_for_device(c10::DeviceIndex device, std::string_view cause) {
   check_device(device);
+  if (const auto capture = GraphCapture::on(device)) capture->refuse(std::string(cause));
   count_wait(device, cause);
   for (StreamWorker* worker : workers_of(device)) worker->wait();
   throw_device_error(device);
@@ -162,29 +178,62 @@ struct DeviceEvent::State {
 
   void hurry() const { worker->hurry(place); }
 
+  /// The host asks for an event that was captured, which no replay tells of.
+  void refuse_host(const std::string& what) const {
+    if (capture) capture->refuse(what + " of a captured event");
+  }
+
   const c10::DeviceIndex device;
   StreamWorker* worker = nullptr;
   int64_t place = 0;  ///< in its stream
   std::mutex mutex;
   std::condition_variable changed;
   std::optional<Clock::time_point> time;
+
+  // Of an event that was recorded in a capture:
+  std::shared_ptr<GraphCapture> capture;
+  GraphCapture::Place place_in_capture;
+  std::optional<DeviceEvent> of_replay;  ///< the last one
 };
 
 DeviceEvent DeviceEvent::record(const c10::Stream& stream) {
+  if (const auto capture = GraphCapture::of(stream)) return record_in(capture, stream);
   const auto state = std::make_shared<State>(stream.device_index());
   state->worker = &worker_of(stream);
   state->place = state->worker->push({"", [state] { state->reach(); }});
   return DeviceEvent(state);
 }
 
+DeviceEvent DeviceEvent::record_in(const std::shared_ptr<GraphCapture>& capture,
+                                   const c10::Stream& stream) {
+  const auto state = std::make_shared<State>(stream.device_index());
+  state->capture = capture;
+  state->place_in_capture = capture->place_on(
+      stream, [state](const c10::Stream& other) { state->of_replay = DeviceEvent::record(other); });
+  return DeviceEvent(state);
+}
+
 void DeviceEvent::block(const c10::Stream& stream) const {
+  if (state_->capture)
+    return state_->capture->wait_on(
+        stream, state_->place_in_capture,
+        [state = state_](const c10::Stream& other) { state->of_replay->block(other); });
+  refuse_in_capture(stream, "a wait for an event that was recorded outside of it (isolation)");
+  block_uncaptured(stream);
+}
+
+void DeviceEvent::block_uncaptured(const c10::Stream& stream) const {
   worker_of(stream).push(
       {"", [state = state_] { state->wait(); }, [state = state_] { state->hurry(); }});
 }
 
-bool DeviceEvent::reached() const { return time().has_value(); }
+bool DeviceEvent::reached() const {
+  state_->refuse_host("query");
+  return time().has_value();
+}
 
 void DeviceEvent::synchronize() const {
+  state_->refuse_host("synchronize event");
   count_wait(state_->device, "synchronize event");
   state_->hurry();
   state_->wait();
@@ -192,6 +241,7 @@ void DeviceEvent::synchronize() const {
 }
 
 std::optional<DeviceEvent::Clock::time_point> DeviceEvent::time() const {
+  state_->refuse_host("time");
   const std::lock_guard<std::mutex> lock(state_->mutex);
   return state_->time;
 }

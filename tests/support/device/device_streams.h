@@ -16,11 +16,15 @@ namespace lockstep::testing {
 
 /// Queues `task` behind what the stream has to do, as a launch: counted, with a random delay, and
 /// left out once the device has an error. An exception becomes the device's error, after `what`. A
-/// task must not keep device memory alive: a kernel has pointers only.
+/// task must not keep device memory alive: a kernel has pointers only. In a capture it is recorded,
+/// and runs in every replay.
 void enqueue(const c10::Stream& stream, std::string_view what, std::function<void()> task);
 
-/// Queues what is no kernel: not counted, not delayed, and done even after an error. `task` does
-/// not throw.
+/// A part of a launch that is counted elsewhere, and not recorded: enqueue() without them.
+void enqueue_part(const c10::Stream& stream, std::string_view what, std::function<void()> task);
+
+/// Queues what is no kernel: not counted, not delayed, not recorded, and done even after an error.
+/// `task` does not throw.
 void enqueue_bookkeeping(const c10::Stream& stream, std::function<void()> task);
 
 /// Of this thread. A thread begins with device 0 and the default stream of each device.
@@ -47,6 +51,8 @@ void wait_for_device(c10::DeviceIndex device, std::string_view cause);
 /// Without a count and without errors: until no stream of any device has anything to do.
 void wait_for_all_streams();
 
+class GraphCapture;
+
 /// A place in a stream. Copies are the same place.
 class DeviceEvent {
  public:
@@ -55,8 +61,11 @@ class DeviceEvent {
   /// Behind what the stream has to do now.
   static DeviceEvent record(const c10::Stream& stream);
 
-  /// `stream` does nothing further until this place is reached.
+  /// `stream` does nothing further until this place is reached. In a capture it is recorded; see
+  /// GraphCapture for what is refused.
   void block(const c10::Stream& stream) const;
+  /// What `stream` really does waits, not what a capture records there.
+  void block_uncaptured(const c10::Stream& stream) const;
   bool reached() const;
   /// The host waits. Counted as "synchronize event"; throws the error of the event's device.
   void synchronize() const;
@@ -65,6 +74,8 @@ class DeviceEvent {
 
  private:
   struct State;
+  static DeviceEvent record_in(const std::shared_ptr<GraphCapture>& capture,
+                               const c10::Stream& stream);
   explicit DeviceEvent(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
   std::shared_ptr<State> state_;

@@ -56,6 +56,7 @@ void register_device(int devices) {
   register_device_guard();
   register_device_operators();
   register_lockstep_kernels();
+  register_lagging_graphs();
 }
 
 }  // namespace
@@ -118,6 +119,13 @@ void count_launch(c10::DeviceIndex device) {
   DeviceState& state = state_of(device);
   const std::lock_guard<std::mutex> lock(state.mutex);
   ++state.counts.launches;
+}
+
+void count_replay(c10::DeviceIndex device) {
+  DeviceState& state = state_of(device);
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  ++state.counts.launches;
+  ++state.counts.replays;
 }
 
 void count_wait(c10::DeviceIndex device, std::string_view cause) {

@@ -26,9 +26,17 @@
 ///     an operator lacks are errors. Operators without tensors run on the thread's current device.
 ///   - An exception of a queued kernel becomes the device's error. The kernels behind it do not
 ///     run, and every wait on the device throws it.
+///   - Launches can be captured in a graph (kernels/device_graph.h) and replayed, by CUDA's rules:
+///     they are recorded and not run; a stream joins when it waits for an event of the capture, and
+///     must be waited for before the end. An error, which makes the capture invalid: the default
+///     stream, a wait of the host or a question whether it would have to wait, a wait for what was
+///     launched outside, random numbers. Memory that is allocated in a capture is the graph's until
+///     the graph is destroyed. Other memory it has by address only: when it is freed, replays find
+///     poison. A replay puts the other streams' part on streams of its own, behind what the current
+///     stream has to do, and the current stream waits for it.
 ///   - autograd runs backward on one thread per device, with the streams of forward.
 ///
-/// Not there: sparse and quantized tensors, complex conjugation without a copy, graphs of kernels.
+/// Not there: sparse and quantized tensors, complex conjugation without a copy.
 namespace lockstep::testing {
 
 struct LaggingDeviceOptions {
@@ -49,8 +57,9 @@ void use_lagging_device(const LaggingDeviceOptions& options = {});
 c10::Device lagging_device(int index);
 
 struct DeviceCounts {
-  int64_t launches = 0;  ///< operators, copies and enqueue()
-  int64_t waits = 0;     ///< of the host for this device
+  int64_t launches = 0;  ///< operators, copies, enqueue(); of a replay the whole graph is one
+  int64_t replays = 0;
+  int64_t waits = 0;  ///< of the host for this device
   /// By cause: the operator ("aten::nonzero"), "copy to host", "copy from pageable memory", "copy
   /// from pinned memory", "synchronize stream", "synchronize event", "synchronize device".
   std::map<std::string, int64_t> waits_by = {};

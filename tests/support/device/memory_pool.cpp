@@ -7,7 +7,7 @@
 #include <memory>
 #include <new>
 
-#include "lockstep/tests/support/device/device_streams.h"
+#include "lockstep/tests/support/device/graph_capture.h"
 
 namespace lockstep::testing {
 namespace {
@@ -16,6 +16,11 @@ constexpr size_t kAlignment = 64;  // the CPU allocator's, which decides how ker
 
 size_t rounded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
+int64_t capture_id(const std::optional<c10::Stream>& stream) {
+  const auto capture = stream ? GraphCapture::of(*stream) : nullptr;
+  return capture ? capture->id() : 0;
+}
+
 }  // namespace
 
 MemoryPool& MemoryPool::instance() {
@@ -23,8 +28,10 @@ MemoryPool& MemoryPool::instance() {
   return *pool;
 }
 
-MemoryPool::Kind MemoryPool::kind_of(const std::optional<c10::Stream>& stream, size_t bytes) {
-  return stream ? Kind{stream->device_index(), stream->id(), bytes} : Kind{-1, 0, bytes};
+MemoryPool::Kind MemoryPool::kind_of(const Block& block) {
+  const auto& stream = block.stream;
+  return stream ? Kind{stream->device_index(), stream->id(), block.graph, block.bytes}
+                : Kind{-1, 0, 0, block.bytes};
 }
 
 void MemoryPool::add_live(const Block& block, int64_t sign) {
@@ -37,8 +44,9 @@ void MemoryPool::add_live(const Block& block, int64_t sign) {
 void* MemoryPool::allocate(size_t bytes, const std::optional<c10::Stream>& stream) {
   if (bytes == 0) return nullptr;
   const size_t size = rounded(bytes);
+  const Block wanted{.bytes = size, .stream = stream, .graph = capture_id(stream)};
   const std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<Block*>& kept = free_[kind_of(stream, size)];
+  std::vector<Block*>& kept = free_[kind_of(wanted)];
   Block* block = nullptr;
   if (!kept.empty()) {
     block = kept.back();
@@ -48,7 +56,8 @@ void* MemoryPool::allocate(size_t bytes, const std::optional<c10::Stream>& strea
     if (!data) throw std::bad_alloc();
     std::memset(data, kPoison, size);
     block = &blocks_[reinterpret_cast<uintptr_t>(data)];
-    *block = {data, size, stream};
+    *block = wanted;
+    block->data = data;
   }
   block->live = true;
   add_live(*block, 1);
@@ -59,13 +68,17 @@ void MemoryPool::free(void* pointer) {
   if (!pointer) return;
   Block* block = nullptr;
   std::vector<c10::Stream> users;
+  bool is_graphs = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     block = find(pointer);
     block->live = false;
     add_live(*block, -1);
     users.swap(block->users);
+    is_graphs = block->graph != 0;
   }
+  if (is_graphs && users.empty()) return reuse_in_capture(block);
+  if (is_graphs) return;  // CUDA's allocator asks what the users have done after the capture
   if (users.empty()) return reuse(block);
   const auto left = std::make_shared<std::atomic<size_t>>(users.size());
   for (const c10::Stream& user : users)
@@ -83,7 +96,37 @@ void MemoryPool::reuse(Block* block) {
   else
     std::memset(block->data, kPoison, block->bytes);
   const std::lock_guard<std::mutex> lock(mutex_);
-  free_[kind_of(block->stream, block->bytes)].push_back(block);
+  free_[kind_of(*block)].push_back(block);
+}
+
+// After the capture the graph alone has the block.
+void MemoryPool::reuse_in_capture(Block* block) {
+  const auto capture = GraphCapture::of(*block->stream);
+  if (!capture || capture->id() != block->graph) return;
+  capture->record_bookkeeping(*block->stream, [block](const c10::Stream& stream) {
+    enqueue_bookkeeping(stream, [block] { std::memset(block->data, kPoison, block->bytes); });
+  });
+  const std::lock_guard<std::mutex> lock(mutex_);
+  free_[kind_of(*block)].push_back(block);
+}
+
+void MemoryPool::release_graph(int64_t capture, const std::optional<DeviceEvent>& last_replay) {
+  std::vector<Block*> free_blocks;
+  std::vector<c10::Stream> streams;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& [address, block] : blocks_) {
+      if (block.graph != capture) continue;
+      free_.erase(kind_of(block));
+      block.graph = 0;
+      if (!block.live) free_blocks.push_back(&block);
+      if (std::find(streams.begin(), streams.end(), *block.stream) == streams.end())
+        streams.push_back(*block.stream);
+    }
+  }
+  for (const c10::Stream& stream : streams)
+    if (last_replay) last_replay->block_uncaptured(stream);
+  for (Block* const block : free_blocks) reuse(block);
 }
 
 MemoryPool::Block* MemoryPool::find(const void* pointer) {

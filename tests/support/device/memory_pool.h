@@ -14,6 +14,7 @@
 
 #include "lockstep/tests/support/device/device_memory.h"
 #include "lockstep/tests/support/device/device_state.h"
+#include "lockstep/tests/support/device/device_streams.h"
 
 namespace lockstep::testing {
 
@@ -25,10 +26,15 @@ class MemoryPool {
  public:
   static MemoryPool& instance();
 
-  /// Null for 0 bytes. `stream`: of the device; nothing: pinned memory.
+  /// Null for 0 bytes. `stream`: of the device; nothing: pinned memory. In a capture the memory is
+  /// the graph's: freed, it may be allocated again in the same capture alone.
   void* allocate(size_t bytes, const std::optional<c10::Stream>& stream);
   void free(void* pointer);
   void record_use(const void* pointer, const c10::Stream& stream);
+
+  /// The graph of that capture is gone: its memory becomes like other memory once `last_replay` is
+  /// reached, if there was one.
+  void release_graph(int64_t capture, const std::optional<DeviceEvent>& last_replay);
 
   /// Whether live device memory (`device`) or live pinned memory (nothing) holds the pointer.
   bool holds_live(const void* pointer, std::optional<c10::DeviceIndex> device);
@@ -43,15 +49,17 @@ class MemoryPool {
     size_t bytes = 0;                   ///< as rounded
     std::optional<c10::Stream> stream;  ///< nothing: pinned
     bool live = false;
+    int64_t graph = 0;                    ///< the id of its capture; 0: of none
     std::vector<c10::Stream> users = {};  ///< recorded, apart from `stream`
   };
-  /// Device (-1: pinned), stream, bytes: what a free block may become.
-  using Kind = std::tuple<int, c10::StreamId, size_t>;
+  /// Device (-1: pinned), stream, graph, bytes: what a free block may become.
+  using Kind = std::tuple<int, c10::StreamId, int64_t, size_t>;
 
-  static Kind kind_of(const std::optional<c10::Stream>& stream, size_t bytes);
+  static Kind kind_of(const Block& block);
   Block* find(const void* pointer);
   void add_live(const Block& block, int64_t sign);
   void reuse(Block* block);
+  void reuse_in_capture(Block* block);
 
   std::mutex mutex_;
   std::map<uintptr_t, Block> blocks_;

@@ -10,6 +10,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/tests/support/device/device_memory.h"
 #include "lockstep/tests/support/device/device_streams.h"
+#include "lockstep/tests/support/device/graph_capture.h"
 
 namespace lockstep::testing {
 namespace {
@@ -75,8 +76,7 @@ NcclLaunches::WorkPtr NcclLaunches::collective(NcclCall call) {
   }
   if (!batch_) {
     if (call.async) work->shelf()->put(tensors_of(call));
-    work->record_end(stream);
-    watchdog_.watch(*work);
+    end_work(*work, stream);
   }
   if (call.async) return work;
   if (call.blocks_host) stream.synchronize();
@@ -106,8 +106,7 @@ NcclLaunches::WorkPtr NcclLaunches::message(const at::Tensor& tensor, int peer, 
   call.outputs = {tensor};
   const auto work = new_work(call, member);
   launch(member, member.stream, call.kind, std::move(call.tasks));
-  work->record_end(member.stream);
-  watchdog_.watch(*work);
+  end_work(*work, member.stream);
   return work;
 }
 
@@ -139,8 +138,7 @@ NcclLaunches::WorkPtr NcclLaunches::end_batch() {
   const auto work = new_work(call, *batch.member);
   work->shelf()->put(batch.tensors);
   launch(*batch.member, *batch.stream, call.kind, std::move(batch.tasks));
-  work->record_end(*batch.stream);
-  watchdog_.watch(*work);
+  end_work(*work, *batch.stream);
   return batch.async ? work : nullptr;
 }
 
@@ -166,11 +164,30 @@ void NcclLaunches::launch(const Member& member, const c10::Stream& stream, const
                           std::vector<KernelTask> tasks) {
   if (tasks.empty()) return;
   connect(member, kind, tasks);
-  rules_->note(global_rank_, [](NcclCounts& counts) { ++counts.kernels; });
-  enqueue(stream, "nccl " + kind,
-          [communicator = member.communicator, rank = member.rank, tasks = std::move(tasks)] {
-            communicator->run(rank, tasks);
-          });
+  const auto count = [rules = rules_, rank = global_rank_] {
+    rules->note(rank, [](NcclCounts& counts) { ++counts.kernels; });
+  };
+  const std::string what = "nccl " + kind;
+  const auto kernel = [communicator = member.communicator, rank = member.rank,
+                       tasks = std::move(tasks)] { communicator->run(rank, tasks); };
+  const auto capture = GraphCapture::of(stream);
+  if (!capture) {
+    count();
+    return enqueue(stream, what, kernel);
+  }
+  capture->record(stream, what,
+                  [count, what, kernel, own = member.stream,
+                   reference = graph_references_](const c10::Stream& replaying) {
+                    count();
+                    order_behind(replaying, own);
+                    enqueue_part(replaying, what, kernel);
+                    order_behind(own, replaying);
+                  });
+}
+
+void NcclLaunches::end_work(NcclWork& work, const c10::Stream& stream) {
+  work.record_end(stream);
+  if (!GraphCapture::of(stream)) watchdog_.watch(work);
 }
 
 void NcclLaunches::connect(const Member& member, const std::string& kind,
@@ -181,6 +198,7 @@ void NcclLaunches::connect(const Member& member, const std::string& kind,
   for (const auto& [from, to, sends] : ends)
     where += fmt::format(", {} -> {}", member.ranks[static_cast<size_t>(from)],
                          member.ranks[static_cast<size_t>(to)]);
+  refuse_in_capture(current_stream(device_.index()), where);
   const NcclRules::HostBlock block(*rules_, global_rank_, where);
   if (!member.communicator->connect(member.rank, ends)) fail_aborted();
 }
@@ -188,11 +206,14 @@ void NcclLaunches::connect(const Member& member, const std::string& kind,
 void NcclLaunches::note_call(const std::string& kind, const std::vector<at::Tensor>& tensors) {
   int64_t bytes = 0;
   for (const at::Tensor& tensor : tensors) bytes += static_cast<int64_t>(tensor.nbytes());
-  rules_->note(global_rank_, [&](NcclCounts& counts) {
-    NcclCalls& calls = counts.calls[spec_.group_name][kind];
-    ++calls.calls;
-    calls.bytes += bytes;
-  });
+  const auto note = [=, rules = rules_, rank = global_rank_, group = spec_.group_name] {
+    rules->note(rank, [&](NcclCounts& counts) {
+      NcclCalls& calls = counts.calls[group][kind];
+      ++calls.calls;
+      calls.bytes += bytes;
+    });
+  };
+  now_or_at_replays(current_stream(device_.index()), note);
 }
 
 std::string NcclLaunches::described(const std::string& what) const {

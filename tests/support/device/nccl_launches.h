@@ -76,6 +76,8 @@ class NcclLaunches {
   void add_to_batch(const NcclCall& call, const Member& member, const c10::Stream& stream);
   void launch(const Member& member, const c10::Stream& stream, const std::string& kind,
               std::vector<KernelTask> tasks);
+  /// Tells the watchdog of it, except in a capture.
+  void end_work(NcclWork& work, const c10::Stream& stream);
   void connect(const Member& member, const std::string& kind, const std::vector<KernelTask>& tasks);
   void note_call(const std::string& kind, const std::vector<at::Tensor>& tensors);
   std::string described(const std::string& what) const;
@@ -92,6 +94,8 @@ class NcclLaunches {
   bool eager_ = false;
   std::optional<Batch> batch_;
   uint64_t collectives_ = 0, messages_ = 0;
+  /// A copy is with each launch in a graph that lives.
+  const std::shared_ptr<const int> graph_references_ = std::make_shared<int>();
   NcclWatchdog watchdog_;
 };
 

@@ -3,6 +3,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/tests/support/device/device_streams.h"
+#include "lockstep/tests/support/device/graph_capture.h"
 #include "lockstep/tests/support/device/nccl_launches.h"
 
 // How a rank comes to its communicators, and how they end.
@@ -37,8 +38,9 @@ NcclLaunches::Member NcclLaunches::communicator(const std::string& key,
 
 NcclLaunches::Member NcclLaunches::make_communicator(const std::string& key,
                                                      const std::vector<int64_t>& ranks) {
-  const NcclRules::HostBlock block(*rules_, global_rank_,
-                                   described(fmt::format("communicator of ranks {}", ranks)));
+  const std::string where = described(fmt::format("communicator of ranks {}", ranks));
+  refuse_in_capture(current_stream(device_.index()), where);
+  const NcclRules::HostBlock block(*rules_, global_rank_, where);
   const auto rank =
       static_cast<int>(std::find(ranks.begin(), ranks.end(), global_rank_) - ranks.begin());
   const Member member{meet(key, static_cast<int>(ranks.size()), rank == 0), ranks, rank,
@@ -101,6 +103,8 @@ void NcclLaunches::shutdown() {
   };
   while (!ended() && !watchdog_.idle()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (ended()) return;
+  TORCH_CHECK_WITH(DistBackendError, graph_references_.use_count() == 1, described("shutdown"),
+                   ": graphs that replay its collectives live; NCCL waits until all are gone");
   const std::lock_guard<std::mutex> lock(mutex_);
   state_ = State::shut_down;
   watchdog_.stop();
