@@ -145,7 +145,7 @@ TEST_P(RecordedSteps, LaunchesOfTheRecordingGiveTheBitsAndTheCallsOfTheRunWithou
     EXPECT_EQ(plain.weights, cpu.weights);
   }
   for (const std::string graph : {"microbatch", "step"}) {
-    for (uint64_t seed = 1; seed <= 3; ++seed) {
+    for (uint64_t seed = 1; seed <= 2; ++seed) {
       const Trace found = run(config(graph), /*on_device=*/true, seed);
       EXPECT_EQ(found.told, plain.told) << graph;
       EXPECT_EQ(found.weights, plain.weights) << graph;

@@ -5,6 +5,7 @@ of text, which its source holds exactly once. `tests` are those that should see 
 import collections
 
 from device_mutants import DEVICE_MUTANTS
+from graph_mutants import GRAPH_MUTANTS
 
 Mutant = collections.namedtuple("Mutant", "name kind source old new tests")
 
@@ -315,7 +316,7 @@ MUTANTS = [Mutant(*fields) for fields in [
      "options_.rank, options_.ranks),\n                   .ids",
      "0 * options_.rank, options_.ranks),\n                   .ids",
      ["sample_source_test:-*ReadingIsHiddenBehindWork*", "trainer_test"]),
-] + DEVICE_MUTANTS]
+] + DEVICE_MUTANTS + GRAPH_MUTANTS]
 
 # Why each that no test sees is let live.
 SURVIVORS = {}
