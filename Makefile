@@ -69,6 +69,7 @@ bench: build ## Run the benchmarks: ours and its peer side by side
 	@$(BUILD)/benchmarks/rank_groups
 	@OMP_NUM_THREADS=1 $(BUILD)/benchmarks/context_attention
 	@$(BUILD)/benchmarks/pipeline_bubble
+	@$(BUILD)/benchmarks/device_waits
 	@$(BUILD)/benchmarks/data_pipeline loader
 	@scripts/setup text gpt2 tiktoken
 	@.venv/bin/python benchmarks/train.py $(BUILD)

@@ -35,10 +35,26 @@ void DeviceWatch::include(const std::shared_ptr<Communicator>& communicator) {
   communicators_.push_back(communicator);
 }
 
+void DeviceWatch::begin(std::shared_ptr<Work::Operation> operation) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  watch(starting_, std::move(operation));
+}
+
 void DeviceWatch::add(std::shared_ptr<Work::Operation> operation) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (ending_ || recording_) return;
-  under_way_.push_back(std::move(operation));
+  drop_start(*operation);
+  if (!recording_) watch(under_way_, std::move(operation));
+}
+
+void DeviceWatch::forget(const Work::Operation& operation) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  drop_start(operation);
+  if (!error_.empty()) throw CommunicationError(error_);
+}
+
+void DeviceWatch::watch(Operations& operations, std::shared_ptr<Work::Operation> operation) {
+  if (ending_) return;
+  operations.push_back(std::move(operation));
   if (!thread_.joinable()) thread_ = std::thread([this] { look_out(); });
   changed_.notify_all();
 }
@@ -63,6 +79,10 @@ void DeviceWatch::record(const RecordedCall& call) {
   if (recording_) recording_->push_back(call);
 }
 
+void DeviceWatch::drop_start(const Work::Operation& operation) {
+  starting_.remove_if([&](const auto& started) { return started.get() == &operation; });
+}
+
 void DeviceWatch::check() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!error_.empty()) throw CommunicationError(error_);
@@ -81,8 +101,8 @@ void DeviceWatch::finish() {
 void DeviceWatch::look_out() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [&] { return ending_ || !under_way_.empty(); });
-    if (under_way_.empty() || !error_.empty() || (ending_ && failures_->has_failed())) return;
+    changed_.wait(lock, [&] { return ending_ || !idle(); });
+    if (idle() || !error_.empty() || (ending_ && failures_->has_failed())) return;
     lock.unlock();
     const auto [failed, reason] = look();
     if (failed) fail(*failed, reason);
@@ -93,23 +113,30 @@ void DeviceWatch::look_out() {
 }
 
 std::pair<std::shared_ptr<Work::Operation>, std::string> DeviceWatch::look() {
-  Operations taken;
+  Operations starting, taken;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    starting = starting_;
     taken.swap(under_way_);
   }
   std::shared_ptr<Work::Operation> failed;
   std::string reason;
   const auto posted = failures_->find();
   const auto now = std::chrono::steady_clock::now();
+  const auto judge = [&](const std::shared_ptr<Work::Operation>& operation,
+                         const std::optional<std::string>& failure) {
+    const bool late = now - operation->start > operation->group->timeout;
+    if (!failure && !late && !posted) return;
+    failed = operation;
+    reason = failure ? *failure : late ? "timed out" : posted->text();
+  };
+  for (const auto& operation : starting)
+    if (!failed) judge(operation, std::nullopt);
   taken.remove_if([&](const std::shared_ptr<Work::Operation>& operation) {
     if (failed) return false;
     const auto failure = failure_of(*operation);
     if (!failure && has_ended(*operation)) return true;
-    const bool late = now - operation->start > operation->group->timeout;
-    if (!failure && !late && !posted) return false;
-    failed = operation;
-    reason = failure ? *failure : late ? "timed out" : posted->text();
+    judge(operation, failure);
     return false;
   });
   const std::lock_guard<std::mutex> lock(mutex_);

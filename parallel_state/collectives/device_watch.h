@@ -19,11 +19,12 @@ class FailureBoard;
 struct RecordedCall;
 using RecordedCalls = std::vector<RecordedCall>;
 
-/// Watches a rank's operations on tensors of a device, for which no thread of the host waits. Ten
-/// times a second a thread looks whether one has failed or has not ended within the timeout of its
-/// group, or is under way although another rank has posted a failure. Then it finds out why, as for
-/// operations on the CPU, and aborts the rank's communicators, so that whatever waits for the
-/// device goes on, with values that mean nothing. From then on check() throws.
+/// Watches a rank's operations on tensors of a device, for which no thread of the host waits, and
+/// those whose start blocks the host. Ten times a second a thread looks whether one has failed or
+/// has not ended within the timeout of its group, or is under way although another rank has posted
+/// a failure. Then it finds out why, as for operations on the CPU, and aborts the rank's
+/// communicators, so that whatever waits for the device goes on, with values that mean nothing.
+/// From then on check() throws.
 class DeviceWatch {
  public:
   explicit DeviceWatch(std::shared_ptr<FailureBoard> failures);
@@ -33,8 +34,12 @@ class DeviceWatch {
 
   /// Of a communicator that is to be aborted.
   void include(const std::shared_ptr<Communicator>& communicator);
+  /// Of an operation that is being started, which may block the host.
+  void begin(std::shared_ptr<Work::Operation> operation);
   /// Of an operation that has been started.
   void add(std::shared_ptr<Work::Operation> operation);
+  /// Of one that could not be started. CommunicationError as check().
+  void forget(const Work::Operation& operation);
   /// Until stop_recording() calls join `calls` (see record()), and add() does nothing.
   void start_recording(std::shared_ptr<RecordedCalls> calls);
   void stop_recording();
@@ -50,6 +55,9 @@ class DeviceWatch {
  private:
   using Operations = std::list<std::shared_ptr<Work::Operation>>;
 
+  void watch(Operations& operations, std::shared_ptr<Work::Operation> operation);
+  void drop_start(const Work::Operation& operation);
+  bool idle() const { return starting_.empty() && under_way_.empty(); }
   void look_out();
   /// The operation that has failed, and why; forgets those that have ended.
   std::pair<std::shared_ptr<Work::Operation>, std::string> look();
@@ -58,6 +66,7 @@ class DeviceWatch {
   const std::shared_ptr<FailureBoard> failures_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
+  Operations starting_;  ///< whose parts are not there yet
   Operations under_way_;
   std::vector<std::weak_ptr<Communicator>> communicators_;
   std::shared_ptr<RecordedCalls> recording_;  ///< null: none

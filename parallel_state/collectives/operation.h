@@ -21,15 +21,24 @@ struct Work::Operation {
 /// CommunicationError with all that. A rank that is lost comes first.
 [[noreturn]] void fail_operation(const Work::Operation& operation, const std::string& reason);
 
+/// Before an operation on a device is started. The first use of a group, and of each direction of a
+/// pair, blocks the host within c10d until the others come. Where that makes a communicator nothing
+/// can interrupt it, so these members meet in the store first; the rest is watched. Throws
+/// CommunicationError where a member has not come within the group's timeout, has gone, or a rank
+/// has posted a failure.
+void begin_on_device(const std::shared_ptr<Work::Operation>& operation);
+
 /// Starts `operation`: call() -> its parts.
 template <class Call>
 Work start_operation(Work::Operation operation, Call call) {
   auto shared = std::make_shared<Work::Operation>(std::move(operation));
-  const auto& watch = shared->group->watch;
+  DeviceWatch* const watch = shared->group->watch.get();
   if (watch) watch->check();
   try {
+    if (watch && shared->on_device) begin_on_device(shared);
     shared->parts = call();
   } catch (const std::exception& error) {
+    if (watch) watch->forget(*shared);
     fail_operation(*shared, reason_of(error, shared->group->ranks));
   }
   if (watch && shared->on_device) watch->add(shared);

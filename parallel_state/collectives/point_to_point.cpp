@@ -24,16 +24,29 @@ Work message(const ProcessGroup& group, const at::Tensor& tensor, int64_t peer, 
   });
 }
 
+void connect_pair(const ProcessGroup& group, int64_t first, int64_t second) {
+  Work::Operation operation;
+  operation.group = group.shared_state();
+  const bool begins = first == group.rank();
+  operation.called = {.kind = begins ? MessageKind::send : MessageKind::receive,
+                      .position = begins ? second : first};
+  operation.label = share_label(group, "", "first message");
+  operation.on_device = true;
+  Transport& transport = *operation.group->communicator->device_transport();
+  start_operation(std::move(operation), [&] {
+    transport.connect({{static_cast<int>(first), static_cast<int>(second)}});
+    return Transport::Parts();
+  }).wait();
+}
+
 }  // namespace
 
 void connect_pairs(const ProcessGroup& group,
                    const std::vector<std::pair<int64_t, int64_t>>& pairs) {
   const auto& state = *group.shared_state();
   if (!state.communicator || !state.communicator->device_transport()) return;
-  Transport::Pairs positions;
   for (const auto& [first, second] : pairs)
-    positions.emplace_back(static_cast<int>(first), static_cast<int>(second));
-  state.communicator->device_transport()->connect(positions);
+    if (first == group.rank() || second == group.rank()) connect_pair(group, first, second);
 }
 
 Work send(const ProcessGroup& group, const at::Tensor& tensor, int64_t destination,

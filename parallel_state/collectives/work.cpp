@@ -2,21 +2,65 @@
 
 #include <algorithm>
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/flight_recorder.h"
+#include "lockstep/parallel_state/gathering.h"
 #include "lockstep/parallel_state/operation.h"
 
 namespace lockstep {
 namespace {
 
 using std::chrono::steady_clock;
+using Way = Communicator::Uses::Way;
 
 std::string describe(const Work::Operation& operation) {
   return fmt::format("{} of {} over group {}", to_string(operation.called), *operation.label,
                      ProcessGroup(operation.group).to_string());
 }
 
+Way way_of(const Work::Operation& operation) {
+  const int64_t peer = operation.called.position, own = operation.group->rank;
+  switch (operation.called.kind) {
+    case CollectiveOperation::Kind::send:
+      return {own, peer};
+    case CollectiveOperation::Kind::receive:
+      return {peer, own};
+    default:
+      return Communicator::Uses::kWholeGroup;
+  }
+}
+
+/// Waits in the store for the other members of a communicator that is to be made.
+void meet(const Work::Operation& operation, const Way& members) {
+  const ProcessGroup::State& group = *operation.group;
+  RankList ranks = group.ranks;
+  if (members != Communicator::Uses::kWholeGroup)
+    ranks = {ranks.at(static_cast<size_t>(members.first)),
+             ranks.at(static_cast<size_t>(members.second))};
+  c10d::PrefixStore store(fmt::format("first use/{}:{}", members.first, members.second),
+                          group.communicator->c10d()->getStore());
+  const auto failure = [&] { return group.failures->find_obstacle(ranks); };
+  auto absent = failure();
+  if (!absent)
+    absent = gather(store, ranks, group.global_rank, operation.start + group.timeout, failure);
+  if (absent) fail<CommunicationError>("{}", *absent);
+}
+
 }  // namespace
+
+void begin_on_device(const std::shared_ptr<Work::Operation>& operation) {
+  Communicator::Uses& uses = operation->group->communicator->uses();
+  const Way way = way_of(*operation);
+  const std::lock_guard<std::mutex> lock(uses.mutex);
+  if (uses.ways.contains(way)) return;
+  const Way members = std::minmax(way.first, way.second);
+  if (!uses.met.contains(members)) meet(*operation, members);
+  uses.met.insert(members);
+  uses.ways.insert(way);
+  operation->group->watch->begin(operation);
+}
 
 void fail_operation(const Work::Operation& operation, const std::string& reason) {
   const ProcessGroup::State& group = *operation.group;

@@ -13,12 +13,20 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kLookAgain{20};
+constexpr char kHasEnded[] = "has ended";
 
 std::string ledger_key(const std::string& name, int64_t rank) {
   return fmt::format("ledger/{}/{}", name, rank);
 }
 
 std::string rank_key(int64_t rank) { return fmt::format("doing/{}", rank); }
+
+/// Messages are in no ledger; that their other end has ended tells enough.
+std::string ended_among(const std::vector<RankAccount>& accounts) {
+  for (const RankAccount& account : accounts)
+    if (account.elsewhere == kHasEnded) return fmt::format("rank {} {}", account.rank, kHasEnded);
+  return "";
+}
 
 }  // namespace
 
@@ -28,7 +36,7 @@ DesyncGuard::DesyncGuard(std::shared_ptr<FailureBoard> board, int64_t rank)
 void DesyncGuard::say_end() const noexcept {
   if (has_failed_ || board_->lost_server()) return;
   try {
-    publish("has ended");
+    publish(kHasEnded);
   } catch (const std::exception&) {
     // The store is gone with the process that served it.
   }
@@ -110,7 +118,7 @@ std::string DesyncGuard::difference(const RankList& ranks, const NamedLedger& le
   };
   for (RankAccount& account : accounts)
     while (!ask(account) && steady_clock::now() < deadline) std::this_thread::sleep_for(kLookAgain);
-  return first_difference(accounts).value_or("");
+  return first_difference(accounts).value_or(ended_among(accounts));
 }
 
 }  // namespace lockstep

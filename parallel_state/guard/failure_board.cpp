@@ -182,6 +182,12 @@ FailureBoard::Lost FailureBoard::find_gone(const RankList& ranks) const {
   return {store_ ? ended_processes(*store_, ranks) : RankList(), {}};
 }
 
+std::optional<std::string> FailureBoard::find_obstacle(const RankList& ranks) const {
+  if (const auto posted = find()) return posted->text();
+  const Lost lost = find_gone(ranks);
+  return lost.none() ? std::nullopt : std::optional(lost.text());
+}
+
 FailureBoard::Lost FailureBoard::find_lost_here() const {
   Lost lost;
   const std::lock_guard<std::mutex> lock(mutex_);

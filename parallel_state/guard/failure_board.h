@@ -86,6 +86,10 @@ class FailureBoard {
   /// Nobody is looked for among more than 64. c10::Error as above.
   Lost find_gone(const RankList& ranks) const;
 
+  /// Why a rank need not wait for `ranks`: what another rank has posted, or which of them have
+  /// gone; nothing where neither is known. c10::Error as above.
+  std::optional<std::string> find_obstacle(const RankList& ranks) const;
+
   /// Ranks of this host whose processes have ended, or are stopped by a signal, as far as that is
   /// known without the store. Only where a launcher serves it, whose silence says nothing of the
   /// ranks.

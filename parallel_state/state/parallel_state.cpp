@@ -229,14 +229,10 @@ struct ParallelState::Impl {
   void await_members(const BackendSpec& spec) const {
     if (!membership) return;
     std::optional<std::string> absent;
-    const auto failure = [&]() -> std::optional<std::string> {
-      if (const auto posted = failures->find()) return posted->text();
-      const FailureBoard::Lost lost = failures->find_gone(spec.ranks);
-      return lost.none() ? std::nullopt : std::optional(lost.text());
-    };
     try {
-      absent = gather(*spec.store, spec.ranks, rank,
-                      std::chrono::steady_clock::now() + spec.timeout, failure);
+      absent =
+          gather(*spec.store, spec.ranks, rank, std::chrono::steady_clock::now() + spec.timeout,
+                 [&] { return failures->find_obstacle(spec.ranks); });
     } catch (const c10::Error& error) {
       absent = reason_of(error);
     }

@@ -3,6 +3,9 @@
 // Internal.
 
 #include <atomic>
+#include <mutex>
+#include <set>
+#include <utility>
 
 #include <c10/core/DeviceType.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -15,6 +18,15 @@ namespace lockstep {
 /// What the ranks of a group communicate with. Shared by all groups of the same ranks.
 class Communicator {
  public:
+  /// What has been used on the device, by sender and receiver of messages, and by kWholeGroup of
+  /// everything else.
+  struct Uses {
+    using Way = std::pair<int64_t, int64_t>;
+    static constexpr Way kWholeGroup = {-1, -1};
+    std::mutex mutex;
+    std::set<Way> ways, met;  ///< `met`: whose ends have met, the lower position first
+  };
+
   /// `cpu` and `other`: of tensors on the CPU and on other devices, the second of which may be
   /// null.
   Communicator(c10::intrusive_ptr<c10d::ProcessGroup> group, std::unique_ptr<Transport> cpu,
@@ -40,6 +52,8 @@ class Communicator {
   Transport* device_transport() const { return other_.get(); }
   /// Gives up the operations of a device that are under way. From any thread. Never throws.
   void abort() noexcept;
+  /// See begin_on_device().
+  Uses& uses() { return uses_; }
   /// See GroupUser.
   std::atomic<int64_t>& users() { return users_; }
 
@@ -49,6 +63,7 @@ class Communicator {
   std::shared_ptr<FailureBoard> failures_;
   std::atomic<bool> aborted_ = false;
   std::unique_ptr<Transport> cpu_, other_;
+  Uses uses_;
   std::atomic<int64_t> users_ = 0;
 };
 

@@ -6,10 +6,13 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <functional>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -30,22 +33,6 @@ using std::chrono::seconds;
 constexpr seconds kTimeout{3};
 /// To look for lost ranks, and to hear what the others have done.
 constexpr seconds kExplanation{5};
-
-DeviceRankOptions patient_options() {
-  DeviceRankOptions options;
-  options.timeout = kTimeout;
-  options.abort_on_error = false;
-  return options;
-}
-
-/// The errors of all ranks, which took no longer than they may.
-std::vector<std::string> errors_in_time(int64_t world, const RankBody& body,
-                                        DeviceRankOptions options = patient_options()) {
-  const auto begin = std::chrono::steady_clock::now();
-  auto errors = errors_of_device_ranks(world, body, std::move(options));
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 2 * kTimeout + kExplanation);
-  return errors;
-}
 
 void expect_part(const std::string& error, const std::string& part) {
   EXPECT_NE(error.find(part), std::string::npos) << "no '" << part << "' in: " << error;
@@ -68,7 +55,43 @@ RankBody sums(const std::function<void(const ParallelState&, int)>& fault) {
   };
 }
 
-TEST(DeviceFailures, WhatOneRankThrowsReachesTheOthersBeforeTheTimeout) {
+/// LOCKSTEP_DEVICE_RUNS=50 has each failure happen that often, with other delays each time.
+uint64_t number_of_runs() {
+  const char* const text = std::getenv("LOCKSTEP_DEVICE_RUNS");
+  return text ? std::stoul(text) : 1;
+}
+
+class DeviceFailures : public ::testing::TestWithParam<uint64_t> {
+ protected:
+  static DeviceRankOptions patient_options() {
+    DeviceRankOptions options;
+    options.timeout = kTimeout;
+    options.abort_on_error = false;
+    options.device.seed = GetParam();
+    if (GetParam() % 2 == 0) {  // every stream lags until somebody waits for it
+      options.device.delayed = 1;
+      options.device.longest_delay = std::chrono::milliseconds(20);
+    }
+    return options;
+  }
+
+  /// The errors of all ranks, which took no longer than they may.
+  static std::vector<std::string> errors_in_time(int64_t world, const RankBody& body,
+                                                 DeviceRankOptions options = patient_options()) {
+    const auto begin = std::chrono::steady_clock::now();
+    auto errors = errors_of_device_ranks(world, body, std::move(options));
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, 2 * kTimeout + kExplanation);
+    return errors;
+  }
+
+  static std::vector<std::string> errors_of_training(int64_t world,
+                                                     const std::vector<std::string>& overrides,
+                                                     const std::string& label);
+};
+
+INSTANTIATE_TEST_SUITE_P(Run, DeviceFailures, ::testing::Range(uint64_t{1}, number_of_runs() + 1));
+
+TEST_P(DeviceFailures, WhatOneRankThrowsReachesTheOthersBeforeTheTimeout) {
   DeviceRankOptions options = patient_options();
   options.timeout = 20 * kTimeout;
   const auto fault = [](const ParallelState&, int step) {
@@ -79,7 +102,7 @@ TEST(DeviceFailures, WhatOneRankThrowsReachesTheOthersBeforeTheTimeout) {
   for (const int rank : {0, 2}) expect_part(errors[rank], "rank 1: no such file; so all_reduce");
 }
 
-TEST(DeviceFailures, ACollectiveThatOneRankLeavesOutIsNamed) {
+TEST_P(DeviceFailures, ACollectiveThatOneRankLeavesOutIsNamed) {
   const auto errors = errors_in_time(3, [](const ParallelState& state) {
     const ProcessGroup group = state.group(GroupKind::dp);
     for (int step = 1; step <= 3; ++step) {
@@ -98,7 +121,7 @@ TEST(DeviceFailures, ACollectiveThatOneRankLeavesOutIsNamed) {
   }
 }
 
-TEST(DeviceFailures, ARankThatIsTooSlowIsNamedAndLearnsOfItsFailure) {
+TEST_P(DeviceFailures, ARankThatIsTooSlowIsNamedAndLearnsOfItsFailure) {
   const auto errors = errors_in_time(2, sums([](const ParallelState&, int step) {
                                        if (step == 2) std::this_thread::sleep_for(2 * kTimeout);
                                      }));
@@ -107,7 +130,7 @@ TEST(DeviceFailures, ARankThatIsTooSlowIsNamedAndLearnsOfItsFailure) {
   expect_part(errors[1], "rank 0");
 }
 
-TEST(DeviceFailures, ARankThatEndsEarlyIsNamed) {
+TEST_P(DeviceFailures, ARankThatEndsEarlyIsNamed) {
   const auto errors = errors_in_time(2, [](const ParallelState& state) {
     const ProcessGroup group = state.group(GroupKind::dp);
     at::Tensor x = at::ones({10}, state.device());
@@ -122,7 +145,95 @@ TEST(DeviceFailures, ARankThatEndsEarlyIsNamed) {
   EXPECT_EQ(errors[1], "");
 }
 
-TEST(DeviceFailures, AGroupThatGoesLetsItsOperationsEnd) {
+TEST_P(DeviceFailures, ARankWhoseThreadDiesIsNamed) {
+  std::optional<ParallelState> never_ended;
+  const auto errors = errors_in_time(3, [&](const ParallelState& state) {
+    const ProcessGroup group = state.group(GroupKind::dp);
+    at::Tensor x = at::ones({10}, state.device());
+    all_reduce(group, x, ReduceOp::sum, "first").wait();
+    if (state.rank() == 1) {
+      never_ended = state;
+      return;
+    }
+    all_reduce(group, x, ReduceOp::sum, "second").wait();
+    x.sum().item<double>();
+    state.check_failures();
+  });
+  for (const int rank : {0, 2}) {
+    expect_part(errors[rank], "second");
+    expect_part(errors[rank], "rank 1");
+  }
+}
+
+/// What blocks the host of rank 0 the first time, until rank 1 comes; and what errors call it.
+const std::vector<std::pair<std::string, void (*)(const ParallelState&)>> kFirstUses = {
+    {"all_reduce (sum) of first",
+     [](const ParallelState& state) {
+       at::Tensor x = at::ones({10}, state.device());
+       all_reduce(state.group(GroupKind::dp), x, ReduceOp::sum, "first").wait();
+     }},
+    {"receive (from 1) of message",
+     [](const ParallelState& state) {
+       at::Tensor x = at::ones({10}, state.device());
+       receive(state.group(GroupKind::dp), x, 1, "message").wait();
+     }},
+    {"send (to 1) of message",
+     [](const ParallelState& state) {
+       at::Tensor x = at::ones({10}, state.device());
+       send(state.group(GroupKind::dp), x, 1, "message").wait();
+     }},
+    {"send (to 1) of first message", [](const ParallelState& state) {
+       connect_pairs(state.group(GroupKind::dp), {{0, 1}});
+     }}};
+
+TEST_P(DeviceFailures, ARankThatEndsBeforeTheFirstUseOfAGroupIsNamed) {
+  for (const auto& [what, use] : kFirstUses) {
+    const auto errors = errors_in_time(2, [use = use](const ParallelState& state) {
+      state.group(GroupKind::dp);
+      if (state.rank() == 0) use(state);
+    });
+    expect_part(errors[0], what);
+    expect_part(errors[0], "rank 1");
+    EXPECT_EQ(errors[1], "");
+  }
+}
+
+TEST_P(DeviceFailures, ARankThatThrowsBeforeTheFirstUseOfAGroupIsNamedBeforeTheTimeout) {
+  for (const auto& [what, use] : kFirstUses) {
+    DeviceRankOptions options = patient_options();
+    options.timeout = 20 * kTimeout;
+    const auto errors = errors_in_time(
+        2,
+        [use = use](const ParallelState& state) {
+          state.group(GroupKind::dp);
+          if (state.rank() == 1) throw std::runtime_error("no such file");
+          use(state);
+        },
+        options);
+    expect_part(errors[0], "rank 1: no such file; so " + what);
+  }
+}
+
+TEST_P(DeviceFailures, ARankThatNeverAnswersInTheOtherDirectionIsNamed) {
+  const auto errors = errors_in_time(2, [](const ParallelState& state) {
+    const ProcessGroup group = state.group(GroupKind::dp);
+    at::Tensor x = at::ones({10}, state.device());
+    if (state.rank() == 1) {
+      receive(group, x, 0, "question").wait();
+      x.cpu();
+      return;
+    }
+    send(group, x, 1, "question").wait();
+    receive(group, x, 1, "answer").wait();
+    x.cpu();
+    state.check_failures();
+  });
+  expect_part(errors[0], "receive (from 1) of answer");
+  expect_part(errors[0], "rank 1 has ended");
+  EXPECT_EQ(errors[1], "");
+}
+
+TEST_P(DeviceFailures, AGroupThatGoesLetsItsOperationsEnd) {
   for (uint64_t seed = 1; seed <= 5; ++seed) {
     DeviceRankOptions options = patient_options();
     options.device.seed = seed;
@@ -141,7 +252,7 @@ TEST(DeviceFailures, AGroupThatGoesLetsItsOperationsEnd) {
   }
 }
 
-TEST(DeviceFailures, AGroupThatGoesDoesNotWaitForAPeerThatLeavesItsPartOut) {
+TEST_P(DeviceFailures, AGroupThatGoesDoesNotWaitForAPeerThatLeavesItsPartOut) {
   errors_in_time(2, [](const ParallelState& state) {
     at::Tensor x = at::ones({10}, state.device());
     all_reduce(state.group(GroupKind::dp), x, ReduceOp::sum, "first").wait();
@@ -151,9 +262,8 @@ TEST(DeviceFailures, AGroupThatGoesDoesNotWaitForAPeerThatLeavesItsPartOut) {
 
 /// Two steps of `lockstep train`, in the second of which rank 1 throws before the collective
 /// `label`.
-std::vector<std::string> errors_of_training(int64_t world,
-                                            const std::vector<std::string>& overrides,
-                                            const std::string& label) {
+std::vector<std::string> DeviceFailures::errors_of_training(
+    int64_t world, const std::vector<std::string>& overrides, const std::string& label) {
   const TemporaryFolder folder;
   std::vector<std::string> all = {"data.path=" + folder.write("text", synthetic_text())};
   all.insert(all.end(), overrides.begin(), overrides.end());
@@ -184,12 +294,12 @@ void expect_told_by_rank_1(const std::vector<std::string>& errors) {
     expect_part(errors[rank], rank == 1 ? "a fault before" : "rank 1: a fault before");
 }
 
-TEST(DeviceFailures, ARankThatFailsWithinATrainingStepIsNamedByAll) {
+TEST_P(DeviceFailures, ARankThatFailsWithinATrainingStepIsNamedByAll) {
   for (const char* label : {"bucket", "num_tokens", "loss"})
     expect_told_by_rank_1(errors_of_training(2, {"ddp.overlap_grad_reduce=true"}, label));
 }
 
-TEST(DeviceFailures, AStageThatFailsIsNamedByTheWholePipeline) {
+TEST_P(DeviceFailures, AStageThatFailsIsNamedByTheWholePipeline) {
   expect_told_by_rank_1(errors_of_training(
       3,
       {"parallel.pipeline_model_parallel_size=3", "parallel.virtual_pipeline_model_parallel_size=2",

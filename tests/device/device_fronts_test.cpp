@@ -17,6 +17,7 @@
 
 #include "lockstep/checkpoint/saved_model.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/datasets/token_batch.h"
 #include "lockstep/distributed/all_reduce_grads.h"
 #include "lockstep/distributed/distributed_data_parallel.h"
 #include "lockstep/distributed/finalize_model_grads.h"
@@ -248,6 +249,21 @@ TEST_F(DeviceCheckpoints, AModelThatIsLoadedOnADeviceWritesTheSameText) {
     return generate(*load_model(saved.path(), device).model, {'T', 'h', 'e'}, options);
   };
   EXPECT_EQ(text_on(lagging_device(1)), text_on(c10::kCPU));
+}
+
+TEST_F(DeviceCheckpoints, AModelThatIsLoadedOnADeviceHasTheSameLoss) {
+  const TemporaryFolder saved;
+  train_in(saved.path(), config(4, false), /*on_device=*/true);
+  const auto loss_on = [&](c10::Device device) {
+    const at::NoGradGuard no_grad;
+    const SavedModel loaded = load_model(saved.path(), device);
+    const int64_t length = loaded.config.model.seq_length;
+    const std::string text = synthetic_text().substr(0, static_cast<size_t>(3 * (length + 1)));
+    const TokenBatch batch =
+        make_token_batch(std::vector<int64_t>(text.begin(), text.end()), length, device);
+    return loaded.model->forward(batch.tokens, batch.labels).sum(at::kDouble).item<double>();
+  };
+  EXPECT_EQ(loss_on(lagging_device(1)), loss_on(c10::kCPU));
 }
 
 }  // namespace

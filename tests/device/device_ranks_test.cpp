@@ -106,8 +106,20 @@ TEST(DeviceRanks, HostsThatBlockAtTheDeadlineAreNamed) {
 }
 
 TEST(DeviceRanks, EachRankHasADeviceOfItsOwn) {
-  EXPECT_TRUE(throws_with<UsageError>([] { run_device_ranks(9, [](const ParallelState&) {}); },
-                                      "found 9 ranks, allowed: one for each of 8 devices"));
+  EXPECT_TRUE(throws_with<UsageError>([] { run_device_ranks(17, [](const ParallelState&) {}); },
+                                      "found 17 ranks, allowed: 1 for each of 16 devices"));
+}
+
+TEST(DeviceRanks, RanksThatShareADeviceDoNotWaitForEachOthersStreams) {
+  run_device_ranks(4,
+                   [](const ParallelState& state) {
+                     EXPECT_EQ(state.device(), lagging_device(static_cast<int>(state.rank() / 2)));
+                     const at::Tensor x = on_device(state, 8, static_cast<double>(state.rank()));
+                     for (int i = 0; i < 3; ++i)
+                       all_reduce(state.world(), x, ReduceOp::sum, "x").wait();
+                     EXPECT_TRUE(at::equal(x.cpu(), at::full({8}, 6 * 4 * 4, at::kFloat)));
+                   },
+                   {.ranks_per_device = 2});
 }
 
 }  // namespace

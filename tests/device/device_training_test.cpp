@@ -8,10 +8,8 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
-#include <functional>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +18,7 @@
 
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/parameters.h"
+#include "lockstep/tests/device/device_layouts.h"
 #include "lockstep/tests/support/device/device_ranks.h"
 #include "lockstep/tests/support/synthetic_text.h"
 #include "lockstep/tests/support/temporary_folder.h"
@@ -29,8 +28,6 @@
 namespace lockstep::testing {
 namespace {
 
-using Overrides = std::vector<std::string>;
-
 constexpr int kSteps = 3;
 
 /// Of delays; LOCKSTEP_DEVICE_SEEDS=20 tries more.
@@ -39,27 +36,15 @@ uint64_t seeds() {
   return text ? std::stoul(text) : 2;
 }
 
-struct Layout {
-  std::string name;
-  int64_t world;
-  Overrides overrides;
-  /// Times that a rank's host may wait for its device in a step after the first; unset: any number.
-  std::optional<int64_t> waits = 1;
-  /// Of weights, in parts of the largest, where the device takes another kernel than the CPU; and
-  /// of losses and norms.
-  double tolerance = 0;
-};
-
-void PrintTo(const Layout& layout, std::ostream* out) { *out << layout.name; }
-
 /// What rank 0 saw, and the weights of all ranks.
 struct Outcome {
   std::vector<double> curve;
   std::map<std::pair<int64_t, std::string>, at::Tensor> weights;
-  std::map<int64_t, int64_t> waits;  ///< of a rank, the most of any step after the first
+  /// Of a rank, those of the step that waited most, the first one apart.
+  std::map<int64_t, DeviceCounts> waits;
 };
 
-class DeviceTraining : public ::testing::TestWithParam<Layout> {
+class DeviceTraining : public ::testing::TestWithParam<DeviceLayout> {
  protected:
   static void SetUpTestSuite() { use_lagging_device(); }
 
@@ -68,24 +53,24 @@ class DeviceTraining : public ::testing::TestWithParam<Layout> {
   Config config() const {
     Overrides all = {"data.path=" + path_};
     all.insert(all.end(), GetParam().overrides.begin(), GetParam().overrides.end());
-    return parse_config(
-        "model { num_layers: 4 hidden_size: 16 num_attention_heads: 4 ffn_hidden_size: 32 "
-        "seq_length: 16 vocab_size: 256 position_embedding_type: \"rope\" } "
-        "train { global_batch_size: 8 micro_batch_size: 1 eval_iters: 1 train_iters: 3 } "
-        "optimizer { lr: 0.01 weight_decay: 0.1 clip_grad: 0.5 lr_decay_style: \"constant\" }",
-        "test", all);
+    return parse_config(kDeviceModel, "test", all);
   }
 
-  /// One rank's run. `waits()` counts those of its device so far.
+  static DeviceCounts counts_of(const ParallelState& state) {
+    return state.device().is_cpu() ? DeviceCounts() : device_counts(state.device().index());
+  }
+
+  /// One rank's run.
   static void train(const Config& config, const ParallelState& state, Outcome& outcome,
-                    std::mutex& mutex, const std::function<int64_t()>& waits) {
+                    std::mutex& mutex) {
     Trainer trainer(config, state);
     std::vector<double> curve;
-    int64_t most = 0;
+    DeviceCounts most;
     for (int step = 0; step < kSteps; ++step) {
-      const int64_t before = waits();
+      const DeviceCounts before = counts_of(state);
       const IterationMetrics metrics = trainer.train_step();
-      if (step > 0) most = std::max(most, waits() - before);
+      const DeviceCounts counts = counts_of(state) - before;
+      if (step > 0 && counts.waits >= most.waits) most = counts;
       curve.push_back(metrics.lm_loss);
       curve.push_back(metrics.grad_norm);
     }
@@ -93,9 +78,13 @@ class DeviceTraining : public ::testing::TestWithParam<Layout> {
     const std::lock_guard<std::mutex> lock(mutex);
     if (state.rank() == 0) outcome.curve = curve;
     outcome.waits[state.rank()] = most;
-    for (const auto& chunk : trainer.training_model().chunks())
+    size_t chunks = 0;
+    for (const auto& chunk : trainer.training_model().chunks()) {
+      const std::string place = "chunk " + std::to_string(chunks++) + ", ";
       for (const NamedParameter& param : collect_parameters(*chunk))
-        outcome.weights[{state.rank(), param.name}] = param.tensor.detach().to(at::kCPU).clone();
+        outcome.weights[{state.rank(), place + param.name}] =
+            param.tensor.detach().to(at::kCPU).clone();
+    }
   }
 
   Outcome on_cpu() const {
@@ -103,9 +92,7 @@ class DeviceTraining : public ::testing::TestWithParam<Layout> {
     Outcome outcome;
     std::mutex mutex;
     run_ranks(GetParam().world,
-              [&](const ParallelState& state) {
-                train(config, state, outcome, mutex, [] { return int64_t{0}; });
-              },
+              [&](const ParallelState& state) { train(config, state, outcome, mutex); },
               {.sizes = parallel_options(config, c10::kCPU).sizes});
     return outcome;
   }
@@ -116,17 +103,14 @@ class DeviceTraining : public ::testing::TestWithParam<Layout> {
     std::mutex mutex;
     DeviceRankOptions options;
     options.sizes = parallel_options(config, c10::kCPU).sizes;
+    options.ranks_per_device = GetParam().ranks_per_device;
     options.device.seed = seed;
     if (seed % 2 == 0) {  // every stream lags until somebody waits for it
       options.device.delayed = 1;
       options.device.longest_delay = std::chrono::milliseconds(20);
     }
     run_device_ranks(
-        GetParam().world,
-        [&](const ParallelState& state) {
-          const int device = state.device().index();
-          train(config, state, outcome, mutex, [&] { return device_counts(device).waits; });
-        },
+        GetParam().world, [&](const ParallelState& state) { train(config, state, outcome, mutex); },
         options);
     return outcome;
   }
@@ -152,84 +136,31 @@ class DeviceTraining : public ::testing::TestWithParam<Layout> {
   std::string path_;
 };
 
+std::string described(const DeviceCounts& counts) {
+  std::string text;
+  for (const auto& [cause, times] : counts.waits_by)
+    text += ", " + std::to_string(times) + " " + cause;
+  return text;
+}
+
 TEST_P(DeviceTraining, TrainsAsTheCpuAndWaitsNoMoreThanItMust) {
   const Outcome expected = on_cpu();
   for (uint64_t seed = 1; seed <= seeds(); ++seed) {
     const Outcome found = on_devices(seed);
     expect_same(found, expected, "seed " + std::to_string(seed));
-    if (!GetParam().waits) continue;
-    for (const auto& [rank, waits] : found.waits)
-      EXPECT_LE(waits, *GetParam().waits) << "seed " << seed << ", rank " << rank;
+    if (GetParam().ranks_per_device > 1) continue;  // their waits are counted together
+    for (const auto& [rank, counts] : found.waits)
+      EXPECT_LE(counts.waits, GetParam().waits())
+          << "seed " << seed << ", rank " << rank << described(counts);
   }
 }
 
-const Overrides kDouble = {"train.precision=fp64"};
-const Overrides kOverlap = {"ddp.overlap_grad_reduce=true", "ddp.bucket_size=1000"};
-const Overrides kSharded = {"ddp.overlap_grad_reduce=true", "ddp.bucket_size=1000",
-                            "ddp.use_distributed_optimizer=true", "ddp.overlap_param_gather=true"};
+std::string name_of(const ::testing::TestParamInfo<DeviceLayout>& info) { return info.param.name; }
 
-Overrides with(Overrides first, const Overrides& second) {
-  first.insert(first.end(), second.begin(), second.end());
-  return first;
-}
-
-Overrides parallel(const std::map<std::string, int64_t>& sizes, const Overrides& more = {}) {
-  Overrides list;
-  for (const auto& [axis, size] : sizes)
-    list.push_back("parallel." + axis + "_parallel_size=" + std::to_string(size));
-  return with(list, more);
-}
-
-const Layout kLayouts[] = {
-    {"one_rank", 1, {}},
-    {"dp2", 2, {}},
-    {"dp2_average", 2, {"ddp.calculate_per_token_loss=false"}},
-    {"dp2_average_bf16",
-     2,
-     {"ddp.calculate_per_token_loss=false", "ddp.grad_reduce_in_fp32=false",
-      "train.precision=bf16"}},
-    {"dp2_bf16_gradients", 2, {"ddp.grad_reduce_in_fp32=false", "train.precision=bf16"}},
-    {"dp2_overlap", 2, kOverlap},
-    {"dp2_sharded", 2, kSharded},
-    {"dp4_sharded_instances", 4,
-     with(kSharded, {"parallel.num_distributed_optimizer_instances=2"})},
-    {"tp2", 2, parallel({{"tensor_model", 2}})},
-    {"tp2_sp_dropout", 2,
-     parallel({{"tensor_model", 2}},
-              {"parallel.sequence_parallel=true", "model.hidden_dropout=0.1"})},
-    {"pp2", 2, parallel({{"pipeline_model", 2}})},
-    {"pp2_zb", 2, parallel({{"pipeline_model", 2}}, {"parallel.pipeline_schedule=zb-h1"})},
-    {"pp3_interleaved", 3,
-     parallel({{"pipeline_model", 3}, {"virtual_pipeline_model", 2}},
-              {"model.num_layers=6", "train.global_batch_size=6"})},
-    {"pp4_interleaved", 4,
-     parallel({{"pipeline_model", 4}, {"virtual_pipeline_model", 2}}, {"model.num_layers=8"})},
-    {"cp2_p2p", 2, parallel({{"context", 2}}, kDouble), 1, 1e-10},
-    {"cp2_a2a", 2, parallel({{"context", 2}}, with(kDouble, {"parallel.cp_comm_type=a2a"})), 1,
-     1e-10},
-    {"cp2_all_gather", 2,
-     parallel({{"context", 2}}, with(kDouble, {"parallel.cp_comm_type=all_gather"})), 1, 1e-10},
-    {"cp4_p2p", 4, parallel({{"context", 4}}, kDouble), 1, 1e-10},
-    {"ep2", 2, parallel({{"expert_model", 2}}, {"model.num_experts=4", "model.moe_router_topk=2"}),
-     std::nullopt},
-    {"cp4_a2a_p2p", 4,
-     parallel({{"context", 4}},
-              with(kDouble, {"parallel.cp_comm_type=a2a+p2p",
-                             "parallel.hierarchical_context_parallel_sizes=2,2"})),
-     1, 1e-10},
-    {"tp2_ep2_etp2", 4,
-     parallel(
-         {{"tensor_model", 2}, {"expert_model", 2}, {"expert_tensor", 2}},
-         {"parallel.sequence_parallel=true", "model.num_experts=4", "model.moe_router_topk=2"}),
-     std::nullopt},
-    {"tp2_pp2_dp2", 8,
-     with(parallel({{"tensor_model", 2}, {"pipeline_model", 2}},
-                   {"parallel.sequence_parallel=true"}),
-          kSharded)},
-};
-
-INSTANTIATE_TEST_SUITE_P(Layouts, DeviceTraining, ::testing::ValuesIn(kLayouts),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Data, DeviceTraining, ::testing::ValuesIn(data_layouts()), name_of);
+INSTANTIATE_TEST_SUITE_P(Model, DeviceTraining, ::testing::ValuesIn(model_layouts()), name_of);
+INSTANTIATE_TEST_SUITE_P(Experts, DeviceTraining, ::testing::ValuesIn(expert_layouts()), name_of);
+INSTANTIATE_TEST_SUITE_P(Shared, DeviceTraining, ::testing::ValuesIn(shared_layouts()), name_of);
 
 }  // namespace
 }  // namespace lockstep::testing

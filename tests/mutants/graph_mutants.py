@@ -1,10 +1,10 @@
 """Seeded bugs in runs that are ahead of what they know, and in work that is recorded once and
 launched many times; fields as in mutants.py."""
 
-AHEAD = "device_training_test:*RunAhead*"
-RECORDED = ("device_training_test:*RecordedSteps.Launches*/one_rank:*RecordedSteps.Launches*/dropout:"
+AHEAD = "device_graph_test:*RunAhead*"
+RECORDED = ("device_graph_test:*RecordedSteps.Launches*/one_rank:*RecordedSteps.Launches*/dropout:"
             "*RecordedSteps.Launches*/dp2_sharded_bf16")
-RECORDED_FAILURES = "device_training_test:RecordedStepsFailures*"
+RECORDED_FAILURES = "device_graph_test:RecordedStepsFailures*"
 
 GRAPH_MUTANTS = [
     ("numbers-read-early", "the host reads an iteration's numbers before they have come",
@@ -74,8 +74,8 @@ GRAPH_MUTANTS = [
      [RECORDED]),
     ("recorded-calls-watched", "the look-out asks for operations that are being recorded",
      "parallel_state/collectives/device_watch.cpp",
-     "if (ending_ || recording_) return;",
-     "if (ending_) return;",
+     "if (!recording_) watch(under_way_, std::move(operation));",
+     "watch(under_way_, std::move(operation));",
      [RECORDED]),
     ("recorded-calls-not-noted", "the ledgers miss what recorded work communicates",
      "training/recorded_work.cpp",
@@ -91,5 +91,5 @@ GRAPH_MUTANTS = [
      "training/trainer.cpp",
      "if (step.inputs.size() != inputs.size()) record_step(inputs);",
      "if (step.inputs.empty()) record_step(inputs);",
-     ["device_training_test:*ABatchThatGrows*"]),
+     ["device_graph_test:*ABatchThatGrows*"]),
 ]

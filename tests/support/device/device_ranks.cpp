@@ -57,25 +57,29 @@ class Deadline {
   std::thread thread_;
 };
 
+int device_of(int64_t rank, const DeviceRankOptions& options) {
+  return static_cast<int>(rank / options.ranks_per_device);
+}
+
 RankThreadOptions thread_options(const DeviceRankOptions& options) {
   RankThreadOptions result;
   result.sizes = options.sizes;
   result.timeout = options.timeout;
   result.log = options.log;
   result.observer = options.observer;
-  result.adjust = [rules = options.rules](int64_t rank, ParallelStateOptions& state) {
-    state.device = lagging_device(static_cast<int>(rank));
-    state.device_backend_factory = [rules](const BackendSpec& spec, c10::Device device) {
-      return make_nccl_rules_backend(spec, device, rules);
+  result.adjust = [&options](int64_t rank, ParallelStateOptions& state) {
+    state.device = lagging_device(device_of(rank, options));
+    state.device_backend_factory = [&options](const BackendSpec& spec, c10::Device device) {
+      return make_nccl_rules_backend(spec, device, options.rules);
     };
   };
   return result;
 }
 
-void add_device_errors(int64_t world, Mishaps& mishaps) {
+void add_device_errors(int64_t world, const DeviceRankOptions& options, Mishaps& mishaps) {
   bool any = false;
-  for (int64_t rank = 0; rank < world; ++rank)
-    if (const auto error = device_error(static_cast<int>(rank))) {
+  for (int64_t rank = 0; rank < world; rank += options.ranks_per_device)
+    if (const auto error = device_error(device_of(rank, options))) {
       mishaps.add(fmt::format("device of rank {}: {}", rank, *error));
       any = true;
     }
@@ -84,9 +88,10 @@ void add_device_errors(int64_t world, Mishaps& mishaps) {
 
 /// Fills in what is unset.
 void prepare(int64_t world, DeviceRankOptions& options, const std::shared_ptr<Mishaps>& mishaps) {
-  require<UsageError>(world <= options.device.devices,
-                      "device ranks: found {} ranks, allowed: one for each of {} devices", world,
-                      options.device.devices);
+  require<UsageError>(
+      options.ranks_per_device >= 1 && world <= options.device.devices * options.ranks_per_device,
+      "device ranks: found {} ranks, allowed: {} for each of {} devices", world,
+      options.ranks_per_device, options.device.devices);
   use_lagging_device(options.device);
   if (!options.rules) options.rules = std::make_shared<NcclRules>();
   if (options.rules->on_timeout) return;
@@ -98,6 +103,7 @@ void prepare(int64_t world, DeviceRankOptions& options, const std::shared_ptr<Mi
 
 RankBody guarded(const RankBody& body, const DeviceRankOptions& options) {
   return [&](const ParallelState& state) {
+    if (options.ranks_per_device > 1) exchange_current_stream(new_stream(state.device().index()));
     try {
       body(state);
     } catch (...) {
@@ -122,7 +128,7 @@ void run_device_ranks(int64_t world, const RankBody& body, DeviceRankOptions opt
     }
     wait_for_all_streams();
   }
-  add_device_errors(world, *mishaps);
+  add_device_errors(world, options, *mishaps);
   mishaps->throw_any();
   if (first) std::rethrow_exception(first);
 }

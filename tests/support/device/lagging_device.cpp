@@ -76,6 +76,14 @@ c10::Device lagging_device(int index) {
   return device_at(static_cast<c10::DeviceIndex>(index));
 }
 
+DeviceCounts operator-(DeviceCounts after, const DeviceCounts& before) {
+  after.launches -= before.launches;
+  after.waits -= before.waits;
+  for (const auto& [cause, times] : before.waits_by) after.waits_by[cause] -= times;
+  std::erase_if(after.waits_by, [](const auto& entry) { return entry.second == 0; });
+  return after;
+}
+
 DeviceCounts device_counts(int index) {
   DeviceState& state = state_of(lagging_device(index).index());
   const std::lock_guard<std::mutex> lock(state.mutex);

@@ -40,7 +40,7 @@
 namespace lockstep::testing {
 
 struct LaggingDeviceOptions {
-  int devices = 8;    ///< 1 to 32; the first call in the process fixes it
+  int devices = 16;   ///< 1 to 32; the first call in the process fixes it
   uint64_t seed = 1;  ///< of the delays
   /// A delay ends when the host waits for the stream, or for one that waits for it: with long
   /// delays of every task a stream does nothing before somebody waits for it.
@@ -64,6 +64,9 @@ struct DeviceCounts {
   /// from pinned memory", "synchronize stream", "synchronize event", "synchronize device".
   std::map<std::string, int64_t> waits_by = {};
 };
+
+/// What has come since `before`.
+DeviceCounts operator-(DeviceCounts after, const DeviceCounts& before);
 
 DeviceCounts device_counts(int index);
 /// Of all devices.

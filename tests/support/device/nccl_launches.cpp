@@ -45,7 +45,7 @@ NcclLaunches::NcclLaunches(const BackendSpec& spec, c10::Device device,
       timeout_(spec.timeout),
       store_(c10::make_intrusive<c10d::PrefixStore>("nccl", spec.store)),
       watchdog_(rules_->on_timeout ? rules_->on_timeout : end_process) {
-  rules_->enter(this, [this] { abort(); });
+  rules_->enter(this, [this] { release(); });
 }
 
 NcclLaunches::~NcclLaunches() {

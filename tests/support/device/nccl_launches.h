@@ -43,6 +43,8 @@ class NcclLaunches {
   void connect_eagerly();
   void shutdown();
   void abort();
+  /// abort(), and hosts that wait for the members of a new communicator go on too.
+  void release();
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
   uint64_t sequence() const { return collectives_; }
 
@@ -91,6 +93,8 @@ class NcclLaunches {
   mutable std::mutex mutex_;
   State state_ = State::running;
   std::map<std::string, Member> members_;  ///< "group", or "0:2" of a pair
+  std::map<std::string, Member> joining_;  ///< whose hosts wait for the others
+  bool released_ = false;
   bool eager_ = false;
   std::optional<Batch> batch_;
   uint64_t collectives_ = 0, messages_ = 0;

@@ -48,9 +48,15 @@ NcclLaunches::Member NcclLaunches::make_communicator(const std::string& key,
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     check_running();
-    members_.emplace(key, member);
+    joining_.emplace(key, member);
   }
   if (!member.communicator->join(rank)) fail_aborted();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    joining_.erase(key);
+    check_running();
+    members_.emplace(key, member);
+  }
   rules_->note(global_rank_, [](NcclCounts& counts) { ++counts.communicators; });
   return member;
 }
@@ -75,7 +81,7 @@ int64_t NcclLaunches::await_id(const std::string& key) {
   while (!store_->check({key})) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      check_running();
+      if (released_) fail_aborted();
     }
     TORCH_CHECK_WITH(DistBackendError, std::chrono::steady_clock::now() < deadline,
                      described("communicator "), key, ": no unique id in the store within ",
@@ -108,6 +114,13 @@ void NcclLaunches::shutdown() {
   const std::lock_guard<std::mutex> lock(mutex_);
   state_ = State::shut_down;
   watchdog_.stop();
+}
+
+void NcclLaunches::release() {
+  abort();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  released_ = true;
+  for (const auto& [key, member] : joining_) member.communicator->abort(member.rank);
 }
 
 void NcclLaunches::abort() {

@@ -24,7 +24,8 @@ namespace lockstep::testing {
 /// - **Communicators** are made by the first call, which blocks the host until all members have
 ///   come: of the group by collectives and by messages in a batch, of the pair by other messages.
 ///   The first use of each direction of a pair blocks the host again, until the other end is used.
-///   A member waits one timeout for the first of them, then throws; for the others, forever.
+///   A member waits one timeout for the first of them, then throws; for the others, forever, and
+///   abort() does not release it.
 /// - **Messages** ignore their tag. Those of a pair share one stream, in both directions, so two
 ///   ranks that both send first never get to receive.
 /// - **Batches**, startCoalescing() to endCoalescing(), are one kernel. The works that the calls

@@ -1,0 +1,213 @@
+#pragma once
+
+#include <map>
+#include <ostream>
+#include <set>
+#include <string>
+#include <vector>
+
+/// The layouts that train on asynchronous devices, and how often their hosts may wait.
+namespace lockstep::testing {
+
+using Overrides = std::vector<std::string>;
+
+/// Times that the host of a rank may wait for its device in a step after the first: for the numbers
+/// of the step, and for a layer of experts in the forward of a micro-batch, without expert
+/// parallelism and with it.
+inline constexpr int64_t kWaitsOfAStep = 1;
+inline constexpr int64_t kWaitsOfExperts = 3;
+inline constexpr int64_t kWaitsOfExchangedExperts = 3;
+
+struct DeviceLayout {
+  std::string name;
+  int64_t world = 1;
+  Overrides overrides = {};
+  /// Forwards of layers of experts on one rank in a step, counted again where they are recomputed.
+  int64_t experts = 0, exchanged_experts = 0;
+  /// Of weights, in parts of the largest, where the device takes another kernel than the CPU; and
+  /// of losses and norms.
+  double tolerance = 0;
+  int ranks_per_device = 1;
+
+  int64_t waits() const {
+    return kWaitsOfAStep + experts * kWaitsOfExperts + exchanged_experts * kWaitsOfExchangedExperts;
+  }
+};
+
+inline void PrintTo(const DeviceLayout& layout, std::ostream* out) { *out << layout.name; }
+
+inline Overrides with(Overrides first, const Overrides& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+inline Overrides parallel(const std::map<std::string, int64_t>& sizes, const Overrides& more = {}) {
+  Overrides list;
+  for (const auto& [axis, size] : sizes)
+    list.push_back("parallel." + axis + "_parallel_size=" + std::to_string(size));
+  return with(list, more);
+}
+
+/// Four layers and eight micro-batches a step, which layouts change.
+inline constexpr char kDeviceModel[] =
+    "model { num_layers: 4 hidden_size: 16 num_attention_heads: 4 ffn_hidden_size: 32 "
+    "seq_length: 16 vocab_size: 256 position_embedding_type: \"rope\" } "
+    "train { global_batch_size: 8 micro_batch_size: 1 eval_iters: 1 train_iters: 3 } "
+    "optimizer { lr: 0.01 weight_decay: 0.1 clip_grad: 0.5 lr_decay_style: \"constant\" }";
+
+inline const Overrides kDouble = {"train.precision=fp64"};
+inline const Overrides kOverlap = {"ddp.overlap_grad_reduce=true", "ddp.bucket_size=1000"};
+inline const Overrides kSharded =
+    with(kOverlap, {"ddp.use_distributed_optimizer=true", "ddp.overlap_param_gather=true"});
+inline const Overrides kExperts = {"model.num_experts=4", "model.moe_router_topk=2"};
+inline const Overrides kSequence = {"parallel.sequence_parallel=true"};
+
+/// Attention over parts of the context is another kernel on a device.
+inline constexpr double kContextTolerance = 1e-10;
+
+inline DeviceLayout context(const std::string& name, int64_t size, const Overrides& more) {
+  return {.name = name,
+          .world = size,
+          .overrides = parallel({{"context", size}}, with(kDouble, more)),
+          .tolerance = kContextTolerance};
+}
+
+inline std::vector<DeviceLayout> data_layouts() {
+  return {
+      {.name = "one_rank"},
+      {.name = "recomputed", .overrides = {"model.recompute_granularity=full"}},
+      {.name = "dp2", .world = 2},
+      {.name = "dp2_average", .world = 2, .overrides = {"ddp.calculate_per_token_loss=false"}},
+      {.name = "dp2_average_bf16",
+       .world = 2,
+       .overrides = {"ddp.calculate_per_token_loss=false", "ddp.grad_reduce_in_fp32=false",
+                     "train.precision=bf16"}},
+      {.name = "dp2_bf16_gradients",
+       .world = 2,
+       .overrides = {"ddp.grad_reduce_in_fp32=false", "train.precision=bf16"}},
+      {.name = "dp2_fp16",
+       .world = 2,
+       .overrides = {"train.precision=fp16", "optimizer.initial_loss_scale=256"}},
+      {.name = "dp2_overlap", .world = 2, .overrides = kOverlap},
+      {.name = "dp2_sharded", .world = 2, .overrides = kSharded},
+      {.name = "dp2_sharded_bf16",
+       .world = 2,
+       .overrides = with(kSharded, {"train.precision=bf16"})},
+      {.name = "dp2_sharded_at_once",
+       .world = 2,
+       .overrides = {"ddp.overlap_grad_reduce=false", "ddp.use_distributed_optimizer=true"}},
+      {.name = "dp2_sharded_muon",
+       .world = 2,
+       .overrides = with(kSharded, {"optimizer.optimizer=muon"})},
+      {.name = "dp2_sgd", .world = 2, .overrides = {"optimizer.optimizer=sgd"}},
+      {.name = "dp4_sharded_instances",
+       .world = 4,
+       .overrides = with(kSharded, {"parallel.num_distributed_optimizer_instances=2"})},
+  };
+}
+
+inline std::vector<DeviceLayout> model_layouts() {
+  return {
+      {.name = "tp2", .world = 2, .overrides = parallel({{"tensor_model", 2}})},
+      {.name = "tp2_sp_dropout",
+       .world = 2,
+       .overrides = parallel({{"tensor_model", 2}}, with(kSequence, {"model.hidden_dropout=0.1"}))},
+      {.name = "tp2_recomputed",
+       .world = 2,
+       .overrides = parallel({{"tensor_model", 2}}, {"model.recompute_granularity=full",
+                                                     "model.distribute_saved_activations=true"})},
+      {.name = "pp2", .world = 2, .overrides = parallel({{"pipeline_model", 2}})},
+      {.name = "pp2_gpipe",
+       .world = 2,
+       .overrides = parallel({{"pipeline_model", 2}}, {"parallel.pipeline_schedule=gpipe"})},
+      {.name = "pp2_zb",
+       .world = 2,
+       .overrides = parallel({{"pipeline_model", 2}}, {"parallel.pipeline_schedule=zb-h1"})},
+      {.name = "pp4_zb",
+       .world = 4,
+       .overrides = parallel({{"pipeline_model", 4}}, {"parallel.pipeline_schedule=zb-h1"})},
+      {.name = "pp3_interleaved",
+       .world = 3,
+       .overrides = parallel({{"pipeline_model", 3}, {"virtual_pipeline_model", 2}},
+                             {"model.num_layers=6", "train.global_batch_size=6"})},
+      {.name = "pp4_interleaved",
+       .world = 4,
+       .overrides = parallel({{"pipeline_model", 4}, {"virtual_pipeline_model", 2}},
+                             {"model.num_layers=8"})},
+      context("cp2_p2p", 2, {}),
+      context("cp2_a2a", 2, {"parallel.cp_comm_type=a2a"}),
+      context("cp2_all_gather", 2, {"parallel.cp_comm_type=all_gather"}),
+      context("cp4_p2p", 4, {}),
+      context(
+          "cp4_a2a_p2p", 4,
+          {"parallel.cp_comm_type=a2a+p2p", "parallel.hierarchical_context_parallel_sizes=2,2"}),
+      {.name = "tp2_pp2_dp2",
+       .world = 8,
+       .overrides =
+           with(parallel({{"tensor_model", 2}, {"pipeline_model", 2}}, kSequence), kSharded)},
+  };
+}
+
+inline std::vector<DeviceLayout> expert_layouts() {
+  const Overrides gathered = {"model.moe_token_dispatcher_type=allgather",
+                              "model.moe_expert_capacity_factor=1"};
+  const Overrides balanced = {"model.moe_shared_expert_intermediate_size=16",
+                              "model.moe_router_score_function=sigmoid",
+                              "model.moe_router_enable_expert_bias=true"};
+  return {
+      {.name = "experts", .overrides = kExperts, .experts = 4 * 8},
+      {.name = "dp2_experts_recomputed",
+       .world = 2,
+       .overrides = with(kExperts, {"model.recompute_granularity=full"}),
+       .experts = 2 * 4 * 4},
+      {.name = "ep2",
+       .world = 2,
+       .overrides = parallel({{"expert_model", 2}}, kExperts),
+       .exchanged_experts = 4 * 4},
+      {.name = "ep2_balanced",
+       .world = 2,
+       .overrides = parallel({{"expert_model", 2}}, with(kExperts, balanced)),
+       .exchanged_experts = 4 * 4},
+      {.name = "ep2_gathered",
+       .world = 2,
+       .overrides = parallel({{"expert_model", 2}}, with(kExperts, gathered)),
+       .exchanged_experts = 4 * 4},
+      {.name = "pp2_ep2",
+       .world = 4,
+       .overrides = parallel({{"pipeline_model", 2}, {"expert_model", 2}}, kExperts),
+       .exchanged_experts = 2 * 4},
+      {.name = "tp2_ep2_etp2",
+       .world = 4,
+       .overrides = parallel({{"tensor_model", 2}, {"expert_model", 2}, {"expert_tensor", 2}},
+                             with(kSequence, kExperts)),
+       .exchanged_experts = 4 * 4},
+      {.name = "five_dimensions",
+       .world = 16,
+       .overrides = parallel({{"tensor_model", 2},
+                              {"context", 2},
+                              {"pipeline_model", 2},
+                              {"expert_model", 2},
+                              {"expert_tensor", 1}},
+                             with(kSequence, with(kExperts, kDouble))),
+       .exchanged_experts = 2 * 4,
+       .tolerance = kContextTolerance},
+  };
+}
+
+/// Two ranks on one device and four on two. Not dp4_sharded_instances: the first sum between its
+/// instances is in backward, see DeviceRankOptions::ranks_per_device.
+inline std::vector<DeviceLayout> shared_layouts() {
+  const std::set<std::string> names = {"dp2_overlap", "dp2_sharded", "tp2",
+                                       "pp2_zb",      "cp2_p2p",     "ep2",
+                                       "pp2_ep2",     "pp4_zb",      "tp2_ep2_etp2"};
+  std::vector<DeviceLayout> chosen;
+  for (const auto& layouts : {data_layouts(), model_layouts(), expert_layouts()})
+    for (DeviceLayout layout : layouts) {
+      if (!names.contains(layout.name)) continue;
+      layout.ranks_per_device = 2;
+      chosen.push_back(layout);
+    }
+  return chosen;
+}
+
+}  // namespace lockstep::testing
