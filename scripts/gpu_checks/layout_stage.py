@@ -1,11 +1,11 @@
 """Stage 3: every layout over NCCL, its ranks on the one GPU, against the CPU's losses; failures, each
-of which must end every rank with names."""
+of which must end every rank with names; checkpoints."""
 
 import concurrent.futures
 import signal
 import time
 
-from . import layouts
+from . import checkpoint_checks, layouts
 from .commands import CommandFailed, end, free_port, rank_environment, start
 from .report import FAILED, one_line
 
@@ -114,3 +114,4 @@ def run(context):
             context.add(layout.name, FAILED, "no losses were recorded")
             continue
         context.attempt(layout.name, lambda: train(context, layout, config, recorded[layout.name]))
+    checkpoint_checks.run(context, config, recorded)

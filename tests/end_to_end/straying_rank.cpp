@@ -1,6 +1,6 @@
-// One of the ranks of desync_test.py and of scripts/gpu_check. In step 3 the last rank strays, as the
-// first argument says; with "unfinished" all ranks end before an operation has. The second argument
-// is where tensors are: cpu or cuda.
+// One of the ranks of desync_test.py and of scripts/gpu_check. In step 3 the last rank strays, as
+// the first argument says; with "unfinished" all ranks end before an operation has. The second
+// argument is where tensors are: cpu or cuda.
 
 #include <csignal>
 #include <cstdio>
