@@ -38,6 +38,8 @@ if(NOT LOCKSTEP_CUDA STREQUAL "OFF")
     set(CMAKE_CUDA_STANDARD 20)
     set(CMAKE_CUDA_RUNTIME_LIBRARY None)
     enable_language(CUDA)
+    # Profilers and compute-sanitizer name lines by it; the machine code is the same.
+    add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:-lineinfo>")
   elseif(LOCKSTEP_CUDA STREQUAL "ON")
     message(FATAL_ERROR
       "LOCKSTEP_CUDA=ON, but ${_reason}. `make build LOCKSTEP_CUDA=ON` installs one into .venv.")

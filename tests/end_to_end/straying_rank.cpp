@@ -1,9 +1,13 @@
-// One of the ranks of desync_test.py. In step 3 the last rank strays, as the argument says.
+// One of the ranks of desync_test.py and of scripts/gpu_check. In step 3 the last rank strays, as
+// the first argument says; with "unfinished" all ranks end before an operation has. The second
+// argument is where tensors are: cpu or cuda.
 
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -13,26 +17,44 @@
 
 namespace {
 
-void run(const std::string& mistake) {
-  lockstep::ParallelStateOptions options;
-  options.timeout = std::chrono::milliseconds(3000);
-  const lockstep::ParallelState state(lockstep::read_launch_environment(), options);
+/// Five steps of four all-reduces. Sums on a device are read by the host.
+void train(const lockstep::ParallelState& state, const std::string& mistake) {
   const lockstep::ProcessGroup dp = state.group(lockstep::GroupKind::dp);
   const bool last = state.rank() == state.world_size() - 1;
-  std::vector<at::Tensor> tensors = {at::ones({8})};
+  std::vector<at::Tensor> tensors = {at::ones({8}, state.device())};
   dp.c10d_group()->allreduce(tensors)->wait();  // c10d records its own collectives
   for (int step = 1; step <= 5; ++step) {
     state.begin_step(step);
     const bool strays = last && step == 3;
+    if (strays && mistake == "throw") throw std::runtime_error("a fault in step 3");
     for (int bucket = 0; bucket < 4; ++bucket) {
       if (strays && bucket == 2 && mistake == "skip") continue;
       if (strays && bucket == 2 && mistake == "die") ::raise(SIGKILL);
       const int64_t numel = strays && bucket == 2 && mistake == "size" ? 900 : 1000;
-      const at::Tensor grads = at::ones({numel});
-      lockstep::all_reduce(dp, grads, lockstep::ReduceOp::sum, "bucket " + std::to_string(bucket))
-          .wait();
+      const at::Tensor grads = at::ones({numel}, state.device());
+      lockstep::Work work = lockstep::all_reduce(dp, grads, lockstep::ReduceOp::sum,
+                                                 "bucket " + std::to_string(bucket));
+      if (mistake == "unfinished" && step == 5) return;  // as all ranks do
+      work.wait();
+      const auto sum = grads.sum().item<double>();
+      state.check_failures();
+      if (mistake != "size" && sum != 1000.0 * static_cast<double>(state.world_size()))
+        throw std::runtime_error("a sum is " + std::to_string(sum));
     }
     state.check_in_step();
+  }
+}
+
+void run(const std::string& mistake, const std::string& device) {
+  lockstep::ParallelStateOptions options;
+  options.timeout = std::chrono::milliseconds(3000);
+  if (device == "cuda") options.device = {c10::kCUDA, 0};
+  const lockstep::ParallelState state(lockstep::read_launch_environment(), options);
+  try {
+    train(state, mistake);
+  } catch (const std::exception& error) {
+    state.post_failure(error.what());
+    throw;
   }
 }
 
@@ -40,7 +62,7 @@ void run(const std::string& mistake) {
 
 int main(int argc, char** argv) {
   try {
-    run(argc > 1 ? argv[1] : "");
+    run(argc > 1 ? argv[1] : "", argc > 2 ? argv[2] : "cpu");
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());

@@ -1,0 +1,54 @@
+"""A run that is saved in the background and goes on, and what reads its checkpoint."""
+
+import json
+
+from . import layouts
+from .commands import CommandFailed
+
+HALF = layouts.STEPS // 2
+ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def resume(context, layout, config, recorded):
+    """Half of the steps, saved asynchronously, then the rest out of the checkpoint: the recorded
+    curve, as if nothing had been between."""
+    name = layout.name.replace(" ", "-").replace(",", "")
+    output, saved = context.folder / f"resumed-{name}", context.folder / f"saved-{name}"
+    command = layouts.train_command(context.bundle, config, layout, context.device, output)
+    command += ["--set", f"checkpoint.save={saved}", "--set", "checkpoint.async_save=true"]
+    context.train([*command, "--set", f"train.train_iters={HALF}"], layout.ranks, layout.seconds)
+    context.train([*command, "--set", f"checkpoint.load={saved}"], layout.ranks, layout.seconds)
+    good, told = layouts.compare(layout, layouts.curve(output), recorded)
+    if not good:
+        raise CommandFailed(told)
+    return told
+
+
+def on_both(context, *words):
+    """What a command prints with the GPU and without."""
+    command = [context.bundle / "lockstep", *words]
+    return [context.run(command, 40, {"OMP_NUM_THREADS": "1"} | more).needs().output
+            for more in ({}, ON_CPU)]
+
+
+def read_saved(context):
+    """The saved model verifies, writes the CPU's text and has the CPU's loss."""
+    saved, text = context.folder / "saved-one-rank", context.folder / "text"
+    context.run([context.bundle / "lockstep", "checkpoint", "verify", saved], 30).needs()
+    here, there = on_both(context, "generate", saved, "--prompt", "12 squared", "--max-tokens",
+                          "40", "--top-k", "1")
+    if here != there:
+        raise CommandFailed(f"generate writes {here[-40:]!r}, the CPU {there[-40:]!r}")
+    losses = [json.loads(output)["loss"]
+              for output in on_both(context, "evaluate", saved, "--input", text, "--json")]
+    if abs(losses[0] - losses[1]) > layouts.FP32[0] * losses[1]:
+        raise CommandFailed(f"evaluate gives {losses[0]:.6f}, the CPU {losses[1]:.6f}")
+    return f"generate writes the CPU's text, evaluate gives {losses[0]:.5f}, the CPU {losses[1]:.5f}"
+
+
+def run(context, config, recorded):
+    by_name = {layout.name: layout for layout in layouts.LAYOUTS}
+    for name in ("one rank", "dp2, sharded, both overlaps"):
+        context.attempt(f"{name}, saved and resumed", lambda: resume(
+            context, by_name[name], config, recorded[name]))
+    context.attempt("generate and evaluate", lambda: read_saved(context))

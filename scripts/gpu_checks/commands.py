@@ -1,0 +1,165 @@
+"""Programs under a limit of time: one, several ranks on one GPU, and one that is asked questions."""
+
+import dataclasses
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+from .report import one_line
+
+
+class CommandFailed(Exception):
+    """What went wrong with a program, in one line."""
+
+
+@dataclasses.dataclass
+class Result:
+    status: int | None  # None: it was ended at its limit
+    output: str
+    error: str
+    seconds: float
+
+    def reason(self):
+        if self.status is None:
+            return f"not done within {self.seconds:.0f} s; {one_line(self.error or self.output)}"
+        what = f"signal {-self.status}" if self.status < 0 else f"exit status {self.status}"
+        return f"{what}: {one_line(self.error or self.output)}"
+
+    def needs(self, *statuses):
+        if self.status not in (statuses or (0,)):
+            raise CommandFailed(self.reason())
+        return self
+
+
+def end(process):
+    """Ends a process and what it started; it leads a session of its own."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def start(command, environment, cwd=None, stdin=subprocess.DEVNULL):
+    return subprocess.Popen([str(word) for word in command], env=environment, cwd=cwd, stdin=stdin,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            errors="replace", start_new_session=True)
+
+
+def finish(process, deadline, started):
+    try:
+        output, error = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+        return Result(process.returncode, output, error, time.monotonic() - started)
+    except subprocess.TimeoutExpired:
+        end(process)
+        output, error = process.communicate()
+        return Result(None, output, error, time.monotonic() - started)
+
+
+def run(command, environment, seconds, cwd=None):
+    started = time.monotonic()
+    try:
+        process = start(command, environment, cwd)
+    except OSError as error:
+        raise CommandFailed(f"{command[0]} cannot be run: {error.strerror}") from error
+    return finish(process, started + seconds, started)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def rank_environment(rank, ranks, port, one_gpu):
+    """torchrun's variables. With `one_gpu` all ranks take device 0: NCCL refuses two ranks of one
+    host on one device, and knows hosts by NCCL_HOSTID."""
+    variables = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks,
+                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
+    if one_gpu:
+        variables |= {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "NCCL_HOSTID": f"h{rank}",
+                      "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
+    return {name: str(value) for name, value in variables.items()}
+
+
+def run_ranks(command, ranks, environment, seconds, one_gpu=False, of_rank=None):
+    """The Result of each rank. `of_rank(rank)` gives further words of a rank."""
+    port, started = free_port(), time.monotonic()
+    processes = [start([*command, *(of_rank(rank) if of_rank else [])],
+                       environment | rank_environment(rank, ranks, port, one_gpu))
+                 for rank in range(ranks)]
+    results = [None] * ranks
+
+    def wait(rank):
+        results[rank] = finish(processes[rank], started + seconds, started)
+
+    threads = [threading.Thread(target=wait, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def all_ranks_need(results):
+    """CommandFailed with the first rank that failed; one that was ended at its limit only where no
+    other says more."""
+    bad = [(result.status is None, rank) for rank, result in enumerate(results)
+           if result.status != 0]
+    if bad:
+        rank = min(bad)[1]
+        raise CommandFailed(f"rank {rank}: {results[rank].reason()}")
+
+
+class Server:
+    """A program that answers each line with a line of JSON."""
+
+    def __init__(self, command, environment):
+        self._process = start(command, environment, stdin=subprocess.PIPE)
+        self._lines, self._errors = queue.Queue(), []
+        self._threads = [threading.Thread(target=read) for read in (self._read, self._read_errors)]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self):
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def _read_errors(self):
+        self._errors.extend(self._process.stderr)
+
+    def answer(self, seconds):
+        try:
+            line = self._lines.get(timeout=max(0.1, seconds))
+        except queue.Empty:
+            raise CommandFailed(f"no answer within {seconds:.0f} s") from None
+        if line is None:
+            self._threads[1].join(5)
+            raise CommandFailed(one_line("".join(self._errors)))
+        return json.loads(line)
+
+    def ask(self, question, seconds):
+        try:
+            self._process.stdin.write(f"{question}\n")
+            self._process.stdin.flush()
+        except OSError:
+            pass  # it has ended, as its answer says
+        return self.answer(seconds)
+
+    def close(self):
+        try:
+            self._process.stdin.close()
+            self._process.wait(timeout=5)
+        except (OSError, subprocess.TimeoutExpired):
+            pass
+        end(self._process)
+        self._process.wait()
+        for thread in self._threads:
+            thread.join()
+        for pipe in (self._process.stdout, self._process.stderr):
+            pipe.close()

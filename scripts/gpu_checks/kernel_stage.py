@@ -1,0 +1,74 @@
+"""Stage 2: cuda_test, and its tests of our kernels again under compute-sanitizer."""
+
+import pathlib
+import shutil
+
+from .commands import CommandFailed
+from .parsing import gtest_failure, gtest_results, sanitizer_findings
+from .report import FAILED, OK
+
+NAME, SECONDS = "kernels", 120
+KERNELS = "--gtest_filter=Kernels.*"
+SANITIZERS = (["--tool", "memcheck", "--leak-check", "no"], ["--tool", "racecheck"])
+FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer",
+           "/usr/local/cuda/extras/compute-sanitizer")
+
+
+def tests(context, *words, seconds=90):
+    """(the Result, {test: state}) of cuda_test, which has no test that hangs in silence."""
+    command = [context.bundle / "tests/cuda_test", *words]
+    result = context.run(command, seconds, {"OMP_NUM_THREADS": "1"})
+    return result, gtest_results(result.output)
+
+
+def told(states):
+    counts = {state: list(states.values()).count(state) for state in ("ok", "failed", "skipped")}
+    return ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
+def check(context):
+    """Without a device each test trains its half on the CPU and is skipped then."""
+    result, states = tests(context)
+    if result.status != 0 or not states:
+        raise CommandFailed(result.reason())
+    return f"cuda_test: {told(states)}"
+
+
+def add_tests(context):
+    result, states = tests(context)
+    for name in (name for name, state in states.items() if state == "failed"):
+        context.add(name, FAILED, gtest_failure(result.output, name))
+    if result.status not in (0, 1) or not states:
+        context.add("cuda_test", FAILED, result.reason())
+    skipped = [name for name, state in states.items() if state == "skipped"]
+    if skipped:
+        context.add("cuda_test", FAILED, f"skipped although there is a device: {skipped[0]} ...")
+    context.add("cuda_test, tests", OK if result.status == 0 else FAILED, told(states))
+
+
+def find(name):
+    found = shutil.which(name)
+    for folder in FOLDERS:
+        if not found and pathlib.Path(folder, name).exists():
+            found = str(pathlib.Path(folder, name))
+    if not found:
+        raise CommandFailed(f"{name} is not on this machine")
+    return found
+
+
+def sanitize(context, words):
+    command = [find("compute-sanitizer"), *words, "--error-exitcode", "9",
+               context.bundle / "tests/cuda_test", KERNELS]
+    result = context.run(command, 45, {"OMP_NUM_THREADS": "1"})
+    findings = sanitizer_findings(result.output + result.error)
+    if findings is None or (result.status != 0 and not findings):
+        raise CommandFailed(result.reason())
+    if findings:
+        raise CommandFailed(f"{findings} findings, see log.txt")
+    return f"nothing found, {told(gtest_results(result.output))}"
+
+
+def run(context):
+    add_tests(context)
+    for words in SANITIZERS:
+        context.attempt(f"compute-sanitizer {words[1]}", lambda: sanitize(context, words))

@@ -1,0 +1,77 @@
+"""Stage 5: three steps under Kineto, and our kernels under ncu."""
+
+from .commands import CommandFailed
+from .kernel_stage import find
+from .machine_stage import bench
+from .parsing import ncu_metrics
+from .report import FAILED, VALUE
+from .speed_stage import SIZES, small, write_config, write_tokens
+
+NAME, SECONDS = "profile", 60
+KERNELS_TOLD = 8
+METRICS = "dram__bytes.sum.per_second,gpu__time_duration.sum"
+
+
+def profile(context, size, data, *options, seconds=60):
+    return bench(context, *options, "profile", write_config(context, size, data), seconds=seconds)
+
+
+def check(context):
+    size = small()
+    data = write_tokens(context.folder, 1 << 15, size.vocabulary)
+    found = profile(context, size, data, "--device", "cpu")
+    keys = {"kernels", "launches", "waits", "copies", "device", "steps"}
+    if not found["operators"] or keys - set(found):
+        raise CommandFailed(f"a profile of the CPU has {found['operators']} operators and "
+                            f"{sorted(found)}")
+    return f"Kineto records: {found['operators']} operators in {found['steps']} steps on the CPU"
+
+
+def add_profile(context, found):
+    steps, device = found["steps"], found["device"]
+
+    def by_name(key):
+        sums = found[key].items()
+        return ", ".join(f"{name} {one['calls'] / steps:.1f}" for name, one in sums) or "none"
+
+    launches = sum(one["calls"] for one in found["launches"].values())
+    context.add("launches a step", VALUE, f"{launches / steps:.0f}; {by_name('launches')}")
+    context.add("waits of the host a step", VALUE, by_name("waits"))
+    context.add("copies a step", VALUE, by_name("copies"))
+    context.add("device", VALUE, f"busy {device['busy_ms'] / steps:.1f} ms a step, idle "
+                f"{device['idle_ms'] / steps:.1f}, {device['gaps_over_20_us'] / steps:.0f} gaps "
+                f"over 20 us, the longest {device['longest_gap_ms']:.2f} ms")
+    for name, one in list(found["kernels"].items())[:KERNELS_TOLD]:
+        context.add(f"{one['ms'] / steps:.2f} ms a step", VALUE,
+                    f"{one['calls'] / steps:.0f} x {name[:100]}")
+    if not found["kernels"]:
+        context.add("kernels", FAILED, "Kineto recorded none: is libcupti found?")
+
+
+def counters(context):
+    """GB/s of device memory that our kernels reach, by the hardware's counters."""
+    command = [find("ncu"), "--clock-control", "none", "--csv", "--metrics", METRICS, "-k",
+               "regex:adamw|sgd|sum_blocks", "--launch-count", "4",
+               context.bundle / "benchmarks/gpu_bench", "kernels"]
+    result = context.run(command, 30)
+    found = ncu_metrics(result.output)
+    if not found:
+        raise CommandFailed(result.reason())
+    return ", ".join(f"{name.split('(')[0]} " + " ".join(
+        f"{value:g} {unit}" for value, unit in metrics.values()) for name, metrics in found.items())
+
+
+def run(context):
+    size, data = SIZES[1], write_tokens(context.folder)
+    try:
+        found = profile(context, size, data)
+        context.report.document("profile", found)
+        add_profile(context, found)
+    except CommandFailed as error:
+        context.add(f"{size.name} under Kineto", FAILED, str(error))
+    try:
+        for name, one in bench(context, "kernels").items():
+            context.add(name, VALUE, f"{one['ms']:.2f} ms, {one['gb_per_s']:.0f} GB/s")
+    except CommandFailed as error:
+        context.add("our kernels", FAILED, str(error))
+    context.attempt("our kernels under ncu", lambda: counters(context))

@@ -1,0 +1,30 @@
+#pragma once
+
+// What the tests of CUDA share. Where there is no device a test does its part on the CPU, so that
+// mistakes in it are seen, and is skipped then.
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/parallel_state/devices.h"
+
+namespace lockstep::testing {
+
+inline const c10::Device kCuda(c10::kCUDA, 0);
+
+inline at::Tensor wave(int64_t n, double speed, at::ScalarType dtype) {
+  return at::sin(at::arange(n, at::kDouble) * speed).to(dtype);
+}
+
+/// The largest difference, in parts of the largest expected value.
+inline double relative_distance(const at::Tensor& found, const at::Tensor& expected) {
+  const at::Tensor wide = expected.to(at::kDouble);
+  const at::Tensor apart = (found.cpu().to(at::kDouble) - wide).abs().max();
+  return apart.item<double>() / wide.abs().max().item<double>();
+}
+
+}  // namespace lockstep::testing
+
+#define LOCKSTEP_NEEDS_CUDA() \
+  if (::lockstep::cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device"
