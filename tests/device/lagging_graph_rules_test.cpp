@@ -1,3 +1,5 @@
+#include <torch/csrc/autograd/variable.h>
+
 #include "lockstep/tests/device/lagging_graphs.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -12,6 +14,8 @@ at::TensorOptions floats() { return {lagging_device(0)}; }
 /// Which is there when the call returns, for every stream.
 at::Tensor ones(int64_t count) { return at::ones({count}).to(lagging_device(0)); }
 bool is_all_poison(const at::Tensor& on_host) { return on_host.isnan().all().item<bool>(); }
+
+void wait_briefly() { std::this_thread::sleep_for(std::chrono::milliseconds(3)); }
 
 /// `body` is refused with `part`, the launches behind it and the capture's end name it too, and
 /// what comes after the capture works.
@@ -66,6 +70,13 @@ TEST_F(LaggingGraphRules, TheDefaultStreamIsNotCaptured) {
   const Graph graph = new_graph();
   EXPECT_TRUE(throws_with<c10::Error>([&] { graph->begin_capture(); }, "not the default one"));
   expect_refused([] { come_behind(default_stream(0), current_stream(0)); },
+                 "the default stream of lagging:0 waits for a captured event");
+}
+
+TEST_F(LaggingGraphRules, AnAccumulatorThatWasMadeOnTheDefaultStreamIsRefused) {
+  const at::Tensor weight = ones(4).requires_grad_(true);
+  const auto accumulator = torch::autograd::impl::grad_accumulator(weight);
+  expect_refused([&] { (weight * 2).sum().backward(); },
                  "the default stream of lagging:0 waits for a captured event");
 }
 
@@ -208,13 +219,23 @@ TEST_F(LaggingGraphRules, AResultThatIsFreedStaysTheGraphs) {
 TEST_F(LaggingGraphRules, AGraphDestroyedWithAReplayUnderWayEndsItFirst) {
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     restart(seed);
-    const at::Tensor x = at::full({300}, 3.0f, floats()), y = at::empty({300}, floats());
-    Graph graph = captured(0, [&] { y.copy_(x * 2 + 1); });
+    const at::Tensor x = ones(300), y = at::empty({300}, floats());
+    c10::Stream stream = current_stream(0);
+    Graph graph = captured(0, [&] {
+      stream = current_stream(0);
+      y.copy_(x * 2 + 1);
+    });
     Gate gate(current_stream(0));
     graph->replay();
     graph.reset();
+    const c10::StreamGuard guard(stream);
+    const at::Tensor next = at::zeros({300}, floats()), after = at::zeros({300}, floats());
+    wait_briefly();
     gate.release();
-    EXPECT_TRUE(at::equal(y.cpu(), at::full({300}, 7.0f))) << seed;
+    wait_for_all_streams();
+    EXPECT_TRUE(at::equal(host_view(y), at::full({300}, 3.0f))) << seed;
+    EXPECT_TRUE(at::equal(host_view(next), at::zeros({300}))) << "the graph's memory, " << seed;
+    EXPECT_TRUE(at::equal(host_view(after), at::zeros({300}))) << "the graph's memory, " << seed;
   }
 }
 
