@@ -241,6 +241,26 @@ TEST_F(DeviceCheckpoints, HaveTheBytesOfTheCpusAndResumeThere) {
   }
 }
 
+TEST_F(DeviceCheckpoints, AreStagedWithoutAWait) {
+  const TemporaryFolder saved;
+  const Config job = config(4, /*async=*/true);
+  run_device_ranks(2, [&](const ParallelState& state) {
+    RunCheckpoints checkpoints(job.checkpoint, saved.path(), state);
+    Trainer trainer(job, state);
+    TrainCallbacks callbacks;
+    callbacks.checkpoint = [&](bool last) {
+      const DeviceCounts before = device_counts(state.device().index());
+      checkpoints.after_iteration(trainer, last);
+      const DeviceCounts added = device_counts(state.device().index()) - before;
+      // The thread that writes waits for the event of the copies, once at most meanwhile.
+      for (const auto& [cause, times] : added.waits_by)
+        EXPECT_TRUE(cause == "synchronize event" && times == 1) << times << " " << cause;
+    };
+    trainer.run(callbacks);
+    checkpoints.finish();
+  });
+}
+
 TEST_F(DeviceCheckpoints, AModelThatIsLoadedOnADeviceWritesTheSameText) {
   const TemporaryFolder saved;
   train_in(saved.path(), config(4, false), /*on_device=*/true);
