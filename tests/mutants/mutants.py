@@ -276,9 +276,8 @@ MUTANTS = [Mutant(*fields) for fields in [
      ["optimizer_test", "distributed_optimizer_test"]),
     ("powers-in-single-precision", "the powers of beta in fp32",
      "optimizer/rules/update_rules.cpp",
-     ".bias_correction2 = 1 - std::pow(config_.adam_beta2, steps)}",
-     ".bias_correction2 = 1 - std::pow(static_cast<float>(config_.adam_beta2),\n"
-     "                                      static_cast<float>(steps))}",
+     "return 1 - std::pow(beta, static_cast<double>(step));",
+     "return 1 - std::pow(static_cast<float>(beta), static_cast<float>(step));",
      ["optimizer_test"]),
     ("skipped-step-counts", "a step that is skipped counts in the bias correction",
      "optimizer/optimizer.cpp",
