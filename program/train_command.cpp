@@ -198,8 +198,9 @@ void train(const Config& config, const std::string& output, const ParallelState&
 
 void run(const TrainArguments& arguments) {
   const Config config = load_config(arguments.config_path, arguments.overrides);
+  prepare_cuda(config);
   if (arguments.print_config) {
-    std::cout << print_config(config);
+    std::cout << print_config(resolve_for_device(config, cuda_device_count() == 0));
     return;
   }
   check_supported(config);

@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/config_io.h"
 #include "lockstep/core/integers.h"
 #include "lockstep/core/upload.h"
 #include "lockstep/datasets/token_batch.h"
@@ -49,10 +50,10 @@ std::optional<double> decoupled_learning_rate(const OptimizerConfig& config,
                                  config.decoupled_min_lr.value_or(config.min_lr));
 }
 
-const Config& checked(const Config& config, const ParallelState& parallel_state) {
+Config checked(const Config& config, const ParallelState& parallel_state) {
   check_supported(config);
   check_layout(config, parallel_state.world_size());
-  return config;
+  return resolve_for_device(config, parallel_state.device().is_cpu());
 }
 
 }  // namespace
