@@ -10,6 +10,7 @@ RecordKind kind_of(const CollectiveOperation& operation) {
     case CollectiveOperation::Kind::all_to_all:
       return RecordKind::uneven_collective;
     case CollectiveOperation::Kind::send:
+    case CollectiveOperation::Kind::exchange:
       return RecordKind::send;
     case CollectiveOperation::Kind::receive:
       return RecordKind::receive;
@@ -79,10 +80,15 @@ void CollectiveCall::note(const Tensors& inputs) {
     identity_ = added.identity;
     shared_label_ = std::move(added.label);
   }
-  if (state.observer)
-    state.observer({state.global_rank, state.name, state.ranks, to_string(operation_),
-                    std::string(label_), std::string(dtype), elements, bytes, kind,
-                    message ? state.ranks.at(static_cast<size_t>(operation_.position)) : -1});
+  if (!state.observer) return;
+  const auto tell = [&](const Operation& operation) {
+    state.observer({state.global_rank, state.name, state.ranks, to_string(operation),
+                    std::string(label_), std::string(dtype), elements, bytes, kind_of(operation),
+                    message ? state.ranks.at(static_cast<size_t>(operation.position)) : -1});
+  };
+  if (operation_.kind != Operation::Kind::exchange) return tell(operation_);
+  tell({.kind = Operation::Kind::send, .position = operation_.position});
+  tell({.kind = Operation::Kind::receive, .position = operation_.source});
 }
 
 }  // namespace lockstep
