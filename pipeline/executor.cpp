@@ -1,9 +1,7 @@
 #include "lockstep/pipeline/executor.h"
 
-#include <algorithm>
 #include <chrono>
 #include <map>
-#include <set>
 #include <tuple>
 
 #include <ATen/ATen.h>
@@ -13,6 +11,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/pipeline/communication_steps.h"
+#include "lockstep/pipeline/first_messages.h"
 #include "lockstep/pipeline/schedule_check.h"
 #include "lockstep/pipeline/split_backward.h"
 
@@ -40,17 +39,6 @@ int64_t now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
       .count();
-}
-
-/// Those that exchange messages, in ascending order.
-std::vector<std::pair<int64_t, int64_t>> pairs_of(const StepLists& steps) {
-  std::set<std::pair<int64_t, int64_t>> pairs;
-  for (size_t r = 0; r < steps.size(); ++r)
-    for (const PipelineStep& step : steps[r]) {
-      const auto rank = static_cast<int64_t>(r);
-      if (step.kind != PipelineStep::Kind::compute) pairs.insert(std::minmax(rank, step.peer));
-    }
-  return {pairs.begin(), pairs.end()};
 }
 
 /// Of a step of `rank`.
@@ -291,7 +279,7 @@ PipelineExecutor::PipelineExecutor(const ParallelState& parallel_state, Pipeline
                       schedule.pipeline(), group.size(), group.to_string());
   check_schedule(schedule);
   StepLists all_steps = communication_steps(schedule);
-  connect_pairs(group, pairs_of(all_steps));
+  connect_pairs(group, message_pairs(all_steps));
   std::vector<PipelineStep> steps = std::move(all_steps[static_cast<size_t>(group.rank())]);
   auto early = early_receives(steps);
   std::vector<std::optional<TransferLabel>> labels;

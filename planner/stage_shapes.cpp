@@ -39,12 +39,10 @@ LocalWidths local_widths(const Config& config) {
   const int64_t ranks = config.parallel.tensor_model_parallel_size;
   const int64_t groups = *model.num_query_groups;
   const bool shared_groups = groups < ranks && ranks % groups == 0;
-  return {
-      .heads = divided(model.num_attention_heads, ranks, "model.num_attention_heads"),
-      .groups = shared_groups ? 1 : divided(groups, ranks, "model.num_query_groups"),
-      .ffn = divided(*model.ffn_hidden_size, ranks, "model.ffn_hidden_size"),
-      .vocabulary =
-          padded_vocab_size(model.vocab_size, model.make_vocab_size_divisible_by, ranks) / ranks};
+  return {.heads = divided(model.num_attention_heads, ranks, "model.num_attention_heads"),
+          .groups = shared_groups ? 1 : divided(groups, ranks, "model.num_query_groups"),
+          .ffn = divided(*model.ffn_hidden_size, ranks, "model.ffn_hidden_size"),
+          .vocabulary = padded_vocab_size(model, ranks) / ranks};
 }
 
 std::vector<ModelChunk> chunks_of_stage(const Config& config, int64_t stage) {

@@ -1,7 +1,6 @@
 #include <malloc.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -9,20 +8,17 @@
 #include <memory>
 
 #include "lockstep/checkpoint/finite_values.h"
-#include "lockstep/checkpoint/saved_model.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
-#include "lockstep/datasets/tokenizer.h"
-#include "lockstep/parallel_state/parallel_axes.h"
 #include "lockstep/parallel_state/rank_message.h"
 #include "lockstep/planner/stage_shapes.h"
 #include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
 #include "lockstep/program/signals.h"
 #include "lockstep/program/standard_descriptors.h"
-#include "lockstep/training/generate.h"
 #include "lockstep/training/progress.h"
 #include "lockstep/training/run_checkpoints.h"
+#include "lockstep/training/sample_text.h"
 #include "lockstep/training/trainer.h"
 
 namespace lockstep {
@@ -98,30 +94,14 @@ std::string save_folder(const Config& config, const std::string& output) {
   return output.empty() ? "" : output + "/checkpoint";
 }
 
-/// From the checkpoint where there is one: this rank may hold a part of the model only.
-void write_sample(const Trainer& trainer, const std::string& checkpoint, c10::Device device) {
-  const TrainConfig& train = trainer.config().train;
-  GenerateOptions options;
-  options.max_tokens = train.sample_tokens;
-  const auto tokenizer = make_tokenizer(trainer.config().data.tokenizer, "data.tokenizer");
-  const auto prompt = tokenizer->encode(train.sample_prompt);
-  const auto tokens = checkpoint.empty()
-                          ? generate(trainer.model(), prompt, options)
-                          : generate(*load_model(checkpoint, device).model, prompt, options);
-  std::cout << train.sample_prompt << tokenizer->decode(tokens) << std::endl;
-}
-
 /// What can be known before the run starts.
 void check_sample(const Config& config, const std::string& folder) {
-  const auto sizes = parallel_size_table();
-  const bool whole = std::all_of(sizes.begin(), sizes.end(), [&](const ParallelSize* size) {
-    return size->of(config.parallel) == 1;
-  });
-  require<ConfigError>(config.train.sample_tokens == 0 || !folder.empty() || whole,
-                       "train.sample_tokens: found {}, allowed where several ranks hold the model: "
-                       "0, or with checkpoint.save or --output, because the text is generated from "
-                       "the checkpoint",
-                       config.train.sample_tokens);
+  require<ConfigError>(
+      config.train.sample_tokens == 0 || !folder.empty() || holds_whole_model(config),
+      "train.sample_tokens: found {}, allowed where several ranks hold the model: "
+      "0, or with checkpoint.save or --output, because the text is generated from "
+      "the checkpoint",
+      config.train.sample_tokens);
 }
 
 RunEnd wish_for_stop(const ParallelState& state) {
@@ -164,7 +144,8 @@ void train(const Config& config, const std::string& output, const ParallelState&
   const std::string folder = save_folder(config, output);
   check_sample(config, folder);
   RunCheckpoints checkpoints(config.checkpoint, folder, state);
-  Trainer trainer(config, state);
+  auto owned = std::make_unique<Trainer>(config, state);
+  Trainer& trainer = *owned;
   if (const auto loaded = checkpoints.load(trainer))
     tell(fmt::format("loaded {}, iteration {}", *loaded, trainer.iteration()));
   if (reporter) reporter->begin(trainer, state.group(GroupKind::dp_cp).size(), output);
@@ -194,13 +175,14 @@ void train(const Config& config, const std::string& output, const ParallelState&
   if (!standard_output_is_open())
     tell("standard output is closed: the text of train.sample_tokens is not written");
   else if (reporter)
-    write_sample(trainer, checkpoints.path(), state.device());
+    std::cout << sample_text(std::move(owned), checkpoints.path(), state.device()) << std::endl;
 }
 
 void run(const TrainArguments& arguments) {
   const Config config = load_config(arguments.config_path, arguments.overrides);
+  prepare_cuda(config);
   if (arguments.print_config) {
-    std::cout << print_config(config);
+    std::cout << print_config(resolve_for_device(config, cuda_device_count() == 0));
     return;
   }
   check_supported(config);

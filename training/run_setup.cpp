@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -16,6 +17,21 @@
 #include "lockstep/planner/pipeline_plan.h"
 
 namespace lockstep {
+namespace {
+
+/// Blocks (CTAs) of a message between stages. Its receiver keeps them busy until it has come.
+constexpr int64_t kMessageCtas = 4;
+
+std::map<GroupKind, GroupOptions> group_options(const ParallelConfig& parallel,
+                                                c10::Device device) {
+  auto options = parse_group_options(parallel.group_options);
+  if (device.is_cpu() || parallel.pipeline_model_parallel_size == 1) return options;
+  GroupOptions& stages = options[GroupKind::pp];
+  if (!stages.min_ctas && !stages.max_ctas) stages.max_ctas = kMessageCtas;
+  return options;
+}
+
+}  // namespace
 
 namespace {
 
@@ -54,6 +70,13 @@ void check_layout(const Config& config, int64_t world_size) {
   const RankGrids grids = config_grids(config.parallel, world_size);
   const BatchSchedule batches(config.train, grids.data_parallel_size());
   for (const BatchSizes& batch : batches.all()) schedule_options(config, batch.num_microbatches);
+}
+
+void prepare_cuda(const Config& config) {
+  if (config.train.device == DeviceChoice::cpu || config.parallel.pipeline_model_parallel_size == 1)
+    return;
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+  ::setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
 }
 
 c10::Device choose_device(DeviceChoice choice, const LaunchEnvironment& environment,
@@ -96,16 +119,17 @@ at::ScalarType parameter_dtype(Precision precision) {
   fail<UsageError>("unknown precision {}", static_cast<int>(precision));
 }
 
-ParallelStateOptions parallel_options(const Config& config, c10::Device device) {
+ParallelStateOptions parallel_options(const Config& given, c10::Device device) {
+  const Config config = resolve_for_device(given, device.is_cpu());
   const ParallelConfig& parallel = config.parallel;
   ParallelStateOptions options;
   options.sizes = parallel_sizes(parallel);
   options.device = device;
   options.timeout =
-      std::chrono::milliseconds(static_cast<int64_t>(parallel.distributed_timeout_seconds * 1000));
+      std::chrono::milliseconds(static_cast<int64_t>(*parallel.distributed_timeout_seconds * 1000));
   for (const ConfigValue& field : config_values(config))
     options.announcement.push_back({field.path, field.value});
-  options.group_options = parse_group_options(parallel.group_options);
+  options.group_options = group_options(parallel, device);
   options.create_all_gather_groups = parallel.create_all_gather_groups;
   return options;
 }

@@ -22,6 +22,14 @@ void check_supported(const Config& config);
 /// axes, the batch, its micro-batches and the pipeline's schedule.
 void check_layout(const Config& config, int64_t world_size);
 
+/// Before anything of CUDA is called, choose_device() included. For a pipeline that may run on CUDA
+/// devices sets CUDA_DEVICE_MAX_CONNECTIONS=32 and CUDA_MODULE_LOADING=EAGER, unless they are set:
+/// a receive that waits for its stage is a kernel that runs, and must keep neither the kernels of
+/// other streams out of a shared queue nor a kernel from being loaded. Megatron wants 1 queue for
+/// tensor parallelism on Hopper and before, so that a collective starts ahead of the product
+/// beside it; that is a matter of speed alone.
+void prepare_cuda(const Config& config);
+
 /// The device of this process, which sees `visible` CUDA devices: by `choice`; `auto` takes CUDA
 /// where it sees any. A rank that sees one device takes it, as ranks do that a launcher gives one
 /// each; with several, rank i of a host takes device i. ConfigError: several devices, but fewer
@@ -37,9 +45,10 @@ std::string unused_gpus(DeviceChoice choice, c10::Device device,
 /// The dtype of the parameters.
 at::ScalarType parameter_dtype(Precision precision);
 
-/// How the ranks are cut and meet. They announce every field of `config`: where two ranks differ,
-/// the construction of ParallelState throws on all of them. ConfigError names the field of
-/// `parallel` that cannot be used.
+/// How the ranks are cut and meet. They announce every field of `config`, as resolve_for_device()
+/// completes it: where two ranks differ, the construction of ParallelState throws on all of them.
+/// On a device the messages between stages take 4 blocks each, unless parallel.group_options bounds
+/// them. ConfigError names the field of `parallel` that cannot be used.
 ParallelStateOptions parallel_options(const Config& config, c10::Device device);
 
 /// Bytes that this process holds: of its device, on the CPU of its memory.

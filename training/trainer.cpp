@@ -9,6 +9,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/config_io.h"
 #include "lockstep/core/integers.h"
 #include "lockstep/core/upload.h"
 #include "lockstep/datasets/token_batch.h"
@@ -62,10 +63,10 @@ std::unique_ptr<c10::StreamGuard> stream_for_graphs(const Config& config, c10::D
   return std::make_unique<c10::StreamGuard>(of_device.getStreamFromGlobalPool(device));
 }
 
-const Config& checked(const Config& config, const ParallelState& parallel_state) {
+Config checked(const Config& config, const ParallelState& parallel_state) {
   check_supported(config);
   check_layout(config, parallel_state.world_size());
-  return config;
+  return resolve_for_device(config, parallel_state.device().is_cpu());
 }
 
 }  // namespace

@@ -91,7 +91,7 @@ class Trainer {
   /// Of a run that diverged by skipped steps: whether its loss scale may be too large for good
   /// weights.
   bool loss_scale_is_in_doubt() const;
-  /// The configuration with the batch size that was worked out.
+  /// The configuration with the batch size that was worked out and what the device means.
   const Config& config() const { return config_; }
   const BatchSchedule& batches() const { return batches_; }
 

@@ -1,7 +1,6 @@
-#include "lockstep/checkpoint/checkpoint_saver.h"
-
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -16,6 +15,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
+#include "lockstep/checkpoint/checkpoint_saver.h"
 #include "lockstep/checkpoint/finite_values.h"
 #include "lockstep/checkpoint/save_plan.h"
 #include "lockstep/checkpoint/shard_file.h"
@@ -66,47 +66,57 @@ struct CheckpointSaver::Job {
   int64_t rank;
   int64_t world_size;
   int64_t keep;
-  bool unproven = false;                ///< see PartialCheckpoint::commit()
-  Manifest whole = {};                  ///< without files and tensors
-  std::string config = {};              ///< text
-  std::vector<at::Tensor> memory = {};  ///< what contents and copies point to
-  std::vector<Copy> copies = {};        ///< that the thread makes first
-  int64_t staged = 0;                   ///< bytes of the staging memory that are taken
+  bool unproven = false;                              ///< see PartialCheckpoint::commit()
+  Manifest whole = {};                                ///< without files and tensors
+  std::string config = {};                            ///< text
+  std::vector<at::Tensor> memory = {};                ///< what contents and copies point to
+  std::vector<Copy> copies = {};                      ///< that the thread makes first
+  at::Tensor staging = {};                            ///< memory of the copies
+  int64_t staged = 0;                                 ///< bytes of it that are taken
   std::optional<c10::Event> staged_from_device = {};  ///< behind the copies of a device
   std::promise<void> copied = {};
   std::future<void> was_copied = copied.get_future();
   std::vector<ShardContent> contents = {};
   std::vector<ManifestTensor> tensors = {};  ///< as contents, without pieces
   std::atomic<bool> abandoned = false;
+  std::shared_future<void> after = {};  ///< the end of the job before, if that was under way
+  std::promise<void> ended = {};
   std::future<std::string> outcome = {};  ///< kDone, or kNoted, kDiverged or kFailed and why
 
   void start() {
     outcome = std::async(std::launch::async, [this]() -> std::string {
       for (const Copy& copy : copies) std::memcpy(copy.to, copy.from, copy.bytes);
       copied.set_value();
-      try {
-        const std::string problem = run();
-        return problem.empty() ? kDone : std::string(kNoted) + problem;
-      } catch (const DivergenceError& error) {
-        return std::string(kDiverged) + error.what();
-      } catch (const std::filesystem::filesystem_error& error) {
-        return fmt::format("{}'{}': {}", kFailed, error.path1().string(), error.code().message());
-      } catch (const std::exception& error) {
-        return std::string(kFailed) + error.what();
-      }
+      const std::string status = status_of_run();
+      ended.set_value();
+      return status;
     });
   }
   bool is_busy() const { return outcome.wait_for(milliseconds(0)) != std::future_status::ready; }
 
  private:
+  std::string status_of_run() {
+    try {
+      const std::string problem = run();
+      return problem.empty() ? kDone : std::string(kNoted) + problem;
+    } catch (const DivergenceError& error) {
+      return std::string(kDiverged) + error.what();
+    } catch (const std::filesystem::filesystem_error& error) {
+      return fmt::format("{}'{}': {}", kFailed, error.path1().string(), error.code().message());
+    } catch (const std::exception& error) {
+      return std::string(kFailed) + error.what();
+    }
+  }
+
   /// Returns what is wrong beside the checkpoint, which is complete.
   std::string run() {
+    const std::string problem = after.valid() ? begin_behind() : "";
     if (staged_from_device) staged_from_device->synchronize();
     check_finite();
     const Manifest part = write();
     if (rank != 0) {
       report(part);
-      return "";
+      return problem;
     }
     std::vector<Manifest> parts = {part};
     for (int64_t other = 1; other < world_size; ++other) parts.push_back(wait_for_report(other));
@@ -115,7 +125,16 @@ struct CheckpointSaver::Job {
     for (int64_t other = 1; other < world_size; ++other)
       std::filesystem::remove(checkpoint.file(report_name(other)));
     if (abandoned) fail<FileError>("the save was given up");
-    return checkpoint.commit(text, keep, whole.skipped_steps, unproven);
+    return join_problems({problem, checkpoint.commit(text, keep, whole.skipped_steps, unproven)});
+  }
+
+  /// Behind the job before: rank 0 makes the folder, which removes all others that are not
+  /// complete, and the other ranks wait for it.
+  std::string begin_behind() const {
+    after.wait();
+    if (rank == 0 && !abandoned) return checkpoint.begin();
+    wait_for(std::filesystem::path(checkpoint.file("")).parent_path());
+    return "";
   }
 
   void check_finite() const {
@@ -153,12 +172,16 @@ struct CheckpointSaver::Job {
 
   Manifest wait_for_report(int64_t other) const {
     const std::string path = checkpoint.file(report_name(other));
+    wait_for(path);
+    return parse_manifest_part(read_file(path, kLongestReport), path);
+  }
+
+  void wait_for(const std::string& path) const {
     for (milliseconds pause(1); !std::filesystem::exists(path);
          pause = std::min(pause * 2, milliseconds(50))) {
       if (abandoned) fail<FileError>("the save was given up");
       std::this_thread::sleep_for(pause);
     }
-    return parse_manifest_part(read_file(path, kLongestReport), path);
   }
 };
 
@@ -167,7 +190,7 @@ CheckpointSaver::CheckpointSaver(const ParallelState& parallel_state,
     : state_(parallel_state), options_(std::move(options)) {}
 
 CheckpointSaver::~CheckpointSaver() {
-  if (job_) job_->abandoned = true;
+  for (const auto& job : jobs_) job->abandoned = true;
 }
 
 void CheckpointSaver::make_plan(const std::vector<StateTensor>& tensors) {
@@ -190,24 +213,33 @@ void CheckpointSaver::make_plan(const std::vector<StateTensor>& tensors) {
   planned_ = true;
 }
 
-void CheckpointSaver::make_staging(const std::vector<StateTensor>& tensors) {
+at::Tensor CheckpointSaver::staging_for(const std::vector<StateTensor>& tensors) {
   int64_t bytes = 0;
   for (const size_t i : mine_)
     bytes += round_up(static_cast<int64_t>(tensors.at(i).values.nbytes()), kAlignment);
-  if (staging_.defined() && staging_.numel() == bytes) return;
+  const auto in_use = [&](const at::Tensor& memory) {
+    return std::any_of(jobs_.begin(), jobs_.end(),
+                       [&](const auto& job) { return job->staging.is_same(memory); });
+  };
+  std::erase_if(staging_, [&](const at::Tensor& memory) {
+    return memory.numel() != bytes && !in_use(memory);
+  });
+  for (const at::Tensor& memory : staging_)
+    if (!in_use(memory)) return memory;
   const bool on_device = !tensors.empty() && !tensors.front().values.is_cpu();
-  staging_ = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(on_device));
-  if (on_device) return;
+  staging_.push_back(at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(on_device)));
+  if (on_device) return staging_.back();
   // Pages of 4096 bytes, each fetched when it is first written, cost more time than the copy.
-  const auto begin = reinterpret_cast<uintptr_t>(staging_.data_ptr());
+  const auto begin = reinterpret_cast<uintptr_t>(staging_.back().data_ptr());
   const auto first = static_cast<uintptr_t>(round_up(static_cast<int64_t>(begin), kHugePage));
   if (begin + static_cast<uintptr_t>(bytes) > first + kHugePage)
     ::madvise(reinterpret_cast<void*>(first), begin + static_cast<uintptr_t>(bytes) - first,
               MADV_HUGEPAGE);
+  return staging_.back();
 }
 
-void CheckpointSaver::stage(Job& job, const at::Tensor& values) {
-  const at::Tensor target = at::from_blob(static_cast<char*>(staging_.data_ptr()) + job.staged,
+void CheckpointSaver::stage(Job& job, const at::Tensor& values) const {
+  const at::Tensor target = at::from_blob(static_cast<char*>(job.staging.data_ptr()) + job.staged,
                                           values.sizes(), at::TensorOptions(values.scalar_type()));
   job.staged += round_up(static_cast<int64_t>(values.nbytes()), kAlignment);
   if (options_.copy_in_background && values.is_cpu() && values.is_contiguous()) {
@@ -234,7 +266,7 @@ std::unique_ptr<CheckpointSaver::Job> CheckpointSaver::make_job(
                                           .rank = state_.rank(),
                                           .world_size = state_.world_size(),
                                           .keep = options_.keep});
-  if (options_.async) make_staging(tensors);
+  if (options_.async) job->staging = staging_for(tensors);
   for (const size_t i : mine_) {
     const StateTensor& tensor = tensors.at(i);
     const at::Tensor values = tensor.values.detach();
@@ -255,7 +287,8 @@ std::unique_ptr<CheckpointSaver::Job> CheckpointSaver::make_job(
 bool CheckpointSaver::any_rank_is_busy() const {
   bool busy = false;
   for (const std::string& status :
-       all_gather_texts(state_.world(), job_ && job_->is_busy() ? kBusy : kDone, "checkpoint busy"))
+       all_gather_texts(state_.world(), !jobs_.empty() && jobs_.back()->is_busy() ? kBusy : kDone,
+                        "checkpoint busy"))
     busy = busy || status == kBusy;
   return busy;
 }
@@ -264,13 +297,10 @@ SaveResult CheckpointSaver::save(const std::vector<StateTensor>& tensors,
                                  const TrainingProgress& progress, const Config& config,
                                  bool may_skip, bool unproven) {
   SaveResult result;
+  const bool may_be_second = may_skip && options_.async && !state_.device().is_cpu();
   may_skip = may_skip && options_.async && options_.when_busy == AsyncWhenBusy::skip;
   if (may_skip && any_rank_is_busy()) return {};
-  try {
-    result.problem = finish();
-  } catch (const FileError& error) {
-    result.last_error = error.what();
-  }
+  make_room(may_be_second ? 2 : 1, progress.iteration, result);
   make_plan(tensors);
   auto job = make_job(tensors);
   job->checkpoint = PartialCheckpoint(options_.folder, progress.iteration);
@@ -286,35 +316,66 @@ SaveResult CheckpointSaver::save(const std::vector<StateTensor>& tensors,
         ManifestScaler{scaler.scale, scaler.growth_tracker, scaler.hysteresis_tracker};
   job->whole.layout = {state_.grids().sizes(), config.ddp.use_distributed_optimizer};
   job->config = print_config(config);
+  if (jobs_.empty())
+    begin(*job, result);
+  else
+    job->after = jobs_.back()->ended.get_future().share();
+  result.path = job->checkpoint.path();
+  jobs_.push_back(std::move(job));
+  jobs_.back()->start();
+  if (!options_.async) result.problem = join_problems({result.problem, finish()});
+  return result;
+}
+
+void CheckpointSaver::make_room(size_t most, int64_t iteration, SaveResult& result) {
+  const std::string path = PartialCheckpoint(options_.folder, iteration).path();
+  const auto wait = [&] {
+    return jobs_.size() >= most || jobs_.back()->checkpoint.path() == path || !any_rank_is_busy();
+  };
+  while (!jobs_.empty() && wait()) try {
+      result.problem = join_problems({result.problem, finish_first()});
+    } catch (const FileError& error) {
+      if (result.last_error.empty()) result.last_error = error.what();
+    }
+}
+
+void CheckpointSaver::begin(const Job& job, SaveResult& result) const {
   std::string status = kDone;
   try {
     if (state_.rank() == 0)
-      result.problem = join_problems({result.problem, job->checkpoint.begin()});
+      result.problem = join_problems({result.problem, job.checkpoint.begin()});
   } catch (const FileError& error) {
     status = std::string(kFailed) + error.what();
   }
   const std::string failure =
       first_of(kFailed, all_gather_texts(state_.world(), status, "checkpoint begin"));
   require<FileError>(failure.empty(), "{}", failure);
-  result.path = job->checkpoint.path();
-  job_ = std::move(job);
-  job_->start();
-  if (!options_.async) result.problem = join_problems({result.problem, finish()});
-  return result;
 }
 
 void CheckpointSaver::finish_copy() {
-  if (job_) job_->was_copied.wait();
+  if (!jobs_.empty()) jobs_.back()->was_copied.wait();
 }
 
 std::string CheckpointSaver::finish() {
-  if (!job_) return "";
+  std::string problem;
+  std::exception_ptr failure;
+  while (!jobs_.empty()) try {
+      problem = join_problems({problem, finish_first()});
+    } catch (const FileError&) {
+      if (!failure) failure = std::current_exception();
+    }
+  if (failure) std::rethrow_exception(failure);
+  return problem;
+}
+
+std::string CheckpointSaver::finish_first() {
+  Job& job = *jobs_.front();
   // Less than the group's timeout, so that a rank with little to write need not give up on another.
   const milliseconds patience = std::min(milliseconds(1000), state_.world().timeout() / 4);
   std::string status = kBusy, failure, divergence, problem;
   for (bool busy = true; busy && failure.empty() && divergence.empty();) {
-    if (status == kBusy && job_->outcome.wait_for(patience) == std::future_status::ready)
-      status = job_->outcome.get();
+    if (status == kBusy && job.outcome.wait_for(patience) == std::future_status::ready)
+      status = job.outcome.get();
     busy = false;
     const auto statuses = all_gather_texts(state_.world(), status, "checkpoint end");
     for (const std::string& other : statuses) busy = busy || other == kBusy;
@@ -323,11 +384,11 @@ std::string CheckpointSaver::finish() {
     problem = first_of(kNoted, statuses);
   }
   if (!failure.empty() || !divergence.empty()) {
-    job_->abandoned = true;
-    if (status == kBusy) job_->outcome.wait();
-    if (state_.rank() == 0) job_->checkpoint.discard();
+    job.abandoned = true;
+    if (status == kBusy) job.outcome.wait();
+    if (state_.rank() == 0) job.checkpoint.discard();
   }
-  job_.reset();
+  jobs_.pop_front();
   require<FileError>(failure.empty(), "{}", failure);
   require<DivergenceError>(divergence.empty(), "{}", divergence);
   return problem;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,9 +38,11 @@ struct SaveResult {
 /// adds the configuration and, when all are done, the manifest, which completes the checkpoint; see
 /// checkpoint_folder.h. The state that is saved must have the same names and parts every time.
 ///
-/// With `async` a thread of each rank writes, from a copy of its share (one copy, whose memory
-/// stays for the next save). The ranks' threads meet through files in the checkpoint's folder, so
-/// that no communication of the training is in their way.
+/// With `async` a thread of each rank writes, from a copy of its share, whose memory stays for the
+/// next save. The ranks' threads meet through files in the checkpoint's folder, so that no
+/// communication of the training is in their way. State on a device is copied to page-locked
+/// memory, of which there is a second piece once it is needed: where the last save is still being
+/// written, the next one is copied at once and written behind it.
 class CheckpointSaver {
  public:
   CheckpointSaver(const ParallelState& parallel_state, CheckpointSaverOptions options);
@@ -51,36 +54,44 @@ class CheckpointSaver {
   /// Saves `tensors` as what holds after progress.iteration. Collective over the world. FileError,
   /// on all ranks, if any of them failed: what was there before is as it was, and the next save may
   /// be tried. It is a DivergenceError where a weight is not finite. With `async` a failure is
-  /// known, and told, at the next save() or finish(). `may_skip`: options.when_busy decides what to
-  /// do while the last save is going on; otherwise this one waits. `unproven`: no loss has been
-  /// computed with these weights yet, so the newest checkpoint from before them stays, too.
+  /// told at the next save() or finish() after it is known. `may_skip`: options.when_busy decides
+  /// what to do while the last save is going on, and to wait from a device means to wait for the
+  /// save before the last; otherwise this one waits for all. `unproven`: no loss has been computed
+  /// with these weights yet, so the newest checkpoint from before them stays, too.
   SaveResult save(const std::vector<StateTensor>& tensors, const TrainingProgress& progress,
                   const Config& config, bool may_skip = false, bool unproven = false);
 
   /// Waits until the last save has copied what it writes. For this rank alone.
   void finish_copy();
 
-  /// Waits until the last save is complete. Collective. FileError as save(). Returns its
-  /// SaveResult::problem.
+  /// Waits until all saves are complete. Collective. FileError as save(), of the first that failed.
+  /// Returns their SaveResult::problem.
   std::string finish();
 
  private:
   struct Job;
 
+  /// Waits for the first of jobs_. As finish().
+  std::string finish_first();
+  /// Waits until there are fewer than `most` jobs, none of them for `iteration`, and takes what
+  /// those that have ended have come to.
+  void make_room(size_t most, int64_t iteration, SaveResult& result);
+  /// On rank 0 makes the folder of `job`. FileError on all ranks.
+  void begin(const Job& job, SaveResult& result) const;
   void make_plan(const std::vector<StateTensor>& tensors);
   std::unique_ptr<Job> make_job(const std::vector<StateTensor>& tensors);
-  void stage(Job& job, const at::Tensor& values);
+  void stage(Job& job, const at::Tensor& values) const;
   void note_staged(Job& job, c10::Device device);
-  /// Memory for the copy of this rank's share, kept from save to save.
-  void make_staging(const std::vector<StateTensor>& tensors);
+  /// Memory for the copy of this rank's share that no job reads; kept from save to save.
+  at::Tensor staging_for(const std::vector<StateTensor>& tensors);
   bool any_rank_is_busy() const;
 
   ParallelState state_;
   CheckpointSaverOptions options_;
   std::vector<size_t> mine_;  ///< indices of the tensors that this rank writes
   bool planned_ = false;
-  at::Tensor staging_;  ///< bytes
-  std::unique_ptr<Job> job_;
+  std::vector<at::Tensor> staging_;        ///< bytes
+  std::deque<std::unique_ptr<Job>> jobs_;  ///< under way, as many on all ranks, the first in front
 };
 
 }  // namespace lockstep

@@ -6,6 +6,7 @@
 #include "lockstep/checkpoint/checkpoint_saver.h"
 #include "lockstep/checkpoint/folder_lock.h"
 #include "lockstep/checkpoint/training_state.h"
+#include "lockstep/core/config_io.h"
 
 namespace lockstep {
 
@@ -22,7 +23,7 @@ std::string save_model(const std::string& folder, int64_t iteration, const Confi
 namespace {
 
 SavedModel read_model(CheckpointReader& checkpoint, c10::Device device) {
-  const Config config = checkpoint.config();
+  const Config config = resolve_for_device(checkpoint.config(), device.is_cpu());
   GPTModelOptions options;
   options.dtype = config.train.precision == Precision::fp64 ? at::kDouble : at::kFloat;
   options.device = device;

@@ -27,8 +27,12 @@ void validate(const Config& config);
 
 /// Fills in the fields whose default follows from other fields (num_query_groups, kv_channels,
 /// ffn_hidden_size, recompute_num_layers, moe_layer_freq, lr_decay_iters, the weight decay's ends,
-/// calculate_per_token_loss).
+/// calculate_per_token_loss), and, unless train.device is auto, those of resolve_for_device().
 Config resolve(Config config);
+
+/// Fills in the fields whose default depends on where the run takes place, which only it knows with
+/// train.device = auto: make_vocab_size_divisible_by and distributed_timeout_seconds.
+Config resolve_for_device(Config config, bool is_cpu);
 
 /// `config` as text that parse_config() reads back to the same value, defaults included. Fields
 /// that are unset appear as comments.

@@ -193,6 +193,14 @@ std::vector<BatchStep> parse_step_batch_size_schedule(const std::string& text) {
   return steps;
 }
 
+Config resolve_for_device(Config config, bool is_cpu) {
+  auto& multiple = config.model.make_vocab_size_divisible_by;
+  auto& timeout = config.parallel.distributed_timeout_seconds;
+  if (!multiple) multiple = is_cpu ? 1 : 128;
+  if (!timeout) timeout = is_cpu ? 60 : 600;
+  return config;
+}
+
 Config resolve(Config config) {
   TransformerConfig& model = config.model;
   if (!model.num_query_groups) model.num_query_groups = model.num_attention_heads;
@@ -213,7 +221,9 @@ Config resolve(Config config) {
     optimizer.lr_decay_iters = std::max(config.train.train_iters, optimizer.lr_warmup_iters + 1);
   if (!optimizer.start_weight_decay) optimizer.start_weight_decay = optimizer.weight_decay;
   if (!optimizer.end_weight_decay) optimizer.end_weight_decay = optimizer.weight_decay;
-  return config;
+  const DeviceChoice device = config.train.device;
+  if (device == DeviceChoice::auto_) return config;
+  return resolve_for_device(config, device == DeviceChoice::cpu);
 }
 
 }  // namespace lockstep

@@ -61,6 +61,11 @@ int64_t padded_vocab_size(int64_t vocab_size, int64_t make_vocab_size_divisible_
       "padded vocabulary");
 }
 
+int64_t padded_vocab_size(const TransformerConfig& model, int64_t tensor_parallel) {
+  return padded_vocab_size(model.vocab_size, model.make_vocab_size_divisible_by.value_or(1),
+                           tensor_parallel);
+}
+
 void check_tensor_parallel(const TransformerConfig& model, const ParallelConfig& parallel) {
   if (parallel.sequence_parallel) check_sequence(model, parallel);
   if (model.distribute_saved_activations) check_saved_activations(model, parallel);

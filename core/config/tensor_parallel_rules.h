@@ -13,6 +13,9 @@ namespace lockstep {
 int64_t padded_vocab_size(int64_t vocab_size, int64_t make_vocab_size_divisible_by,
                           int64_t tensor_parallel);
 
+/// The same for `model`; where make_vocab_size_divisible_by is unset, as on the CPU.
+int64_t padded_vocab_size(const TransformerConfig& model, int64_t tensor_parallel);
+
 /// ConfigError, naming the fields, where a resolved `model` cannot be cut over the ranks of tp:
 /// query heads or ffn_hidden_size that do not divide by them; query groups that are neither a
 /// multiple nor a divisor of them, or, being fewer, whose rows of linear_qkv do not divide by the

@@ -31,21 +31,17 @@ class Passing {
       : received_(at::empty_like(tensor)) {
     const int64_t ranks = group.size(), next = (group.rank() + 1) % ranks;
     const int64_t previous = (group.rank() + ranks - 1) % ranks;
-    // In a ring where every rank sends first, NCCL's messages wait for each other.
-    if (group.rank() % 2 == 0) sent_ = send(group, tensor, next, label);
-    arrived_ = receive(group, received_, previous, label);
-    if (group.rank() % 2 != 0) sent_ = send(group, tensor, next, label);
+    work_ = exchange(group, tensor, next, received_, previous, label);
   }
 
   at::Tensor wait() {
-    arrived_.wait();
-    sent_.wait();
+    work_.wait();
     return received_;
   }
 
  private:
   at::Tensor received_;
-  Work sent_, arrived_;
+  Work work_;
 };
 
 /// Calls visit(step, keys and values of the rank `step` places before) while they go round.

@@ -96,8 +96,7 @@ ModuleSpec vocab_parallel_embedding_params(int64_t vocab_size, int64_t rows, int
 
 ModuleSpec vocab_parallel_embedding_params(const LayerSettings& settings, TableUse use) {
   const TransformerConfig& config = settings.config;
-  const int64_t rows = padded_vocab_size(config.vocab_size, config.make_vocab_size_divisible_by,
-                                         settings.tensor_ranks);
+  const int64_t rows = padded_vocab_size(config, settings.tensor_ranks);
   return vocab_parallel_embedding_params(config.vocab_size, rows, config.hidden_size,
                                          config.init_method_std, use);
 }

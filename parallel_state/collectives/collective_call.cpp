@@ -12,6 +12,7 @@ RecordKind kind_of(const CollectiveOperation& operation) {
     case CollectiveOperation::Kind::all_to_all:
       return RecordKind::uneven_collective;
     case CollectiveOperation::Kind::send:
+    case CollectiveOperation::Kind::exchange:
       return RecordKind::send;
     case CollectiveOperation::Kind::receive:
       return RecordKind::receive;
@@ -96,21 +97,23 @@ void CollectiveCall::note(const Tensors& inputs) {
   identity_ = added.identity;
   shared_label_ = std::move(added.label);
   if (!state.observer && !recorded) return;
-  const CollectiveRecord shown = {
-      state.global_rank,
-      state.name,
-      state.ranks,
-      to_string(operation_),
-      std::string(label_),
-      std::string(dtype),
-      elements,
-      bytes,
-      kind,
-      is_message(kind) ? state.ranks.at(static_cast<size_t>(operation_.position)) : -1};
-  if (recorded)
-    state.watch->record({group_.shared_state(), operation_, shown, numel});
-  else
-    state.observer(shown);
+  RecordedCall call = {group_.shared_state(), operation_, {}, numel};
+  const auto show = [&](const Operation& operation) {
+    const RecordKind shown_as = kind_of(operation);
+    const int64_t peer =
+        is_message(shown_as) ? state.ranks.at(static_cast<size_t>(operation.position)) : -1;
+    call.shown.push_back({state.global_rank, state.name, state.ranks, to_string(operation),
+                          std::string(label_), std::string(dtype), elements, bytes, shown_as,
+                          peer});
+  };
+  if (operation_.kind == Operation::Kind::exchange) {
+    show({.kind = Operation::Kind::send, .position = operation_.position});
+    show({.kind = Operation::Kind::receive, .position = operation_.source});
+  } else {
+    show(operation_);
+  }
+  if (recorded) return state.watch->record(call);
+  for (const CollectiveRecord& record : call.shown) state.observer(record);
 }
 
 }  // namespace lockstep

@@ -46,7 +46,7 @@ class CollectiveCall {
   void check_position(int64_t position) const;
 
   /// Enters the call in the ledger of the group, unless it is a message, and shows it to the
-  /// observer. Not in a group of one rank.
+  /// observer, an exchange as a send and a receive. Not in a group of one rank.
   void note(const Tensors& inputs);
 
   /// Of the call, from note() on; the same on all ranks that make it.

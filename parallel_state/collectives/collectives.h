@@ -88,6 +88,12 @@ Work send(const ProcessGroup& group, const at::Tensor& tensor, int64_t destinati
 Work receive(const ProcessGroup& group, const at::Tensor& tensor, int64_t source,
              std::string_view label);
 
+/// Both at once: `sent` goes to the rank at position `destination`, `received`, of its shape and
+/// dtype, is filled by the one at `source`, which may be the same. All ranks of the group must call
+/// it, in one order with its collectives: on NCCL it is one launch on their stream.
+Work exchange(const ProcessGroup& group, const at::Tensor& sent, int64_t destination,
+              const at::Tensor& received, int64_t source, std::string_view label);
+
 /// The texts of all ranks, in group order. They may differ in length. Blocks.
 std::vector<std::string> all_gather_texts(const ProcessGroup& group, const std::string& text,
                                           std::string_view label);

@@ -9,13 +9,17 @@ namespace {
 
 using MessageKind = CollectiveOperation::Kind;
 
+void check_peer(const CollectiveCall& call, const ProcessGroup& group, int64_t peer) {
+  call.check_position(peer);
+  call.check(peer != group.rank(), "found this rank as the peer, allowed: another one");
+}
+
 Work message(const ProcessGroup& group, const at::Tensor& tensor, int64_t peer, MessageKind kind,
              std::string_view label) {
   CollectiveCall call(group, {.kind = kind, .position = peer}, label);
   const std::vector<at::Tensor> one = {tensor};
   call.check_tensors(one);
-  call.check_position(peer);
-  call.check(peer != group.rank(), "found this rank as the peer, allowed: another one");
+  check_peer(call, group, peer);
   call.note(one);
   return call.start(tensor, [&](Transport& transport) {
     const int position = static_cast<int>(peer);
@@ -57,6 +61,21 @@ Work send(const ProcessGroup& group, const at::Tensor& tensor, int64_t destinati
 Work receive(const ProcessGroup& group, const at::Tensor& tensor, int64_t source,
              std::string_view label) {
   return message(group, tensor, source, MessageKind::receive, label);
+}
+
+Work exchange(const ProcessGroup& group, const at::Tensor& sent, int64_t destination,
+              const at::Tensor& received, int64_t source, std::string_view label) {
+  CollectiveCall call(
+      group, {.kind = MessageKind::exchange, .position = destination, .source = source}, label);
+  call.check_tensors({sent, received});
+  call.check(sent.sizes() == received.sizes(), "found tensors of {} and {}, allowed: of one shape",
+             fmt::join(sent.sizes(), " x "), fmt::join(received.sizes(), " x "));
+  for (const int64_t peer : {destination, source}) check_peer(call, group, peer);
+  call.note({sent});
+  return call.start(sent, [&](Transport& transport) {
+    return transport.exchange(sent, static_cast<int>(destination), received,
+                              static_cast<int>(source), call.identity());
+  });
 }
 
 }  // namespace lockstep

@@ -38,8 +38,10 @@ void note_launch(const RecordedCalls& calls) {
   for (const RecordedCall& call : calls) {
     const ProcessGroup::State& group = *call.group;
     if (group.watch) group.watch->check();
-    enter_call(group, call.operation, call.shown.label, call.numel, call.shown.dtype);
-    if (group.observer) group.observer(call.shown);
+    const CollectiveRecord& first = call.shown.front();
+    enter_call(group, call.operation, first.label, call.numel, first.dtype);
+    if (!group.observer) continue;
+    for (const CollectiveRecord& record : call.shown) group.observer(record);
   }
 }
 
@@ -53,7 +55,7 @@ void watch_launch(const RecordedCalls& calls, c10::Device device) {
     operation->group = call->group;
     operation->called = call->operation;
     operation->label = call->group->communicator->ledger().share_label("a recorded step, up to ",
-                                                                       call->shown.label);
+                                                                       call->shown.front().label);
     operation->on_device = true;
     operation->parts = {launched};
     call->group->watch->add(std::move(operation));

@@ -17,8 +17,8 @@ namespace lockstep {
 struct RecordedCall {
   std::shared_ptr<const ProcessGroup::State> group;
   CollectiveOperation operation;
-  CollectiveRecord shown;  ///< to the observer
-  int64_t numel = 0;       ///< as the ledger has it
+  std::vector<CollectiveRecord> shown;  ///< to the observer
+  int64_t numel = 0;                    ///< as the ledger has it
 };
 
 /// The calls of a recording, in their order.

@@ -39,6 +39,8 @@ const char* name_of(OperationKind kind) {
       return "send";
     case OperationKind::receive:
       return "receive";
+    case OperationKind::exchange:
+      return "exchange";
     case OperationKind::comparison:
       return "comparison";
     case OperationKind::scatter_to_group:
@@ -76,12 +78,17 @@ void for_each_part(const CollectiveOperation& operation, Take take) {
     }
     take(std::string_view(")"));
   }
-  const bool sends = operation.kind == OperationKind::send;
+  const bool exchanges = operation.kind == OperationKind::exchange;
+  const bool sends = exchanges || operation.kind == OperationKind::send;
   if (!sends && operation.kind != OperationKind::broadcast &&
       operation.kind != OperationKind::receive)
     return;
   take(std::string_view(sends ? " (to " : " (from "));
   take_number(operation.position, take);
+  if (exchanges) {
+    take(std::string_view(", from "));
+    take_number(operation.source, take);
+  }
   take(std::string_view(")"));
 }
 

@@ -21,6 +21,7 @@ struct CollectiveOperation {
     broadcast,
     send,
     receive,
+    exchange,    ///< a message to one rank and one from another
     comparison,  ///< of what the ranks have done
     // Functions of autograd, whose errors name them. They call those above.
     scatter_to_group,
@@ -33,6 +34,7 @@ struct CollectiveOperation {
   Kind kind = Kind::all_reduce;
   std::optional<ReduceOp> reduction = {};  ///< of those that reduce
   int64_t position = 0;  ///< in the group, of a broadcast's source or a message's other end
+  int64_t source = 0;    ///< in the group, of an exchange, whose destination is `position`
   int64_t numerator = 1, denominator = 1;  ///< of the factor of the terms that are reduced
 };
 

@@ -8,6 +8,14 @@
 
 namespace lockstep {
 
+Transport::Parts Transport::exchange(const at::Tensor& sent, int destination,
+                                     const at::Tensor& received, int source, uint64_t identity) {
+  Parts parts = receive(received, source, identity);
+  const Parts sending = send(sent, destination, identity);
+  parts.insert(parts.end(), sending.begin(), sending.end());
+  return parts;
+}
+
 bool reducible_on_cpu(at::ScalarType dtype) {
   constexpr at::ScalarType kTypes[] = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kChar,
                                        at::kShort, at::kInt,    at::kLong,     at::kByte};

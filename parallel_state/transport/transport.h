@@ -55,6 +55,9 @@ class Transport {
   /// Messages between two ranks keep their order.
   virtual Parts send(const at::Tensor& tensor, int destination, uint64_t identity) = 0;
   virtual Parts receive(const at::Tensor& tensor, int source, uint64_t identity) = 0;
+  /// Both at once, of one shape and dtype; on a device one launch, in turn with the collectives.
+  virtual Parts exchange(const at::Tensor& sent, int destination, const at::Tensor& received,
+                         int source, uint64_t identity);
 };
 
 /// Whether CPU tensors of `dtype` are reduced, whichever transport does it.

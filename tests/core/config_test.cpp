@@ -46,6 +46,27 @@ TEST(Config, AverageInCollectiveTurnsPerTokenLossOff) {
   EXPECT_EQ(config.ddp.calculate_per_token_loss, false);
 }
 
+TEST(Config, SomeDefaultsFollowTheDevice) {
+  const auto values = [](const Config& config) {
+    return std::pair(config.model.make_vocab_size_divisible_by,
+                     config.parallel.distributed_timeout_seconds);
+  };
+  using Values = std::pair<std::optional<int64_t>, std::optional<double>>;
+  const Config unknown = parse_config("", "test");
+  EXPECT_EQ(values(unknown), Values()) << "auto: known where the run takes place";
+  EXPECT_EQ(values(resolve_for_device(unknown, /*is_cpu=*/true)), Values(1, 60.0));
+  EXPECT_EQ(values(resolve_for_device(unknown, /*is_cpu=*/false)), Values(128, 600.0));
+  EXPECT_EQ(values(parse_config("", "test", {"train.device=cpu"})), Values(1, 60.0));
+  EXPECT_EQ(values(parse_config("", "test", {"train.device=cuda"})), Values(128, 600.0));
+  const Config set = parse_config(
+      "", "test",
+      {"model.make_vocab_size_divisible_by=32", "parallel.distributed_timeout_seconds=5"});
+  for (const bool is_cpu : {true, false})
+    EXPECT_EQ(values(resolve_for_device(set, is_cpu)), Values(32, 5.0));
+  const Config printed = resolve_for_device(unknown, /*is_cpu=*/false);
+  EXPECT_EQ(values(parse_config(print_config(printed), "printed")), Values(128, 600.0));
+}
+
 TEST(Config, ShortRunsStillHaveADecayLongerThanTheWarmUp) {
   const Config config =
       parse_config("optimizer { lr_warmup_iters: 50 } train { train_iters: 5 }", "x");

@@ -34,9 +34,10 @@ def table(heading):
 
 
 def our_values():
-    """The value of each field by its path, in a configuration that sets nothing."""
+    """The value of each field by its path, in a configuration that sets nothing but the CPU."""
     values, group = {}, ""
-    printed = run(BUILD / "lockstep", "train", "/dev/null", "--print-config").stdout.decode()
+    printed = run(BUILD / "lockstep", "train", "/dev/null", "--set", "train.device=cpu",
+                  "--print-config").stdout.decode()
     for line in printed.splitlines():
         if line.endswith(" {"):
             group = line[:-2]

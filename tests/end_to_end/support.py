@@ -79,13 +79,14 @@ def torchrun(ranks, *arguments, timeout=240):
                timeout=timeout)
 
 
-def launch(ranks, *arguments, timeout=240):
+def launch(ranks, *arguments, timeout=240, **environment):
     """As torchrun(), without the seconds that torchrun takes to load PyTorch."""
     port = free_port()
     processes = [subprocess.Popen(
         [str(a) for a in arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=SOURCE,
         env=clean_environment(RANK=rank, WORLD_SIZE=ranks, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=ranks,
-                              MASTER_ADDR="127.0.0.1", MASTER_PORT=port)) for rank in range(ranks)]
+                              MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **environment))
+        for rank in range(ranks)]
     try:
         outputs = [process.communicate(timeout=timeout) for process in processes]
     finally:

@@ -2,13 +2,15 @@
 
 import json
 import math
+import shutil
 import signal
 import subprocess
 import time
 import unittest
 
-from support import (BATCH_OF_3, LOCKSTEP, EndToEnd, Ranks, clean_environment, end, metrics, run,
-                     torchrun)
+from faults import calls, faults
+from support import (BATCH_OF_3, LOCKSTEP, EndToEnd, Ranks, clean_environment, end, launch, metrics,
+                     run, torchrun)
 
 
 class Train(EndToEnd):
@@ -70,6 +72,35 @@ class Train(EndToEnd):
         for value, expected in zip(results[1][0], results[0][0], strict=True):
             self.assertAlmostEqual(value, expected, delta=1e-12 * expected)
         self.assertEqual(results[1][1:], results[0][1:])
+
+    def sample(self, *settings, ranks=1):
+        """The text that a run writes at its end, and how often it read the weights it had saved."""
+        arguments = [word for setting in ("train.sample_tokens=30", "train.sample_prompt=7 squared",
+                                          *settings) for word in ("--set", setting)]
+        count = self.folder / "calls"
+        count.write_text("")
+        output = self.folder / "sampled"
+        shutil.rmtree(output, ignore_errors=True)
+        command = [LOCKSTEP, "train", self.config, "--output", output, *arguments]
+        environment = faults(count=count)
+        result = (run(*command, **environment) if ranks == 1
+                  else launch(ranks, *command, **environment))
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        generated = run(LOCKSTEP, "generate", output / "checkpoint", "--prompt", "7 squared",
+                        "--max-tokens", "30")
+        self.assertEqual(generated.returncode, 0, generated.stderr.decode())
+        self.assertEqual(result.stdout, generated.stdout, settings)
+        return calls(count, ".safetensors")["read"]
+
+    def test_the_sample_is_the_text_that_generate_writes(self):
+        two_ranks = "parallel.tensor_model_parallel_size=2"
+        self.assertGreater(self.sample("train.precision=bf16"), 0)
+        self.assertGreater(self.sample(two_ranks, ranks=2), 0)
+        # A rank that holds the whole model in the arithmetic of `generate` need not load another.
+        self.assertEqual(self.sample(), 0)
+        self.assertEqual(self.sample("train.precision=fp64"), 0)
+        self.assertEqual(self.sample("ddp.use_distributed_optimizer=true",
+                                     "ddp.overlap_param_gather=true", ranks=2), 0)
 
     def test_generate_continues_from_the_saved_weights(self):
         output, _ = self.train(1)

@@ -51,6 +51,7 @@ const std::vector<std::pair<CollectiveOperation, std::string>>& texts_of_operati
       {{.kind = Kind::broadcast, .position = -1}, "broadcast (from -1)"},
       {{.kind = Kind::send, .position = 12}, "send (to 12)"},
       {{.kind = Kind::receive, .position = INT64_MIN}, "receive (from -9223372036854775808)"},
+      {{.kind = Kind::exchange, .position = 1, .source = 3}, "exchange (to 1, from 3)"},
       {{Kind::comparison}, "comparison"},
       {{Kind::scatter_to_group}, "scatter_to_group"},
       {{Kind::gather_from_group}, "gather_from_group"},

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "lockstep/core/error.h"
+#include "lockstep/pipeline/first_messages.h"
 #include "lockstep/pipeline/schedule_check.h"
 #include "lockstep/pipeline/simulation.h"
 
@@ -89,16 +91,29 @@ struct Checked {
   int64_t makespan;
 };
 
-/// What must hold for every schedule; with transfers that block nobody and with ones that block.
+bool hosts_meet(const StepLists& steps, const RankPairs& connected) {
+  try {
+    check_first_messages(steps, connected);
+    return true;
+  } catch (const UsageError&) {
+    return false;
+  }
+}
+
+/// What must hold for every schedule; with transfers that block nobody, with ones that block, and
+/// with ones of which the first of a direction blocks.
 Checked check(const ScheduleOptions& options) {
   const PipelineSchedule schedule = make_schedule(options);
   EXPECT_TRUE(every_task_once(options, schedule)) << name(options);
   const Timeline free = simulate(schedule, reference_cost(schedule));
   EXPECT_TRUE(dependencies_hold(schedule, free)) << name(options);
-  const Timeline blocking =
-      simulate_rendezvous(schedule, communication_steps(schedule), reference_cost(schedule));
+  const StepLists steps = communication_steps(schedule);
+  const Timeline blocking = simulate_rendezvous(schedule, steps, reference_cost(schedule));
   EXPECT_TRUE(dependencies_hold(schedule, blocking)) << name(options);
   EXPECT_GE(blocking.makespan(), free.makespan()) << name(options);
+  EXPECT_TRUE(hosts_meet(steps, message_pairs(steps))) << name(options);
+  const bool in_a_circle = options.virtual_pipeline > 1 && options.pipeline > 2;
+  EXPECT_EQ(hosts_meet(steps, {}), !in_a_circle) << name(options);
   return {schedule, free.makespan()};
 }
 

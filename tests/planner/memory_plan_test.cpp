@@ -39,6 +39,20 @@ TEST(MemoryPlan, TheExampleOfExpertsHasAsManyActiveParametersAsItsTwin) {
   EXPECT_GT(num_parameters(experts), 4 * num_parameters(dense));
 }
 
+TEST(MemoryPlan, TheVocabularyOfAJobForGpusIsPaddedTo128) {
+  const auto rows = [](const std::vector<std::string>& more) {
+    std::vector<std::string> all = {"model.vocab_size=50257"};
+    all.insert(all.end(), more.begin(), more.end());
+    return local_widths(small(all)).vocabulary;
+  };
+  const std::string two = "parallel.tensor_model_parallel_size=2", cuda = "train.device=cuda";
+  EXPECT_EQ(rows({}), 50257);
+  EXPECT_EQ(rows({"train.device=cpu"}), 50257);
+  EXPECT_EQ(rows({cuda}), 50304);
+  EXPECT_EQ(rows({cuda, two}), 50432 / 2);
+  EXPECT_EQ(rows({cuda, "model.make_vocab_size_divisible_by=1"}), 50257);
+}
+
 TEST(MemoryPlan, ActivationsAreWhatAutogradKeeps) {
   for (const auto& overrides : all_models()) {
     SCOPED_TRACE(text_of(overrides));

@@ -2,6 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cstdlib>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/config_io.h"
 #include "lockstep/core/error.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -45,6 +54,93 @@ TEST(ChooseDevice, TooFewDevicesAreAnErrorAndNotTheCpu) {
   EXPECT_TRUE(testing::throws_with<ConfigError>(
       [] { choose_device(DeviceChoice::cuda, local_rank(0, 1), 0); },
       "train.device = cuda: found visible CUDA devices: 0, ranks of this host: 1"));
+}
+
+TEST(ParallelOptions, RanksOnADeviceWaitTenMinutesForEachOther) {
+  const Config config;
+  EXPECT_EQ(parallel_options(config, c10::kCPU).timeout, std::chrono::seconds(60));
+  for (const c10::Device device : {cuda(1), c10::Device(c10::kPrivateUse1, 0)})
+    EXPECT_EQ(parallel_options(config, device).timeout, std::chrono::seconds(600));
+  const Config set = parse_config("parallel { distributed_timeout_seconds: 7.5 }", "test");
+  for (const c10::Device device : {cuda(0), c10::Device(c10::kCPU)})
+    EXPECT_EQ(parallel_options(set, device).timeout, std::chrono::milliseconds(7500));
+}
+
+TEST(ParallelOptions, TheRanksCompareWhatTheDeviceMeans) {
+  const auto told = [](c10::Device device) {
+    std::map<std::string, std::string> values;
+    for (const AnnouncedField& field : parallel_options(Config(), device).announcement)
+      values[field.name] = field.value;
+    return std::pair(values["model.make_vocab_size_divisible_by"],
+                     values["parallel.distributed_timeout_seconds"]);
+  };
+  EXPECT_EQ(told(c10::kCPU), std::pair(std::string("1"), std::string("60")));
+  EXPECT_EQ(told(cuda(0)), std::pair(std::string("128"), std::string("600")));
+}
+
+TEST(ParallelOptions, StagesOfAPipelineOnADeviceSendThroughFewBlocks) {
+  const auto stages = [](const std::string& more) {
+    return parse_config("parallel { pipeline_model_parallel_size: 2 " + more + " }", "test");
+  };
+  const auto of_pp = [](const Config& config, c10::Device device) {
+    return parallel_options(config, device).group_options[GroupKind::pp];
+  };
+  EXPECT_EQ(of_pp(stages(""), cuda(0)).max_ctas, 4);
+  EXPECT_EQ(of_pp(stages(""), c10::kCPU), GroupOptions());
+  EXPECT_EQ(of_pp(Config(), cuda(0)), GroupOptions());
+  EXPECT_EQ(of_pp(stages("group_options: \"pp: max_ctas=16\""), cuda(0)).max_ctas, 16);
+  const GroupOptions set = of_pp(stages("group_options: \"pp: min_ctas=8\""), cuda(0));
+  EXPECT_EQ(set.min_ctas, 8);
+  EXPECT_EQ(set.max_ctas, std::nullopt);
+  for (const auto& [kind, options] : parallel_options(stages(""), cuda(0)).group_options)
+    EXPECT_EQ(kind, GroupKind::pp) << "others keep NCCL's choice";
+}
+
+/// Variables of this process that are as before when it ends.
+class WithoutVariables {
+ public:
+  explicit WithoutVariables(std::vector<std::string> names) : names_(std::move(names)) {
+    for (const std::string& name : names_) {
+      const char* const value = std::getenv(name.c_str());
+      values_.push_back(value ? std::optional<std::string>(value) : std::nullopt);
+      ::unsetenv(name.c_str());
+    }
+  }
+  ~WithoutVariables() {
+    for (size_t i = 0; i < names_.size(); ++i)
+      if (values_[i])
+        ::setenv(names_[i].c_str(), values_[i]->c_str(), /*overwrite=*/1);
+      else
+        ::unsetenv(names_[i].c_str());
+  }
+
+ private:
+  std::vector<std::string> names_;
+  std::vector<std::optional<std::string>> values_;
+};
+
+std::optional<std::string> variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value ? std::optional<std::string>(value) : std::nullopt;
+}
+
+TEST(PrepareCuda, GivesEachStreamOfAPipelineAQueueAndLoadsKernelsBeforeTheyRun) {
+  const char *const queues = "CUDA_DEVICE_MAX_CONNECTIONS", *const loading = "CUDA_MODULE_LOADING";
+  const WithoutVariables restore({queues, loading});
+  prepare_cuda(Config());
+  prepare_cuda(parse_config(
+      "parallel { pipeline_model_parallel_size: 2 } train { device: \"cpu\" }", "test"));
+  EXPECT_EQ(variable(queues), std::nullopt);
+  EXPECT_EQ(variable(loading), std::nullopt);
+  const Config stages = parse_config("parallel { pipeline_model_parallel_size: 2 }", "test");
+  prepare_cuda(stages);
+  EXPECT_EQ(variable(queues), "32");
+  EXPECT_EQ(variable(loading), "EAGER");
+  ::setenv(queues, "1", /*overwrite=*/1);
+  ::setenv(loading, "LAZY", /*overwrite=*/1);
+  prepare_cuda(stages);
+  EXPECT_EQ(variable(queues), "1") << "what the user sets stays";
+  EXPECT_EQ(variable(loading), "LAZY");
 }
 
 TEST(UnusedGpus, AreToldWhereARunTakesTheCpuByItself) {

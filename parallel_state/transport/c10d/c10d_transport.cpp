@@ -135,4 +135,15 @@ Transport::Parts C10dTransport::receive(const at::Tensor& tensor, int source, ui
   return {message(group_->recv(one, source, tag_of(tensor, identity)))};
 }
 
+Transport::Parts C10dTransport::exchange(const at::Tensor& sent, int destination,
+                                         const at::Tensor& received, int source,
+                                         uint64_t identity) {
+  if (on_cpu()) return Transport::exchange(sent, destination, received, source, identity);
+  Tensors from = {sent}, to = {received};
+  group_->startCoalescing(device_.type());
+  group_->send(from, destination, tag_of(sent, identity));
+  group_->recv(to, source, tag_of(received, identity));
+  return {std::make_shared<StreamPart>(group_->endCoalescing(device_.type()))};
+}
+
 }  // namespace lockstep

@@ -32,6 +32,8 @@ class C10dTransport : public Transport {
   Parts broadcast(const Tensors& tensors, int source, uint64_t identity) override;
   Parts send(const at::Tensor& tensor, int destination, uint64_t identity) override;
   Parts receive(const at::Tensor& tensor, int source, uint64_t identity) override;
+  Parts exchange(const at::Tensor& sent, int destination, const at::Tensor& received, int source,
+                 uint64_t identity) override;
 
  protected:
   c10d::ProcessGroup& group() const { return *group_; }

@@ -1,0 +1,115 @@
+// Asynchronous saves from a device, one after the other: the second is copied while the first is
+// still being written, and written behind it.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/checkpoint/checkpoint_folder.h"
+#include "lockstep/checkpoint/checkpoint_reader.h"
+#include "lockstep/checkpoint/checkpoint_saver.h"
+#include "lockstep/tests/support/device/device_ranks.h"
+#include "lockstep/tests/support/temporary_folder.h"
+
+namespace lockstep::testing {
+namespace {
+
+/// Two ranks save three times. Rank 0 waits for what rank 1 reports of the first save, which goes
+/// elsewhere until someone puts it in its place.
+class DeviceSaves : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { use_lagging_device(); }
+
+  DeviceSaves() {
+    std::filesystem::create_directories(elsewhere_ + "/step_1.partial");
+    for (const char* const later : {"/step_2.partial", "/step_3.partial"})
+      std::filesystem::create_directory_symlink(into_ + later, elsewhere_ + later);
+  }
+
+  /// What rank 0 was told of the save before each. `report` puts the report of the first one in
+  /// its place, once both ranks are back from the second or after three seconds.
+  std::vector<std::string> save_three_times(const std::function<void()>& report) {
+    std::vector<std::string> told;
+    std::thread reporting([&] {
+      for (int i = 0; i < 300 && (returned_ < 2 || !std::filesystem::exists(elsewhere_ + report_));
+           ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      returned_before_ = returned_;
+      report();
+    });
+    run_device_ranks(2, [&](const ParallelState& state) {
+      const bool first = state.rank() == 0;
+      CheckpointSaver saver(state, {.folder = first ? into_ : elsewhere_, .async = true});
+      const at::Tensor values = at::empty({kNumel}, state.device());
+      for (int64_t iteration = 1; iteration <= 3; ++iteration) {
+        values.fill_(static_cast<float>(iteration));
+        TrainingProgress progress;
+        progress.iteration = iteration;
+        const std::vector<StateTensor> tensors = {
+            {"w", "", {whole_box({kNumel}), {0, kNumel}}, values}};
+        const SaveResult result = saver.save(tensors, progress, {}, /*may_skip=*/true);
+        if (first) told.push_back(result.last_error);
+        values.fill_(-1);
+        if (iteration == 2) ++returned_;
+      }
+      saver.finish();
+    });
+    reporting.join();
+    return told;
+  }
+
+  std::vector<std::string> complete_steps() const {
+    std::vector<std::string> names;
+    for (const std::string& path : complete_checkpoints(into_))
+      names.push_back(std::filesystem::path(path).filename());
+    return names;
+  }
+
+  float saved_value(int64_t step) const {
+    CheckpointReader reader(into_ + "/" + step_name(step));
+    float value = 0;
+    reader.read(*reader.find("w"), {whole_box({kNumel}), {kNumel - 1, kNumel}},
+                reinterpret_cast<char*>(&value));
+    return value;
+  }
+
+  static constexpr int64_t kNumel = 1000;
+  TemporaryFolder folder_;
+  std::string into_ = folder_.path() / "saved", elsewhere_ = folder_.path() / "elsewhere";
+  std::string report_ = "/step_1.partial/rank_00001.report";
+  std::atomic<int> returned_ = 0;  ///< ranks, from the second save
+  int returned_before_ = -1;       ///< the report
+};
+
+TEST_F(DeviceSaves, TheSecondIsCopiedWhileTheFirstIsBeingWritten) {
+  const auto told =
+      save_three_times([&] { std::filesystem::rename(elsewhere_ + report_, into_ + report_); });
+  EXPECT_EQ(returned_before_, 2);
+  EXPECT_EQ(told, std::vector<std::string>(3, ""));
+  EXPECT_EQ(complete_steps(), (std::vector<std::string>{"step_3", "step_2", "step_1"}));
+  for (const int64_t step : {2, 3}) EXPECT_EQ(saved_value(step), static_cast<float>(step));
+}
+
+TEST_F(DeviceSaves, TheFirstMayFailWhileTheSecondWaitsBehindIt) {
+  const auto told = save_three_times([&] {
+    folder_.write("damaged", "no report");
+    std::filesystem::rename(folder_.path() / "damaged", into_ + report_);
+  });
+  EXPECT_EQ(returned_before_, 2);
+  ASSERT_EQ(told.size(), 3U);
+  EXPECT_EQ(told[1], "") << "not known yet";
+  EXPECT_TRUE(told[2].starts_with("rank 0: '" + into_ + report_ + "': ")) << told[2];
+  EXPECT_EQ(complete_steps(), (std::vector<std::string>{"step_3", "step_2"}));
+  for (const int64_t step : {2, 3}) EXPECT_EQ(saved_value(step), static_cast<float>(step));
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "lockstep/training/trainer.h"
+
+namespace lockstep {
+
+/// Whether a rank of a run with `config` holds the whole model: only the batch is split.
+bool holds_whole_model(const Config& config);
+
+/// The text that a run writes at its end: train.sample_prompt and what generate() adds to it, at
+/// most train.sample_tokens, as `lockstep generate` would from `checkpoint`. There is never a
+/// second model: where this rank holds the whole model in the arithmetic of load_model(), or there
+/// is no checkpoint (empty), the text comes from the model that was trained; else `trainer` is let
+/// go before the model is loaded. UsageError: no checkpoint, and this rank holds a part of the
+/// model.
+std::string sample_text(std::unique_ptr<Trainer> trainer, const std::string& checkpoint,
+                        c10::Device device);
+
+}  // namespace lockstep
