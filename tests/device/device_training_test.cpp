@@ -210,23 +210,61 @@ const Layout kLayouts[] = {
     {"cp2_all_gather", 2,
      parallel({{"context", 2}}, with(kDouble, {"parallel.cp_comm_type=all_gather"})), 1, 1e-10},
     {"cp4_p2p", 4, parallel({{"context", 4}}, kDouble), 1, 1e-10},
-    {"ep2", 2, parallel({{"expert_model", 2}}, {"model.num_experts=4", "model.moe_router_topk=2"}),
-     std::nullopt},
     {"cp4_a2a_p2p", 4,
      parallel({{"context", 4}},
               with(kDouble, {"parallel.cp_comm_type=a2a+p2p",
                              "parallel.hierarchical_context_parallel_sizes=2,2"})),
      1, 1e-10},
-    {"tp2_ep2_etp2", 4,
-     parallel(
-         {{"tensor_model", 2}, {"expert_model", 2}, {"expert_tensor", 2}},
-         {"parallel.sequence_parallel=true", "model.num_experts=4", "model.moe_router_topk=2"}),
-     std::nullopt},
     {"tp2_pp2_dp2", 8,
      with(parallel({{"tensor_model", 2}, {"pipeline_model", 2}},
                    {"parallel.sequence_parallel=true"}),
           kSharded)},
 };
+
+const Overrides kExperts = {"model.num_experts=4", "model.moe_router_topk=2",
+                            "model.moe_aux_loss_coeff=0.1", "model.moe_z_loss_coeff=0.01"};
+const Overrides kBiases = {"model.add_bias_linear=true", "model.activation=gelu",
+                           "model.moe_shared_expert_intermediate_size=8"};
+const Overrides kCapacity = {"model.moe_expert_capacity_factor=0.8"};
+const Overrides kPadded = {"model.moe_expert_capacity_factor=1.2",
+                           "model.moe_pad_expert_input_to_capacity=true"};
+const Overrides kRecompute = {"model.recompute_granularity=full", "model.recompute_num_layers=4"};
+const Overrides kAllGather = {"model.moe_token_dispatcher_type=allgather"};
+
+Overrides experts(const std::map<std::string, int64_t>& sizes, const Overrides& more = {}) {
+  return parallel(sizes, with(kExperts, more));
+}
+
+/// Of a step with expert parallelism: one for each of 4 layers in each micro-batch, and the step's.
+int64_t waits_of(int64_t microbatches) { return 1 + 4 * microbatches; }
+
+const Layout kExpertLayouts[] = {
+    {"one_rank", 1, experts({})},
+    {"bf16", 1, experts({}, {"train.precision=bf16"})},
+    {"biases_shared", 1, experts({}, kBiases)},
+    {"biases_bf16", 1, experts({}, with(kBiases, {"train.precision=bf16"}))},
+    {"capacity", 1, experts({}, with(kCapacity, kBiases))},
+    {"padded", 1, experts({}, kPadded)},
+    {"recompute", 1, experts({}, with(kRecompute, kCapacity))},
+    {"allgather", 1, experts({}, with(kAllGather, kCapacity))},
+    {"expert_bias", 1,
+     experts({}, {"model.moe_router_score_function=sigmoid",
+                  "model.moe_router_enable_expert_bias=true"})},
+    {"tp2_etp2", 2, experts({{"tensor_model", 2}}, {"parallel.sequence_parallel=true"})},
+    {"tp2_etp2_capacity", 2, experts({{"tensor_model", 2}}, with(kCapacity, kRecompute))},
+    {"etp2_allgather", 2, experts({{"expert_tensor", 2}}, with(kAllGather, kCapacity))},
+    {"ep2", 2, experts({{"expert_model", 2}}), waits_of(4)},
+    {"ep2_capacity", 2, experts({{"expert_model", 2}}, with(kCapacity, kBiases)), waits_of(4)},
+    {"ep2_recompute", 2, experts({{"expert_model", 2}}, with(kRecompute, kPadded)), waits_of(4)},
+    {"ep2_allgather", 2, experts({{"expert_model", 2}}, with(kAllGather, kRecompute)), waits_of(4)},
+    {"tp2_ep2_etp2", 4,
+     experts({{"tensor_model", 2}, {"expert_model", 2}, {"expert_tensor", 2}},
+             {"parallel.sequence_parallel=true"}),
+     waits_of(4)},
+};
+
+INSTANTIATE_TEST_SUITE_P(Experts, DeviceTraining, ::testing::ValuesIn(kExpertLayouts),
+                         [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(Layouts, DeviceTraining, ::testing::ValuesIn(kLayouts),
                          [](const auto& info) { return info.param.name; });
