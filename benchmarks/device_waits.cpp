@@ -13,7 +13,7 @@
 #include <ATen/Parallel.h>
 
 #include "lockstep/core/config_io.h"
-#include "lockstep/tests/device/device_layouts.h"
+#include "lockstep/tests/device/expert_layouts.h"
 #include "lockstep/tests/support/device/device_ranks.h"
 #include "lockstep/tests/support/synthetic_text.h"
 #include "lockstep/tests/support/temporary_folder.h"
@@ -72,8 +72,8 @@ std::vector<DeviceLayout> chosen_layouts() {
       "one_rank", "dp2_overlap", "dp2_sharded", "tp2_sp_dropout", "pp2", "pp4_interleaved",
       "cp2_p2p",  "experts",     "ep2",         "tp2_pp2_dp2"};
   std::vector<DeviceLayout> chosen;
-  for (const auto& layouts :
-       {testing::data_layouts(), testing::model_layouts(), testing::expert_layouts()})
+  for (const auto& layouts : {testing::data_layouts(), testing::model_layouts(),
+                              testing::expert_layouts(), testing::exchanged_layouts()})
     for (const DeviceLayout& layout : layouts)
       if (std::find(names.begin(), names.end(), layout.name) != names.end())
         chosen.push_back(layout);

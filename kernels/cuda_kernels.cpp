@@ -5,7 +5,12 @@
 namespace lockstep::kernels {
 
 DeviceKernels cuda_kernels() {
-  return {.adamw = adamw_cuda, .sgd = sgd_cuda, .sum_of_squares = sum_of_squares_cuda};
+  return {.adamw = adamw_cuda,
+          .sgd = sgd_cuda,
+          .sum_of_squares = sum_of_squares_cuda,
+          .grouped_rows = grouped_rows_cuda,
+          .grouped_matrices = grouped_matrices_cuda,
+          .grouped_sums = grouped_sums_cuda};
 }
 
 }  // namespace lockstep::kernels

@@ -22,4 +22,13 @@ void sgd_cuda(const at::Tensor& master, const at::Tensor& grad, const at::Tensor
 
 at::Tensor sum_of_squares_cuda(const at::Tensor& flat);
 
+at::Tensor grouped_rows_cuda(const at::Tensor& x, const at::Tensor& matrices,
+                             const at::Tensor& ends);
+at::Tensor grouped_matrices_cuda(const at::Tensor& a, const at::Tensor& b, const at::Tensor& ends);
+at::Tensor grouped_sums_cuda(const at::Tensor& x, const at::Tensor& none, const at::Tensor& ends);
+
+/// Sets the contiguous `matrices` [groups, m, n] of groups without rows to zero. A matrix has a
+/// multiple of 16 bytes.
+void zero_empty_groups_cuda(const at::Tensor& matrices, const at::Tensor& ends);
+
 }  // namespace lockstep::kernels

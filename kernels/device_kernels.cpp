@@ -20,13 +20,18 @@ KernelTable& kernel_table() {
 
 }  // namespace
 
-const DeviceKernels& device_kernels(const char* kernel, c10::DeviceType type) {
+const DeviceKernels* find_device_kernels(c10::DeviceType type) {
   const DeviceKernels& found = kernel_table()[static_cast<size_t>(type)];
-  require<UsageError>(found.adamw != nullptr,
+  return found.adamw ? &found : nullptr;
+}
+
+const DeviceKernels& device_kernels(const char* kernel, c10::DeviceType type) {
+  const DeviceKernels* const found = find_device_kernels(type);
+  require<UsageError>(found != nullptr,
                       "{}: found tensors on {}, for which this build has no kernels; allowed: the "
                       "CPU, CUDA in a build with LOCKSTEP_CUDA",
                       kernel, c10::DeviceTypeName(type, /*lower_case=*/true));
-  return found;
+  return *found;
 }
 
 void register_device_kernels(c10::DeviceType type, const DeviceKernels& kernels) {

@@ -11,7 +11,8 @@
 
 namespace lockstep::kernels {
 
-/// The kernels of a type of device: adamw(), sgd() and sum_of_squares() of checked operands. They
+/// The kernels of a type of device: adamw(), sgd(), sum_of_squares() and grouped products of checked
+/// operands. They
 /// are called with the operands' device current and start on its current stream. Nothing waits for
 /// the device.
 struct DeviceKernels {
@@ -23,10 +24,23 @@ struct DeviceKernels {
               const at::Tensor& low_precision, const UpdateSegments& segments,
               const SgdScalars& scalars, const StepControl& control) = nullptr;
   at::Tensor (*sum_of_squares)(const at::Tensor& flat) = nullptr;
+
+  /// grouped_rows() and its like, see grouped_mm.h, of operands with rows, in launches that take
+  /// the groups' `ends` from the device's memory. Undefined where they do not take the operands;
+  /// null where the device has none. grouped_sums() takes an undefined `none`.
+  at::Tensor (*grouped_rows)(const at::Tensor& x, const at::Tensor& matrices,
+                             const at::Tensor& ends) = nullptr;
+  at::Tensor (*grouped_matrices)(const at::Tensor& a, const at::Tensor& b,
+                                 const at::Tensor& ends) = nullptr;
+  at::Tensor (*grouped_sums)(const at::Tensor& x, const at::Tensor& none,
+                             const at::Tensor& ends) = nullptr;
 };
 
 /// What runs for tensors of `type`. UsageError, naming `kernel`, where nothing does.
 const DeviceKernels& device_kernels(const char* kernel, c10::DeviceType type);
+
+/// The same, null where nothing does.
+const DeviceKernels* find_device_kernels(c10::DeviceType type);
 
 /// Of another type than CUDA, before its first use.
 void register_device_kernels(c10::DeviceType type, const DeviceKernels& kernels);

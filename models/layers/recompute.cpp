@@ -77,6 +77,38 @@ class ParameterWatch {
   variable_list found_, left_out_;
 };
 
+/// What a function has read once, in order.
+struct Readings {
+  std::vector<std::vector<int64_t>> values;
+  bool complete = false;
+};
+
+class ReadingScope;
+thread_local ReadingScope* current_scope = nullptr;
+
+/// While a function runs on this thread: notes its readings, or gives those that are complete.
+class ReadingScope {
+ public:
+  explicit ReadingScope(Readings& readings)
+      : readings_(readings), outer_(std::exchange(current_scope, this)) {}
+  ~ReadingScope() {
+    current_scope = outer_;
+    readings_.complete = true;
+  }
+  ReadingScope(const ReadingScope&) = delete;
+  ReadingScope& operator=(const ReadingScope&) = delete;
+
+  std::vector<int64_t> next(const std::function<std::vector<int64_t>()>& read) {
+    if (readings_.complete) return readings_.values.at(next_++);
+    return readings_.values.emplace_back(outer_ ? outer_->next(read) : read());
+  }
+
+ private:
+  Readings& readings_;
+  ReadingScope* const outer_;
+  size_t next_ = 0;
+};
+
 /// The leaf tensors at which the graph of `value` ends, each once.
 variable_list leaves_of(const at::Tensor& value) {
   variable_list leaves;
@@ -119,6 +151,7 @@ struct RecomputedCall : torch::CustomClassHolder {
   at::Tensor run_first(at::TensorList inputs) {
     const at::NoGradGuard no_grad;
     ParameterWatch watch;
+    const ReadingScope scope(readings);
     at::Tensor result = function(inputs.vec());
     parameters = watch.parameters(inputs);
     return result;
@@ -128,6 +161,7 @@ struct RecomputedCall : torch::CustomClassHolder {
   std::optional<ProcessGroup> group;
   std::string label;
   variable_list parameters;
+  Readings readings;
   at::Tensor value;  ///< of the first run, until it is given out
 
  private:
@@ -168,11 +202,12 @@ struct Recompute : torch::autograd::Function<Recompute> {
                         "recompute: found backward with create_graph, allowed: without; there is "
                         "no second derivative");
     const auto capsule = context->saved_data["call"].toCapsule();
-    const auto& call = static_cast<const RecomputedCall&>(*capsule);
+    auto& call = static_cast<RecomputedCall&>(*capsule);
     const variable_list inputs = call.restore(context->get_saved_variables());
     at::Tensor output;
     {
       const at::AutoGradMode enable(true);
+      const ReadingScope scope(call.readings);
       output = call.function(inputs);
     }
     variable_list result(2 + inputs.size() + call.parameters.size());
@@ -208,6 +243,10 @@ at::Tensor run_and_keep(const c10::intrusive_ptr<RecomputedCall>& call,
 }
 
 }  // namespace
+
+std::vector<int64_t> read_once(const std::function<std::vector<int64_t>()>& read) {
+  return current_scope ? current_scope->next(read) : read();
+}
 
 void leave_out_of_recompute(const at::Tensor& parameter) {
   if (current_watch) current_watch->leave_out(parameter);

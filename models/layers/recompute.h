@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -34,5 +35,10 @@ at::Tensor recompute_from_parts(const RecomputedFunction& function,
 /// gradient of `parameter` will not come from autograd, but be accumulated by the layer's own
 /// backward, hook included.
 void leave_out_of_recompute(const at::Tensor& parameter);
+
+/// For layers: read(), numbers of the device or of other ranks that the host waits for. Where a
+/// recomputed function runs for the second time, what its first run read at this place instead:
+/// nobody waits again, and what read() sends is not sent again.
+std::vector<int64_t> read_once(const std::function<std::vector<int64_t>()>& read);
 
 }  // namespace lockstep

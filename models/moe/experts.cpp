@@ -5,7 +5,6 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/models/activation.h"
-#include "lockstep/models/grouped_linear.h"
 
 namespace lockstep {
 
@@ -23,12 +22,11 @@ ExpertLinear::ExpertLinear(const LayerContext& context, std::vector<int64_t> out
     : ExpertLinear(context,
                    expert_linear_params(context.settings(), std::move(out), in, cut, init_std)) {}
 
-at::Tensor ExpertLinear::forward(const at::Tensor& x, const std::vector<int64_t>& rows) const {
-  const at::Tensor y = grouped_linear(x, weight_.flatten(1, -2), rows);
+at::Tensor ExpertLinear::forward(const at::Tensor& x, const RowGroupsPtr& groups) const {
+  const at::Tensor y = grouped_linear(x, weight_.flatten(1, -2), groups);
   if (!bias_.defined()) return y;
   const at::Tensor own = adds_bias_ ? bias_ : bias_ * 0;
-  return y +
-         own.flatten(1).repeat_interleave(at::tensor(rows, at::kLong).to(x.device()), 0, x.size(0));
+  return add_expert_bias(y, own.flatten(1), groups);
 }
 
 GroupedMLP::GroupedMLP(const LayerContext& context, const ModuleSpec& spec)
@@ -40,8 +38,8 @@ GroupedMLP::GroupedMLP(const LayerContext& context, const ModuleSpec& spec)
 GroupedMLP::GroupedMLP(const LayerContext& context)
     : GroupedMLP(context, grouped_mlp_params(context.settings())) {}
 
-at::Tensor GroupedMLP::forward(const at::Tensor& tokens, const std::vector<int64_t>& rows) const {
-  return linear_fc2_->forward(activate(activation_, linear_fc1_->forward(tokens, rows)), rows);
+at::Tensor GroupedMLP::forward(const at::Tensor& tokens, const RowGroupsPtr& groups) const {
+  return linear_fc2_->forward(activate(activation_, linear_fc1_->forward(tokens, groups)), groups);
 }
 
 }  // namespace lockstep

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "lockstep/core/parameters.h"
+#include "lockstep/models/grouped_linear.h"
 #include "lockstep/models/layer_context.h"
 
 namespace lockstep {
@@ -28,7 +29,7 @@ class ExpertLinear : public DescribedModule {
   /// x W_e^T (+ b_e) of the rows of each of this rank's experts, as of grouped_linear(): [rows,
   /// out]. Where `in` is cut, this rank's term of a sum over etp, to which the first rank adds the
   /// bias.
-  at::Tensor forward(const at::Tensor& x, const std::vector<int64_t>& rows) const;
+  at::Tensor forward(const at::Tensor& x, const RowGroupsPtr& groups) const;
 
  private:
   at::Tensor weight_;
@@ -45,9 +46,9 @@ class GroupedMLP : public DescribedModule {
   /// `spec` as grouped_mlp_params() states it.
   GroupedMLP(const LayerContext& context, const ModuleSpec& spec);
 
-  /// `tokens` [rows, hidden_size], rows[e] of them for this rank's expert e, expert by expert ->
-  /// the same shape: this rank's term of a sum over etp.
-  at::Tensor forward(const at::Tensor& tokens, const std::vector<int64_t>& rows) const;
+  /// `tokens` [rows, hidden_size], of which `groups` says which rows each of this rank's experts
+  /// has -> the same shape: this rank's term of a sum over etp.
+  at::Tensor forward(const at::Tensor& tokens, const RowGroupsPtr& groups) const;
 
  private:
   Activation activation_;

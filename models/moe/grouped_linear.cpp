@@ -13,77 +13,83 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Calls visit(expert, first row, rows) for the experts that have rows.
-template <class Visit>
-void for_experts(at::IntArrayRef rows, Visit visit) {
-  int64_t first = 0;
-  for (size_t e = 0; e < rows.size(); ++e) {
-    if (rows[e] > 0) visit(static_cast<int64_t>(e), first, rows[e]);
-    first += rows[e];
-  }
+void hold_groups(AutogradContext* context, const RowGroupsPtr& groups) {
+  context->saved_data["groups"] = c10::IValue::make_capsule(groups);
+}
+
+const kernels::RowGroups& held_groups(const c10::intrusive_ptr<torch::CustomClassHolder>& capsule) {
+  return static_cast<const kernels::RowGroups&>(*capsule);
+}
+
+void forbid_second_derivative(const char* function) {
+  require<UsageError>(!at::GradMode::is_enabled(),
+                      "{}: found backward with create_graph, allowed: without; there is no second "
+                      "derivative",
+                      function);
 }
 
 struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
-                            const at::Tensor& weight, const std::vector<int64_t>& rows) {
+                            const at::Tensor& weight, const RowGroupsPtr& groups) {
     context->save_for_backward({input, weight});
-    context->saved_data["rows"] = rows;
-    at::Tensor output = at::empty({input.size(0), weight.size(1)}, input.options());
-    for_experts(rows, [&](int64_t e, int64_t first, int64_t count) {
-      at::Tensor part = output.narrow(0, first, count);
-      at::mm_out(part, input.narrow(0, first, count), weight[e].t());
-    });
-    return output;
+    hold_groups(context, groups);
+    return kernels::grouped_rows(input, weight.transpose(1, 2), *groups);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    require<UsageError>(!at::GradMode::is_enabled(),
-                        "grouped_linear: found backward with create_graph, allowed: without; there "
-                        "is no second derivative");
+    forbid_second_derivative("grouped_linear");
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor &input = saved[0], &weight = saved[1];
+    const auto capsule = context->saved_data["groups"].toCapsule();
+    const kernels::RowGroups& groups = held_groups(capsule);
     const at::Tensor grad = grads[0].contiguous();
     at::Tensor of_input, of_weight;
-    if (context->needs_input_grad(0)) of_input = at::empty(input.sizes(), input.options());
-    if (context->needs_input_grad(1)) of_weight = at::zeros(weight.sizes(), weight.options());
-    for_experts(context->saved_data["rows"].toIntVector(),
-                [&](int64_t e, int64_t first, int64_t count) {
-                  const at::Tensor part = grad.narrow(0, first, count);
-                  if (of_input.defined()) {
-                    at::Tensor rows = of_input.narrow(0, first, count);
-                    at::mm_out(rows, part, weight[e]);
-                  }
-                  if (of_weight.defined()) {
-                    at::Tensor matrix = of_weight[e];
-                    at::mm_out(matrix, part.t(), input.narrow(0, first, count));
-                  }
-                });
+    if (context->needs_input_grad(0)) of_input = kernels::grouped_rows(grad, saved[1], groups);
+    if (context->needs_input_grad(1)) of_weight = kernels::grouped_matrices(grad, saved[0], groups);
     return {of_input, of_weight, {}};
   }
 };
 
-bool fits_one_launch(const at::Tensor& input, const at::Tensor& weight) {
-  return input.is_cuda() && input.scalar_type() == at::kBFloat16 && weight.size(1) % 8 == 0 &&
-         weight.size(2) % 8 == 0 && input.size(0) > 0;
+struct AddExpertBias : torch::autograd::Function<AddExpertBias> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& bias,
+                            const RowGroupsPtr& groups) {
+    hold_groups(context, groups);
+    const at::Tensor expert =
+        kernels::group_of_rows(*groups, x.size(0)).clamp_max(groups->size() - 1);
+    return x + bias.index_select(0, expert);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    forbid_second_derivative("add_expert_bias");
+    const auto capsule = context->saved_data["groups"].toCapsule();
+    at::Tensor of_bias;
+    if (context->needs_input_grad(1))
+      of_bias = kernels::grouped_sums(grads[0].contiguous(), held_groups(capsule));
+    return {grads[0], of_bias, {}};
+  }
+};
+
+bool has_rows(const at::Tensor& input, const kernels::RowGroups& groups) {
+  if (!input.is_cpu()) return true;  // The host does not know.
+  const std::vector<int64_t>& rows = groups.rows_on_host();
+  return std::accumulate(rows.begin(), rows.end(), int64_t{0}) <= input.size(0);
 }
 
 }  // namespace
 
 at::Tensor grouped_linear(const at::Tensor& input, const at::Tensor& weight,
-                          const std::vector<int64_t>& rows) {
+                          const RowGroupsPtr& groups) {
   require<UsageError>(
       input.dim() == 2 && weight.dim() == 3 && input.size(1) == weight.size(2) &&
-          static_cast<int64_t>(rows.size()) == weight.size(0) &&
-          std::accumulate(rows.begin(), rows.end(), int64_t{0}) == input.size(0),
+          groups->size() == weight.size(0) && has_rows(input, *groups),
       "grouped_linear: found input {} and weight {} for {} experts, allowed: [rows, in] and "
-      "[experts, out, in], the experts' rows adding up to those of the input",
-      fmt::join(input.sizes(), " x "), fmt::join(weight.sizes(), " x "), rows.size());
-  if (!fits_one_launch(input, weight))
-    return GroupedLinear::apply(input.contiguous(), weight, rows);
-  std::vector<int32_t> ends(rows.size());
-  std::partial_sum(rows.begin(), rows.end(), ends.begin());
-  return at::_grouped_mm(input.contiguous(), weight.transpose(1, 2),
-                         at::tensor(ends, at::kInt).to(input.device()));
+      "[experts, out, in], the experts' rows among those of the input",
+      fmt::join(input.sizes(), " x "), fmt::join(weight.sizes(), " x "), groups->size());
+  return GroupedLinear::apply(input.contiguous(), weight, groups);
+}
+
+at::Tensor add_expert_bias(const at::Tensor& x, const at::Tensor& bias,
+                           const RowGroupsPtr& groups) {
+  return AddExpertBias::apply(x, bias, groups);
 }
 
 }  // namespace lockstep

@@ -1,18 +1,23 @@
 #pragma once
 
-#include <cstdint>
-#include <vector>
-
 #include <ATen/core/Tensor.h>
+
+#include "lockstep/kernels/grouped_mm.h"
 
 namespace lockstep {
 
-/// One matrix product for each expert: `input` [rows, in], rows[e] of them for expert e, one expert
-/// after the other, and `weight` [experts, out, in] -> [rows, out], row by row x W_e^T. No padding:
-/// an expert without rows costs nothing, and its weight's gradient is zero. On CUDA in bf16 one
-/// launch (at::_grouped_mm) where both widths are multiples of 8, else a product an expert. Only
-/// the first derivative exists. UsageError for shapes that do not fit.
+using RowGroupsPtr = c10::intrusive_ptr<kernels::RowGroups>;
+
+/// One matrix product for each expert: `input` [rows, in], of which `groups` says which rows each
+/// expert has, and `weight` [experts, out, in] -> [rows, out], row by row x W_e^T. No padding: an
+/// expert without rows costs nothing, and its weight's gradient is zero. Rows of no expert are not
+/// read, here and in backward. Where nobody waits for the device see grouped_mm.h; elsewhere the
+/// host waits once for all calls with the same `groups`. Only the first derivative exists.
+/// UsageError for shapes that do not fit.
 at::Tensor grouped_linear(const at::Tensor& input, const at::Tensor& weight,
-                          const std::vector<int64_t>& rows);
+                          const RowGroupsPtr& groups);
+
+/// x [rows, out] with the row of its expert's `bias` [experts, out] added to each row.
+at::Tensor add_expert_bias(const at::Tensor& x, const at::Tensor& bias, const RowGroupsPtr& groups);
 
 }  // namespace lockstep

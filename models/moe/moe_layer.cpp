@@ -26,8 +26,8 @@ MoELayer::MoELayer(const LayerContext& context)
 at::Tensor MoELayer::route_and_run(const at::Tensor& hidden,
                                    const std::function<void()>& meanwhile) const {
   const Routing routing = router_->forward(hidden);
-  const auto run = [&](const at::Tensor& tokens, const std::vector<int64_t>& rows) {
-    return experts_->forward(tokens, rows);
+  const auto run = [&](const at::Tensor& tokens, const RowGroupsPtr& groups) {
+    return experts_->forward(tokens, groups);
   };
   return dispatcher_->run(hidden.flatten(0, 1), routing, run, meanwhile).view(hidden.sizes());
 }

@@ -40,13 +40,14 @@ TopKRouter::TopKRouter(const LayerContext& context, const ModuleSpec& spec)
 TopKRouter::TopKRouter(const LayerContext& context)
     : TopKRouter(context, router_params(context.settings())) {}
 
+int64_t TopKRouter::capacity(int64_t tokens) const {
+  return expert_capacity(tokens, config_.moe_router_topk, *config_.num_experts,
+                         *config_.moe_expert_capacity_factor);
+}
+
 at::Tensor TopKRouter::with_capacity(const Routing& routing, int64_t batch) const {
   const ProcessGroup group = state_.group(GroupKind::tp_cp);
   const int64_t experts = routing.probs.size(1);
-  const auto capacity = [&](int64_t tokens) {
-    return expert_capacity(tokens, config_.moe_router_topk, experts,
-                           *config_.moe_expert_capacity_factor);
-  };
   const bool pad = config_.moe_pad_expert_input_to_capacity;
   if (group.size() == 1) return limit_to_capacity(routing, capacity(routing.probs.size(0)), pad);
   // What is not chosen is told from a weight of zero by its sign.
@@ -80,6 +81,10 @@ Routing TopKRouter::forward(const at::Tensor& hidden) const {
   if (config_.moe_expert_capacity_factor) {
     routing.map = with_capacity(routing, batch);
     routing.probs = routing.probs.masked_fill(~routing.map, 0.0);
+    routing.known =
+        sizes_with_capacity(routing.sizes(), routing.map.size(0), *config_.num_experts,
+                            capacity(routing.map.size(0) * state_.group(GroupKind::tp_cp).size()),
+                            config_.moe_pad_expert_input_to_capacity);
   }
   return routing;
 }

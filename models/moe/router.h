@@ -35,6 +35,7 @@ class TopKRouter : public DescribedModule {
   void reset() { losses_.reset(); }
 
  private:
+  int64_t capacity(int64_t tokens) const;
   at::Tensor with_capacity(const Routing& routing, int64_t batch) const;
 
   TransformerConfig config_;

@@ -36,6 +36,10 @@ at::Tensor weights_of(const at::Tensor& logits, const at::Tensor& chosen,
 
 }  // namespace
 
+RoutingSizes Routing::sizes() const {
+  return known.value_or(RoutingSizes{map.numel(), map.size(1), false});
+}
+
 at::Tensor router_scores(const at::Tensor& logits, RouterScoreFunction function) {
   return function == RouterScoreFunction::softmax ? logits.softmax(-1) : logits.sigmoid();
 }
@@ -56,7 +60,8 @@ Routing route_tokens(const at::Tensor& logits, const TransformerConfig& config,
   if (config.moe_router_topk_scaling_factor)
     weights = weights * *config.moe_router_topk_scaling_factor;
   return {at::zeros_like(logits.detach()).scatter(1, chosen, weights),
-          at::zeros(logits.sizes(), logits.options().dtype(at::kBool)).scatter_(1, chosen, true)};
+          at::zeros(logits.sizes(), logits.options().dtype(at::kBool)).scatter_(1, chosen, true),
+          RoutingSizes{logits.size(0) * config.moe_router_topk, config.moe_router_topk, true}};
 }
 
 int64_t expert_capacity(int64_t tokens, int64_t topk, int64_t experts, double factor) {
@@ -64,6 +69,12 @@ int64_t expert_capacity(int64_t tokens, int64_t topk, int64_t experts, double fa
   return static_cast<int64_t>(std::min(
       std::ceil(static_cast<double>(tokens * topk) / static_cast<double>(experts) * factor),
       kMost));
+}
+
+RoutingSizes sizes_with_capacity(const RoutingSizes& before, int64_t tokens, int64_t experts,
+                                 int64_t capacity, bool pad) {
+  const int64_t taken = experts * std::min(capacity, tokens);
+  return {pad ? taken : std::min(taken, before.pairs), before.per_token, false};
 }
 
 at::Tensor limit_to_capacity(const Routing& routing, int64_t capacity, bool pad) {

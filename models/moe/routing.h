@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include <ATen/core/Tensor.h>
 
@@ -10,10 +11,21 @@
 /// are [tokens, experts] in fp32, or fp64.
 namespace lockstep {
 
+/// What the host knows of the choices without looking at them.
+struct RoutingSizes {
+  int64_t pairs;      ///< of a token and an expert that takes it, at most
+  int64_t per_token;  ///< experts that take a token at a weight other than 0, at most
+  bool all_taken;     ///< it is per_token of each token that take it, at any weight: pairs in all
+};
+
 /// A choice of experts.
 struct Routing {
   at::Tensor probs;  ///< [tokens, experts]: weight of an expert's output, 0 where it is not chosen
   at::Tensor map;    ///< [tokens, experts] of bool: which experts take the token
+  std::optional<RoutingSizes> known = {};
+
+  /// `known`, or what holds for any choice.
+  RoutingSizes sizes() const;
 };
 
 /// The scores that routing weights are made of: softmax over the experts, or the sigmoid.
@@ -35,6 +47,11 @@ Routing route_tokens(const at::Tensor& logits, const TransformerConfig& config,
 
 /// Tokens that an expert takes: tokens * topk / experts * factor, rounded up.
 int64_t expert_capacity(int64_t tokens, int64_t topk, int64_t experts, double factor);
+
+/// What is known of limit_to_capacity()'s choices among `tokens` of those that compete, where
+/// `before` is known of all of these.
+RoutingSizes sizes_with_capacity(const RoutingSizes& before, int64_t tokens, int64_t experts,
+                                 int64_t capacity, bool pad);
 
 /// `map` of a routing in which each expert keeps the `capacity` tokens of the largest weights; of
 /// equal ones, to 2^-20, the first, so that rounding does not decide between tokens that are the

@@ -2,11 +2,15 @@
 
 #include <map>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include <ATen/ATen.h>
 
 #include "lockstep/core/integers.h"
+#include "lockstep/core/upload.h"
+#include "lockstep/models/recompute.h"
+#include "lockstep/models/row_order.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/parallel_functions.h"
 #include "lockstep/parallel_state/row_exchange.h"
@@ -15,18 +19,6 @@ namespace lockstep {
 namespace {
 
 using Rows = std::vector<int64_t>;
-
-/// The chosen pairs of `map` [tokens, experts], sorted by expert and token.
-struct Choices {
-  at::Tensor tokens;   ///< [pairs]
-  at::Tensor weights;  ///< [pairs], differentiable
-
-  Choices(const at::Tensor& map, const at::Tensor& probs) {
-    const at::Tensor pairs = map.t().nonzero();
-    tokens = pairs.select(1, 1);
-    weights = probs.index({tokens, pairs.select(1, 0)});
-  }
-};
 
 /// Which slice of the experts each rank of tp-ep has.
 class ExpertGrid {
@@ -44,6 +36,7 @@ class ExpertGrid {
   int64_t ranks() const { return group_.size(); }
   int64_t num_local() const { return num_local_; }
   int64_t copies() const { return copies_; }  ///< ranks that have parts of the same expert
+  bool cuts_experts() const { return copies_ < ranks(); }
   /// First expert of the rank at `position` of the group.
   int64_t first_of(int64_t position) const {
     return slices_[static_cast<size_t>(position)] * num_local_;
@@ -56,10 +49,10 @@ class ExpertGrid {
   Rows slices_;
 };
 
-at::Tensor weighted_sum(const at::Tensor& outputs, const Choices& choices, int64_t tokens) {
-  const at::Tensor weighted = outputs * choices.weights.unsqueeze(-1).to(outputs.scalar_type());
-  return at::zeros({tokens, outputs.size(1)}, outputs.options())
-      .index_add(0, choices.tokens, weighted);
+at::Tensor weighted_sum(const at::Tensor& outputs, const at::Tensor& probs,
+                        const RowOrderPtr& order) {
+  const at::Tensor weights = weights_of_rows(probs, order);
+  return sums_of_rows(outputs * weights.unsqueeze(-1).to(outputs.scalar_type()), order);
 }
 
 Rows to_rows(const at::Tensor& counts) {
@@ -67,13 +60,28 @@ Rows to_rows(const at::Tensor& counts) {
   return {host.const_data_ptr<int64_t>(), host.const_data_ptr<int64_t>() + host.numel()};
 }
 
+int64_t sum_of(const Rows& rows) { return std::accumulate(rows.begin(), rows.end(), int64_t{0}); }
+
+/// `counts` [experts], on the device and where it knows them on the host.
+RowGroupsPtr groups_of(const at::Tensor& counts, std::optional<Rows> on_host = {}) {
+  return c10::make_intrusive<kernels::RowGroups>(counts.cumsum(0).to(at::kInt), std::move(on_host));
+}
+
+/// Rows for the routing's pairs, as many as can be known without waiting for a device. `counts`:
+/// the pairs of each expert.
+int64_t rows_without_waiting(const Routing& routing, const at::Tensor& counts) {
+  const RoutingSizes sizes = routing.sizes();
+  return counts.is_cpu() && !sizes.all_taken ? sum_of(to_rows(counts)) : sizes.pairs;
+}
+
 /// Who sends how many rows to whom.
 struct Traffic {
-  Rows leaving;       ///< rows to each rank of the group
-  Rows leaving_from;  ///< where they begin among this rank's rows, which are sorted by expert
-  Rows arriving;      ///< rows from each rank
-  Rows per_expert;    ///< rows for each of this rank's experts
-  at::Tensor order;   ///< [rows that arrive]: sorted by expert; they come sorted by rank
+  int64_t rows = 0;                 ///< of this rank's tokens, sorted by expert
+  Rows leaving;                     ///< rows to each rank of the group
+  Rows leaving_from;                ///< where they begin among this rank's rows
+  Rows arriving;                    ///< rows from each rank
+  RowGroupsPtr groups;              ///< of this rank's experts
+  std::optional<BlockOrder> order;  ///< of the rows that arrive, by expert; unset: as they come
 };
 
 class AllToAllDispatcher : public MoETokenDispatcher {
@@ -82,55 +90,76 @@ class AllToAllDispatcher : public MoETokenDispatcher {
 
   at::Tensor run(const at::Tensor& tokens, const Routing& routing, const ExpertFunction& experts,
                  const std::function<void()>& meanwhile) const override {
-    const Choices choices(routing.map, routing.probs);
-    const at::Tensor sorted = tokens.index_select(0, choices.tokens);
-    const Traffic traffic = exchange_counts(routing.map.sum(0));
-    RowExchange exchange(to_ranks(sorted, traffic), grid_.group(), traffic.arriving,
-                         traffic.leaving, "tokens of the experts");
+    const Traffic traffic = plan(routing);
+    const RowOrderPtr order = order_rows(routing, traffic.rows);
+    RowExchange exchange(to_ranks(rows_of_tokens(tokens, order), traffic), grid_.group(),
+                         traffic.arriving, traffic.leaving, "tokens of the experts");
     meanwhile();
-    const at::Tensor arrived = exchange.wait();
-    const at::Tensor order = traffic.order.to(tokens.device());
-    const at::Tensor outputs = experts(arrived.index_select(0, order), traffic.per_expert);
-    const at::Tensor back =
-        all_to_all_rows(outputs.index_select(0, order.argsort()), grid_.group(), traffic.leaving,
-                        traffic.arriving, "outputs of the experts");
-    return weighted_sum(from_ranks(back, traffic), choices, tokens.size(0));
+    at::Tensor rows = exchange.wait();
+    if (traffic.order) rows = reorder_rows(rows, *traffic.order);
+    rows = experts(rows, traffic.groups);
+    if (traffic.order) rows = reorder_rows(rows, {traffic.order->back, traffic.order->forth});
+    rows = all_to_all_rows(rows, grid_.group(), traffic.leaving, traffic.arriving,
+                           "outputs of the experts");
+    return weighted_sum(from_ranks(rows, traffic), routing.probs, order);
   }
 
  private:
-  Traffic exchange_counts(const at::Tensor& own) const {
-    const int64_t ranks = grid_.ranks(), experts = own.numel(), local = grid_.num_local();
-    const at::Tensor gathered = at::empty({ranks, experts}, own.options());
+  Traffic plan(const Routing& routing) const {
+    const at::Tensor own = routing.map.sum(0);
+    if (grid_.ranks() == 1) {
+      const int64_t rows = rows_without_waiting(routing, own);
+      return {rows, {rows}, {0}, {rows}, groups_of(own), {}};
+    }
+    const bool waits = grid_.cuts_experts() || own.is_cpu();
+    return waits ? plan_by_counts(own) : plan_whole(gather(own), routing.sizes().pairs);
+  }
+
+  /// [ranks, experts]: pairs of each rank and expert.
+  at::Tensor gather(const at::Tensor& own) const {
+    const at::Tensor gathered = at::empty({grid_.ranks(), own.numel()}, own.options());
     all_gather(grid_.group(), gathered, own.contiguous(), "numbers of tokens").wait();
-    const Rows counts = to_rows(ranks == 1 ? own : gathered);
+    return gathered;
+  }
+
+  /// Every rank has all experts and sends the same number of rows to every rank.
+  Traffic plan_whole(const at::Tensor& counts, int64_t rows) const {
+    const auto ranks = static_cast<size_t>(grid_.ranks());
+    const at::Tensor unused = rows - counts.sum(1, /*keepdim=*/true);
+    return {rows,
+            Rows(ranks, rows),
+            Rows(ranks, 0),
+            Rows(ranks, rows),
+            groups_of(counts.sum(0)),
+            transpose_blocks(at::cat({counts, unused}, 1), grid_.ranks() * rows)};
+  }
+
+  Traffic plan_by_counts(const at::Tensor& own) const {
+    const int64_t ranks = grid_.ranks(), experts = own.numel(), local = grid_.num_local();
+    at::Tensor gathered;
+    const Rows counts = read_once([&] {
+      gathered = gather(own);
+      return to_rows(gathered);
+    });
+    if (!gathered.defined()) gathered = upload(at::tensor(counts), own.device());
     const auto rows_of = [&](int64_t rank, int64_t first, int64_t number) {
       const auto begin = counts.begin() + rank * experts + first;
       return std::accumulate(begin, begin + number, int64_t{0});
     };
     Traffic traffic;
+    traffic.rows = rows_of(grid_.group().rank(), 0, experts);
+    Rows per_expert(static_cast<size_t>(local), 0);
     for (int64_t rank = 0; rank < ranks; ++rank) {
       const int64_t first = grid_.first_of(rank);
       traffic.leaving.push_back(rows_of(grid_.group().rank(), first, local));
       traffic.leaving_from.push_back(rows_of(grid_.group().rank(), 0, first));
       traffic.arriving.push_back(rows_of(rank, grid_.own_first(), local));
+      for (int64_t e = 0; e < local; ++e)
+        per_expert[static_cast<size_t>(e)] += rows_of(rank, grid_.own_first() + e, 1);
     }
-    traffic.per_expert.assign(static_cast<size_t>(local), 0);
-    // Where the rows of each pair (expert, rank) begin, among those that arrive.
-    std::vector<std::vector<std::pair<int64_t, int64_t>>> places(static_cast<size_t>(local));
-    int64_t start = 0;
-    for (int64_t rank = 0; rank < ranks; ++rank)
-      for (int64_t e = 0; e < local; ++e) {
-        const int64_t rows = rows_of(rank, grid_.own_first() + e, 1);
-        places[static_cast<size_t>(e)].emplace_back(start, rows);
-        traffic.per_expert[static_cast<size_t>(e)] += rows;
-        start += rows;
-      }
-    std::vector<int64_t> order;
-    order.reserve(static_cast<size_t>(start));
-    for (const auto& expert : places)
-      for (const auto& [from, rows] : expert)
-        for (int64_t i = 0; i < rows; ++i) order.push_back(from + i);
-    traffic.order = at::tensor(order, at::kLong);
+    const at::Tensor blocks = gathered.view({ranks, experts}).narrow(1, grid_.own_first(), local);
+    if (local > 1) traffic.order = transpose_blocks(blocks, sum_of(per_expert));
+    traffic.groups = groups_of(blocks.sum(0), std::move(per_expert));
     return traffic;
   }
 
@@ -180,13 +209,24 @@ class AllGatherDispatcher : public MoETokenDispatcher {
     const at::Tensor probs = own_experts(gathered(routing.probs, "routing weights"));
     const at::Tensor map =
         own_experts(gathered(routing.map.to(at::kByte), "routing map").to(at::kBool));
-    const Choices choices(map, probs);
-    const at::Tensor outputs = experts(all.index_select(0, choices.tokens), to_rows(map.sum(0)));
-    return reduce_scatter_to_group(weighted_sum(outputs, choices, all.size(0)), group, 0,
+    const Routing here{probs, map, sizes_here(routing.sizes())};
+    const at::Tensor counts = map.sum(0);
+    std::optional<Rows> on_host;
+    if (grid_.cuts_experts() || counts.is_cpu())
+      on_host = read_once([&] { return to_rows(counts); });
+    const RowOrderPtr order = order_rows(here, on_host ? sum_of(*on_host) : here.sizes().pairs);
+    const at::Tensor outputs =
+        experts(rows_of_tokens(all, order), groups_of(counts, std::move(on_host)));
+    return reduce_scatter_to_group(weighted_sum(outputs, probs, order), group, 0,
                                    "outputs of the experts");
   }
 
  private:
+  /// Of this rank's experts, where each rank's choices have the sizes `each`.
+  RoutingSizes sizes_here(const RoutingSizes& each) const {
+    return {each.pairs * grid_.ranks(), each.per_token, each.all_taken && !grid_.cuts_experts()};
+  }
+
   ExpertGrid grid_;
 };
 

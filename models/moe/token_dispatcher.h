@@ -3,20 +3,21 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/core/config.h"
+#include "lockstep/models/grouped_linear.h"
 #include "lockstep/models/routing.h"
 #include "lockstep/parallel_state/parallel_state.h"
 
 namespace lockstep {
 
-/// What the experts of a rank do: tokens [rows, hidden], rows[e] of them for its expert e, expert
-/// by expert -> the same shape, its term of a sum over etp.
+/// What the experts of a rank do: tokens [rows, hidden], of which `groups` says which rows each of
+/// its experts has -> the same shape, its term of a sum over etp. Rows of no expert may hold
+/// anything, in backward too.
 using ExpertFunction =
-    std::function<at::Tensor(const at::Tensor& tokens, const std::vector<int64_t>& rows)>;
+    std::function<at::Tensor(const at::Tensor& tokens, const RowGroupsPtr& groups)>;
 
 /// Brings tokens to their experts and what comes out of those back. The experts lie on the ranks of
 /// ep, one slice of them a rank, and each expert's matrices on those of etp; so the tokens of a
@@ -39,6 +40,12 @@ class MoETokenDispatcher {
 /// one all-to-all there and one back. allgather: all tokens and weights are gathered, each rank
 /// computes its experts' part, and a reduce-scatter adds the parts; the ranks must have as many
 /// tokens each. Connects the group.
+///
+/// On a device the host waits for it once a call with expert parallelism, for the numbers that the
+/// messages' sizes depend on, or with allgather the experts' rows; in a recomputed function in the
+/// first run alone. Without expert parallelism it does not wait: there are as many rows as the
+/// routing may have at most, those behind the last expert's are of no use, and with alltoall too
+/// the ranks must have as many tokens each.
 std::shared_ptr<const MoETokenDispatcher> make_token_dispatcher(TokenDispatcher type,
                                                                 const ParallelState& state,
                                                                 int64_t num_experts);

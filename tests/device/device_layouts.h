@@ -12,26 +12,22 @@ namespace lockstep::testing {
 using Overrides = std::vector<std::string>;
 
 /// Times that the host of a rank may wait for its device in a step after the first: for the numbers
-/// of the step, and for a layer of experts in the forward of a micro-batch, without expert
-/// parallelism and with it.
+/// of the step, and with expert parallelism for a layer of experts in the forward of a micro-batch.
 inline constexpr int64_t kWaitsOfAStep = 1;
-inline constexpr int64_t kWaitsOfExperts = 3;
-inline constexpr int64_t kWaitsOfExchangedExperts = 3;
+inline constexpr int64_t kWaitsOfExchangedExperts = 1;
 
 struct DeviceLayout {
   std::string name;
   int64_t world = 1;
   Overrides overrides = {};
-  /// Forwards of layers of experts on one rank in a step, counted again where they are recomputed.
-  int64_t experts = 0, exchanged_experts = 0;
+  /// With expert parallelism: layers of experts of a rank, times its micro-batches.
+  int64_t exchanged_experts = 0;
   /// Of weights, in parts of the largest, where the device takes another kernel than the CPU; and
   /// of losses and norms.
   double tolerance = 0;
   int ranks_per_device = 1;
 
-  int64_t waits() const {
-    return kWaitsOfAStep + experts * kWaitsOfExperts + exchanged_experts * kWaitsOfExchangedExperts;
-  }
+  int64_t waits() const { return kWaitsOfAStep + exchanged_experts * kWaitsOfExchangedExperts; }
 };
 
 inline void PrintTo(const DeviceLayout& layout, std::ostream* out) { *out << layout.name; }
@@ -59,7 +55,8 @@ inline const Overrides kDouble = {"train.precision=fp64"};
 inline const Overrides kOverlap = {"ddp.overlap_grad_reduce=true", "ddp.bucket_size=1000"};
 inline const Overrides kSharded =
     with(kOverlap, {"ddp.use_distributed_optimizer=true", "ddp.overlap_param_gather=true"});
-inline const Overrides kExperts = {"model.num_experts=4", "model.moe_router_topk=2"};
+inline const Overrides kExperts = {"model.num_experts=4", "model.moe_router_topk=2",
+                                   "model.moe_aux_loss_coeff=0.1", "model.moe_z_loss_coeff=0.01"};
 inline const Overrides kSequence = {"parallel.sequence_parallel=true"};
 
 /// Attention over parts of the context is another kernel on a device.
@@ -146,68 +143,6 @@ inline std::vector<DeviceLayout> model_layouts() {
        .overrides =
            with(parallel({{"tensor_model", 2}, {"pipeline_model", 2}}, kSequence), kSharded)},
   };
-}
-
-inline std::vector<DeviceLayout> expert_layouts() {
-  const Overrides gathered = {"model.moe_token_dispatcher_type=allgather",
-                              "model.moe_expert_capacity_factor=1"};
-  const Overrides balanced = {"model.moe_shared_expert_intermediate_size=16",
-                              "model.moe_router_score_function=sigmoid",
-                              "model.moe_router_enable_expert_bias=true"};
-  return {
-      {.name = "experts", .overrides = kExperts, .experts = 4 * 8},
-      {.name = "dp2_experts_recomputed",
-       .world = 2,
-       .overrides = with(kExperts, {"model.recompute_granularity=full"}),
-       .experts = 2 * 4 * 4},
-      {.name = "ep2",
-       .world = 2,
-       .overrides = parallel({{"expert_model", 2}}, kExperts),
-       .exchanged_experts = 4 * 4},
-      {.name = "ep2_balanced",
-       .world = 2,
-       .overrides = parallel({{"expert_model", 2}}, with(kExperts, balanced)),
-       .exchanged_experts = 4 * 4},
-      {.name = "ep2_gathered",
-       .world = 2,
-       .overrides = parallel({{"expert_model", 2}}, with(kExperts, gathered)),
-       .exchanged_experts = 4 * 4},
-      {.name = "pp2_ep2",
-       .world = 4,
-       .overrides = parallel({{"pipeline_model", 2}, {"expert_model", 2}}, kExperts),
-       .exchanged_experts = 2 * 4},
-      {.name = "tp2_ep2_etp2",
-       .world = 4,
-       .overrides = parallel({{"tensor_model", 2}, {"expert_model", 2}, {"expert_tensor", 2}},
-                             with(kSequence, kExperts)),
-       .exchanged_experts = 4 * 4},
-      {.name = "five_dimensions",
-       .world = 16,
-       .overrides = parallel({{"tensor_model", 2},
-                              {"context", 2},
-                              {"pipeline_model", 2},
-                              {"expert_model", 2},
-                              {"expert_tensor", 1}},
-                             with(kSequence, with(kExperts, kDouble))),
-       .exchanged_experts = 2 * 4,
-       .tolerance = kContextTolerance},
-  };
-}
-
-/// Two ranks on one device and four on two. Not dp4_sharded_instances: the first sum between its
-/// instances is in backward, see DeviceRankOptions::ranks_per_device.
-inline std::vector<DeviceLayout> shared_layouts() {
-  const std::set<std::string> names = {"dp2_overlap", "dp2_sharded", "tp2",
-                                       "pp2_zb",      "cp2_p2p",     "ep2",
-                                       "pp2_ep2",     "pp4_zb",      "tp2_ep2_etp2"};
-  std::vector<DeviceLayout> chosen;
-  for (const auto& layouts : {data_layouts(), model_layouts(), expert_layouts()})
-    for (DeviceLayout layout : layouts) {
-      if (!names.contains(layout.name)) continue;
-      layout.ranks_per_device = 2;
-      chosen.push_back(layout);
-    }
-  return chosen;
 }
 
 }  // namespace lockstep::testing

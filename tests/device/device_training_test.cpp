@@ -18,7 +18,7 @@
 
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/parameters.h"
-#include "lockstep/tests/device/device_layouts.h"
+#include "lockstep/tests/device/expert_layouts.h"
 #include "lockstep/tests/support/device/device_ranks.h"
 #include "lockstep/tests/support/synthetic_text.h"
 #include "lockstep/tests/support/temporary_folder.h"
@@ -160,6 +160,8 @@ std::string name_of(const ::testing::TestParamInfo<DeviceLayout>& info) { return
 INSTANTIATE_TEST_SUITE_P(Data, DeviceTraining, ::testing::ValuesIn(data_layouts()), name_of);
 INSTANTIATE_TEST_SUITE_P(Model, DeviceTraining, ::testing::ValuesIn(model_layouts()), name_of);
 INSTANTIATE_TEST_SUITE_P(Experts, DeviceTraining, ::testing::ValuesIn(expert_layouts()), name_of);
+INSTANTIATE_TEST_SUITE_P(Exchanged, DeviceTraining, ::testing::ValuesIn(exchanged_layouts()),
+                         name_of);
 INSTANTIATE_TEST_SUITE_P(Shared, DeviceTraining, ::testing::ValuesIn(shared_layouts()), name_of);
 
 }  // namespace

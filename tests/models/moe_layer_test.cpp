@@ -66,7 +66,8 @@ void expect_tokens_conserved(ParallelSizes sizes, int64_t world, TokenDispatcher
                 const Routing routing = random_routing(tokens, experts, engine);
                 const at::Tensor x = numbers({tokens, 3}, static_cast<double>(state.rank()));
                 int64_t arrived = 0;
-                const auto run = [&](const at::Tensor& rows, const std::vector<int64_t>& counts) {
+                const auto run = [&](const at::Tensor& rows, const RowGroupsPtr& groups) {
+                  const std::vector<int64_t>& counts = groups->rows_on_host();
                   std::vector<at::Tensor> factors;
                   for (size_t e = 0; e < counts.size(); ++e) {
                     arrived += counts[e];

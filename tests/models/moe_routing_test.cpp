@@ -254,7 +254,9 @@ TEST(GroupedLinear, EqualsOneProductAnExpert) {
   const at::Tensor input = random_logits(9, 6, 1).requires_grad_(true);
   const at::Tensor weight = random_logits(4, 5 * 6, 2).view({4, 5, 6}).clone().requires_grad_(true);
   const at::Tensor factor = random_logits(9, 5, 3);
-  (grouped_linear(input, weight, rows) * factor).sum().backward();
+  const auto groups =
+      c10::make_intrusive<kernels::RowGroups>(at::tensor(rows).cumsum(0).to(at::kInt));
+  (grouped_linear(input, weight, groups) * factor).sum().backward();
   const at::Tensor input_grad = input.grad().clone(), weight_grad = weight.grad().clone();
   input.mutable_grad().reset();
   weight.mutable_grad().reset();

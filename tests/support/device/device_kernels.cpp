@@ -1,8 +1,8 @@
-#include "lockstep/kernels/device_kernels.h"
-
 #include <ATen/ops/empty.h>
 
 #include "lockstep/kernels/adamw.h"
+#include "lockstep/kernels/device_kernels.h"
+#include "lockstep/kernels/grouped_mm.h"
 #include "lockstep/kernels/sgd.h"
 #include "lockstep/kernels/sum_of_squares.h"
 #include "lockstep/tests/support/device/device_memory.h"
@@ -83,12 +83,48 @@ at::Tensor sum_of_squares_lagging(const at::Tensor& flat) {
   return sum;
 }
 
+at::Tensor grouped_rows_lagging(const at::Tensor& x, const at::Tensor& matrices,
+                                const at::Tensor& ends) {
+  const at::Tensor output = at::empty({x.size(0), matrices.size(2)}, x.options());
+  enqueue(
+      launch_stream({x, matrices, ends, output}), "grouped_rows",
+      [x = host_view(x), matrices = host_view(matrices), ends = host_view(ends),
+       output = host_view(output)] {
+        const int64_t rows = ends[-1].item<int>();  // what is behind them stays poison
+        output.narrow(0, 0, rows)
+            .copy_(kernels::grouped_rows(x, matrices, kernels::RowGroups(ends)).narrow(0, 0, rows));
+      });
+  return output;
+}
+
+at::Tensor grouped_matrices_lagging(const at::Tensor& a, const at::Tensor& b,
+                                    const at::Tensor& ends) {
+  const at::Tensor output = at::empty({ends.size(0), a.size(1), b.size(1)}, a.options());
+  enqueue(launch_stream({a, b, ends, output}), "grouped_matrices",
+          [a = host_view(a), b = host_view(b), ends = host_view(ends), output = host_view(output)] {
+            output.copy_(kernels::grouped_matrices(a, b, kernels::RowGroups(ends)));
+          });
+  return output;
+}
+
+at::Tensor grouped_sums_lagging(const at::Tensor& x, const at::Tensor&, const at::Tensor& ends) {
+  const at::Tensor output = at::empty({ends.size(0), x.size(1)}, x.options());
+  enqueue(launch_stream({x, ends, output}), "grouped_sums",
+          [x = host_view(x), ends = host_view(ends), output = host_view(output)] {
+            output.copy_(kernels::grouped_sums(x, kernels::RowGroups(ends)));
+          });
+  return output;
+}
+
 }  // namespace
 
 void register_lockstep_kernels() {
-  kernels::register_device_kernels(
-      kLagging,
-      {.adamw = &adamw_lagging, .sgd = &sgd_lagging, .sum_of_squares = &sum_of_squares_lagging});
+  kernels::register_device_kernels(kLagging, {.adamw = &adamw_lagging,
+                                              .sgd = &sgd_lagging,
+                                              .sum_of_squares = &sum_of_squares_lagging,
+                                              .grouped_rows = &grouped_rows_lagging,
+                                              .grouped_matrices = &grouped_matrices_lagging,
+                                              .grouped_sums = &grouped_sums_lagging});
 }
 
 }  // namespace lockstep::testing

@@ -7,6 +7,6 @@ namespace lockstep::testing {
 void register_device_guard();  // and the accelerator's hooks
 void register_device_operators();
 void register_lagging_graphs();    // of kernels/device_graph.h
-void register_lockstep_kernels();  // adamw, sgd and sum_of_squares of kernels/
+void register_lockstep_kernels();  // those of kernels/
 
 }  // namespace lockstep::testing

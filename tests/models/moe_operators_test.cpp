@@ -1,0 +1,107 @@
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+
+#include "lockstep/models/moe_layer.h"
+#include "lockstep/models/recompute.h"
+#include "lockstep/tests/support/rank_threads.h"
+
+// Which operators and collectives a layer of experts costs.
+
+namespace lockstep {
+namespace {
+
+at::Tensor tokens_of(double seed) {
+  return at::sin(at::arange(96, at::kDouble) * 1.7 + seed).view({8, 2, 6}).clone();
+}
+
+LayerContext operators_context(const ParallelState& state) {
+  TransformerConfig config;
+  config.hidden_size = 6;
+  config.ffn_hidden_size = 12;
+  config.moe_ffn_hidden_size = 12;
+  config.num_experts = 4;
+  config.init_method_std = 0.5;
+  LayerContext context{.config = config, .options = at::TensorOptions(at::kDouble), .name = "mlp."};
+  context.state = state;
+  return context;
+}
+
+/// Names of the operators that this thread calls.
+class OperatorNames {
+ public:
+  OperatorNames() {
+    names().clear();
+    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(
+        [](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+          names().insert(function.name());
+          return nullptr;
+        }));
+  }
+  ~OperatorNames() { at::removeCallback(handle_); }
+  OperatorNames(const OperatorNames&) = delete;
+  OperatorNames& operator=(const OperatorNames&) = delete;
+
+  static std::set<std::string>& names() {
+    static thread_local std::set<std::string> all;
+    return all;
+  }
+
+ private:
+  at::CallbackHandle handle_;
+};
+
+// On CUDA index_add and index_put add with atomics, in another order in every run.
+TEST(MoEOperators, NothingIsAddedUpByIndexNorSearchedByTheHost) {
+  for (const bool capacity : {false, true}) {
+    LayerContext context = operators_context(ParallelState::single_process());
+    if (capacity) context.config.moe_expert_capacity_factor = 0.8;
+    const MoELayer layer(context);
+    const at::Tensor x = tokens_of(0.3).requires_grad_(true);
+    const OperatorNames record;
+    layer.forward(x).square().sum().backward();
+    for (const char* name : {"aten::index_add", "aten::index_add_", "aten::index_put_",
+                             "aten::_index_put_impl_", "aten::nonzero"})
+      EXPECT_FALSE(OperatorNames::names().contains(name)) << name;
+    EXPECT_TRUE(OperatorNames::names().contains("aten::searchsorted"));
+  }
+}
+
+TEST(MoEOperators, ARecomputedLayerExchangesNumbersOfTokensOnce) {
+  testing::CollectiveLog log;
+  std::vector<at::Tensor> grads(4);
+  testing::run_ranks(2,
+                     [&](const ParallelState& state) {
+                       const MoELayer layer(operators_context(state));
+                       for (const bool again : {false, true}) {
+                         const at::Tensor x =
+                             tokens_of(static_cast<double>(state.rank())).requires_grad_(true);
+                         const auto run = [&](const std::vector<at::Tensor>& inputs) {
+                           return layer.forward(layer.forward(inputs[0]));
+                         };
+                         (again ? recompute(run, {x}) : run({x})).square().sum().backward();
+                         grads[static_cast<size_t>(state.rank() * 2 + (again ? 1 : 0))] = x.grad();
+                       }
+                     },
+                     {.sizes = {.expert = 2}, .log = &log});
+  EXPECT_TRUE(at::equal(grads[0], grads[1]));
+  EXPECT_TRUE(at::equal(grads[2], grads[3]));
+  for (int64_t rank = 0; rank < 2; ++rank) {
+    std::map<std::string, int> calls;
+    for (const CollectiveRecord& call : log.of_rank(rank))
+      if (call.group == "tp-ep") ++calls[call.operation + " of " + call.label];
+    EXPECT_EQ(calls["all_gather of numbers of tokens"], 2 + 2);
+    EXPECT_EQ(calls["all_to_all of tokens of the experts"], 2 + 4);
+    EXPECT_EQ(calls["all_to_all of gradient of tokens of the experts"], 2 + 2);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
