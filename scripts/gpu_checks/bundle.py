@@ -7,6 +7,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 
 from . import layouts
 from .commands import CommandFailed, all_ranks_need, run, run_ranks
@@ -91,7 +92,8 @@ def build(source, build_folder, folder, compiles=True):
     if not (build_folder / "build.ninja").exists():
         raise CommandFailed(f"{build_folder} is no build folder: run make build LOCKSTEP_CUDA=ON")
     if compiles:
-        subprocess.run(["ninja", "-C", build_folder, *TARGETS], check=True, cwd=source)
+        ninja = shutil.which("ninja") or pathlib.Path(sys.executable).parent / "ninja"
+        subprocess.run([ninja, "-C", build_folder, *TARGETS], check=True, cwd=source)
     shutil.rmtree(folder, ignore_errors=True)
     bundle = Bundle(folder)
     for name in PROGRAMS:

@@ -86,11 +86,10 @@ def rank_environment(rank, ranks, port, one_gpu):
     return {name: str(value) for name, value in variables.items()}
 
 
-def run_ranks(command, ranks, environment, seconds, one_gpu=False, of_rank=None):
-    """The Result of each rank. `of_rank(rank)` gives further words of a rank."""
+def run_ranks(command, ranks, environment, seconds, one_gpu=False):
+    """The Result of each rank."""
     port, started = free_port(), time.monotonic()
-    processes = [start([*command, *(of_rank(rank) if of_rank else [])],
-                       environment | rank_environment(rank, ranks, port, one_gpu))
+    processes = [start(command, environment | rank_environment(rank, ranks, port, one_gpu))
                  for rank in range(ranks)]
     results = [None] * ranks
 

@@ -29,8 +29,10 @@ class Layout:
     tolerances: tuple[float, float] = FP32
     seconds: float = 30
 
-    def overrides(self):
-        return [word for setting in self.settings for word in ("--set", setting)]
+    def overrides(self, device="cuda"):
+        """The CPU has no graphs, and gives the losses of the run without."""
+        return [word for setting in self.settings for word in ("--set", setting)
+                if device != "cpu" or not setting.startswith("train.cuda_graph=")]
 
 
 SHARDED = ("ddp.use_distributed_optimizer=true", "ddp.overlap_grad_reduce=true",
@@ -50,6 +52,10 @@ LAYOUTS = (
     Layout("dp2, bf16 gradients, by tokens", 2, BF16_GRADIENTS, BF16),
     Layout("tp2 with sp", 2,
            ("parallel.tensor_model_parallel_size=2", "parallel.sequence_parallel=true")),
+    Layout("one rank, steps recorded", 1, ("train.cuda_graph=step",)),
+    Layout("dp2, sharded, steps recorded", 2, (*SHARDED, "train.cuda_graph=step")),
+    Layout("dp2, micro-batches recorded", 2,
+           ("train.micro_batch_size=1", "train.cuda_graph=microbatch")),
     Layout("pp4 x 2 chunks", 4,
            (*STAGES, "model.num_layers=8", "parallel.pipeline_model_parallel_size=4",
             "parallel.virtual_pipeline_model_parallel_size=2"), seconds=40),
@@ -113,5 +119,5 @@ def compare(layout, found, recorded):
 
 
 def train_command(bundle, config, layout, device, output):
-    return [bundle / "lockstep", "train", config, *layout.overrides(), "--set",
+    return [bundle / "lockstep", "train", config, *layout.overrides(device), "--set",
             f"train.device={device}", "--set", "checkpoint.save=", "--output", output]

@@ -45,6 +45,7 @@ def gpu(context):
 
 
 def run(context):
+    context.attempt("what travelled", context.bundle.check)
     context.attempt("nvidia-smi", lambda: gpu(context))
     context.attempt("lockstep doctor", lambda: doctor(context))
     try:

@@ -55,14 +55,15 @@ class Context:
         self._log(command, [result])
         return result
 
-    def run_ranks(self, command, ranks, seconds, of_rank=None, environment=None):
+    def run_ranks(self, command, ranks, seconds, environment=None):
+        """The ranks are hosts of their own, on the CPU as on the one GPU."""
         results = run_ranks(command, ranks, self.bundle.environment(environment),
-                            self.seconds(seconds), self.device == "cuda", of_rank)
+                            self.seconds(seconds), one_gpu=True)
         self._log(command, results)
         return results
 
-    def train(self, command, ranks, seconds, of_rank=None):
-        all_ranks_need(self.run_ranks(command, ranks, seconds, of_rank))
+    def train(self, command, ranks, seconds, environment=None):
+        all_ranks_need(self.run_ranks(command, ranks, seconds, environment))
 
     def _log(self, command, results: list[Result]):
         words = " ".join(str(word) for word in command)
@@ -72,7 +73,7 @@ class Context:
 
 
 def run_stages(stages, context, seconds, has_device):
-    """Each stage first checks what needs no device, and where there is one goes on to run."""
+    """Each stage runs; where there is no device it checks what needs none."""
     end = context.clock() + seconds
     for stage in stages:
         left = end - context.clock()
@@ -80,8 +81,8 @@ def run_stages(stages, context, seconds, has_device):
         if left < SHORTEST:
             context.add("the stage", states.LEFT_OUT, "no time is left")
             continue
-        context.attempt("what needs no GPU", lambda: stage.check(context))
         if not has_device:
+            context.attempt("what needs no GPU", lambda: stage.check(context))
             context.add("the stage", states.LEFT_OUT, "no CUDA device")
             continue
         try:

@@ -10,6 +10,8 @@ VARIANTS = (
     ("as it is", (), []),
     *((f"attention by {kernel}", ("--attention", kernel), [])
       for kernel in ("cudnn", "flash", "efficient")),
+    ("micro-batches recorded", (), ["--set", "train.cuda_graph=microbatch"]),
+    ("steps recorded", (), ["--set", "train.cuda_graph=step"]),
     ("buckets of 10M elements", (), ["--set", "ddp.bucket_size=10000000"]),
     ("bf16 gradients", (), ["--set", "ddp.grad_reduce_in_fp32=false"]),
     ("distributed optimizer", (), SHARDED),

@@ -47,8 +47,11 @@ void train(const lockstep::ParallelState& state, const std::string& mistake) {
 
 void run(const std::string& mistake, const std::string& device) {
   lockstep::ParallelStateOptions options;
-  options.timeout = std::chrono::milliseconds(3000);
-  if (device == "cuda") options.device = {c10::kCUDA, 0};
+  options.timeout = std::chrono::seconds(3);
+  if (device == "cuda") {  // where kernels are loaded before the first operation
+    options.device = {c10::kCUDA, 0};
+    options.timeout = std::chrono::seconds(15);
+  }
   const lockstep::ParallelState state(lockstep::read_launch_environment(), options);
   try {
     train(state, mistake);

@@ -73,9 +73,10 @@ class Commands(Folder):
     def test_a_program_that_hangs_is_ended_with_its_children(self):
         program = self.program("hangs", "sleep 60 & echo $! > child", "echo waiting >&2", "wait")
         begun = time.monotonic()
-        result = commands.run([program], SHELL, 0.5, cwd=self.folder)
-        self.assertLess(time.monotonic() - begun, 30)
-        self.assertEqual(result.reason(), "not done within 1 s; waiting")
+        result = commands.run([program], SHELL, 4, cwd=self.folder)
+        self.assertLess(time.monotonic() - begun, 50)
+        self.assertIsNone(result.status)
+        self.assertRegex(result.reason(), r"^not done within \d+ s; waiting$")
         child = (self.folder / "child").read_text().strip()
         deadline = time.monotonic() + 20
         while (status := pathlib.Path(f"/proc/{child}/status")).exists() and \
@@ -86,7 +87,7 @@ class Commands(Folder):
     def test_the_rank_that_failed_is_named_and_not_one_that_waited_for_it(self):
         program = self.program("rank", 'if [ "$RANK" = 1 ]; then echo "no such file" >&2; exit 3; fi',
                                "sleep 60")
-        results = commands.run_ranks([program], 3, SHELL, 1)
+        results = commands.run_ranks([program], 3, SHELL, 5)
         with self.assertRaisesRegex(commands.CommandFailed, "rank 1: exit status 3: no such file"):
             commands.all_ranks_need(results)
 
@@ -125,9 +126,7 @@ class Stages(Folder):
 
         told = self.stage("second", 9, lambda context: context.add("figure", VALUE, "3"))
         stages.run_stages([self.stage("first", 9, fails, fails), told], self.context(), 60, True)
-        self.assertEqual(self.rows(), [
-            ("what needs no GPU", FAILED, "last line"), ("the stage", FAILED, "last line"),
-            ("what needs no GPU", OK, "fine"), ("figure", VALUE, "3")])
+        self.assertEqual(self.rows(), [("the stage", FAILED, "last line"), ("figure", VALUE, "3")])
 
     def test_one_that_is_late_leaves_the_rest_of_itself_out_and_no_more(self):
         sleeper = self.program("sleeper", "sleep 60")
@@ -138,11 +137,11 @@ class Stages(Folder):
 
         told = self.stage("second", 9, lambda context: context.add("figure", VALUE, "3"))
         begun = time.monotonic()
-        stages.run_stages([self.stage("first", 3.5, late), told], self.context(), 60, True)
-        self.assertLess(time.monotonic() - begun, 40)
+        stages.run_stages([self.stage("first", 6, late), told], self.context(), 60, True)
+        self.assertLess(time.monotonic() - begun, 50)
         checks = {check: (state, detail) for check, state, detail in self.rows()}
         self.assertEqual(checks["slow"][0], FAILED)
-        self.assertRegex(checks["slow"][1], "^not done within [34] s; ")
+        self.assertRegex(checks["slow"][1], r"^not done within \d+ s; ")
         self.assertEqual(checks["never begun"], (LEFT_OUT, "the stage has no time left"))
         self.assertEqual(checks["figure"], (VALUE, "3"))
 
@@ -164,9 +163,15 @@ class Stages(Folder):
         def must_not(context):
             self.fail("it ran")
 
-        stages.run_stages([self.stage("first", 9, must_not)], self.context(), 60, False)
-        self.assertEqual(self.rows(), [("what needs no GPU", OK, "fine"),
-                                       ("the stage", LEFT_OUT, "no CUDA device")])
+        def fails(context):
+            raise commands.CommandFailed("no program")
+
+        stages.run_stages([self.stage("first", 9, must_not),
+                           self.stage("second", 9, must_not, fails)], self.context(), 60, False)
+        self.assertEqual(self.rows(), [
+            ("what needs no GPU", OK, "fine"), ("the stage", LEFT_OUT, "no CUDA device"),
+            ("what needs no GPU", FAILED, "no program"),
+            ("the stage", LEFT_OUT, "no CUDA device")])
 
 
 class Losses(unittest.TestCase):

@@ -13,6 +13,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from gpu_checks import bundle, layout_stage, layouts, speed_stage, stages
 from gpu_checks.report import FAILED, LEFT_OUT, OK, VALUE, Report
 
+SOME_LAYOUTS = ("one rank", "dp2, sharded, both overlaps", "pp4 x 2 chunks", "ep2")
 STAGES = ["machine", "kernels", "layouts", "speed", "profile", "variants"]
 
 
@@ -79,10 +80,12 @@ class Rehearsal(unittest.TestCase):
 
     def test_layouts_and_failures_on_the_cpu_in_the_gpus_place(self):
         context = self.context("layouts")
+        self.addCleanup(setattr, layouts, "LAYOUTS", layouts.LAYOUTS)
+        layouts.LAYOUTS = [layout for layout in layouts.LAYOUTS if layout.name in SOME_LAYOUTS]
         layout_stage.run(context)
         rows = context.report.rows
         self.assertEqual([row.line() for row in rows if row.state != OK], [])
-        self.assertEqual(len(rows), len(layouts.LAYOUTS) + len(layout_stage.MISTAKES) + 4)
+        self.assertEqual(len(rows), len(SOME_LAYOUTS) + len(layout_stage.MISTAKES) + 4)
 
     def test_a_layout_that_trains_otherwise_is_seen(self):
         context = self.context("other")
