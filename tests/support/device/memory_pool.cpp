@@ -68,17 +68,17 @@ void MemoryPool::free(void* pointer) {
   if (!pointer) return;
   Block* block = nullptr;
   std::vector<c10::Stream> users;
-  bool is_graphs = false;
+  int64_t graph = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     block = find(pointer);
     block->live = false;
     add_live(*block, -1);
     users.swap(block->users);
-    is_graphs = block->graph != 0;
+    graph = block->graph;
   }
-  if (is_graphs && users.empty()) return reuse_in_capture(block);
-  if (is_graphs) return;  // CUDA's allocator asks what the users have done after the capture
+  if (graph != 0 && users.empty()) return reuse_in_capture(block, graph);
+  if (graph != 0) return;  // CUDA's allocator asks what the users have done after the capture
   if (users.empty()) return reuse(block);
   const auto left = std::make_shared<std::atomic<size_t>>(users.size());
   for (const c10::Stream& user : users)
@@ -100,9 +100,9 @@ void MemoryPool::reuse(Block* block) {
 }
 
 // After the capture the graph alone has the block.
-void MemoryPool::reuse_in_capture(Block* block) {
+void MemoryPool::reuse_in_capture(Block* block, int64_t graph) {
   const auto capture = GraphCapture::of(*block->stream);
-  if (!capture || capture->id() != block->graph) return;
+  if (!capture || capture->id() != graph) return;
   capture->record_bookkeeping(*block->stream, [block](const c10::Stream& stream) {
     enqueue_bookkeeping(stream, [block] { std::memset(block->data, kPoison, block->bytes); });
   });

@@ -59,7 +59,7 @@ class MemoryPool {
   Block* find(const void* pointer);
   void add_live(const Block& block, int64_t sign);
   void reuse(Block* block);
-  void reuse_in_capture(Block* block);
+  void reuse_in_capture(Block* block, int64_t graph);
 
   std::mutex mutex_;
   std::map<uintptr_t, Block> blocks_;

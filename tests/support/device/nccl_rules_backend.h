@@ -37,10 +37,10 @@ namespace lockstep::testing {
 ///   throw.
 /// - **The watchdog** ends the process when a work has not ended within the timeout after its
 ///   launch: see NcclRules::on_timeout.
-/// - **Graphs.** In the capture of a graph a call is recorded, and counted at each replay; the works
-///   end with the capture, and no watchdog looks at a replay. Within a communicator a replay's
-///   kernels and others have the order of their launches, whatever their streams. Making a
-///   communicator, the first use of a direction and what blocks the host are errors in a capture.
+/// - **Graphs.** In the capture of a graph a call is recorded, and counted at each replay; the
+///   works end with the capture, and no watchdog looks at a replay. Within a communicator a
+///   replay's kernels and others have the order of their launches, whatever their streams. Making
+///   a communicator, the first use of a direction and what blocks the host are errors in a capture.
 ///   shutdown() while a graph with collectives lives, for which NCCL waits forever, is an error.
 /// - **Refused**: tensors on the CPU or another device, not contiguous, of dtypes that NCCL lacks
 ///   (int16), averages of bool. Stricter than c10d: a scaled sum (PREMUL_SUM) of bf16, and messages
