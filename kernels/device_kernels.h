@@ -11,10 +11,9 @@
 
 namespace lockstep::kernels {
 
-/// The kernels of a type of device: adamw(), sgd(), sum_of_squares() and grouped products of checked
-/// operands. They
-/// are called with the operands' device current and start on its current stream. Nothing waits for
-/// the device.
+/// The kernels of a type of device: adamw(), sgd(), sum_of_squares() and grouped products, of
+/// checked operands. They are called with the operands' device current and start on its current
+/// stream. Nothing waits for the device.
 struct DeviceKernels {
   void (*adamw)(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& exp_avg,
                 const at::Tensor& exp_avg_sq, const at::Tensor& low_precision,
