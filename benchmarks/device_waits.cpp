@@ -1,7 +1,7 @@
 // Launches and waits of a training step on a device: how often the host queues something on its
-// device, and how often it stops until the device has come so far. Counted on the asynchronous
-// device of the tests, over a backend with NCCL's rules; counts, not times. The most of any rank, of
-// a step after the first.
+// device, and how often it stops until the device has come so far. Counted, not timed, on the
+// asynchronous device of the tests over a backend with NCCL's rules. Of a step after the first, the
+// most of any rank.
 
 #include <algorithm>
 #include <cstdio>

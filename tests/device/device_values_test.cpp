@@ -5,12 +5,16 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/distributed/distributed_data_parallel.h"
+#include "lockstep/distributed/finalize_model_grads.h"
 #include "lockstep/models/embedding.h"
 #include "lockstep/parallel_state/c10d_transport.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/parallel_state/communicator.h"
 #include "lockstep/parallel_state/process_group_state.h"
 #include "lockstep/tests/support/device/device_ranks.h"
+#include "lockstep/tests/support/device/device_streams.h"
+#include "lockstep/tests/support/small_net.h"
 
 namespace lockstep::testing {
 namespace {
@@ -36,6 +40,44 @@ TEST(DeviceValues, ATokenThatNobodyCouldCheckIsNaNOnAllRanksThatCutTheVocabulary
                        EXPECT_TRUE(at::equal(rows.cpu().isnan().any(-1).flatten(), bad));
                      },
                      {.sizes = {.tensor = 2}});
+}
+
+TEST(DeviceValues, PairsAreConnectedInBothDirectionsBeforeTheirFirstMessage) {
+  DeviceRankOptions options;
+  options.rules = std::make_shared<NcclRules>();
+  run_device_ranks(
+      2,
+      [&](const ParallelState& state) {
+        const auto first_uses = [&] {
+          const NcclCounts counts = options.rules->counts(state.rank());
+          return counts.host_blocks - counts.communicators;
+        };
+        const ProcessGroup group = state.world();
+        connect_pairs(group, {{0, 1}});
+        EXPECT_EQ(first_uses(), 2);
+        at::Tensor x = at::full({4}, state.rank(), at::TensorOptions(state.device()));
+        for (const int sender : {0, 1})
+          (state.rank() == sender ? send(group, x, 1 - sender, "x")
+                                  : receive(group, x, sender, "x"))
+              .wait();
+        EXPECT_EQ(first_uses(), 2);
+        EXPECT_EQ(x.sum().item<double>(), 0);
+      },
+      options);
+}
+
+TEST(DeviceValues, WhatIsMadeWithoutATensorIsOnTheDeviceOfTheRank) {
+  run_device_ranks(3, [](const ParallelState& state) {
+    EXPECT_EQ(current_device(), state.device().index());
+    SmallNet net(3, at::kFloat, state.device());
+    DistributedDataParallel ddp(net, state, DistributedDataParallelConfig());
+    net.loss(SmallNet::samples(0, 4, at::kFloat).to(state.device())).backward();
+    finalize_model_grads({&ddp}, at::ones({}, at::kLong));
+    const at::Tensor before = net.parameters()[0].grad().cpu();
+    ddp.offload_grad_buffers();
+    ddp.restore_grad_buffers();
+    EXPECT_TRUE(at::equal(net.parameters()[0].grad().cpu(), before));
+  });
 }
 
 TEST(DeviceValues, ACommunicatorThatGoesLetsTheOperationsOfC10dEnd) {
