@@ -1,3 +1,5 @@
+#include "lockstep/checkpoint/checkpoint_saver.h"
+
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -15,7 +17,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
-#include "lockstep/checkpoint/checkpoint_saver.h"
 #include "lockstep/checkpoint/finite_values.h"
 #include "lockstep/checkpoint/save_plan.h"
 #include "lockstep/checkpoint/shard_file.h"

@@ -1,7 +1,8 @@
+#include "lockstep/kernels/device_kernels.h"
+
 #include <ATen/ops/empty.h>
 
 #include "lockstep/kernels/adamw.h"
-#include "lockstep/kernels/device_kernels.h"
 #include "lockstep/kernels/grouped_mm.h"
 #include "lockstep/kernels/sgd.h"
 #include "lockstep/kernels/sum_of_squares.h"
