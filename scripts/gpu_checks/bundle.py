@@ -88,7 +88,7 @@ class Bundle:
 
 
 def build(source, build_folder, folder, compiles=True):
-    """Builds what travels, copies it without symbols, records the CPU's losses. Returns the Bundle."""
+    """Builds what travels and copies it without symbols. Returns the Bundle."""
     if not (build_folder / "build.ninja").exists():
         raise CommandFailed(f"{build_folder} is no build folder: run make build LOCKSTEP_CUDA=ON")
     if compiles:

@@ -43,7 +43,8 @@ def read_saved(context):
               for output in on_both(context, "evaluate", saved, "--input", text, "--json")]
     if abs(losses[0] - losses[1]) > layouts.FP32[0] * losses[1]:
         raise CommandFailed(f"evaluate gives {losses[0]:.6f}, the CPU {losses[1]:.6f}")
-    return f"generate writes the CPU's text, evaluate gives {losses[0]:.5f}, the CPU {losses[1]:.5f}"
+    return ("generate writes the CPU's text, "
+            f"evaluate gives {losses[0]:.5f}, the CPU {losses[1]:.5f}")
 
 
 def run(context, config, recorded):

@@ -1,4 +1,4 @@
-"""Programs under a limit of time: one, several ranks on one GPU, and one that is asked questions."""
+"""Programs under a limit of time: one, several ranks on one GPU, one that is asked questions."""
 
 import dataclasses
 import json

@@ -1,5 +1,5 @@
-"""Stage 3: every layout over NCCL, its ranks on the one GPU, against the CPU's losses; failures, each
-of which must end every rank with names; checkpoints."""
+"""Stage 3: every layout over NCCL, its ranks on the one GPU, against the CPU's losses; failures,
+each of which must end every rank with names; checkpoints."""
 
 import concurrent.futures
 import signal
@@ -106,8 +106,8 @@ def run_failures(context, config):
 
 
 def train_again(context, layout, config, recorded):
-    """Where a pipeline fails, a second time with all kernels loaded at the start: loading one beside
-    a receive that spins can wait for ever."""
+    """Where a pipeline fails, a second time with all kernels loaded at the start: loading one
+    beside a receive that spins can wait for ever."""
     good = context.attempt(layout.name, lambda: train(context, layout, config, recorded))
     if not good and layout.name.startswith("pp"):
         context.attempt(f"{layout.name}, CUDA_MODULE_LOADING=EAGER", lambda: train(

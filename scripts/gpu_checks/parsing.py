@@ -26,7 +26,7 @@ def sanitizer_findings(text):
 
 
 def gpu_query(text):
-    """The lines of nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader."""
+    """What nvidia-smi says of name, driver_version and memory.total, as CSV without header."""
     rows = csv.reader(line for line in text.splitlines() if line.strip())
     return [dict(zip(("name", "driver", "memory"), (field.strip() for field in row)))
             for row in rows]
