@@ -30,6 +30,14 @@ namespace {
 
 constexpr int kSteps = 3;
 
+#ifdef __SANITIZE_THREAD__
+constexpr int kSlowness = 10;
+#else
+constexpr int kSlowness = 1;
+#endif
+/// A device whose streams lag is far behind its host where other programs hold the host up.
+constexpr std::chrono::seconds kGroupTimeout{60 * kSlowness}, kDeadline{240 * kSlowness};
+
 /// Of delays; LOCKSTEP_DEVICE_SEEDS=20 tries more.
 uint64_t seeds() {
   const char* const text = std::getenv("LOCKSTEP_DEVICE_SEEDS");
@@ -93,7 +101,7 @@ class DeviceTraining : public ::testing::TestWithParam<DeviceLayout> {
     std::mutex mutex;
     run_ranks(GetParam().world,
               [&](const ParallelState& state) { train(config, state, outcome, mutex); },
-              {.sizes = parallel_options(config, c10::kCPU).sizes});
+              {.sizes = parallel_options(config, c10::kCPU).sizes, .timeout = kGroupTimeout});
     return outcome;
   }
 
@@ -103,6 +111,8 @@ class DeviceTraining : public ::testing::TestWithParam<DeviceLayout> {
     std::mutex mutex;
     DeviceRankOptions options;
     options.sizes = parallel_options(config, c10::kCPU).sizes;
+    options.timeout = kGroupTimeout;
+    options.deadline = kDeadline;
     options.ranks_per_device = GetParam().ranks_per_device;
     options.device.seed = seed;
     if (seed % 2 == 0) {  // every stream lags until somebody waits for it
