@@ -78,9 +78,8 @@ inline std::vector<DeviceLayout> exchanged_layouts() {
 /// Two ranks on one device and four on two. Not dp4_sharded_instances: the first sum between its
 /// instances is in backward, see DeviceRankOptions::ranks_per_device.
 inline std::vector<DeviceLayout> shared_layouts() {
-  const std::set<std::string> names = {"dp2_overlap", "dp2_sharded", "tp2",
-                                       "pp2_zb",      "cp2_p2p",     "ep2",
-                                       "pp2_ep2",     "pp4_zb",      "tp2_ep2_etp2"};
+  const std::set<std::string> names = {"dp2_overlap", "dp2_sharded", "tp2",     "pp2_zb",
+                                       "cp2_p2p",     "ep2",         "pp2_ep2", "pp4_zb"};
   std::vector<DeviceLayout> chosen;
   for (const auto& layouts : {data_layouts(), model_layouts(), exchanged_layouts()})
     for (DeviceLayout layout : layouts) {
