@@ -31,7 +31,8 @@ class Activations {
       : config_(config.model),
         layout_{config.parallel.tensor_model_parallel_size,
                 config.parallel.expert_tensor_parallel_size.value_or(
-                    config.parallel.tensor_model_parallel_size)},
+                    config.parallel.tensor_model_parallel_size),
+                config.parallel.expert_model_parallel_size},
         widths_(local_widths(config)),
         sequence_(div_exact(config.model.seq_length, config.parallel.context_parallel_size,
                             "model.seq_length", "parallel.context_parallel_size")),
@@ -129,14 +130,27 @@ class Activations {
     const int64_t hidden = config_.hidden_size, copies = layout_.expert_tensor_ranks;
     const int64_t tokens = tokens_ / layout_.tensor_ranks, chosen = rows_of(tokens);
     const int64_t rows = product(chosen, copies);
-    const bool sorted = config_.moe_token_dispatcher_type == TokenDispatcher::alltoall;
-    const int64_t biases = config_.add_bias_linear ? product(2, rows, 8) : 0;
     const int64_t shared = config_.moe_shared_expert_intermediate_size.value_or(0);
     return input_of_experts() - product(own_tokens_, hidden, element_) +
-           sum(router(tokens), product(chosen, 16), sorted ? product(rows, 16) : 0,
-               product(rows, hidden, element_), inside(rows, *config_.moe_ffn_hidden_size / copies),
-               biases, product(2, chosen, hidden, element_), product(chosen, element_),
+           sum(router(tokens), row_order(tokens, chosen, rows), product(rows, hidden, element_),
+               inside(rows, *config_.moe_ffn_hidden_size / copies),
+               product(2, chosen, hidden, element_), product(chosen, element_),
                feed_forward(shared / layout_.tensor_ranks));
+  }
+
+  /// The ways between tokens and rows; `pairs` and `rows` as in activation_plan.h.
+  int64_t row_order(int64_t tokens, int64_t pairs, int64_t rows) const {
+    const bool sorted = config_.moe_token_dispatcher_type == TokenDispatcher::alltoall;
+    const int64_t ranks = product(layout_.expert_ranks, layout_.expert_tensor_ranks);
+    const int64_t own = *config_.num_experts / layout_.expert_ranks;
+    const int64_t seen = sorted ? tokens : product(tokens, ranks);
+    const int64_t experts = sorted ? *config_.num_experts : own;
+    const bool some_miss =
+        config_.moe_expert_capacity_factor || (!sorted && layout_.expert_ranks > 1);
+    const bool by_blocks = sorted && ranks > 1 && own > 1;
+    return sum(product(16, sorted ? pairs : rows), product(9, seen, experts),
+               product(some_miss ? 9 : 8, seen, std::min(config_.moe_router_topk, experts)),
+               product(4, own), by_blocks ? product(16, rows) : 0);
   }
 
   /// What is kept of the norm's output before experts: where the ranks of tp have the same tokens,
@@ -192,6 +206,7 @@ class Activations {
   struct Layout {
     int64_t tensor_ranks;
     int64_t expert_tensor_ranks;
+    int64_t expert_ranks;
   };
 
   const TransformerConfig& config_;
