@@ -65,6 +65,10 @@ void TrainingModel::abandon_step() {
   for (const auto& router : routers()) router->reset();
 }
 
+void TrainingModel::finalize_gradients(double tokens) {
+  finalize_gradients(at::full({}, tokens, at::kDouble));
+}
+
 void TrainingModel::finalize_gradients(const at::Tensor& tokens) {
   const std::vector<std::shared_ptr<TopKRouter>> routers = this->routers();
   std::vector<RouterBias> biases;

@@ -64,8 +64,9 @@ class TrainingModel {
   /// Begins an iteration.
   void zero_grad_buffer();
 
-  /// Reduces and normalizes the gradients; `tokens`, fp64 [], are those of forward_backward().
-  /// Moves the biases of the experts' routers.
+  /// Reduces and normalizes the gradients; `tokens` are those of forward_backward(), as a number or
+  /// as fp64 [] on the device. Moves the biases of the experts' routers.
+  void finalize_gradients(double tokens);
   void finalize_gradients(const at::Tensor& tokens);
 
   /// Instead of finalize_gradients(): the iteration leaves no trace. All ranks must call it.
