@@ -161,7 +161,9 @@ Tensors through_experts(const std::vector<int64_t>& rows, c10::Device device,
     return values.to(device, dtype).requires_grad_(true);
   };
   const at::Tensor input = leaf({24, 16}, 0.7), weight = leaf({3, 32, 16}, 0.3);
-  const at::Tensor output = grouped_linear(input, weight, rows);
+  const at::Tensor ends = at::tensor(rows, at::kInt).cumsum(0).to(device, at::kInt);
+  const at::Tensor output =
+      grouped_linear(input, weight, c10::make_intrusive<kernels::RowGroups>(ends));
   (output * wave(24 * 32, 1.1, at::kDouble).view({24, 32}).to(device, dtype)).sum().backward();
   return {output.detach(), input.grad(), weight.grad()};
 }
