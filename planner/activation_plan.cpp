@@ -134,7 +134,7 @@ class Activations {
     return input_of_experts() - product(own_tokens_, hidden, element_) +
            sum(router(tokens), row_order(tokens, chosen, rows), product(rows, hidden, element_),
                inside(rows, *config_.moe_ffn_hidden_size / copies),
-               product(2, chosen, hidden, element_), product(chosen, element_),
+               product(chosen, hidden, element_), product(chosen, element_),
                feed_forward(shared / layout_.tensor_ranks));
   }
 

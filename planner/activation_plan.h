@@ -32,7 +32,7 @@
 ///   precision (t + E) h 4 instead, with a capacity t E; the order of the pairs 16 P + 9 t E + 8 t k,
 ///   with a capacity 9 t k, 4 for each expert of the rank, and 16 R with alltoall over several
 ///   ranks that have several experts each; R h e, the feed-forward's bytes for R rows of width F;
-///   2 P h e + P e of outputs. The losses of the router t E w each (balancing: and the fractions,
+///   P h e + P e of outputs. The losses of the router t E w each (balancing: and the fractions,
 ///   with sigmoid t w; z: t w). The shared expert as a feed-forward network, which keeps all of the
 ///   norm's output.
 /// - output: log-probabilities T V w (without padding), losses T w, their weight w. Token ids in
