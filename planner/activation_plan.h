@@ -29,12 +29,12 @@
 ///   fills up), R = P * expert-tp rows, F = moe_ffn_hidden_size / expert-tp, if experts get the
 ///   same number: choice 8 t k, weights t k w and logits t E w (t E w where scores are over all
 ///   experts, and with sigmoid t (k + 1) w for their sum), t h e of the norm's output, in half
-///   precision (t + E) h 4 instead, with a capacity t E; the order of the pairs 16 P + 9 t E + 8 t k,
-///   with a capacity 9 t k, 4 for each expert of the rank, and 16 R with alltoall over several
-///   ranks that have several experts each; R h e, the feed-forward's bytes for R rows of width F;
-///   P h e + P e of outputs. The losses of the router t E w each (balancing: and the fractions,
-///   with sigmoid t w; z: t w). The shared expert as a feed-forward network, which keeps all of the
-///   norm's output.
+///   precision (t + E) h 4 instead, with a capacity t E; the order of the pairs 16 P + 9 t E +
+///   8 t k, with a capacity 9 t k, 4 for each expert of the rank, and 16 R with alltoall over
+///   several ranks that have several experts each; R h e, the feed-forward's bytes for R rows of
+///   width F; P h e + P e of outputs. The losses of the router t E w each (balancing: and the
+///   fractions, with sigmoid t w; z: t w). The shared expert as a feed-forward network, which keeps
+///   all of the norm's output.
 /// - output: log-probabilities T V w (without padding), losses T w, their weight w. Token ids in
 ///   the order of the layers, 8 T for the embedding and 8 T for the output, if sequence and
 ///   micro-batch exceed 1. Over tp, and with label smoothing, softmax T V w and losses T w, and of
