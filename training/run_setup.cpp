@@ -48,6 +48,7 @@ void check_cuda_graph(const Config& config) {
   check(!config.model.num_experts, "model.num_experts", "a dense model");
   check(step || !config.ddp.allow_unused_parameters, "ddp.allow_unused_parameters", "false");
   check(!config.ddp.check_for_nan_in_grad, "ddp.check_for_nan_in_grad", "false");
+  check(!step || !config.ddp.check_for_large_grads, "ddp.check_for_large_grads", "false");
   check(!step || !scale_adapts_itself(config), "a loss scale that adapts itself",
         "bf16, fp32, fp64, or optimizer.loss_scale");
   check(!step || config.optimizer.optimizer != OptimizerKind::muon, "optimizer.optimizer = muon",

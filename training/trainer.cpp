@@ -340,8 +340,11 @@ bool Trainer::may_run_ahead(const TrainCallbacks& callbacks) const {
 }
 
 void Trainer::tell_iterations(const TrainCallbacks& callbacks) {
-  for (; !settled_.empty(); settled_.pop_front())
-    if (callbacks.iteration) callbacks.iteration(settled_.front());
+  while (!settled_.empty()) {
+    const IterationMetrics metrics = settled_.front();
+    settled_.pop_front();
+    if (callbacks.iteration) callbacks.iteration(metrics);
+  }
 }
 
 RunEnd Trainer::run(const TrainCallbacks& callbacks) {

@@ -90,7 +90,8 @@ Work receive(const ProcessGroup& group, const at::Tensor& tensor, int64_t source
 
 /// Both at once: `sent` goes to the rank at position `destination`, `received`, of its shape and
 /// dtype, is filled by the one at `source`, which may be the same. All ranks of the group must call
-/// it, in one order with its collectives: on NCCL it is one launch on their stream.
+/// it, in one order with its collectives: on NCCL it is one launch on their stream. UsageError for
+/// tensors that overlap in memory.
 Work exchange(const ProcessGroup& group, const at::Tensor& sent, int64_t destination,
               const at::Tensor& received, int64_t source, std::string_view label);
 

@@ -9,6 +9,15 @@ namespace {
 
 using MessageKind = CollectiveOperation::Kind;
 
+/// Of contiguous tensors.
+bool share_memory(const at::Tensor& a, const at::Tensor& b) {
+  const auto begin = [](const at::Tensor& x) {
+    return static_cast<const char*>(x.const_data_ptr());
+  };
+  return a.nbytes() > 0 && b.nbytes() > 0 && begin(a) < begin(b) + b.nbytes() &&
+         begin(b) < begin(a) + a.nbytes();
+}
+
 void check_peer(const CollectiveCall& call, const ProcessGroup& group, int64_t peer) {
   call.check_position(peer);
   call.check(peer != group.rank(), "found this rank as the peer, allowed: another one");
@@ -70,6 +79,8 @@ Work exchange(const ProcessGroup& group, const at::Tensor& sent, int64_t destina
   call.check_tensors({sent, received});
   call.check(sent.sizes() == received.sizes(), "found tensors of {} and {}, allowed: of one shape",
              fmt::join(sent.sizes(), " x "), fmt::join(received.sizes(), " x "));
+  call.check(!share_memory(sent, received),
+             "found memory that is both sent and received, allowed: tensors that do not overlap");
   for (const int64_t peer : {destination, source}) check_peer(call, group, peer);
   call.note({sent});
   return call.start(sent, [&](Transport& transport) {

@@ -114,6 +114,16 @@ TEST(Exchange, TakesTensorsOfOneShapeAndOtherRanksAlone) {
     EXPECT_TRUE(throws_with<UsageError>(
         [&] { exchange(group, two, other, at::ones({2}), group.rank(), "numbers").wait(); },
         "found this rank as the peer, allowed: another one"));
+    const at::Tensor four = at::ones({4});
+    EXPECT_TRUE(throws_with<UsageError>(
+        [&] { exchange(group, two, other, two, other, "numbers").wait(); },
+        "found memory that is both sent and received, allowed: tensors that do not overlap"));
+    EXPECT_TRUE(throws_with<UsageError>(
+        [&] {
+          exchange(group, four.narrow(0, 0, 3), other, four.narrow(0, 1, 3), other, "it").wait();
+        },
+        "both sent and received"));
+    exchange(group, four.narrow(0, 0, 2), other, four.narrow(0, 2, 2), other, "halves").wait();
   });
 }
 

@@ -70,6 +70,9 @@ class Rehearsal(unittest.TestCase):
         result = gpu_check("--stages", "machine,speeed")
         self.assertEqual(result.returncode, 2)
         self.assertIn("--stages: found speeed, allowed: " + ", ".join(STAGES), result.stderr)
+        result = gpu_check("--rehearse", "--seconds", "-5")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("--seconds: found -5, allowed: more than 0", result.stderr)
 
     def test_what_was_not_built_is_named(self):
         result = gpu_check("--folder", pathlib.Path(self.temporary.name, "nothing"), "--rehearse",
@@ -77,6 +80,15 @@ class Rehearsal(unittest.TestCase):
         self.assertEqual(result.returncode, 1)
         self.assertIn("lacks lockstep, libexec/lockstep, benchmarks/gpu_bench, tests/cuda_test, "
                       "tests/straying_rank", result.stdout)
+        result = gpu_check("--folder", pathlib.Path(self.temporary.name, "nothing"))
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("gpu_bench is not there: run scripts/gpu_check --build", result.stderr)
+
+    def test_an_output_that_cannot_be_written_is_found_at_once(self):
+        result = gpu_check("--folder", self.folder, "--rehearse", "--out", "/proc/none")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("/proc/none", result.stderr)
+        self.assertEqual(result.stdout, "")
 
     def test_layouts_and_failures_on_the_cpu_in_the_gpus_place(self):
         context = self.context("layouts")
