@@ -25,8 +25,8 @@
 
 namespace lockstep {
 
-/// What is told of a run while it goes. Any member may be empty. What one throws ends Trainer::run();
-/// an iteration that a device has been given by then counts as made.
+/// What is told of a run while it goes. Any member may be empty. What one throws ends
+/// Trainer::run(); an iteration that a device has been given by then counts as made.
 struct TrainCallbacks {
   /// On a device the next iteration may have been launched: then state() and progress() are its.
   std::function<void(const IterationMetrics&)> iteration;
