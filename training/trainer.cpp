@@ -169,7 +169,7 @@ IterationMetrics Trainer::train_step(RunEnd wish) {
   start_step(wish);
   settle();
   const IterationMetrics metrics = settled_.back();
-  settled_.clear();
+  settled_.pop_back();  // what run() has not told before, because a callback threw, stays
   return metrics;
 }
 
@@ -229,7 +229,7 @@ at::Tensor Trainer::launch_recorded(const BatchSizes& batch, RunEnd wish) {
   if (settle()) return {};
   if (before_update_) std::exchange(before_update_, {})();
   RecordedStep& step = *recorded_;
-  if (step.inputs.size() != inputs.size()) record_step(inputs);
+  if (!step.work.is_recorded() || step.inputs.size() != inputs.size()) record_step(inputs);
   for (size_t m = 0; m < inputs.size(); ++m) step.inputs[m].assign(inputs[m].input);
   upload_to(step.of_host, host_numbers(tokens, wish));
   optimizer_->upload_numbers();

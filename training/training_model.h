@@ -116,7 +116,7 @@ class TrainingModel {
           num_microbatches(of_microbatches),
           loss_scale(of_scale) {}
     bool is_of(int64_t microbatches, double scale) const {
-      return num_microbatches == microbatches && loss_scale == scale;
+      return work.is_recorded() && num_microbatches == microbatches && loss_scale == scale;
     }
 
     RecordedWork work;

@@ -24,8 +24,8 @@ struct RecordedCall {
 /// The calls of a recording, in their order.
 using RecordedCalls = std::vector<RecordedCall>;
 
-/// While it lives, calls with tensors of this rank's device are noted as ever, but are not watched:
-/// they are being recorded, and nothing is under way. One at a time.
+/// While it lives, calls with tensors of this rank's device are kept here, and neither noted nor
+/// watched: they are being recorded, and nothing is under way. One at a time.
 class CallRecorder {
  public:
   /// `world`: of the rank's ParallelState.

@@ -270,6 +270,24 @@ TEST(RecordedStepsFailures, ARankThatIsTooSlowForARecordedStepIsNamed) {
   EXPECT_NE(errors[1].find("rank 0"), std::string::npos) << errors[1];
 }
 
+TEST(RecordedStepsFailures, WorkWhoseRecordingThrowsIsNotRecordedAndCanBeAgain) {
+  run_device_ranks(1, [](const ParallelState& state) {
+    const c10::StreamGuard guard(new_stream(state.device().index()));
+    const at::Tensor x = at::zeros({3}, state.device());
+    RecordedWork work(state);
+    EXPECT_THROW(work.record([&] {
+      x.add_(1);
+      throw std::runtime_error("no such file");
+    }),
+                 std::runtime_error);
+    EXPECT_FALSE(work.is_recorded());
+    work.record([&] { x.add_(2); });
+    EXPECT_TRUE(work.is_recorded());
+    for (int i = 0; i < 2; ++i) work.launch();
+    EXPECT_EQ(x.sum().item<double>(), 3 * 2 * 2);
+  });
+}
+
 TEST(RecordedStepsConfig, TheCpuHasNoGraphs) {
   TemporaryFolder folder;
   const Config config = parse_config(

@@ -89,7 +89,7 @@ GRAPH_MUTANTS = [
      [RECORDED_FAILURES]),
     ("recorded-for-another-batch", "a larger batch runs as many micro-batches as were recorded",
      "training/trainer.cpp",
-     "if (step.inputs.size() != inputs.size()) record_step(inputs);",
-     "if (step.inputs.empty()) record_step(inputs);",
+     "if (!step.work.is_recorded() || step.inputs.size() != inputs.size()) record_step(inputs);",
+     "if (!step.work.is_recorded()) record_step(inputs);",
      ["device_graph_test:*ABatchThatGrows*"]),
 ]
