@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help train test mutants build plain bench bench-experts fuzz format format-check lint clean setup
+.PHONY: help train test mutants program build configure plain bench bench-experts fuzz format format-check lint clean setup
 
 comma := ,
 LOCKSTEP_CUDA ?= AUTO
@@ -33,11 +33,16 @@ help: ## This list
 setup:
 	@scripts/setup compiler packages venv
 
-build: setup ## Build the libraries, the program, the tests and the benchmarks
+configure: setup
 	@if [ ! -e $(BUILD)/build.ninja ] || \
 	    [ '$(configure_args)' != "$$(cat $(BUILD)/.configure 2>/dev/null)" ]; then \
 	  cmake $(configure_args) && echo '$(configure_args)' > $(BUILD)/.configure; \
 	fi
+
+program: configure ## Build the program and the libraries alone
+	@ninja -C $(BUILD) lockstep
+
+build: configure ## Build the libraries, the program, the tests and the benchmarks
 	@ninja -C $(BUILD)
 
 plain: setup ## Compile parallel_state as it is without CUDA and the host transport
@@ -45,7 +50,7 @@ plain: setup ## Compile parallel_state as it is without CUDA and the host transp
 	  -DLOCKSTEP_BUILD_TESTS=OFF -DLOCKSTEP_BUILD_BENCHMARKS=OFF $(CMAKE_ARGS) > /dev/null
 	@ninja -C build-plain lockstep_parallel_state
 
-train: build ## Train the reference GPT on English text with two data-parallel ranks
+train: program ## Train the reference GPT on English text with two data-parallel ranks
 	@scripts/setup text
 	@LOCKSTEP_BUILD=$(BUILD) scripts/launch -n $(RANKS) -- train $(CONFIG) --output $(OUTPUT)
 

@@ -183,6 +183,16 @@ def report(results):
     return killed / len(results)
 
 
+def check_named_tests(build, mutants):
+    """Every test that a mutant names first is in its program."""
+    for test in sorted({test for mutant in mutants for test in mutant.tests if ":" in test}):
+        name, _, chosen = test.partition(":")
+        listed = subprocess.run([build.folder / "tests" / name, "--gtest_list_tests",
+                                 f"--gtest_filter={chosen}"], text=True, capture_output=True)
+        if not re.search(r"^  \S", listed.stdout, re.M):
+            sys.exit(f"mutants.py names {test}; no test of {name} matches")
+
+
 def check_baseline(pool, build, mutants, folder):
     """The test programs pass without a mutant."""
     names = sorted({test.partition(":")[0] for mutant in mutants for test in mutant.tests})
@@ -216,6 +226,7 @@ def main():
         return mutant, killer
 
     folder.mkdir(exist_ok=True)
+    check_named_tests(build, chosen)
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         if not options.resume:
             check_baseline(pool, build, chosen, folder)
