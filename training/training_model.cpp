@@ -62,7 +62,7 @@ std::vector<std::shared_ptr<TopKRouter>> TrainingModel::routers() const {
 
 void TrainingModel::abandon_step() {
   for (const auto& wrapper : wrappers_) wrapper->abandon_step();
-  for (const auto& router : routers()) router->reset();
+  for (const auto& router : routers()) router->abandon_step();
 }
 
 void TrainingModel::finalize_gradients(double tokens) {

@@ -65,6 +65,11 @@ at::Tensor TopKRouter::with_capacity(const Routing& routing, int64_t batch) cons
   return part.chunk(tp.size(), 0)[static_cast<size_t>(tp.rank())].flatten(0, 1);
 }
 
+void TopKRouter::abandon_step() {
+  reset();
+  if (tokens_per_expert_.defined()) tokens_per_expert_.detach().zero_();
+}
+
 Routing TopKRouter::forward(const at::Tensor& hidden) const {
   const int64_t sequence = hidden.size(0), batch = hidden.size(1);
   const auto wide = hidden.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;

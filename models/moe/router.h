@@ -33,6 +33,8 @@ class TopKRouter : public DescribedModule {
 
   /// Ends a step: forgets what global_aux_loss has counted.
   void reset() { losses_.reset(); }
+  /// Ends a step that comes to nothing: forgets all that its forwards have counted.
+  void abandon_step();
 
  private:
   int64_t capacity(int64_t tokens) const;

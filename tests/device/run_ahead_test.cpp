@@ -12,6 +12,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/models/router.h"
 #include "lockstep/tests/device/lagging_tests.h"
 #include "lockstep/tests/support/device/device_ranks.h"
 #include "lockstep/tests/support/synthetic_text.h"
@@ -53,11 +54,20 @@ double sum_of(const std::vector<StateTensor>& state) {
   return sum;
 }
 
+/// Counted by the routers and in no bias yet.
+int64_t waiting_tokens(const Trainer& trainer) {
+  int64_t tokens = 0;
+  for (const auto& router : find_routers(trainer.model()))
+    if (router->tokens_per_expert().defined())
+      tokens += router->tokens_per_expert().sum().item<int64_t>();
+  return tokens;
+}
+
 std::string line_of(Trainer& trainer, bool last) {
   const TrainingProgress progress = trainer.progress();
-  return fmt::format("save{}: iteration {}, {} samples, {} skipped, {} steps, state {:a}",
+  return fmt::format("save{}: iteration {}, {} samples, {} skipped, {} steps, {} tokens, state {:a}",
                      last ? " at the end" : "", progress.iteration, progress.consumed_samples,
-                     progress.skipped_steps, progress.optimizer.num_steps,
+                     progress.skipped_steps, progress.optimizer.num_steps, waiting_tokens(trainer),
                      sum_of(trainer.state(/*with_optimizer=*/true)));
 }
 
@@ -188,6 +198,10 @@ const Job kJobs[] = {
      1,
      {"model.num_experts=4", "model.moe_router_topk=2", "model.moe_router_enable_expert_bias=true",
       "model.moe_router_score_function=sigmoid"}},
+    {"balanced_over_all_micro_batches",
+     1,
+     {"model.num_experts=4", "model.moe_router_topk=2",
+      "model.moe_router_load_balancing_type=global_aux_loss", "model.moe_aux_loss_coeff=0.1"}},
 };
 INSTANTIATE_TEST_SUITE_P(Jobs, RunAhead, ::testing::ValuesIn(kJobs),
                          [](const auto& info) { return info.param.name; });
