@@ -62,7 +62,7 @@ class Documents(unittest.TestCase):
                 self.assertTrue((SOURCE / target).exists(), f"{path}: {link}")
                 if anchor:
                     self.assertIn(anchor, anchors_of(target), f"{path}: {link}")
-        self.assertGreater(checked, 150)
+        self.assertGreater(checked, 120)
 
     def test_every_page_is_in_the_index_and_can_be_reached_from_the_readme(self):
         index = set(links_of(pathlib.Path("docs/README.md")))
@@ -76,7 +76,8 @@ class Documents(unittest.TestCase):
         self.assertLessEqual(len(text_of(README).splitlines()), 150)
 
     def test_lines_of_text_have_at_most_100_columns(self):
-        for path in sources(".md"):
+        for page in [*pages(), SOURCE / "CONTRIBUTING.md", SOURCE / "CHANGELOG.md"]:
+            path = page.relative_to(SOURCE)
             for line in without_blocks(text_of(path)).splitlines():
                 if not line.startswith("|"):
                     self.assertLessEqual(len(line), 100, f"{path}: {line}")
