@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import unittest
+from xml.etree import ElementTree
 
 from tree_test import SOURCE, sources, text_of
 
@@ -63,6 +64,15 @@ class Documents(unittest.TestCase):
                 if anchor:
                     self.assertIn(anchor, anchors_of(target), f"{path}: {link}")
         self.assertGreater(checked, 120)
+
+    def test_pictures_are_well_formed_and_shown(self):
+        shown = {(SOURCE / path.parent / link).resolve() for path in sources(".md")
+                 for link in links_of(path)}
+        pictures = sources(".svg")
+        self.assertGreater(len(pictures), 0)
+        for path in pictures:
+            self.assertIn("viewBox", ElementTree.parse(SOURCE / path).getroot().attrib, path)
+            self.assertIn((SOURCE / path).resolve(), shown)
 
     def test_every_page_is_in_the_index_and_can_be_reached_from_the_readme(self):
         index = set(links_of(pathlib.Path("docs/README.md")))
