@@ -1,6 +1,7 @@
-"""docs/megatron.md lists every field that has Megatron Core's name and another default, with both.
+"""docs/coming-from-megatron.md has our fields and defaults for Megatron-LM's flags, and lists every
+field that has Megatron Core's name and another default, with both.
 
-Skipped where Megatron Core is not installed (scripts/setup megatron)."""
+What needs Megatron Core is skipped where it is not installed (scripts/setup megatron)."""
 
 import json
 import pathlib
@@ -11,7 +12,9 @@ import unittest
 
 from support import BUILD, clean_environment, megatron_python, run
 
-PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/megatron.md"
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/coming-from-megatron.md"
+
+FIELD = r"`((?:model|parallel|ddp|optimizer|data|train|checkpoint)\.\w+)`"
 
 THEIR_DEFAULTS = """
 import dataclasses, json, torch
@@ -31,6 +34,13 @@ def table(heading):
     text = PAGE.read_text().split(heading, 1)[1]
     lines = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE).group().splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def flags():
+    """The rows of all tables of flags: flags, their default, what is here, our default."""
+    text = PAGE.read_text().split("## Flags", 1)[1].split("\n## ", 1)[0]
+    rows = re.findall(r"^\| (`--.*) \|$", text, re.MULTILINE)
+    return [[cell.strip() for cell in row.split(" |")] for row in rows]
 
 
 def our_values():
@@ -82,17 +92,29 @@ class MegatronWords(unittest.TestCase):
 
     def test_our_defaults_are_as_listed(self):
         values = our_values()
-        for path, ours, _ in table("## Same name, other default") + table("Of the command line"):
+        for path, ours, _ in table("## Same name, other default"):
             self.assertEqual(values[path.strip("`")], ours, path)
+
+    def test_each_flag_has_our_field_and_default_or_says_that_there_is_none(self):
+        values, seen = our_values(), set()
+        for names, theirs, here, ours in flags():
+            seen |= set(re.findall(r"`--([^`]+)`", names))
+            self.assertNotEqual(theirs, "", names)
+            field = re.match(FIELD, here)
+            if not field:
+                self.assertRegex(here, r"^(not there|not needed|always on)(:|$)", names)
+            elif not ours.startswith("unset"):
+                self.assertTrue(same(values[field[1]], ours.split(" on ")[0]), (names, ours))
+        self.assertGreater(len(seen), 100)
 
     def test_fields_that_are_named_exist(self):
         help_text = run(BUILD / "lockstep", "train", "--help").stdout.decode()
         paths = set(re.findall(r"^  (\w+\.\w+)$", help_text, re.MULTILINE))
-        for heading in ("## Same name, other meaning", "## Other name, same meaning"):
-            for row in table(heading):
-                for path in re.findall(r"`((?:model|parallel|ddp|optimizer|data|train|checkpoint)"
-                                       r"\.\w+)`", row[0]):
-                    self.assertIn(path, paths)
+        cells = [row[0] for heading in ("## Same name, other meaning", "## Other name, same meaning")
+                 for row in table(heading)] + [row[2] for row in flags()]
+        for cell in cells:
+            for path in re.findall(FIELD, cell):
+                self.assertIn(path, paths)
 
 
 if __name__ == "__main__":

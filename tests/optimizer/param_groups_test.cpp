@@ -198,7 +198,7 @@ TEST(ParamGroups, TheConfigurationDecouplesEmbeddingAndOutputLayer) {
       "max_lr is 0.5 by optimizer.decoupled_lr and 0.1 by override 1 of 1"));
 }
 
-/// What the README shows.
+/// What docs/library.md shows.
 struct WordNet : torch::nn::Module {
   WordNet() {
     embedding = register_module("embedding", torch::nn::Embedding(8, 4));

@@ -1,0 +1,170 @@
+"""The documents: links and anchors lead somewhere, code is compiled, commands have bash's syntax and are
+run or say why not, quoted messages exist, and the README is short."""
+
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+import unittest
+from xml.etree import ElementTree
+
+from tree_test import SOURCE, sources, text_of
+
+sys.path.insert(0, str(SOURCE / ".ci"))
+from documents import REASONS, blocks_of, commands, pages  # noqa: E402
+
+LANGUAGES = {"cmake", "cpp", "json", "sh", "text", "textproto", "yaml"}
+README = pathlib.Path("README.md")
+
+
+def without_blocks(text):
+    return re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+
+
+def anchors_of(path):
+    """The anchors of a page's headings, as GitHub makes them."""
+    anchors = set()
+    for heading in re.findall(r"^#+ +(.+?) *$", without_blocks(text_of(path)), re.M):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+        anchor = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+        number, unique = 0, anchor
+        while unique in anchors:
+            number += 1
+            unique = f"{anchor}-{number}"
+        anchors.add(unique)
+    return anchors
+
+
+def links_of(path):
+    """The targets of links and pictures outside of code."""
+    text = re.sub(r"`[^`\n]*`", "", without_blocks(text_of(path)))
+    return re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+def literals():
+    """The texts of each program and script, with string literals that follow each other joined."""
+    names = [path for path in sources(".h", ".cpp") if path.parts[0] not in ("tests", "benchmarks")]
+    names += [pathlib.Path("scripts/setup"), pathlib.Path("scripts/launch")]
+    for path in names:
+        yield re.sub(r'"[ \\]*\n\s*"', "", text_of(path)).replace('\\"', '"')
+
+
+class Documents(unittest.TestCase):
+    def test_links_and_anchors_lead_somewhere(self):
+        checked = 0
+        for path in sources(".md"):
+            for link in links_of(path):
+                if re.match(r"(https?|mailto):", link):
+                    continue
+                checked += 1
+                name, _, anchor = link.partition("#")
+                target = (path.parent / name) if name else path
+                self.assertTrue((SOURCE / target).exists(), f"{path}: {link}")
+                if anchor:
+                    self.assertIn(anchor, anchors_of(target), f"{path}: {link}")
+        self.assertGreater(checked, 120)
+
+    def test_pictures_are_well_formed_and_shown(self):
+        shown = {(SOURCE / path.parent / link).resolve() for path in sources(".md")
+                 for link in links_of(path)}
+        pictures = sources(".svg")
+        self.assertGreater(len(pictures), 0)
+        for path in pictures:
+            self.assertIn("viewBox", ElementTree.parse(SOURCE / path).getroot().attrib, path)
+            self.assertIn((SOURCE / path).resolve(), shown)
+
+    def test_every_page_is_in_the_index_and_can_be_reached_from_the_readme(self):
+        index = set(links_of(pathlib.Path("docs/README.md")))
+        linked = {link.partition("#")[0] for link in links_of(README)}
+        for page in pages():
+            if page.parent.name == "docs" and page.name != "README.md":
+                self.assertIn(page.name, index)
+                self.assertIn(f"docs/{page.name}", linked)
+
+    def test_the_readme_is_short(self):
+        self.assertLessEqual(len(text_of(README).splitlines()), 150)
+
+    def test_lines_of_text_have_at_most_100_columns(self):
+        for page in [*pages(), SOURCE / "CONTRIBUTING.md", SOURCE / "CHANGELOG.md"]:
+            path = page.relative_to(SOURCE)
+            for line in without_blocks(text_of(path)).splitlines():
+                if not line.startswith("|"):
+                    self.assertLessEqual(len(line), 100, f"{path}: {line}")
+
+    def test_every_block_names_its_language(self):
+        for path in sources(".md"):
+            for block in blocks_of(SOURCE / path):
+                self.assertIn(block.language, LANGUAGES, block)
+
+    def test_commands_are_run_by_ci_or_say_why_not(self):
+        run = 0
+        for block in commands():
+            if block.reason:
+                self.assertIn(block.reason, REASONS, block)
+            run += not block.reason
+            checked = subprocess.run(["bash", "-n", "-c", block.text], capture_output=True,
+                                     text=True, check=False)
+            self.assertEqual(checked.stderr, "", block)
+        self.assertGreater(run, 5)
+        self.assertEqual({block.reason for block in commands()} - {""}, REASONS)
+        self.assertIn(".ci/documents.py", text_of(pathlib.Path(".ci/run")))
+
+    def test_quoted_messages_exist(self):
+        page = text_of(pathlib.Path("docs/errors.md"))
+        messages = re.findall(r"^### `(.*)`$", page, re.M)
+        self.assertGreater(len(messages), 30)
+        self.assertEqual(len(messages), page.count("\n### "))
+        texts = list(literals())
+        for message in messages:
+            for part in re.split(r"\.\.\.", message):
+                part = part.strip()
+                if len(part) > 3 and part not in FROM_ELSEWHERE:
+                    self.assertTrue(any(part in text for text in texts), f"{message}: {part}")
+
+    def test_the_variables_of_launchers_are_those_that_are_read(self):
+        page = text_of(pathlib.Path("docs/multi-node.md"))
+        named = set(re.findall(r"\b(?:(?:OMPI|SLURM|MASTER|TORCHELASTIC|LOCKSTEP|PMIX|LOCAL)_\w+"
+                               r"|RANK|WORLD_SIZE)\b", page.split("## What a rank reads")[1]
+                               .split("\n## ")[0]))
+        reader = text_of(pathlib.Path("parallel_state/launch/launch_environment.cpp"))
+        self.assertEqual(named, set(re.findall(r'"([A-Z]+(?:_\w+)?)"', reader)) -
+                         {"OMPI_MCA_ess_base_jobid"} - {"False", "True"})
+
+    def test_the_readme_and_the_library_page_show_code_that_is_compiled(self):
+        shown = {"README.md": [("examples/custom_loop/main.cpp", "snippet")],
+                 "docs/library.md": [("examples/tensor_parallel_model/main.cpp", "snippet"),
+                                     ("tests/optimizer/param_groups_test.cpp", "groups")]}
+        for page, compiled in shown.items():
+            snippets = []
+            for path, mark in compiled:
+                snippet = re.split(rf" *// \[{mark}\]\n", text_of(pathlib.Path(path)))[1]
+                snippets.append(textwrap.dedent(snippet).rstrip("\n"))
+            found = [b.text for b in blocks_of(SOURCE / page) if b.language == "cpp"]
+            self.assertEqual(found, snippets, page)
+
+    def test_the_page_of_fronts_shows_the_loops_that_are_tested(self):
+        loops = text_of(pathlib.Path("tests/distributed/front_loops_test.cpp"))
+        page = text_of(pathlib.Path("docs/fronts.md"))
+        sections = re.findall(r"^## `(\w+)`\n(.*?)(?=^## |\Z)", page, re.S | re.M)
+        self.assertEqual(len(sections), loops.count("  // [") // 2)
+        for front, section in sections:
+            snippet = loops.split(f"  // [{front}]\n")[1]
+            snippet = "\n".join(line.removeprefix("  ") for line in snippet.splitlines())
+            self.assertEqual(re.findall(r"```cpp\n(.*?)\n```", section, re.S), [snippet], front)
+
+    def test_every_make_target_in_the_documents_exists(self):
+        targets = set(re.findall(r"^([a-z-]+):", text_of(pathlib.Path("Makefile")), re.M))
+        named = set()
+        for path in sources(".md"):
+            named |= set(re.findall(r"(?:^|`)make ([a-z-]+)", text_of(path), re.M))
+        self.assertLessEqual(named, targets)
+        self.assertGreater(len(named), 4)
+
+
+# Parts of messages that come from libtorch or the system.
+FROM_ELSEWHERE = {"can't allocate memory", "cannot be listened at: Address already in use"}
+
+
+if __name__ == "__main__":
+    unittest.main()
