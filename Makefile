@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help train test mutants program build configure plain bench bench-experts fuzz format format-check lint clean setup
+.PHONY: help train test mutants program build configure plain bench bench-experts fuzz docs format format-check lint clean setup
 
 comma := ,
 LOCKSTEP_CUDA ?= AUTO
@@ -93,6 +93,10 @@ fuzz: setup ## Fuzz every parser, FUZZ_SECONDS of a processor each
 	  -DLOCKSTEP_CUDA=OFF -DLOCKSTEP_PRECOMPILE=OFF $(CMAKE_ARGS) > /dev/null
 	@ASAN_OPTIONS=detect_leaks=0 ninja -C build-fuzz fuzzers
 	@scripts/fuzz --seconds $(FUZZ_SECONDS)
+
+docs: configure ## Write the API reference of the installed headers to build/docs/html
+	@scripts/setup docs
+	@doxygen $(BUILD)/Doxyfile
 
 format: ## Format all C++ and CUDA sources
 	@scripts/setup tools
