@@ -54,7 +54,8 @@ train: program ## Train the reference GPT on English text with two data-parallel
 	@scripts/setup text
 	@LOCKSTEP_BUILD=$(BUILD) scripts/launch -n $(RANKS) -- train $(CONFIG) --output $(OUTPUT)
 
-test: build ## Run every test (LABEL=... for some, SANITIZE=... for a sanitizer build)
+test: configure ## Run every test (LABEL=... for some, SANITIZE=... for a sanitizer build)
+	@ninja -C $(BUILD) test_programs
 	@scripts/setup text
 	@cd $(BUILD) && ctest -j$$(($$(nproc) + 1)) --output-on-failure --no-tests=error $(if $(LABEL),-L '^$(LABEL)$$')
 
