@@ -32,7 +32,8 @@ TEST(Axis, MarksAreAtOneTwoAndFive) {
 TEST(Axis, ALongLogScaleHasPowersOfTenAndAShortOneEvenMarks) {
   EXPECT_EQ(labels_of(Axis(0.001, 100, true).ticks(7)),
             (Labels{"0.001", "0.010", "0.1", "1", "10", "100"}));
-  EXPECT_EQ(labels_of(Axis(1, 100, true).ticks(7)), (Labels{"1", "2", "5", "10", "20", "50", "100"}));
+  EXPECT_EQ(labels_of(Axis(1, 100, true).ticks(7)),
+            (Labels{"1", "2", "5", "10", "20", "50", "100"}));
   const auto close = Axis(2.1, 3.3, true).ticks(7);
   EXPECT_GE(close.size(), 3);
   EXPECT_EQ(Axis(1, 100, true).place(10), 0.5);
@@ -56,8 +57,7 @@ TEST(Axis, RoundedEndsAtMarks) {
 
 TEST(Curve, ThinningKeepsTheExtremesAndTheEnds) {
   std::vector<CurvePoint> curve;
-  for (int i = 0; i < 100'000; ++i)
-    curve.push_back({static_cast<double>(i), std::sin(i * 0.001)});
+  for (int i = 0; i < 100'000; ++i) curve.push_back({static_cast<double>(i), std::sin(i * 0.001)});
   curve[54'321].y = 17;
   curve[54'322].y = -23;
   curve[9].y = 5;

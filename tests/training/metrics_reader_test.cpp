@@ -70,8 +70,8 @@ TEST(MetricsReader, FieldsInsideObjectsAndKeysWithDots) {
 
 TEST(MetricsReader, NullIsNotANumber) {
   const testing::TemporaryFolder folder;
-  const std::string path =
-      folder.write("m", R"({"iteration":1,"lm_loss":null,"num_tokens":null})" "\n");
+  const std::string path = folder.write("m", R"({"iteration":1,"lm_loss":null,"num_tokens":null})"
+                                             "\n");
   const RunMetrics metrics = read_run_metrics(path, {"lm_loss"});
   ASSERT_EQ(metrics.of("lm_loss").size(), 1);
   EXPECT_TRUE(std::isnan(metrics.of("lm_loss")[0].value));
@@ -80,10 +80,9 @@ TEST(MetricsReader, NullIsNotANumber) {
 
 TEST(MetricsReader, LinesThatAreNotMetricsAreCounted) {
   const testing::TemporaryFolder folder;
-  const std::string path =
-      folder.write("m", "\n[1]\n{\"lm_loss\":1}\n{\"iteration\":1.5}\n{\"iteration\":\"1\"}\nNaN\n" +
-                            std::string("\xFF\xFE\n") + std::string(1, '\0') + "\n" +
-                            metrics_line(3, 2));
+  const std::string path = folder.write(
+      "m", "\n[1]\n{\"lm_loss\":1}\n{\"iteration\":1.5}\n{\"iteration\":\"1\"}\nNaN\n" +
+               std::string("\xFF\xFE\n") + std::string(1, '\0') + "\n" + metrics_line(3, 2));
   const RunMetrics metrics = read_run_metrics(path, {"lm_loss"});
   EXPECT_EQ(metrics.lines_without_metrics, 8);
   EXPECT_EQ(iterations_of(metrics.of("lm_loss")), std::vector<int64_t>{3});
@@ -108,10 +107,11 @@ TEST(MetricsReader, ATornLastLineWaitsForItsEnd) {
 
 TEST(MetricsReader, OfIterationsThatComeAgainTheLaterLinesCount) {
   const testing::TemporaryFolder folder;
-  const std::string validation = R"({"iteration":3,"validation_loss":9})" "\n";
-  const std::string path = folder.write("m", metrics_line(1, 5) + metrics_line(2, 4) +
-                                                 metrics_line(3, 3) + validation +
-                                                 metrics_line(2, 40) + metrics_line(3, 30));
+  const std::string validation = R"({"iteration":3,"validation_loss":9})"
+                                 "\n";
+  const std::string path =
+      folder.write("m", metrics_line(1, 5) + metrics_line(2, 4) + metrics_line(3, 3) + validation +
+                            metrics_line(2, 40) + metrics_line(3, 30));
   const RunMetrics metrics = read_run_metrics(path, {"lm_loss", "validation_loss"});
   const auto& loss = metrics.of("lm_loss");
   ASSERT_EQ(iterations_of(loss), (std::vector<int64_t>{1, 2, 3}));
@@ -139,8 +139,8 @@ TEST(MetricsReader, AnEmptyFileHasNothingAndAMissingOneIsAnError) {
   EXPECT_EQ(metrics.last_iteration, 0);
   EXPECT_THROW(read_run_metrics(folder.path() / "none", {}), FileError);
   std::filesystem::create_directory(folder.path() / "run");
-  EXPECT_TRUE(testing::throws_with<FileError>(
-      [&] { read_run_metrics(folder.path() / "run", {}); }, "run/metrics.jsonl"));
+  EXPECT_TRUE(testing::throws_with<FileError>([&] { read_run_metrics(folder.path() / "run", {}); },
+                                              "run/metrics.jsonl"));
 }
 
 TEST(MetricsReader, LinesThatCrossItsPiecesAreWhole) {

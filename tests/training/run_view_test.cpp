@@ -50,8 +50,8 @@ TEST(RunView, ShowsWhatTheMetricsHold) {
 }
 
 TEST(RunView, TheTimeBarHasAsManyLettersAsTheSharesSay) {
-  const std::string text = joined(
-      run_view({}, watched_metrics(2), {.columns = 22, .rows = 60, .utf8 = false}));
+  const std::string text =
+      joined(run_view({}, watched_metrics(2), {.columns = 22, .rows = 60, .utf8 = false}));
   EXPECT_NE(text.find("[FFFFBBBBBBBBCCODxxxx]"), text.npos) << text;
 }
 
@@ -68,9 +68,9 @@ TEST(RunView, FitsEverySizeOfTerminal) {
         for (const std::string& line : lines) {
           EXPECT_LE(terminal_width(line), columns) << line;
           if (!utf8) {
-            EXPECT_TRUE(std::all_of(line.begin(), line.end(),
-                                    [](char c) { return c >= ' ' && c <= '~'; }))
-                << line;
+            EXPECT_TRUE(std::all_of(line.begin(), line.end(), [](char c) {
+              return c >= ' ' && c <= '~';
+            })) << line;
           }
         }
       }
@@ -78,7 +78,8 @@ TEST(RunView, FitsEverySizeOfTerminal) {
 
 TEST(RunView, LeavesOutWhatIsNotThere) {
   RunMetrics metrics = watched_metrics(3);
-  metrics.last_line = R"({"iteration":3,"lm_loss":null,"skipped":"x","time_ms":7,"slowest_rank":[]})";
+  metrics.last_line =
+      R"({"iteration":3,"lm_loss":null,"skipped":"x","time_ms":7,"slowest_rank":[]})";
   metrics.last_validation.clear();
   const std::string text = joined(run_view({.name = "r"}, metrics, {.columns = 80, .rows = 9}));
   EXPECT_NE(text.find("iteration 3\n"), text.npos) << text;

@@ -26,8 +26,13 @@ struct WrittenTrace {
   Json events = Json::array();
 
   WrittenTrace& slice(const std::string& name, double ts, double dur, int64_t tid = 7) {
-    events.push_back({{"ph", "X"}, {"cat", "user_annotation"}, {"name", name}, {"ts", ts},
-                      {"dur", dur}, {"pid", 100 + rank}, {"tid", tid}});
+    events.push_back({{"ph", "X"},
+                      {"cat", "user_annotation"},
+                      {"name", name},
+                      {"ts", ts},
+                      {"dur", dur},
+                      {"pid", 100 + rank},
+                      {"tid", tid}});
     return *this;
   }
 
@@ -121,14 +126,26 @@ TEST(MergeTraces, DevicesHaveProcessesOfTheirOwnAndKinetosNotesGo) {
   for (const int64_t rank : {0, 1}) {
     WrittenTrace trace{.rank = rank};
     trace.slice("launch", 10, 1);
-    trace.events.push_back({{"ph", "X"}, {"cat", "kernel"}, {"name", "gemm"}, {"ts", 12}, {"dur", 3},
-                            {"pid", 0}, {"tid", 7}});
+    trace.events.push_back({{"ph", "X"},
+                            {"cat", "kernel"},
+                            {"name", "gemm"},
+                            {"ts", 12},
+                            {"dur", 3},
+                            {"pid", 0},
+                            {"tid", 7}});
     trace.events.push_back(
         {{"ph", "s"}, {"id", 5}, {"name", "ac2g"}, {"ts", 10}, {"pid", 100 + rank}, {"tid", 7}});
-    trace.events.push_back({{"ph", "M"}, {"name", "process_name"}, {"ts", 1}, {"pid", 100 + rank},
+    trace.events.push_back({{"ph", "M"},
+                            {"name", "process_name"},
+                            {"ts", 1},
+                            {"pid", 100 + rank},
                             {"args", {{"name", "lockstep"}}}});
-    trace.events.push_back({{"ph", "X"}, {"name", "PyTorch Profiler (0)"}, {"ts", 0}, {"dur", 99},
-                            {"pid", "Spans"}, {"tid", "PyTorch Profiler"}});
+    trace.events.push_back({{"ph", "X"},
+                            {"name", "PyTorch Profiler (0)"},
+                            {"ts", 0},
+                            {"dur", 99},
+                            {"pid", "Spans"},
+                            {"tid", "PyTorch Profiler"}});
     trace.write(folder);
   }
   const Json merged = merged_in(folder);
@@ -160,13 +177,16 @@ TEST(MergeTraces, RefusesWhatIsNoTrace) {
   const testing::TemporaryFolder folder;
   const auto merge = [&] { merge_traces(folder.path(), folder.path() / "merged.json"); };
   EXPECT_TRUE(testing::throws_with<FileError>(merge, "found no rank_0.json"));
-  for (const char* text : {"", "{\"traceEvents\":[", "[]", "{}", "{\"lockstep\":{\"rank\":\"x\"}}"}) {
+  for (const char* text :
+       {"", "{\"traceEvents\":[", "[]", "{}", "{\"lockstep\":{\"rank\":\"x\"}}"}) {
     folder.write("rank_0.json", text);
     EXPECT_TRUE(testing::throws_with<FileError>(merge, "rank_0.json")) << text;
   }
   WrittenTrace{.rank = 1}.write(folder);
   folder.write("rank_0.json", folder.read("rank_1.json"));
   EXPECT_TRUE(testing::throws_with<FileError>(merge, "both of rank 1"));
+  WrittenTrace{.rank = 0}.write(folder, /*world=*/3);
+  EXPECT_TRUE(testing::throws_with<FileError>(merge, "found a trace of 2 ranks, allowed: of 3"));
   EXPECT_THROW(merge_traces(folder.path() / "none", "x"), FileError);
 }
 

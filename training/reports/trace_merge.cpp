@@ -94,6 +94,13 @@ std::vector<RankTrace> look_through_all(const std::string& folder) {
   }
   require<FileError>(!traces.empty(), "'{}': found no rank_0.json, rank_1.json, ...", folder);
   std::vector<RankTrace> in_order;
+  const TraceHeader& first = traces.begin()->second.header;
+  for (const auto& [rank, trace] : traces)
+    require<FileError>(
+        trace.header.world_size == first.world_size,
+        "'{}': found a trace of {} ranks, allowed: of {}, as that of rank {}; remove "
+        "the traces of earlier runs",
+        trace.path, trace.header.world_size, first.world_size, first.rank);
   for (auto& [rank, trace] : traces) in_order.push_back(std::move(trace));
   return in_order;
 }
