@@ -1,6 +1,6 @@
 // The `lockstep` program. This part does without libtorch, whose loading costs seconds and hundreds
-// of megabytes: `plan`, `data`, `plot`, `watch`, `trace` and the checks of `checkpoint` run here; for
-// any other command the process becomes libexec/lockstep.
+// of megabytes: `plan`, `data`, `plot`, `watch`, `trace` and the checks of `checkpoint` run here.
+// For any other command the process becomes libexec/lockstep.
 
 #include <unistd.h>
 
