@@ -5,15 +5,17 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
+#include <utility>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/xml_text.h"
 #include "lockstep/training/axis.h"
+#include "lockstep/training/quantity_text.h"
 
 namespace lockstep {
 namespace {
 
-constexpr double kWidth = 960, kHeight = 540, kLeft = 76, kRight = 24, kBottom = 56;
+constexpr double kWidth = 960, kPlotHeight = 430, kLeft = 76, kRight = 24, kBottom = 56;
 constexpr double kTitle = 30, kLegendRow = 20, kLetter = 7.2;
 constexpr size_t kPoints = 2000, kSmoothedFrom = 50, kShownName = 60;
 constexpr int kXTicks = 8, kYTicks = 7;
@@ -50,15 +52,9 @@ struct Bounds {
   bool empty() const { return least > greatest; }
 };
 
-/// Code points; more than columns where some are wide.
-size_t letters(const std::string& text) {
-  return static_cast<size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
-}
-
 /// Its end, where it is long.
 std::string shortened(const std::string& name) {
-  if (letters(name) <= kShownName) return name;
+  if (utf8_length(name) <= kShownName) return name;
   size_t begin = name.size(), kept = 0;
   while (kept < kShownName)
     if ((name[--begin] & 0xC0) != 0x80) ++kept;
@@ -90,12 +86,13 @@ class ChartDrawing {
     for (const ChartLine& line : chart.lines)
       if (std::find(names_.begin(), names_.end(), line.name) == names_.end())
         names_.push_back(line.name);
+    place_legend();
   }
 
   void draw() {
     write(R"(<svg xmlns="http://www.w3.org/2000/svg" width="{0:.0f}" height="{1:.0f}" )"
           R"(viewBox="0 0 {0:.0f} {1:.0f}" font-family="sans-serif" font-size="13">)",
-          kWidth, kHeight);
+          kWidth, bottom_ + kBottom);
     write("\n{}<rect class=\"page\" width=\"100%\" height=\"100%\"/>\n", kStyle);
     write("<text x=\"{:.0f}\" y=\"22\" font-size=\"15\">{}</text>\n", kLeft,
           xml_text(chart_.title));
@@ -119,33 +116,39 @@ class ChartDrawing {
     return kLineColours[static_cast<size_t>(number) % kLineColours.size()];
   }
 
-  void draw_legend() {
+  void place_legend() {
     double x = kLeft, y = kTitle + 12;
     for (const std::string& name : names_) {
-      const std::string shown = shortened(name);
-      const double width = 34 + kLetter * static_cast<double>(letters(shown));
+      const double width = 34 + kLetter * static_cast<double>(utf8_length(shortened(name)));
       if (x > kLeft && x + width > kWidth - kRight) {
         x = kLeft;
         y += kLegendRow;
       }
-      write("<rect x=\"{:.0f}\" y=\"{:.0f}\" width=\"12\" height=\"12\" rx=\"2\" fill=\"{}\"/>", x,
-            y - 11, colour_of(name));
-      write("<text class=\"legend\" x=\"{:.0f}\" y=\"{:.0f}\">{}<title>{}</title></text>\n", x + 18,
-            y, xml_text(shown), xml_text(name));
+      legend_.push_back({x, y});
       x += width;
     }
     top_ = y + 14;
+    bottom_ = top_ + kPlotHeight;
+  }
+
+  void draw_legend() {
+    for (size_t i = 0; i < names_.size(); ++i) {
+      const auto& [x, y] = legend_[i];
+      write("<rect x=\"{:.0f}\" y=\"{:.0f}\" width=\"12\" height=\"12\" rx=\"2\" fill=\"{}\"/>", x,
+            y - 11, colour_of(names_[i]));
+      write("<text class=\"legend\" x=\"{:.0f}\" y=\"{:.0f}\">{}<title>{}</title></text>\n", x + 18,
+            y, xml_text(shortened(names_[i])), xml_text(names_[i]));
+    }
   }
 
   double across(const Axis& axis, double value) const {
     return kLeft + axis.place(value) * (kWidth - kLeft - kRight);
   }
   double down(const Axis& axis, double value) const {
-    return kHeight - kBottom - axis.place(value) * (kHeight - kBottom - top_);
+    return bottom_ - axis.place(value) * kPlotHeight;
   }
 
   void draw_axes(const Axis& x, const Axis& y) {
-    const double bottom = kHeight - kBottom;
     for (const Axis::Tick& tick : y.ticks(kYTicks)) {
       const double at = down(y, tick.value);
       write("<line class=\"grid\" x1=\"{:.0f}\" y1=\"{:.1f}\" x2=\"{:.0f}\" y2=\"{:.1f}\"/>", kLeft,
@@ -156,16 +159,16 @@ class ChartDrawing {
     for (const Axis::Tick& tick : x.ticks(kXTicks)) {
       const double at = across(x, tick.value);
       write("<line class=\"grid\" x1=\"{:.1f}\" y1=\"{:.0f}\" x2=\"{:.1f}\" y2=\"{:.0f}\"/>", at,
-            top_, at, bottom);
+            top_, at, bottom_);
       write("<text class=\"x-tick\" x=\"{:.1f}\" y=\"{:.0f}\" text-anchor=\"middle\">{}</text>\n",
-            at, bottom + 18, tick.label);
+            at, bottom_ + 18, tick.label);
     }
     write("<rect class=\"frame\" x=\"{:.0f}\" y=\"{:.0f}\" width=\"{:.0f}\" height=\"{:.0f}\"/>\n",
-          kLeft, top_, kWidth - kLeft - kRight, bottom - top_);
+          kLeft, top_, kWidth - kLeft - kRight, kPlotHeight);
     write("<text x=\"{:.0f}\" y=\"{:.0f}\" text-anchor=\"middle\">{}</text>\n",
-          (kLeft + kWidth - kRight) / 2, kHeight - 14, xml_text(chart_.x_label));
+          (kLeft + kWidth - kRight) / 2, bottom_ + kBottom - 14, xml_text(chart_.x_label));
     write("<text transform=\"translate(18 {:.0f}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n",
-          (top_ + bottom) / 2, xml_text(chart_.y_label));
+          (top_ + bottom_) / 2, xml_text(chart_.y_label));
   }
 
   void draw_line(const ChartLine& line, const std::vector<CurvePoint>& points, const Axis& x,
@@ -213,7 +216,8 @@ class ChartDrawing {
   std::vector<std::vector<CurvePoint>> points_;
   std::vector<std::string> names_;
   Bounds x_bounds_, y_bounds_;
-  double top_ = 0;
+  std::vector<std::pair<double, double>> legend_;  ///< where its entries stand
+  double top_ = 0, bottom_ = 0;
 };
 
 }  // namespace

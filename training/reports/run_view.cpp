@@ -66,10 +66,11 @@ class View {
  private:
   /// As many parts a line as fit; empty ones are left out.
   void add(const std::vector<std::string>& parts) {
+    const auto columns = static_cast<size_t>(size_.columns);
     std::string line;
     for (const std::string& part : parts) {
       if (part.empty()) continue;
-      if (!line.empty() && terminal_width(line + separator_ + part) > size_.columns) {
+      if (!line.empty() && utf8_length(line + separator_ + part) > columns) {
         lines_.push_back(line);
         line.clear();
       }

@@ -142,11 +142,6 @@ std::string terminal_shares(const std::vector<std::pair<char, double>>& shares, 
   return row;
 }
 
-int terminal_width(std::string_view text) {
-  return static_cast<int>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
-}
-
 std::string terminal_line(std::string_view text, int columns, bool utf8) {
   std::string line;
   for (int count = 0; !text.empty() && count < columns;) {

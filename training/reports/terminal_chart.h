@@ -29,9 +29,6 @@ std::vector<std::string> terminal_curve(const std::vector<CurvePoint>& curve, in
 /// is '.'.
 std::string terminal_shares(const std::vector<std::pair<char, double>>& shares, int columns);
 
-/// Characters of a text in UTF-8.
-int terminal_width(std::string_view text);
-
 /// The first `columns` characters of a line in UTF-8; with `utf8` off, characters beyond ASCII are
 /// '?'. Control characters are left out.
 std::string terminal_line(std::string_view text, int columns, bool utf8);
