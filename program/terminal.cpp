@@ -56,7 +56,7 @@ TerminalPicture::~TerminalPicture() { std::cout << kFirstScreen << std::flush; }
 void TerminalPicture::show(const std::vector<std::string>& lines) {
   std::cout << kHome;
   for (size_t i = 0; i < lines.size(); ++i)
-    std::cout << (i == 0 ? "" : "\r\n") << lines[i] << kClearToEndOfLine;
+    std::cout << (i == 0 ? "" : "\n") << lines[i] << kClearToEndOfLine;
   std::cout << kClearBelow << std::flush;
 }
 

@@ -47,9 +47,9 @@ std::set<ActivityType> activities_of(c10::Device device) {
 ProfilerConfig profiler_config() {
   torch::profiler::impl::ExperimentalConfig all_threads;
   all_threads.profile_all_threads = true;
-  return {
-      ProfilerState::KINETO, /*report_input_shapes=*/false, /*profile_memory=*/false,
-      /*with_stack=*/false,  /*with_flops=*/false,          /*with_modules=*/false,   all_threads};
+  return ProfilerConfig(ProfilerState::KINETO, /*report_input_shapes=*/false,
+                        /*profile_memory=*/false, /*with_stack=*/false, /*with_flops=*/false,
+                        /*with_modules=*/false, all_threads);
 }
 
 /// Kineto reports on standard error that it finds no GPU.

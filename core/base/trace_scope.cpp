@@ -40,6 +40,12 @@ TraceName::~TraceName() {
   if (set_) innermost_name = outer_;
 }
 
+TraceSilence::TraceSilence(bool on) {
+  if (on) guard_ = std::make_unique<at::RecordFunctionGuard>(/*is_enabled=*/false);
+}
+
+TraceSilence::~TraceSilence() = default;
+
 std::string TraceName::current() { return innermost_name ? *innermost_name : std::string(); }
 
 }  // namespace lockstep

@@ -6,7 +6,8 @@
 
 namespace at {
 struct RecordFunction;
-}
+class RecordFunctionGuard;
+}  // namespace at
 
 /// Names in traces. libtorch's profiler (Kineto, `lockstep train --profile`) shows them between its
 /// own operators. While nothing records, a scope costs two calls of a function and makes no name.
@@ -56,6 +57,20 @@ class TraceName {
   std::string name_;
   const std::string* outer_ = nullptr;
   bool set_ = false;
+};
+
+/// Leaves what libtorch and c10d name on this thread during its life out of traces: c10d's own
+/// slices last until a message has arrived, so that they overlap others of their thread.
+class TraceSilence {
+ public:
+  /// Does nothing unless `on`, which trace_is_recording() is for.
+  explicit TraceSilence(bool on);
+  ~TraceSilence();
+  TraceSilence(const TraceSilence&) = delete;
+  TraceSilence& operator=(const TraceSilence&) = delete;
+
+ private:
+  std::unique_ptr<at::RecordFunctionGuard> guard_;
 };
 
 }  // namespace lockstep

@@ -45,6 +45,7 @@ Transport::Parts call_traced(const Work::Operation& operation, Call call) {
     return call();
   }
   const TraceName for_workers(name);
+  const TraceSilence without_names_of_c10d(trace_is_recording());
   return call();
 }
 

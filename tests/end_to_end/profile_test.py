@@ -17,7 +17,7 @@ LAYOUTS = {
     "pp": ["parallel.pipeline_model_parallel_size=2", "model.num_layers=2"],
     "cp": ["parallel.context_parallel_size=2"],
     "ep": ["parallel.expert_model_parallel_size=2", "model.num_experts=2",
-           "model.moe_router_topk=1"],
+           "model.moe_router_topk=1", "model.moe_router_pre_softmax=true"],
 }
 # A collective that the layout cannot do without: how its name begins, over which group.
 COLLECTIVES = {

@@ -127,7 +127,7 @@ class Watch(EndToEnd):
         half = line(101, 9.875)
         self.append(half[:20])
         self.append(half[20:])
-        terminal.read_until(rb"iteration 101 of 400.*loss 9\.8750")
+        terminal.read_until(rb"(?s)iteration 101 of 400.*loss 9\.8750")
         before = len(terminal.output)
         terminal.resize(30, 10)
         terminal.read_until(rb"(?s).{%d}.*\x1b\[J" % before)

@@ -147,7 +147,10 @@ TEST(MetricsReader, LinesThatCrossItsPiecesAreWhole) {
   const testing::TemporaryFolder folder;
   std::string text;
   int64_t count = 0;
-  while (text.size() < (size_t{9} << 20)) text += metrics_line(++count, 1.0 / count);
+  while (text.size() < (size_t{9} << 20)) {
+    ++count;
+    text += metrics_line(count, 1.0 / count);
+  }
   const RunMetrics metrics = read_run_metrics(folder.write("m", text), {"lm_loss"});
   EXPECT_EQ(metrics.lines_without_metrics, 0);
   ASSERT_EQ(static_cast<int64_t>(metrics.of("lm_loss").size()), count);

@@ -93,14 +93,28 @@ TEST(RunView, LeavesOutWhatIsNotThere) {
 
 TEST(TerminalCurve, DrawsTheCurveBetweenItsMarks) {
   std::vector<CurvePoint> falling;
-  for (int i = 0; i <= 10; ++i) falling.push_back({static_cast<double>(i), 10.0 - i});
-  EXPECT_EQ(joined(terminal_curve(falling, 16, 6, /*utf8=*/false)),
-            "10 +**\n"
-            "   | ***\n"
-            "   |    **\n"
-            " 5 +     ***\n"  // the mark of 5 stands in the nearest row
-            "   |       ***\n"
-            " 0 +         ***\n");
+  for (int i = 0; i <= 10; ++i) falling.push_back({static_cast<double>(i), 100.0 - 10 * i});
+  EXPECT_EQ(joined(terminal_curve(falling, 16, 11, /*utf8=*/false)),
+            "100 +**\n"
+            "    | **\n"
+            "    |  **\n"
+            "    |   **\n"
+            "    |    **\n"
+            " 50 +     **\n"
+            "    |      **\n"
+            "    |       **\n"
+            "    |        **\n"
+            "    |         **\n"
+            "  0 +          *\n");
+}
+
+TEST(TerminalCurve, ConnectsPointsThatAreFarApartAndLeavesGaps) {
+  const double gap = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_EQ(joined(terminal_curve({{0, 0}, {11, 0}, {12, gap}, {13, gap}, {14, 0}, {14, 10}}, 20, 3,
+                                  /*utf8=*/false)),
+            "10 +              *\n"
+            "   |              *\n"
+            " 0 +************  *\n");
 }
 
 TEST(TerminalCurve, BrailleHasEightDotsACharacter) {

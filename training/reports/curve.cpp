@@ -50,8 +50,9 @@ std::vector<CurvePoint> smoothed(const std::vector<CurvePoint>& curve, size_t re
   std::vector<CurvePoint> result = curve;
   for (size_t i = 0; i < curve.size(); ++i) {
     if (!std::isfinite(curve[i].y)) continue;
-    const size_t wide = std::min({reach, i, curve.size() - 1 - i});
-    result[i].y = (sums[i + wide + 1] - sums[i - wide]) / (counts[i + wide + 1] - counts[i - wide]);
+    const size_t wide = std::min(reach, i);
+    const size_t begin = i - wide, end = std::min(i + wide + 1, curve.size());
+    result[i].y = (sums[end] - sums[begin]) / (counts[end] - counts[begin]);
   }
   return result;
 }

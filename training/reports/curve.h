@@ -18,8 +18,8 @@ struct CurvePoint {
 /// least and the greatest are kept, of each gap one. The first and the last point stay.
 std::vector<CurvePoint> thinned(const std::vector<CurvePoint>& curve, size_t limit);
 
-/// The mean of each point with as many neighbours on both sides, `reach` at most: near the ends
-/// fewer, so that no point is drawn towards one side. Gaps count nothing and stay.
+/// The mean of each point with `reach` neighbours on both sides: near the beginning fewer on both,
+/// where curves are steep, and near the end those that there are. Gaps count nothing and stay.
 std::vector<CurvePoint> smoothed(const std::vector<CurvePoint>& curve, size_t reach);
 
 }  // namespace lockstep

@@ -17,7 +17,7 @@ namespace {
 
 constexpr double kWidth = 960, kPlotHeight = 430, kLeft = 76, kRight = 24, kBottom = 56;
 constexpr double kTitle = 30, kLegendRow = 20, kLetter = 7.2;
-constexpr size_t kPoints = 2000, kSmoothedFrom = 50, kShownName = 60;
+constexpr size_t kPoints = 2000, kSmoothedFrom = 50, kDots = 60, kShownName = 60;
 constexpr int kXTicks = 8, kYTicks = 7;
 
 /// Legible on white and on black.
@@ -99,7 +99,7 @@ class ChartDrawing {
     draw_legend();
     const Axis x(x_bounds_.least, x_bounds_.greatest);
     const Axis exact(y_bounds_.least, y_bounds_.greatest, chart_.logarithmic);
-    const Axis y = exact.rounded(kYTicks);
+    const Axis y = exact.rounded(3 * kYTicks);
     draw_axes(x, y);
     for (size_t i = 0; i < points_.size(); ++i) draw_line(chart_.lines[i], points_[i], x, y);
     write("</svg>\n");
@@ -176,16 +176,25 @@ class ChartDrawing {
     const char* const colour = colour_of(line.name);
     if (line.dashed) {
       draw_path(thinned(points, kPoints), x, y, "line", colour, " stroke-dasharray=\"6 4\"");
-      if (points.size() <= kPoints / 10) draw_dots(points, x, y, colour);
+      if (points.size() <= kDots) draw_dots(points, x, y, colour);
       return;
     }
     const bool many = points.size() >= kSmoothedFrom;
     draw_path(thinned(points, kPoints), x, y, many ? "line raw" : "line", colour, "");
     if (many)
-      draw_path(thinned(smoothed(points, points.size() / 50), kPoints), x, y, "line smooth", colour,
-                "");
+      draw_path(thinned(course_of(points), kPoints), x, y, "line smooth", colour, "");
     else if (points.size() == 1)
       draw_dots(points, x, y, colour);
+  }
+
+  /// Smoothed as it is drawn: on a log scale the logarithms.
+  std::vector<CurvePoint> course_of(std::vector<CurvePoint> points) const {
+    const size_t reach = points.size() / 50;
+    if (!chart_.logarithmic) return smoothed(points, reach);
+    for (CurvePoint& point : points) point.y = std::log(point.y);
+    points = smoothed(points, reach);
+    for (CurvePoint& point : points) point.y = std::exp(point.y);
+    return points;
   }
 
   void draw_path(const std::vector<CurvePoint>& points, const Axis& x, const Axis& y,

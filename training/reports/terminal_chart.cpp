@@ -82,23 +82,34 @@ Extent extent_of(const std::vector<CurvePoint>& curve, double CurvePoint::*coord
   return extent;
 }
 
-/// The curve's points by dot columns; neighbours are connected.
+/// A dot of a grid.
+struct DotPlace {
+  int column, row;
+};
+
+/// Fills the columns behind `from` up to `to`, each from the row of the one before to its own.
+void connect(DotGrid& grid, const DotPlace& from, const DotPlace& to) {
+  const int columns = std::max(to.column - from.column, 1);
+  int last = from.row;
+  for (int step = 1; step <= columns; ++step) {
+    const int row = from.row + (to.row - from.row) * step / columns;
+    grid.fill(std::min(from.column + step, to.column), std::min(last, row), std::max(last, row));
+    last = row;
+  }
+}
+
 void draw_curve(DotGrid& grid, const std::vector<CurvePoint>& curve, const Axis& x, const Axis& y) {
-  const auto row_of = [&](double value) {
-    const double place = std::clamp(1 - y.place(value), 0.0, 1.0);
-    return static_cast<int>(std::lround(place * (grid.height() - 1)));
-  };
-  std::optional<int> last_row;
+  std::optional<DotPlace> last;
   for (const CurvePoint& point : curve) {
     if (!std::isfinite(point.y)) {
-      last_row.reset();
+      last.reset();
       continue;
     }
-    const int column = static_cast<int>(std::lround(x.place(point.x) * (grid.width() - 1)));
-    const int row = row_of(point.y);
-    const int from = last_row.value_or(row);
-    grid.fill(column, std::min(from, row), std::max(from, row));
-    last_row = row;
+    const double down = std::clamp(1 - y.place(point.y), 0.0, 1.0);
+    const DotPlace place = {static_cast<int>(std::lround(x.place(point.x) * (grid.width() - 1))),
+                            static_cast<int>(std::lround(down * (grid.height() - 1)))};
+    connect(grid, last.value_or(place), place);
+    last = place;
   }
 }
 
@@ -109,7 +120,7 @@ std::vector<std::string> terminal_curve(const std::vector<CurvePoint>& curve, in
   const Extent in_x = extent_of(curve, &CurvePoint::x), in_y = extent_of(curve, &CurvePoint::y);
   if (columns < kLeastColumns || rows < kLeastRows || in_x.least > in_x.greatest) return {};
   const Axis x(in_x.least, in_x.greatest);
-  const Axis y = Axis(in_y.least, in_y.greatest).rounded(std::max(1, rows / 3));
+  const Axis y = Axis(in_y.least, in_y.greatest).rounded(rows);
   const auto ticks = y.ticks(std::max(1, rows / 3));
   size_t margin = 0;
   for (const Axis::Tick& tick : ticks) margin = std::max(margin, tick.label.size());

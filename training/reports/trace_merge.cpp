@@ -26,8 +26,8 @@ constexpr int64_t kFirstDevice = 1'000'000'000, kProcessesOfRank = 1000;
 /// One rank's trace, and what the first reading found.
 struct RankTrace {
   std::string path;
-  TraceHeader header;
-  TraceClock clock;
+  TraceHeader header = {};
+  TraceClock clock = {};
   double begin = std::numeric_limits<double>::infinity();  ///< microseconds from its base
   double shift = 0;                                        ///< to be added to its times
 };

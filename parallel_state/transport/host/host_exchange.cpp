@@ -140,6 +140,7 @@ void HostExchange::work() {
 std::exception_ptr HostExchange::run(const Entry& entry, HostTransfers& transfers) {
   std::optional<TraceScope> scope;
   if (!entry.trace_name.empty()) scope.emplace([&] { return entry.trace_name; });
+  const TraceSilence without_names_of_c10d(scope.has_value());
   try {
     entry.body(transfers);
     transfers.finish();
