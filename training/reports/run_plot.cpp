@@ -43,7 +43,12 @@ std::string name_of_run(const std::string& run) {
   return path.string();
 }
 
-std::string title_of(const std::string& field) { return field == kLossField ? "Loss" : field; }
+std::string title_of(const std::string& field, const std::vector<ChartLine>& lines) {
+  if (field != kLossField) return field;
+  const bool validated =
+      std::any_of(lines.begin(), lines.end(), [](const ChartLine& line) { return line.dashed; });
+  return validated ? "Loss (dashed: validation)" : "Loss";
+}
 
 class RunCollection {
  public:
@@ -58,7 +63,7 @@ class RunCollection {
                        fmt::join(options_.runs, "', '"));
     require<ConfigError>(!chart_.lines.empty(), "--field: found '{}', allowed: {}", options_.field,
                          fmt::join(known_, ", "));
-    chart_.title = title_of(options_.field);
+    chart_.title = title_of(options_.field, chart_.lines);
     chart_.x_label = label_of(options_.x);
     chart_.y_label = label_of_field(options_.field);
     chart_.logarithmic = options_.logarithmic;
