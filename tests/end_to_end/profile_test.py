@@ -25,7 +25,7 @@ COLLECTIVES = {
     "tp": ("all_reduce ", "tp"),
     "pp": ("wait for receive ", "pp"),
     "cp": ("(wait for )?(exchange|all_gather|all_to_all|send|receive)", "cp"),
-    "ep": ("all_to_all", "ep"),
+    "ep": ("all_to_all", "tp-ep"),
 }
 
 

@@ -112,16 +112,17 @@ TEST(TerminalCurve, ConnectsPointsThatAreFarApartAndLeavesGaps) {
   const double gap = std::numeric_limits<double>::quiet_NaN();
   EXPECT_EQ(joined(terminal_curve({{0, 0}, {11, 0}, {12, gap}, {13, gap}, {14, 0}, {14, 10}}, 20, 3,
                                   /*utf8=*/false)),
-            "10 +              *\n"
-            "   |              *\n"
-            " 0 +************  *\n");
+            "10 +               *\n"
+            "   |               *\n"
+            " 0 +*************  *\n");
 }
 
 TEST(TerminalCurve, BrailleHasEightDotsACharacter) {
   const std::vector<CurvePoint> flat = {{0, 1}, {1, 1}};
   const auto rows = terminal_curve({{0, 0}, {1, 1}}, 20, 4, /*utf8=*/true);
   ASSERT_EQ(rows.size(), 4);
-  EXPECT_TRUE(rows[0].ends_with("⢸")) << rows[0];  // the last column, all four dots
+  EXPECT_TRUE(rows[0].ends_with("⠚")) << rows[0];       // with the dot in the top right corner
+  EXPECT_TRUE(rows[3].starts_with("0 ┤⣀")) << rows[3];  // and in the bottom left one
   EXPECT_TRUE(terminal_curve(flat, 15, 4, true).empty());
   EXPECT_TRUE(terminal_curve(flat, 20, 2, true).empty());
   EXPECT_TRUE(terminal_curve({}, 20, 4, true).empty());

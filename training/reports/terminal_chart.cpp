@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <optional>
 
 #include "lockstep/training/axis.h"
 
@@ -99,17 +98,19 @@ void connect(DotGrid& grid, const DotPlace& from, const DotPlace& to) {
 }
 
 void draw_curve(DotGrid& grid, const std::vector<CurvePoint>& curve, const Axis& x, const Axis& y) {
-  std::optional<DotPlace> last;
+  DotPlace last = {0, 0};
+  bool connected = false;
   for (const CurvePoint& point : curve) {
     if (!std::isfinite(point.y)) {
-      last.reset();
+      connected = false;
       continue;
     }
     const double down = std::clamp(1 - y.place(point.y), 0.0, 1.0);
     const DotPlace place = {static_cast<int>(std::lround(x.place(point.x) * (grid.width() - 1))),
                             static_cast<int>(std::lround(down * (grid.height() - 1)))};
-    connect(grid, last.value_or(place), place);
+    connect(grid, connected ? last : place, place);
     last = place;
+    connected = true;
   }
 }
 
