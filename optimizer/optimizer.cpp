@@ -7,6 +7,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_bounds.h"
+#include "lockstep/core/trace_scope.h"
 #include "lockstep/distributed/finalize_passes.h"
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/distributed/telling.h"
@@ -174,6 +175,7 @@ Optimizer::StepResult Optimizer::step() {
 
 at::Tensor Optimizer::start_step() {
   const at::NoGradGuard no_grad;
+  const TraceScope scope([] { return "optimizer step"; });
   const double scale = loss_scale();
   const at::Tensor norm = grad_norm(*counted_) / scale;
   at::Tensor zeros = at::zeros_like(norm);

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/trace_scope.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/pipeline/communication_steps.h"
 #include "lockstep/pipeline/first_messages.h"
@@ -150,6 +151,7 @@ class PipelineExecutor::Run {
 
   void compute(const PipelineTask& task) {
     const at::Tensor input = take_input(task);
+    const TraceScope scope([&] { return to_string(task); });
     const int64_t begin = now();
     if (task.kind == TaskKind::forward)
       forward(task, input);

@@ -13,6 +13,9 @@ void add_train_command(CLI::App& program);
 void add_evaluate_command(CLI::App& program);
 void add_generate_command(CLI::App& program);
 void add_doctor_command(CLI::App& program);
+void add_plot_command(CLI::App& program);
+void add_watch_command(CLI::App& program);
+void add_trace_command(CLI::App& program);
 
 /// `checkpoint inspect` and `checkpoint verify`, which do without libtorch; returns the command.
 CLI::App* add_checkpoint_command(CLI::App& program);

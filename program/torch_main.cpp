@@ -15,5 +15,8 @@ int main(int argc, char** argv) {
     lockstep::add_evaluate_command(program);
     lockstep::add_generate_command(program);
     lockstep::add_doctor_command(program);
+    lockstep::add_plot_command(program);
+    lockstep::add_watch_command(program);
+    lockstep::add_trace_command(program);
   });
 }

@@ -10,14 +10,18 @@
 #include "lockstep/checkpoint/finite_values.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/datasets/unfinished_file.h"
 #include "lockstep/parallel_state/rank_message.h"
 #include "lockstep/planner/stage_shapes.h"
 #include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
 #include "lockstep/program/signals.h"
 #include "lockstep/program/standard_descriptors.h"
+#include "lockstep/training/profile_window.h"
 #include "lockstep/training/progress.h"
 #include "lockstep/training/run_checkpoints.h"
+#include "lockstep/training/run_files.h"
+#include "lockstep/training/run_plot.h"
 #include "lockstep/training/sample_text.h"
 #include "lockstep/training/trainer.h"
 
@@ -33,6 +37,7 @@ struct TrainArguments {
   std::vector<std::string> overrides;
   std::string output;
   bool print_config = false;
+  std::string profile;
 };
 
 /// What rank 0 tells of the run.
@@ -49,6 +54,7 @@ class Reporter {
       file_ = std::make_unique<MetricsFile>(
           output, MetricsResume{progress.iteration, progress.metrics_checksum});
       if (!file_->note().empty()) display_.message(file_->note());
+      begin_folder(trainer.config(), output);
     }
     const Config& config = trainer.config();
     const auto millions = [](int64_t parameters) {
@@ -73,8 +79,26 @@ class Reporter {
     display_.validation(metrics);
   }
   void message(const std::string& text) { display_.message(text); }
+  /// Leaves the picture of the loss, where that can be written.
+  void end() {
+    if (folder_.empty()) return;
+    try {
+      write_loss_svg(folder_);
+    } catch (const Error& error) {
+      display_.message(fmt::format("no loss.svg: {}", error.what()));
+    }
+  }
 
  private:
+  void begin_folder(const Config& config, const std::string& folder) {
+    folder_ = folder;
+    const RunFiles files = run_files(folder);
+    std::error_code error;
+    std::filesystem::remove(files.loss_svg, error);  // of the run's earlier part
+    write_output_file(files.config, print_config(config));
+  }
+
+  std::string folder_;
   c10::Device device_;
   ProgressDisplay display_;
   std::unique_ptr<MetricsFile> file_;
@@ -117,6 +141,26 @@ std::string told_of_stop(const Trainer& trainer, const std::string& folder) {
       folder.empty() ? "; nothing is saved without checkpoint.save or --output" : "");
 }
 
+/// Empty without --profile.
+std::unique_ptr<ProfileWindow> profile_window(const Config& config, const TrainArguments& arguments,
+                                              const ParallelState& state) {
+  if (arguments.profile.empty()) return nullptr;
+  return std::make_unique<ProfileWindow>(
+      parse_profile_range(arguments.profile, config.train.train_iters),
+      run_files(arguments.output).traces, state);
+}
+
+template <class Tell>
+void end_profile(ProfileWindow* profile, Tell tell) {
+  if (!profile) return;
+  profile->finish();
+  if (!profile->problem().empty())
+    std::cerr << profile->problem() + "\n" << std::flush;
+  else
+    tell(profile->is_written() ? fmt::format("profile: wrote {}", profile->path())
+                               : "profile: wrote nothing, the run did not reach these iterations");
+}
+
 /// All ranks end with the status, rank 0 tells.
 [[noreturn]] void end_as_diverged(const std::string& what, const Trainer& trainer,
                                   const RunCheckpoints& checkpoints, const ParallelState& state) {
@@ -134,7 +178,8 @@ std::string told_of_stop(const Trainer& trainer, const std::string& folder) {
                            trainer.iteration());
 }
 
-void train(const Config& config, const std::string& output, const ParallelState& state) {
+void train(const Config& config, const TrainArguments& arguments, const ParallelState& state) {
+  const std::string& output = arguments.output;
   std::unique_ptr<Reporter> reporter;
   if (state.rank() == 0) reporter = std::make_unique<Reporter>(config, state.device());
   const auto tell = [&](const std::string& text) {
@@ -150,24 +195,36 @@ void train(const Config& config, const std::string& output, const ParallelState&
     tell(fmt::format("loaded {}, iteration {}", *loaded, trainer.iteration()));
   if (reporter) reporter->begin(trainer, state.group(GroupKind::dp_cp).size(), output);
   TrainCallbacks callbacks;
-  callbacks.should_stop = [&] { return wish_for_stop(state); };
+  const auto profile = profile_window(config, arguments, state);
+  callbacks.should_stop = [&] {
+    if (profile) profile->before(trainer.iteration() + 1);
+    return wish_for_stop(state);
+  };
   callbacks.checkpoint = [&](bool last) {
     if (last && is_stop(trainer.end())) tell(told_of_stop(trainer, folder));
     tell(checkpoints.after_iteration(trainer, last));
   };
-  callbacks.checkpoint_is_due = [&](int64_t iteration) { return checkpoints.is_due(iteration); };
+  callbacks.checkpoint_is_due = [&](int64_t iteration) {
+    return checkpoints.is_due(iteration) || (profile && profile->ends_after(iteration));
+  };
+  callbacks.iteration = [&](const IterationMetrics& m) {
+    if (profile) profile->after(m.iteration);
+    if (reporter) reporter->iteration(m);
+  };
   if (reporter) {
-    callbacks.iteration = [&](const IterationMetrics& m) { reporter->iteration(m); };
     callbacks.validation = [&](const ValidationMetrics& m) { reporter->validation(m); };
   }
   note_sigint();
   try {
     trainer.run(callbacks);
   } catch (const DivergenceError& error) {
+    if (reporter) reporter->end();
     end_as_diverged(error.what(), trainer, checkpoints, state);
   }
   ignore_signals();
   tell(checkpoints.finish());
+  if (reporter) reporter->end();
+  end_profile(profile.get(), tell);
   if (trainer.end() == RunEnd::diverged)
     end_as_diverged(trainer.divergence(), trainer, checkpoints, state);
   if (is_stop(trainer.end())) end_as_stopped(trainer, state);
@@ -178,6 +235,13 @@ void train(const Config& config, const std::string& output, const ParallelState&
     std::cout << sample_text(std::move(owned), checkpoints.path(), state.device()) << std::endl;
 }
 
+void check_profile(const Config& config, const TrainArguments& arguments) {
+  if (arguments.profile.empty()) return;
+  parse_profile_range(arguments.profile, config.train.train_iters);
+  require<ConfigError>(!arguments.output.empty(),
+                       "--profile: --output is missing, which names the folder of the traces");
+}
+
 void run(const TrainArguments& arguments) {
   const Config config = load_config(arguments.config_path, arguments.overrides);
   prepare_cuda(config);
@@ -186,6 +250,7 @@ void run(const TrainArguments& arguments) {
     return;
   }
   check_supported(config);
+  check_profile(config, arguments);
   note_sigterm();
   keep_freed_memory();
   const LaunchEnvironment environment = read_launch_environment();
@@ -194,7 +259,7 @@ void run(const TrainArguments& arguments) {
   std::unique_ptr<ParallelState> state;
   try {
     state = std::make_unique<ParallelState>(environment, parallel_options(config, device));
-    train(config, arguments.output, *state);
+    train(config, arguments, *state);
   } catch (const std::exception& error) {
     if (state) state->post_failure(error.what());
     if (environment.world_size == 1) throw;
@@ -211,12 +276,21 @@ void add_train_command(CLI::App& program) {
   add_config_options(*command, arguments->config_path, arguments->overrides);
   command
       ->add_option("--output", arguments->output,
-                   "Folder for metrics.jsonl and, unless checkpoint.save says otherwise, for the "
-                   "checkpoints; without it neither is written. metrics.jsonl of another run is "
+                   "Folder for metrics.jsonl, config.textproto (the effective configuration), "
+                   "loss.svg (at the end) and, unless checkpoint.save says otherwise, the "
+                   "checkpoints; without it none is written. metrics.jsonl of another run is "
                    "kept as metrics.previous.jsonl, metrics.previous.2.jsonl and so on")
       ->check(check_path);
   command->add_flag("--print-config", arguments->print_config,
                     "Print the effective configuration, defaults included, and end");
+  command
+      ->add_option(
+          "--profile", arguments->profile,
+          "Record iterations FIRST to LAST with libtorch's profiler: each rank writes "
+          "OUTPUT/traces/rank_R.json for ui.perfetto.dev; `lockstep trace merge` makes one "
+          "of them")
+      ->type_name("FIRST:LAST")
+      ->check(check_path);
   command->footer([] { return config_help(); });
   command->callback([arguments] { run(*arguments); });
 }

@@ -7,12 +7,6 @@
 namespace lockstep {
 namespace {
 
-std::string with_unit(double value) {
-  if (value >= 1e6) return fmt::format("{:.2f}M", value / 1e6);
-  if (value >= 1e3) return fmt::format("{:.1f}k", value / 1e3);
-  return fmt::format("{:.0f}", value);
-}
-
 /// A NaN without its sign.
 double shown(double value) { return std::isnan(value) ? std::abs(value) : value; }
 
@@ -22,13 +16,6 @@ std::string decoupled_rate(const IterationMetrics& metrics) {
 }
 
 }  // namespace
-
-std::string format_duration(double seconds) {
-  const auto total = static_cast<int64_t>(std::llround(seconds));
-  const int64_t hours = total / 3600, minutes = total / 60 % 60, rest = total % 60;
-  return hours > 0 ? fmt::format("{}:{:02}:{:02}", hours, minutes, rest)
-                   : fmt::format("{}:{:02}", minutes, rest);
-}
 
 std::string progress_line(const IterationMetrics& metrics, const ProgressStatus& status) {
   const std::string total = std::to_string(status.train_iters);

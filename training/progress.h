@@ -5,6 +5,7 @@
 #include <string>
 
 #include "lockstep/training/metrics.h"
+#include "lockstep/training/quantity_text.h"
 
 namespace lockstep {
 
@@ -18,9 +19,6 @@ struct ProgressStatus {
 /// "iteration  120/600 | loss 2.4310 | grad norm 0.812 | lr 1.200e-03 | 35.1k tokens/s | 412 MiB |
 /// 0:42 left", and after the learning rate that of embeddings where they have one of their own.
 std::string progress_line(const IterationMetrics& metrics, const ProgressStatus& status);
-
-/// "1:02:03", "2:03"
-std::string format_duration(double seconds);
 
 /// Shows how training goes: on a terminal one line that is written over, elsewhere a plain line
 /// every `log_interval` iterations and for the first and the last one.

@@ -11,6 +11,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/integers.h"
+#include "lockstep/core/trace_scope.h"
 #include "lockstep/core/upload.h"
 #include "lockstep/datasets/token_batch.h"
 #include "lockstep/models/context_parallel.h"
@@ -107,6 +108,7 @@ GPTInput Trainer::make_input(const std::vector<int64_t>& ids) const {
 }
 
 BatchInput Trainer::training_batch() {
+  const TraceScope scope([] { return "data"; });
   const Microbatch microbatch = loader_->next();
   GPTInput input = make_input(microbatch.ids);
   input.positions.first_sample = microbatch.samples.first;
@@ -174,6 +176,7 @@ IterationMetrics Trainer::train_step(RunEnd wish) {
 }
 
 void Trainer::start_step(RunEnd wish) {
+  const TraceScope scope([&] { return fmt::format("iteration {}", iteration_ + 1); });
   const auto begin = std::chrono::steady_clock::now();
   if (scale_adapts_itself(config_) && settle()) return;
   parallel_state_.begin_step(iteration_ + 1);

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/trace_scope.h"
 #include "lockstep/core/upload.h"
 #include "lockstep/distributed/finalize_passes.h"
 #include "lockstep/distributed/further_passes.h"
@@ -141,6 +142,7 @@ FinalizeReport finalize_model_grads(const std::vector<DistributedDataParallel*>&
   telling(context.state(), [&] {
     check_arguments(context);
     for (const FinalizePass* pass : kPasses) {
+      const TraceScope scope([&] { return fmt::format("finalize: {}", pass->name); });
       context.pass = pass->name;
       pass->run(context);
     }

@@ -83,10 +83,11 @@ void CollectiveCall::check_position(int64_t position) const {
 
 void CollectiveCall::note(const Tensors& inputs) {
   const std::string_view dtype = at::toString(inputs[0].scalar_type());
-  int64_t elements = 0, bytes = 0;
+  int64_t elements = 0;
+  bytes_ = 0;
   for (const at::Tensor& input : inputs) {
     elements += input.numel();
-    bytes += static_cast<int64_t>(input.nbytes());
+    bytes_ += static_cast<int64_t>(input.nbytes());
   }
   const ProcessGroup::State& state = *group_.shared_state();
   const RecordKind kind = kind_of(operation_);
@@ -103,7 +104,7 @@ void CollectiveCall::note(const Tensors& inputs) {
     const int64_t peer =
         is_message(shown_as) ? state.ranks.at(static_cast<size_t>(operation.position)) : -1;
     call.shown.push_back({state.global_rank, state.name, state.ranks, to_string(operation),
-                          std::string(label_), std::string(dtype), elements, bytes, shown_as,
+                          std::string(label_), std::string(dtype), elements, bytes_, shown_as,
                           peer});
   };
   if (operation_.kind == Operation::Kind::exchange) {

@@ -60,6 +60,7 @@ class CollectiveCall {
     operation.called = operation_;
     operation.label = shared_label_;
     operation.on_device = !example.is_cpu();
+    operation.bytes = bytes_;
     Transport& transport = operation.group->communicator->transport(example.device().type());
     return start_operation(std::move(operation), [&] { return start(transport); });
   }
@@ -72,6 +73,7 @@ class CollectiveCall {
   std::string_view label_;
   SharedLabel shared_label_;
   uint64_t identity_ = 0;
+  int64_t bytes_ = 0;
 };
 
 }  // namespace lockstep

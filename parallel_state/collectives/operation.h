@@ -2,6 +2,7 @@
 
 // Internal: how the collectives are started and waited for.
 
+#include "lockstep/core/trace_scope.h"
 #include "lockstep/parallel_state/failure_reason.h"
 #include "lockstep/parallel_state/process_group_state.h"
 #include "lockstep/parallel_state/work.h"
@@ -14,8 +15,14 @@ struct Work::Operation {
   SharedLabel label;
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
   bool on_device = false;  ///< its tensors are not on the CPU
+  int64_t bytes = 0;       ///< of this rank's input
   Transport::Parts parts = {};
 };
+
+/// "all_reduce (sum) of bucket 3 over group dp [0, 1]"
+std::string describe(const Work::Operation& operation);
+/// The same and the bytes, for traces.
+std::string trace_name(const Work::Operation& operation);
 
 /// Posts the failure of `operation`, finds out which rank is lost or did something else, and throws
 /// CommunicationError with all that. A rank that is lost comes first.
@@ -28,6 +35,20 @@ struct Work::Operation {
 /// has posted a failure.
 void begin_on_device(const std::shared_ptr<Work::Operation>& operation);
 
+/// call() under the operation's name in traces: that of the launch on a device, elsewhere that of
+/// the thread which does the work.
+template <class Call>
+Transport::Parts call_traced(const Work::Operation& operation, Call call) {
+  const auto name = [&] { return trace_name(operation); };
+  if (operation.on_device) {
+    const TraceScope scope(name);
+    return call();
+  }
+  const TraceName for_workers(name);
+  const TraceSilence without_names_of_c10d(trace_is_recording());
+  return call();
+}
+
 /// Starts `operation`: call() -> its parts.
 template <class Call>
 Work start_operation(Work::Operation operation, Call call) {
@@ -36,7 +57,7 @@ Work start_operation(Work::Operation operation, Call call) {
   if (watch) watch->check();
   try {
     if (watch && shared->on_device) begin_on_device(shared);
-    shared->parts = call();
+    shared->parts = call_traced(*shared, call);
   } catch (const std::exception& error) {
     if (watch) watch->forget(*shared);
     fail_operation(*shared, reason_of(error, shared->group->ranks));

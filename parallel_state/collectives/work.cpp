@@ -15,11 +15,6 @@ namespace {
 using std::chrono::steady_clock;
 using Way = Communicator::Uses::Way;
 
-std::string describe(const Work::Operation& operation) {
-  return fmt::format("{} of {} over group {}", to_string(operation.called), *operation.label,
-                     ProcessGroup(operation.group).to_string());
-}
-
 Way way_of(const Work::Operation& operation) {
   const int64_t peer = operation.called.position, own = operation.group->rank;
   switch (operation.called.kind) {
@@ -49,6 +44,15 @@ void meet(const Work::Operation& operation, const Way& members) {
 }
 
 }  // namespace
+
+std::string describe(const Work::Operation& operation) {
+  return fmt::format("{} of {} over group {}", to_string(operation.called), *operation.label,
+                     ProcessGroup(operation.group).to_string());
+}
+
+std::string trace_name(const Work::Operation& operation) {
+  return fmt::format("{}, {} bytes", describe(operation), operation.bytes);
+}
 
 void begin_on_device(const std::shared_ptr<Work::Operation>& operation) {
   Communicator::Uses& uses = operation->group->communicator->uses();
@@ -85,6 +89,7 @@ void Work::wait() {
   operation_ = nullptr;
   const ProcessGroup::State& group = *operation->group;
   if (group.watch) group.watch->check();
+  const TraceScope scope([&] { return "wait for " + trace_name(*operation); });
   try {
     for (const auto& part : operation->parts)
       part->wait({*group.failures, operation->start, group.timeout});

@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/xml_text.h"
 
 namespace lockstep {
 namespace {
@@ -31,13 +32,6 @@ std::string colour_of(const PipelineTask& task, int64_t chunks) {
   return fmt::format("#{:02x}{:02x}{:02x}", mixed[0], mixed[1], mixed[2]);
 }
 
-std::string escaped(const std::string& text) {
-  std::string result;
-  for (const char c : text)
-    result += c == '&' ? "&amp;" : c == '<' ? "&lt;" : c == '>' ? "&gt;" : std::string(1, c);
-  return result;
-}
-
 class Drawing {
  public:
   Drawing(std::ostream& out, const PipelineSchedule& schedule, const Timeline& timeline)
@@ -53,7 +47,7 @@ class Drawing {
           R"(viewBox="0 0 {0:.0f} {1:.0f}" font-family="sans-serif" font-size="12">)",
           kLeft + width_ + kMargin, height);
     write("\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n");
-    write("<text x=\"{:.0f}\" y=\"24\" font-size=\"14\">{}</text>\n", kMargin, escaped(title));
+    write("<text x=\"{:.0f}\" y=\"24\" font-size=\"14\">{}</text>\n", kMargin, xml_text(title));
     draw_legend();
     for (int64_t rank = 0; rank < schedule_.pipeline(); ++rank) draw_rank(rank);
     write("</svg>\n");

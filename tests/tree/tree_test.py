@@ -76,6 +76,7 @@ SUBROOMS = {
         "state": {"layout", "files"},
         "hugging_face": {"files", "state"},
     },
+    "training": {"reports": set()},
 }
 # What users include; these headers and those that they include are installed.
 PUBLIC_HEADERS = {

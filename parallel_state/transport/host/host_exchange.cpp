@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <optional>
 
 #include "lockstep/core/integers.h"
+#include "lockstep/core/trace_scope.h"
 #include "lockstep/parallel_state/host_chunks.h"
 #include "lockstep/parallel_state/host_reduction.h"
 #include "lockstep/parallel_state/transport.h"
@@ -93,8 +95,8 @@ std::shared_ptr<HostTask> HostExchange::enqueue(uint64_t identity,
   auto task = std::make_shared<HostTask>();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    queue_.push_back(
-        {task, std::move(body), identity, identity == Transport::kUncounted ? 0 : next_++});
+    queue_.push_back({task, std::move(body), identity,
+                      identity == Transport::kUncounted ? 0 : next_++, TraceName::current()});
     if (idle_ < static_cast<int>(queue_.size()) && workers_.size() < kHostWorkers)
       workers_.emplace_back([this] { work(); });
   }
@@ -136,6 +138,9 @@ void HostExchange::work() {
 }
 
 std::exception_ptr HostExchange::run(const Entry& entry, HostTransfers& transfers) {
+  std::optional<TraceScope> scope;
+  if (!entry.trace_name.empty()) scope.emplace([&] { return entry.trace_name; });
+  const TraceSilence without_names_of_c10d(scope.has_value());
   try {
     entry.body(transfers);
     transfers.finish();

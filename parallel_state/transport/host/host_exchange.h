@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -106,6 +107,7 @@ class HostExchange {
     std::function<void(HostTransfers&)> body;
     uint64_t identity;
     uint64_t number;
+    std::string trace_name;  ///< empty where nothing records
   };
 
   std::shared_ptr<HostTask> enqueue(uint64_t identity, std::function<void(HostTransfers&)> body);

@@ -1,0 +1,50 @@
+#include <iostream>
+#include <memory>
+
+#include "lockstep/core/check.h"
+#include "lockstep/program/argument_checks.h"
+#include "lockstep/program/commands.h"
+#include "lockstep/training/trace_merge.h"
+
+namespace lockstep {
+namespace {
+
+struct TraceArguments {
+  std::string folder;
+  std::string output;
+};
+
+void merge(const TraceArguments& arguments) {
+  const std::string output =
+      arguments.output.empty() ? arguments.folder + "/merged.json" : arguments.output;
+  const TraceMerge merged = merge_traces(arguments.folder, output);
+  for (const std::string& note : merged.notes) std::cerr << note << "\n";
+  std::cout << fmt::format("{}: {} events of {} ranks\n", output, merged.events, merged.ranks);
+}
+
+}  // namespace
+
+void add_trace_command(CLI::App& program) {
+  auto arguments = std::make_shared<TraceArguments>();
+  CLI::App* const trace =
+      program.add_subcommand("trace", "Work on traces of `lockstep train --profile`");
+  trace->require_subcommand(1);
+  CLI::App* const command = trace->add_subcommand(
+      "merge", "Merge the traces of all ranks into one, on one clock, for ui.perfetto.dev");
+  command
+      ->add_option("FOLDER", arguments->folder,
+                   "Folder with rank_0.json, rank_1.json, ...: OUTPUT/traces of the run")
+      ->required()
+      ->check(check_path);
+  command
+      ->add_option("--output", arguments->output,
+                   "Write the merged trace to this file; without it, to FOLDER/merged.json")
+      ->type_name("FILE")
+      ->check(check_path);
+  command->footer(
+      "Rank R becomes the process \"rank R\". Ranks of one host share its clock. Clocks of other "
+      "hosts are compared by the times at which collectives ended on both.");
+  command->callback([arguments] { merge(*arguments); });
+}
+
+}  // namespace lockstep

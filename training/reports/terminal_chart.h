@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lockstep/training/curve.h"
+
+/// Pictures made of characters. Needs no libtorch.
+namespace lockstep {
+
+/// What a terminal can show.
+struct TerminalSize {
+  int columns = 80;
+  int rows = 24;
+  bool utf8 = false;  ///< otherwise only ASCII is drawn
+};
+
+/// A curve in `columns` by `rows` characters, marks of the y axis included: braille dots, 2 by 4 in
+/// a character, or asterisks. Rows have at most `columns` characters and no trailing spaces. Too
+/// small a space, or a curve without a finite point, gives no row.
+std::vector<std::string> terminal_curve(const std::vector<CurvePoint>& curve, int columns, int rows,
+                                        bool utf8);
+
+/// A row of `columns` characters that shows shares of a whole: "FFFFBBBBBBBC". Each part has its
+/// letter; parts above half a character have one or more. Shares need not add up to 1, what lacks
+/// is '.'.
+std::string terminal_shares(const std::vector<std::pair<char, double>>& shares, int columns);
+
+/// The first `columns` characters of a line in UTF-8; with `utf8` off, characters beyond ASCII are
+/// '?'. Control characters are left out.
+std::string terminal_line(std::string_view text, int columns, bool utf8);
+
+}  // namespace lockstep
