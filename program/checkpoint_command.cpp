@@ -1,12 +1,15 @@
+#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <unordered_map>
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/checkpoint/checkpoint_reader.h"
 #include "lockstep/checkpoint/safetensors_header.h"
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/parallel_axes.h"
+#include "lockstep/planner/stage_shapes.h"
 #include "lockstep/program/commands.h"
 
 namespace lockstep {
@@ -57,9 +60,30 @@ void print_table(const Json& json, const Manifest& manifest) {
         tensor.pieces.size() == 1 ? "1 piece" : fmt::format("{} pieces", tensor.pieces.size()));
 }
 
+/// As the model registers its parameters; tensors of no parameter come last. Without the run's
+/// configuration the order stays as it is.
+void sort_in_model_order(CheckpointReader& checkpoint, std::vector<ManifestTensor>& tensors) {
+  std::unordered_map<std::string, size_t> places;
+  try {
+    for (const ShapedParameter& param : model_parameters(checkpoint.config()))
+      places.emplace(param.name, places.size());
+  } catch (const Error&) {
+    return;
+  }
+  const auto place = [&places](const ManifestTensor& tensor) {
+    const auto found = places.find(tensor.name);
+    return found == places.end() ? places.size() : found->second;
+  };
+  std::stable_sort(tensors.begin(), tensors.end(),
+                   [&](const ManifestTensor& a, const ManifestTensor& b) {
+                     return place(a) < place(b);
+                   });
+}
+
 void inspect(const CheckpointArguments& arguments) {
-  const CheckpointReader checkpoint(arguments.folder);
-  const Manifest& manifest = checkpoint.manifest();
+  CheckpointReader checkpoint(arguments.folder);
+  Manifest manifest = checkpoint.manifest();
+  sort_in_model_order(checkpoint, manifest.tensors);
   Json json = {{"path", checkpoint.path()},
                {"iteration", manifest.iteration},
                {"consumed_samples", manifest.consumed_samples},
