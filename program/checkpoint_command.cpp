@@ -74,10 +74,9 @@ void sort_in_model_order(CheckpointReader& checkpoint, std::vector<ManifestTenso
     const auto found = places.find(tensor.name);
     return found == places.end() ? places.size() : found->second;
   };
-  std::stable_sort(tensors.begin(), tensors.end(),
-                   [&](const ManifestTensor& a, const ManifestTensor& b) {
-                     return place(a) < place(b);
-                   });
+  std::stable_sort(
+      tensors.begin(), tensors.end(),
+      [&](const ManifestTensor& a, const ManifestTensor& b) { return place(a) < place(b); });
 }
 
 void inspect(const CheckpointArguments& arguments) {
@@ -146,8 +145,8 @@ CLI::App* add_check(CLI::App& parent, const std::string& name, const std::string
   CLI::App* const command = parent.add_subcommand(name, meaning);
   command
       ->add_option("DIR", arguments->folder,
-                   "Folder that checkpoint.save named, whose newest complete checkpoint is meant, "
-                   "or a checkpoint's own folder")
+                   "Folder of checkpoint.save, whose newest complete checkpoint is taken, or the "
+                   "folder of one checkpoint")
       ->required();
   command->add_flag("--json", arguments->json, "Print one JSON document");
   command->callback([arguments, run] { run(*arguments); });
@@ -158,10 +157,10 @@ CLI::App* add_check(CLI::App& parent, const std::string& name, const std::string
 
 CLI::App* add_checkpoint_command(CLI::App& program) {
   CLI::App* const checkpoint =
-      program.add_subcommand("checkpoint", "Look at, check and convert checkpoints");
+      program.add_subcommand("checkpoint", "Inspect, verify and convert checkpoints");
   checkpoint->require_subcommand(1);
-  add_check(*checkpoint, "inspect", "Say what a checkpoint holds; sizes in elements and bytes",
-            inspect);
+  add_check(*checkpoint, "inspect",
+            "Print what a checkpoint holds; shapes are in elements, sizes in bytes", inspect);
   add_check(*checkpoint, "verify",
             "Read every byte of a checkpoint and compare it with its checksums", verify);
   return checkpoint;

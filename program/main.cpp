@@ -1,6 +1,6 @@
 // The `lockstep` program. This part does without libtorch, whose loading costs seconds and hundreds
-// of megabytes: `plan`, `data` and the checks of `checkpoint` run here, for any other command the
-// process becomes libexec/lockstep.
+// of megabytes: `plan`, `data`, `megatron-flags` and the checks of `checkpoint` run here; for any
+// other command the process becomes libexec/lockstep.
 
 #include <unistd.h>
 
@@ -31,6 +31,8 @@ int main(int argc, char** argv) {
   const std::string_view command = argc > 1 ? argv[1] : "";
   if (command == "plan") return lockstep::run_program(argc, argv, lockstep::add_plan_command);
   if (command == "data") return lockstep::run_program(argc, argv, lockstep::add_data_command);
+  if (command == "megatron-flags")
+    return lockstep::run_program(argc, argv, lockstep::add_megatron_flags_command);
   const std::string_view action = argc > 2 ? argv[2] : "";
   if (command == "checkpoint" && (action == "inspect" || action == "verify"))
     return lockstep::run_program(

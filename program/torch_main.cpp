@@ -15,5 +15,8 @@ int main(int argc, char** argv) {
     lockstep::add_evaluate_command(program);
     lockstep::add_generate_command(program);
     lockstep::add_doctor_command(program);
+    lockstep::add_megatron_flags_command(program);
+    lockstep::add_completion_command(program);
+    lockstep::add_man_command(program);
   });
 }

@@ -211,12 +211,12 @@ void add_train_command(CLI::App& program) {
   add_config_options(*command, arguments->config_path, arguments->overrides);
   command
       ->add_option("--output", arguments->output,
-                   "Folder for metrics.jsonl and, unless checkpoint.save says otherwise, for the "
-                   "checkpoints; without it neither is written. metrics.jsonl of another run is "
-                   "kept as metrics.previous.jsonl, metrics.previous.2.jsonl and so on")
+                   "Folder for metrics.jsonl and, unless checkpoint.save names another, for the "
+                   "checkpoints. Without it, neither is written. The metrics.jsonl of another run "
+                   "is kept as metrics.previous.jsonl, metrics.previous.2.jsonl and so on")
       ->check(check_path);
   command->add_flag("--print-config", arguments->print_config,
-                    "Print the effective configuration, defaults included, and end");
+                    "Print the effective configuration, defaults included, and exit");
   command->footer([] { return config_help(); });
   command->callback([arguments] { run(*arguments); });
 }

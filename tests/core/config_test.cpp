@@ -83,10 +83,8 @@ TEST(Config, SyntaxErrorsNameLineAndColumn) {
   EXPECT_EQ(refusal("train { deterministic: yes }"),
             "x.textproto:1:28: Invalid value for boolean field \"deterministic\". Value: "
             "\"yes\". Allowed: true, false.");
-  const std::string unknown = refusal("train {\n  seeds: 1\n}");
-  EXPECT_NE(unknown.find("x.textproto:2:"), std::string::npos) << unknown;
-  EXPECT_NE(unknown.find("has no field named \"seeds\""), std::string::npos) << unknown;
-  EXPECT_NE(unknown.find("micro_batch_size"), std::string::npos) << unknown;
+  EXPECT_EQ(refusal("train {\n  seeds: 1\n}"),
+            "x.textproto:2:8: unknown field 'train.seeds'; did you mean 'train.seed'?");
   EXPECT_NE(refusal("model { num_layers: 2 num_layers: 3 }").find("specified multiple times"),
             std::string::npos);
   EXPECT_NE(refusal("nonsense"), "");
@@ -153,8 +151,9 @@ TEST(Config, BadOverridesAreNamed) {
             "--set model.num_layers=3.5: found '3.5', allowed: a whole number of 64 bits");
   EXPECT_EQ(refusal("", {"ddp.overlap_grad_reduce=maybe"}),
             "--set ddp.overlap_grad_reduce=maybe: found 'maybe', allowed: true, false");
-  EXPECT_EQ(refusal("", {"model=2"}),
-            "--set model=2: 'model' is a group of fields; name one of them, as in model.num_layers");
+  EXPECT_EQ(
+      refusal("", {"model=2"}),
+      "--set model=2: 'model' is a group of fields; name one of them, as in model.num_layers");
   EXPECT_NE(refusal("", {"train.seed.x=2"}).find("'seed' is a value"), std::string::npos);
 }
 

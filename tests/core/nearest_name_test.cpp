@@ -9,9 +9,15 @@ namespace {
 
 TEST(EditDistance, OfKnownPairs) {
   const std::tuple<const char*, const char*, size_t> cases[] = {
-      {"", "", 0},           {"", "abc", 3},        {"abc", "abc", 0},
-      {"abc", "abd", 1},     {"abc", "ac", 1},      {"modle", "model", 1},
-      {"kitten", "sitting", 3}, {"ca", "abc", 3},   {"hidden_sise", "hidden_size", 1},
+      {"", "", 0},
+      {"", "abc", 3},
+      {"abc", "abc", 0},
+      {"abc", "abd", 1},
+      {"abc", "ac", 1},
+      {"modle", "model", 1},
+      {"kitten", "sitting", 3},
+      {"ca", "abc", 3},
+      {"hidden_sise", "hidden_size", 1},
   };
   for (const auto& [a, b, distance] : cases) {
     EXPECT_EQ(edit_distance(a, b), distance) << a << " " << b;
@@ -25,10 +31,9 @@ size_t distance_by_definition(std::string_view a, std::string_view b) {
   const auto shorter = [](std::string_view text, size_t by = 1) {
     return text.substr(0, text.size() - by);
   };
-  size_t least = std::min({distance_by_definition(shorter(a), b) + 1,
-                           distance_by_definition(a, shorter(b)) + 1,
-                           distance_by_definition(shorter(a), shorter(b)) +
-                               (a.back() == b.back() ? 0 : 1)});
+  size_t least = std::min(
+      {distance_by_definition(shorter(a), b) + 1, distance_by_definition(a, shorter(b)) + 1,
+       distance_by_definition(shorter(a), shorter(b)) + (a.back() == b.back() ? 0 : 1)});
   if (a.size() > 1 && b.size() > 1 && a.back() == b[b.size() - 2] && a[a.size() - 2] == b.back())
     least = std::min(least, distance_by_definition(shorter(a, 2), shorter(b, 2)) + 1);
   return least;

@@ -11,6 +11,7 @@
 
 #include "lockstep/checkpoint/manifest.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/core/error.h"
 #include "lockstep/parallel_state/axis_groups.h"
 #include "lockstep/parallel_state/group_listing.h"
 #include "lockstep/parallel_state/mesh_layout.h"
