@@ -101,11 +101,11 @@ docs: configure ## Write the API reference of the installed headers to build/doc
 
 format: ## Format all C++ and CUDA sources
 	@scripts/setup tools
-	@git ls-files '*.h' '*.cpp' '*.cu' | xargs clang-format -i
+	@scripts/sources '*.h' '*.cpp' '*.cu' | xargs clang-format -i
 
 format-check: ## Fail if a source is not formatted
 	@scripts/setup tools
-	@git ls-files '*.h' '*.cpp' '*.cu' | xargs clang-format --dry-run --Werror
+	@scripts/sources '*.h' '*.cpp' '*.cu' | xargs clang-format --dry-run --Werror
 
 # clang does not read g++'s precompiled headers, and clang-tidy wants a command for each source: they
 # have a build folder without precompiled headers and unity builds.
@@ -113,7 +113,7 @@ lint: setup format-check ## Format check and clang-tidy
 	@cmake -S . -B build-lint -G Ninja -DLOCKSTEP_CUDA=$(LOCKSTEP_CUDA) -DLOCKSTEP_PRECOMPILE=OFF \
 	  -DLOCKSTEP_UNITY=OFF -DCMAKE_EXPORT_COMPILE_COMMANDS=ON $(CMAKE_ARGS) > /dev/null
 	@ninja -C build-lint lockstep_core_pure > /dev/null
-	@git ls-files $(foreach room,$(LINTED),'$(room)/*.cpp') | grep -v -e no_cuda -e no_nccl -e plain_gloo | \
+	@scripts/sources $(foreach room,$(LINTED),'$(room)/*.cpp') | grep -v -e no_cuda -e no_nccl -e plain_gloo | \
 	  xargs -n 1 -P "$$(nproc)" clang-tidy --quiet -p build-lint
 
 clean: ## Remove the build folders; .venv, data and runs stay

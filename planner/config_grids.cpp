@@ -24,7 +24,8 @@ void require_grid_fits(const ParallelConfig& parallel, Grid grid, int64_t world_
   std::vector<std::string> factors;
   for (const GridAxis& axis : grid_axes(grid))
     if (axis.size)
-      factors.push_back(fmt::format("parallel.{} ({})", axis.size->field, axis.size->of(parallel)));
+      factors.push_back(fmt::format("parallel.{} ({})", axis.size->source_in(parallel).field,
+                                    axis.size->of(parallel)));
   const int64_t product = ranks_of_a_replica(parallel, grid);
   require<ConfigError>(world_size % product == 0,
                        "{} = {}, allowed: a divisor of the number of ranks ({})",

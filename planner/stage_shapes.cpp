@@ -20,12 +20,6 @@ MeshPlace first_place(const ParallelConfig& parallel) {
   };
 }
 
-std::vector<ShapedParameter> whole_model(const Config& config) {
-  Config whole = config;
-  whole.parallel = {};
-  return chunk_parameters(whole, chunks_of_stage(whole, /*stage=*/0).front());
-}
-
 }  // namespace
 
 int64_t ShapedParameter::numel() const {
@@ -70,16 +64,22 @@ std::vector<ShapedParameter> chunk_parameters(const Config& config, const ModelC
   return list;
 }
 
+std::vector<ShapedParameter> model_parameters(const Config& config) {
+  Config whole = config;
+  whole.parallel = {};
+  return chunk_parameters(whole, chunks_of_stage(whole, /*stage=*/0).front());
+}
+
 int64_t num_parameters(const Config& config) {
   int64_t numel = 0;
-  for (const ShapedParameter& param : whole_model(config))
+  for (const ShapedParameter& param : model_parameters(config))
     numel = checked_add(numel, param.numel(), "parameters");
   return numel;
 }
 
 int64_t num_active_parameters(const Config& config) {
   int64_t idle = 0;
-  for (const ShapedParameter& param : whole_model(config))
+  for (const ShapedParameter& param : model_parameters(config))
     if (param.description.is_expert)
       idle += param.numel() / *config.model.num_experts *
               (*config.model.num_experts - config.model.moe_router_topk);

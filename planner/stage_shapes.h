@@ -50,6 +50,10 @@ std::vector<ModelChunk> chunks_of_stage(const Config& config, int64_t stage);
 /// The parameters of `chunk`, in the order in which GPTModel registers them.
 std::vector<ShapedParameter> chunk_parameters(const Config& config, const ModelChunk& chunk);
 
+/// The parameters of the whole model on one rank, in the order in which GPTModel registers them:
+/// embedding, layers, final norm, output layer.
+std::vector<ShapedParameter> model_parameters(const Config& config);
+
 /// Elements of all parameters of the model, whatever the layout; padding of the vocabulary for more
 /// ranks than one is left out.
 int64_t num_parameters(const Config& config);

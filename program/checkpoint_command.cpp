@@ -1,12 +1,15 @@
+#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <unordered_map>
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/checkpoint/checkpoint_reader.h"
 #include "lockstep/checkpoint/safetensors_header.h"
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/parallel_axes.h"
+#include "lockstep/planner/stage_shapes.h"
 #include "lockstep/program/commands.h"
 
 namespace lockstep {
@@ -57,9 +60,29 @@ void print_table(const Json& json, const Manifest& manifest) {
         tensor.pieces.size() == 1 ? "1 piece" : fmt::format("{} pieces", tensor.pieces.size()));
 }
 
+/// As the model registers its parameters; tensors of no parameter come last. Without the run's
+/// configuration the order stays as it is.
+void sort_in_model_order(CheckpointReader& checkpoint, std::vector<ManifestTensor>& tensors) {
+  std::unordered_map<std::string, size_t> places;
+  try {
+    for (const ShapedParameter& param : model_parameters(checkpoint.config()))
+      places.emplace(param.name, places.size());
+  } catch (const Error&) {
+    return;
+  }
+  const auto place = [&places](const ManifestTensor& tensor) {
+    const auto found = places.find(tensor.name);
+    return found == places.end() ? places.size() : found->second;
+  };
+  std::stable_sort(
+      tensors.begin(), tensors.end(),
+      [&](const ManifestTensor& a, const ManifestTensor& b) { return place(a) < place(b); });
+}
+
 void inspect(const CheckpointArguments& arguments) {
-  const CheckpointReader checkpoint(arguments.folder);
-  const Manifest& manifest = checkpoint.manifest();
+  CheckpointReader checkpoint(arguments.folder);
+  Manifest manifest = checkpoint.manifest();
+  sort_in_model_order(checkpoint, manifest.tensors);
   Json json = {{"path", checkpoint.path()},
                {"iteration", manifest.iteration},
                {"consumed_samples", manifest.consumed_samples},
@@ -122,8 +145,8 @@ CLI::App* add_check(CLI::App& parent, const std::string& name, const std::string
   CLI::App* const command = parent.add_subcommand(name, meaning);
   command
       ->add_option("DIR", arguments->folder,
-                   "Folder that checkpoint.save named, whose newest complete checkpoint is meant, "
-                   "or a checkpoint's own folder")
+                   "Folder of checkpoint.save, whose newest complete checkpoint is taken, or the "
+                   "folder of one checkpoint")
       ->required();
   command->add_flag("--json", arguments->json, "Print one JSON document");
   command->callback([arguments, run] { run(*arguments); });
@@ -134,10 +157,10 @@ CLI::App* add_check(CLI::App& parent, const std::string& name, const std::string
 
 CLI::App* add_checkpoint_command(CLI::App& program) {
   CLI::App* const checkpoint =
-      program.add_subcommand("checkpoint", "Look at, check and convert checkpoints");
+      program.add_subcommand("checkpoint", "Inspect, verify and convert checkpoints");
   checkpoint->require_subcommand(1);
-  add_check(*checkpoint, "inspect", "Say what a checkpoint holds; sizes in elements and bytes",
-            inspect);
+  add_check(*checkpoint, "inspect",
+            "Print what a checkpoint holds; shapes are in elements, sizes in bytes", inspect);
   add_check(*checkpoint, "verify",
             "Read every byte of a checkpoint and compare it with its checksums", verify);
   return checkpoint;

@@ -24,16 +24,16 @@ void add_checkpoint_conversions(CLI::App& checkpoint) {
     return command;
   };
   add("export",
-      "Write a checkpoint's weights, in fp32, as a GPT-2 or Llama model of Hugging Face's "
+      "Write a checkpoint's weights in fp32 as a GPT-2 or Llama model for Hugging Face's "
       "transformers",
       "Folder for config.json and model.safetensors",
-      "Folder that checkpoint.save named; its newest complete checkpoint is meant")
+      "Folder of checkpoint.save; its newest complete checkpoint is taken")
       ->callback([arguments] {
         const std::string left = export_to_hugging_face(arguments->folder, arguments->hugging_face);
         if (!left.empty()) std::cerr << "lockstep: " + left + "\n";
         std::cout << arguments->hugging_face << std::endl;
       });
-  add("import", "Make a checkpoint, without state of an optimizer, of such a model",
+  add("import", "Make a checkpoint, without optimizer state, from such a model",
       "Folder with config.json and model.safetensors",
       "Folder for the checkpoint; checkpoint.load and checkpoint.finetune start from it")
       ->callback([arguments] {

@@ -16,6 +16,11 @@ void add_doctor_command(CLI::App& program);
 void add_plot_command(CLI::App& program);
 void add_watch_command(CLI::App& program);
 void add_trace_command(CLI::App& program);
+void add_megatron_flags_command(CLI::App& program);
+
+/// These two tell of all commands of the program, those that are added after them too.
+void add_completion_command(CLI::App& program);
+void add_man_command(CLI::App& program);
 
 /// `checkpoint inspect` and `checkpoint verify`, which do without libtorch; returns the command.
 CLI::App* add_checkpoint_command(CLI::App& program);

@@ -1,5 +1,6 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/program/command_texts.h"
 #include "lockstep/program/commands.h"
 
 namespace lockstep {
@@ -20,26 +21,14 @@ std::string wrapped(const std::string& text) {
   return result + "    " + line + "\n";
 }
 
-/// A line break as "\\n".
-std::string printed(const std::string& value) {
-  std::string text;
-  for (const char c : value) text += c == '\n' ? "\\n" : std::string(1, c);
-  return text;
-}
-
 }  // namespace
 
 std::string config_help() {
   std::string text =
       "Configuration (text protobuf; `--set PATH=VALUE` takes any of these paths):\n";
   for (const ConfigField& field : config_fields()) {
-    std::string facts = field.type;
-    if (!field.unit.empty()) facts += ", in " + field.unit;
-    if (!field.allowed.empty()) facts += ", " + field.allowed;
-    if (!field.default_value.empty()) facts += ", default " + printed(field.default_value);
-    if (!field.unset.empty()) facts += ", unset: " + field.unset;
-    text +=
-        fmt::format("  {}\n{}{}", field.path, wrapped("(" + facts + ")"), wrapped(field.meaning));
+    text += fmt::format("  {}\n{}{}", field.path, wrapped("(" + facts_of(field) + ")"),
+                        wrapped(field.meaning));
   }
   return text;
 }

@@ -6,8 +6,8 @@ void add_config_options(CLI::App& command, std::string& path, std::vector<std::s
   command.add_option("CONFIG", path, "Configuration, a text protobuf file")->required();
   command
       .add_option("--set", overrides,
-                  "PATH=VALUE: override a field of the configuration; may be repeated, the later "
-                  "wins")
+                  "Override a field of the configuration; may be repeated, and of two values for "
+                  "one field the later counts")
       ->type_name("PATH=VALUE")
       ->allow_extra_args(false)
       ->take_all();

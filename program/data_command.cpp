@@ -97,34 +97,33 @@ void inspect(const DataArguments& arguments) {
 
 void add_data_command(CLI::App& program) {
   auto arguments = std::make_shared<DataArguments>();
-  CLI::App* const data = program.add_subcommand("data", "Make and examine data sets");
+  CLI::App* const data = program.add_subcommand("data", "Build and inspect data sets");
   data->require_subcommand(1);
 
   CLI::App* const make = data->add_subcommand(
-      "build", "Turn text files into PREFIX.bin and PREFIX.idx, Megatron's format");
-  make->add_option("--input", arguments->build.input, "Text files, each a document")
+      "build", "Convert text files into PREFIX.bin and PREFIX.idx, in Megatron's format");
+  make->add_option("--input", arguments->build.input, "Text files; each file is one document")
       ->type_name("FILE")
       ->required();
   make->add_option(
           "--tokenizer", arguments->tokenizer,
-          "byte: ids are the bytes, 0 to 255, and 256 ends a document; gpt2:FOLDER: GPT-2's "
-          "encoding, by FOLDER/encoder.json and FOLDER/vocab.bpe, by vocab.json and merges.txt "
-          "there, or by tiktoken's ranks, "
-          "FOLDER/r50k_base.tiktoken; sentencepiece:FILE: the model of a file, with each document "
-          "in memory")
+          "byte: the ids 0 to 255 are the bytes, and 256 ends a document. gpt2:FOLDER: GPT-2's "
+          "encoding; FOLDER holds encoder.json and vocab.bpe, vocab.json and merges.txt, or "
+          "r50k_base.tiktoken. sentencepiece:FILE: a SentencePiece model, which takes each "
+          "document into memory")
       ->required();
   make->add_option("--output", arguments->build.output,
-                   "Prefix of the two files; they appear at the end, complete")
+                   "Prefix of the two files, which appear once they are complete")
       ->type_name("PREFIX")
       ->required()
       ->check(check_path);
   make->add_flag("--append-eod", arguments->build.append_eod,
-                 "End each document with the tokenizer's end of a document");
+                 "End each document with the tokenizer's end-of-document id");
   make->callback([arguments] { build(*arguments); });
 
-  CLI::App* const look =
-      data->add_subcommand("inspect", "Check a data set and say what is in it; lengths in tokens");
-  look->add_option("PREFIX", arguments->prefix, "Of PREFIX.bin and PREFIX.idx")->required();
+  CLI::App* const look = data->add_subcommand(
+      "inspect", "Check a data set and print what it holds; lengths are in tokens");
+  look->add_option("PREFIX", arguments->prefix, "Prefix of PREFIX.bin and PREFIX.idx")->required();
   look->add_flag("--json", arguments->json, "Print one JSON document");
   look->callback([arguments] { inspect(*arguments); });
 }

@@ -107,7 +107,7 @@ void add_doctor_command(CLI::App& program) {
   auto json = std::make_shared<bool>(false);
   CLI::App* const command = program.add_subcommand(
       "doctor",
-      "Report versions, devices and network, and let two ranks talk; the exit status is "
+      "Report versions, devices and network, and run a self-test of two ranks; the exit status is "
       "0 if a job could start");
   command->add_flag("--json", *json, "Print one JSON document");
   command->callback([json] {

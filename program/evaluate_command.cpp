@@ -71,16 +71,16 @@ void run(const EvaluateArguments& arguments) {
 void add_evaluate_command(CLI::App& program) {
   auto arguments = std::make_shared<EvaluateArguments>();
   CLI::App* const command = program.add_subcommand(
-      "evaluate", "Mean loss of a checkpoint's model on a text, in nats a token");
+      "evaluate", "Compute the mean loss of a checkpoint's model on a text, in nats per token");
   command
       ->add_option("CHECKPOINT", arguments->checkpoint,
-                   "Folder that checkpoint.save named; its newest checkpoint is taken")
+                   "Folder of checkpoint.save; its newest checkpoint is taken")
       ->required();
   command
       ->add_option("--input", arguments->input,
-                   "Text file, or prefix of a data set. Window i reads tokens i*S to i*S+S-1, S "
-                   "being model.seq_length, and predicts the next of each; a last partial window "
-                   "is dropped")
+                   "Text file, or prefix of a data set. With S = model.seq_length, window i reads "
+                   "the tokens i*S to i*S+S-1 and predicts the next token of each. A partial last "
+                   "window is dropped")
       ->type_name("FILE")
       ->required();
   command->add_flag("--json", arguments->json, "Print one JSON document");

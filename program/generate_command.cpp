@@ -37,11 +37,11 @@ void add_generate_command(CLI::App& program) {
       program.add_subcommand("generate", "Continue a text with a model that `train` saved");
   command
       ->add_option("CHECKPOINT", arguments->checkpoint,
-                   "Folder that checkpoint.save named; its newest step is taken")
+                   "Folder of checkpoint.save; its newest checkpoint is taken")
       ->required();
   command->add_option("--prompt", arguments->prompt, "Start of the text")->required();
   GenerateOptions& options = arguments->options;
-  command->add_option("--max-tokens", options.max_tokens, "Length of what is added, in tokens")
+  command->add_option("--max-tokens", options.max_tokens, "Number of tokens to generate")
       ->capture_default_str()
       ->check(check_at_least(0));
   command
@@ -51,10 +51,12 @@ void add_generate_command(CLI::App& program) {
       ->check(check_not_negative);
   command
       ->add_option("--top-k", options.top_k,
-                   "Choose among this many most likely tokens; 0: among all")
+                   "Sample from this many of the most likely tokens; 0: from all")
       ->capture_default_str()
       ->check(check_at_least(0));
-  command->add_option("--seed", options.seed, "Of the choice; the same seed gives the same text")
+  command
+      ->add_option("--seed", options.seed,
+                   "Seed of the sampling; the same seed gives the same text")
       ->capture_default_str()
       ->check(check_at_least(0));
   command->callback([arguments] { run(*arguments); });

@@ -67,7 +67,7 @@ void add_plan_groups_command(CLI::App& plan) {
                                 ->check(check_integer);
   command
       ->add_flag("--summary", arguments->listing.summary,
-                 "Give only the number of groups of each kind and the ranks in each")
+                 "Print only how many groups there are of each kind, and their size in ranks")
       ->excludes(rank);
   command->add_flag("--json", arguments->json, "Print one JSON document");
   command->callback([command, arguments] { plan_groups(*command, *arguments); });

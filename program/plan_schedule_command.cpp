@@ -96,19 +96,20 @@ void add_family_option(CLI::App& command, ScheduleOptions& options) {
           [families, &options](const std::string& text) { options.family = families.at(text); },
           "1f1b (the default, interleaved with several chunks), gpipe, or zb-h1, which splits "
           "backward")
-      ->type_name("FAMILY")
+      ->type_name("1f1b|gpipe|zb-h1")
       ->check(check);
 }
 
 constexpr const char* kScheduleFooter =
     "Tasks: Fm.c is the forward of micro-batch m through model chunk c of the rank, Bm.c its "
-    "backward; of zb-h1 Bm.c is the gradient of the input and Wm.c that of the weights.\n"
+    "backward. With zb-h1, Bm.c computes the gradient of the input and Wm.c that of the weights.\n"
     "With --virtual V > 1: pipeline > 1, group size from pipeline to microbatches, and the last "
     "group is as large as the others or at least pipeline.\n"
-    "Times: forward 1/V, backward 2/V, of zb-h1 1 for each part; transfers take none.\n"
+    "Times: a forward takes 1/V, a backward 2/V, with zb-h1 each part of it 1/V; transfers take "
+    "none.\n"
     "JSON: warmup (forwards of each rank before its first pair of forward and backward), "
-    "bubble_fraction (idle time over pipeline x duration), ranks (tasks in order). The text shows "
-    "also the micro-batches whose activations are alive at once, counted by chunk.";
+    "bubble_fraction (idle time over pipeline x duration), ranks (tasks in order). The text also "
+    "shows the micro-batches whose activations are alive at once, counted by chunk.";
 
 }  // namespace
 

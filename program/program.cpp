@@ -7,6 +7,7 @@
 #include <iostream>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/nearest_name.h"
 #include "lockstep/datasets/mapped_files.h"
 #include "lockstep/program/commands.h"
 #include "lockstep/program/standard_descriptors.h"
@@ -14,21 +15,49 @@
 namespace lockstep {
 namespace {
 
+std::vector<const CLI::App*> commands_inside(const CLI::App& app) {
+  return app.get_subcommands([](const CLI::App*) { return true; });
+}
+
 /// CLI11 alone would only say that a command is missing.
 void check_command(const CLI::App& program, int argc, char** argv) {
   const CLI::App* app = &program;
   for (int i = 1; i < argc && argv[i][0] != '-'; ++i) {
-    const auto commands = app->get_subcommands([](const CLI::App*) { return true; });
+    const auto commands = commands_inside(*app);
     if (commands.empty()) return;
-    std::string names;
+    std::vector<std::string> names;
     app = nullptr;
     for (const CLI::App* command : commands) {
       if (command->get_name() == argv[i]) app = command;
-      names += (names.empty() ? "" : ", ") + command->get_name();
+      names.push_back(command->get_name());
     }
     if (app == nullptr)
-      throw ConfigError("unknown command '" + std::string(argv[i]) + "'; allowed: " + names);
+      fail<ConfigError>("unknown command '{}'{}", argv[i],
+                        did_you_mean(nearest_names(argv[i], names),
+                                     fmt::format("; allowed: {}", fmt::join(names, ", "))));
   }
+}
+
+/// "not expected: --sett; did you mean '--set'?", of the arguments that no command takes; empty
+/// where there are none.
+std::string unexpected_arguments(const CLI::App& program) {
+  const std::vector<std::string> found = program.remaining(true);
+  if (found.empty()) return "";
+  const CLI::App* app = &program;
+  std::string path = "lockstep";
+  while (!app->get_subcommands().empty()) {
+    app = app->get_subcommands().front();
+    path += " " + app->get_name();
+  }
+  std::vector<std::string> known;
+  for (const CLI::Option* option : app->get_options())
+    if (!option->get_positional()) known.push_back(option->get_name());
+  std::vector<std::string> near;
+  for (const std::string& argument : found)
+    if (near.empty() && argument.starts_with("--"))
+      near = nearest_names(argument.substr(0, argument.find('=')), known);
+  return fmt::format("not expected: {}{}", fmt::join(found, " "),
+                     did_you_mean(near, fmt::format("; see `{} --help`", path)));
 }
 
 /// Without the C++ frames that libtorch appends, unless they are asked for as everywhere in
@@ -80,9 +109,11 @@ int run_program(int argc, char** argv, void (*add_commands)(CLI::App& program)) 
     flush_standard_output();
     return 0;
   } catch (const CLI::RequiredError& error) {
-    const auto others = program.remaining(true);
+    const std::string others = unexpected_arguments(program);
     if (others.empty()) return exit_status(program, error);
-    end(2, fmt::format("{}; not expected: {}", error.what(), fmt::join(others, " ")));
+    end(2, fmt::format("{}; {}", error.what(), others));
+  } catch (const CLI::ExtrasError&) {
+    end(2, unexpected_arguments(program));
   } catch (const CLI::ParseError& error) {
     return exit_status(program, error);
   } catch (const ExitStatus& exit) {

@@ -277,12 +277,12 @@ void add_train_command(CLI::App& program) {
   command
       ->add_option("--output", arguments->output,
                    "Folder for metrics.jsonl, config.textproto (the effective configuration), "
-                   "loss.svg (at the end) and, unless checkpoint.save says otherwise, the "
-                   "checkpoints; without it none is written. metrics.jsonl of another run is "
+                   "loss.svg (at the end) and, unless checkpoint.save names another, the "
+                   "checkpoints. Without it, none is written. The metrics.jsonl of another run is "
                    "kept as metrics.previous.jsonl, metrics.previous.2.jsonl and so on")
       ->check(check_path);
   command->add_flag("--print-config", arguments->print_config,
-                    "Print the effective configuration, defaults included, and end");
+                    "Print the effective configuration, defaults included, and exit");
   command
       ->add_option(
           "--profile", arguments->profile,

@@ -11,6 +11,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_bounds.h"
 #include "lockstep/core/config_rules.h"
+#include "lockstep/core/field_suggestions.h"
 #include "lockstep/core/input_file.h"
 
 #include "core/config/config.pb.h"
@@ -32,13 +33,6 @@ std::string path_of(const FieldDescriptor& field) {
     if (root.field(i)->message_type() == field.containing_type())
       return root.field(i)->name() + "." + field.name();
   return field.name();
-}
-
-std::string field_names(const pb::Descriptor& message) {
-  std::string names;
-  for (int i = 0; i < message.field_count(); ++i)
-    names += (i ? ", " : "") + message.field(i)->name();
-  return names;
 }
 
 /// The field, and ": ", whose value begins in `column` (a tab goes on to the next multiple of 8) of
@@ -77,27 +71,32 @@ class ErrorCollector : public pb::io::ErrorCollector {
     const bool of_value = message.starts_with("Expected") || message.starts_with("Integer");
     first_ =
         fmt::format("{}:{}:{}: {}{}", origin_, line + 1, column + 1,
-                    of_value ? field_of_value(text_, line, column) : "", without_package(message));
+                    of_value ? field_of_value(text_, line, column) : "", in_our_words(message));
   }
 
   const std::string& first() const { return first_; }
 
  private:
   /// Protobuf says 'Message type "lockstep.proto.TransformerConfig" has no field named "x".'
-  static std::string without_package(std::string message) {
-    const std::string package = "lockstep.proto.";
+  static std::string in_our_words(std::string message) {
+    constexpr std::string_view kPackage = "lockstep.proto.", kUnknown = "\" has no field named \"";
     if (message.starts_with("Invalid value for boolean")) return message + " Allowed: true, false.";
-    const auto at = message.find(package);
+    const auto at = message.find(kPackage);
     if (at == std::string::npos) return message;
-    message.erase(at, package.size());
-    for (const pb::Descriptor* type :
-         {proto::TransformerConfig::descriptor(), proto::ParallelConfig::descriptor(),
-          proto::DistributedDataParallelConfig::descriptor(), proto::OptimizerConfig::descriptor(),
-          proto::DataConfig::descriptor(), proto::TrainConfig::descriptor(),
-          proto::CheckpointConfig::descriptor(), proto::Config::descriptor()})
-      if (message.find('"' + type->name() + "\" has no field") != std::string::npos)
-        message += " Its fields: " + field_names(*type) + ".";
-    return message;
+    message.erase(at, kPackage.size());
+    const auto end_of_type = message.find(kUnknown, at);
+    if (end_of_type == std::string::npos) return message;
+    const std::string group = group_of_type(message.substr(at, end_of_type - at));
+    const auto name = end_of_type + kUnknown.size();
+    return unknown_field(group + message.substr(name, message.find('"', name) - name));
+  }
+
+  /// "model." for "TransformerConfig"; empty for the type of the whole.
+  static std::string group_of_type(const std::string& type) {
+    const pb::Descriptor& root = *proto::Config::descriptor();
+    for (int i = 0; i < root.field_count(); ++i)
+      if (root.field(i)->message_type()->name() == type) return root.field(i)->name() + ".";
+    return "";
   }
 
   std::string origin_;
@@ -179,17 +178,17 @@ void apply_override(proto::Config* config, const std::string& assignment) {
     const auto dot = path.find('.');
     const std::string name = path.substr(0, dot);
     const FieldDescriptor* field = message->GetDescriptor()->FindFieldByName(name);
-    require<ConfigError>(field != nullptr, "{}: {} has no field '{}'. Its fields: {}", option,
-                         message->GetDescriptor()->name(), name,
-                         field_names(*message->GetDescriptor()));
+    if (field == nullptr)
+      fail<ConfigError>("{}: {}", option, unknown_field(assignment.substr(0, equals)));
     const bool is_message = field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE;
     if (!is_message) {
-      require<ConfigError>(dot == std::string::npos, "{}: '{}' is a value, it holds no fields",
+      require<ConfigError>(dot == std::string::npos, "{}: '{}' is a value and has no fields",
                            option, name);
       return set_field(message, *field, assignment.substr(equals + 1), option);
     }
-    require<ConfigError>(dot != std::string::npos, "{}: '{}' holds fields, name one: {}", option,
-                         name, field_names(*field->message_type()));
+    require<ConfigError>(dot != std::string::npos,
+                         "{}: '{}' is a group of fields; name one of them, as in {}.{}", option,
+                         name, name, field->message_type()->field(0)->name());
     message = message->GetReflection()->MutableMessage(message, field);
     path.erase(0, dot + 1);
   }
@@ -313,7 +312,7 @@ Config parse_config(std::string_view text, const std::string& origin,
   for (const std::string& assignment : overrides) apply_override(&message, assignment);
   check_fields(message);
   const Config config = config_from_message(message);
-  check_rules(resolve(config));
+  check_rules(config);
   return resolve(config);
 }
 
@@ -341,7 +340,7 @@ void check_bounds(const TrainConfig& config) {
 
 void validate(const Config& config) {
   check_fields(config_to_message(config));
-  check_rules(resolve(config));
+  check_rules(config);
 }
 
 std::string print_config(const Config& config) {

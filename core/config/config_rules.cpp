@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <sstream>
 
@@ -10,6 +11,7 @@
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/context_parallel_rules.h"
 #include "lockstep/core/expert_rules.h"
+#include "lockstep/core/field_names.h"
 #include "lockstep/core/integers.h"
 #include "lockstep/core/optimizer_rules.h"
 #include "lockstep/core/tensor_parallel_rules.h"
@@ -17,17 +19,26 @@
 namespace lockstep {
 namespace {
 
+/// Rotary embeddings turn pairs of channels.
+void check_rotated_channels(const TransformerConfig& model, const FieldNames& names) {
+  if (model.position_embedding_type != PositionEmbeddingType::rope) return;
+  const int64_t channels = *model.kv_channels;
+  const double rotated = static_cast<double>(channels) * model.rotary_percent;
+  const bool good =
+      rotated >= 2 && std::floor(rotated) == rotated && static_cast<int64_t>(rotated) % 2 == 0;
+  require<ConfigError>(good || model.rotary_percent != 1,
+                       "{}: found {}, allowed with model.position_embedding_type = rope: an even "
+                       "number of channels",
+                       names.kv_channels, channels);
+  require<ConfigError>(good,
+                       "model.rotary_percent: found {}, allowed: a share of the {} channels of a "
+                       "head that is an even number of channels",
+                       model.rotary_percent, channels);
+}
+
 void check_model(const TransformerConfig& model) {
   div_exact(model.num_attention_heads, *model.num_query_groups, "model.num_attention_heads",
             "model.num_query_groups");
-  if (model.position_embedding_type == PositionEmbeddingType::rope) {
-    const double rotated = static_cast<double>(*model.kv_channels) * model.rotary_percent;
-    require<ConfigError>(
-        rotated >= 2 && std::floor(rotated) == rotated && static_cast<int64_t>(rotated) % 2 == 0,
-        "model.rotary_percent: found {}, allowed: a share of the {} channels of a head that is an "
-        "even number of channels",
-        model.rotary_percent, *model.kv_channels);
-  }
   if (model.recompute_num_layers) {
     require<ConfigError>(model.recompute_granularity == RecomputeGranularity::full,
                          "model.recompute_num_layers: is set, but model.recompute_granularity is "
@@ -51,7 +62,7 @@ void check_parallel(const ParallelConfig& parallel) {
       parallel.pipeline_model_parallel_size);
 }
 
-void check_learning_rate(const OptimizerConfig& optimizer) {
+void check_learning_rate(const OptimizerConfig& optimizer, const FieldNames& names) {
   require<ConfigError>(optimizer.min_lr <= optimizer.lr,
                        "optimizer.min_lr: found {}, allowed: <= optimizer.lr ({})",
                        optimizer.min_lr, optimizer.lr);
@@ -60,28 +71,29 @@ void check_learning_rate(const OptimizerConfig& optimizer) {
                        optimizer.lr_warmup_init, optimizer.lr);
   const int64_t decay_iters = *optimizer.lr_decay_iters;
   require<ConfigError>(optimizer.lr_warmup_iters < decay_iters,
-                       "optimizer.lr_warmup_iters: found {}, allowed: < optimizer.lr_decay_iters "
-                       "({})",
-                       optimizer.lr_warmup_iters, decay_iters);
+                       "optimizer.lr_warmup_iters: found {}, allowed: < {} ({})",
+                       optimizer.lr_warmup_iters, names.lr_decay_iters, decay_iters);
   if (optimizer.lr_decay_style != LrDecayStyle::WSD) return;
   require<ConfigError>(optimizer.lr_wsd_decay_iters.has_value(),
                        "optimizer.lr_wsd_decay_iters: not set, but optimizer.lr_decay_style = WSD "
                        "needs it");
   require<ConfigError>(*optimizer.lr_wsd_decay_iters <= decay_iters,
-                       "optimizer.lr_wsd_decay_iters: found {}, allowed: <= "
-                       "optimizer.lr_decay_iters ({})",
-                       *optimizer.lr_wsd_decay_iters, decay_iters);
+                       "optimizer.lr_wsd_decay_iters: found {}, allowed: <= {} ({})",
+                       *optimizer.lr_wsd_decay_iters, names.lr_decay_iters, decay_iters);
 }
 
-void check_weight_decay(const OptimizerConfig& optimizer) {
+/// Names the end of the schedule, or its start where that alone is set.
+void check_weight_decay(const OptimizerConfig& optimizer, const FieldNames& names,
+                        bool names_start) {
   const double start = *optimizer.start_weight_decay, end = *optimizer.end_weight_decay;
   const bool constant = optimizer.weight_decay_incr_style == WeightDecayIncrStyle::constant;
-  require<ConfigError>(constant ? start == end : start <= end,
-                       "optimizer.end_weight_decay: found {}, allowed with "
-                       "optimizer.weight_decay_incr_style = {}: {} optimizer.start_weight_decay "
-                       "({})",
-                       end, to_string(optimizer.weight_decay_incr_style),
-                       constant ? "=" : ">=", start);
+  const char* const relation = constant ? "=" : names_start ? "<=" : ">=";
+  require<ConfigError>(
+      constant ? start == end : start <= end,
+      "{}: found {}, allowed with optimizer.weight_decay_incr_style = {}: {} {} ({})",
+      names_start ? names.start_weight_decay : names.end_weight_decay, names_start ? start : end,
+      to_string(optimizer.weight_decay_incr_style), relation,
+      names_start ? names.end_weight_decay : names.start_weight_decay, names_start ? end : start);
 }
 
 /// The numbers between the separators, where each is one.
@@ -118,12 +130,15 @@ void check_batch_sizes(const TrainConfig& train) {
 
 }  // namespace
 
-void check_rules(const Config& config) {
+void check_rules(const Config& given) {
+  const Config config = resolve(given);
+  const FieldNames names(given);
   check_model(config.model);
+  check_rotated_channels(config.model, names);
   check_parallel(config.parallel);
-  check_tensor_parallel(config.model, config.parallel);
-  check_context_parallel(config.model, config.parallel);
-  check_experts(config.model, config.parallel);
+  check_tensor_parallel(config.model, config.parallel, names);
+  check_context_parallel(config.model, config.parallel, names);
+  check_experts(config.model, config.parallel, names);
   check_ddp(config.ddp);
   check_optimizer(config);
   require<ConfigError>(config.parallel.num_distributed_optimizer_instances == 1 ||
@@ -131,8 +146,9 @@ void check_rules(const Config& config) {
                        "parallel.num_distributed_optimizer_instances: found {}, allowed: 1, or "
                        "ddp.use_distributed_optimizer = true",
                        config.parallel.num_distributed_optimizer_instances);
-  check_learning_rate(config.optimizer);
-  check_weight_decay(config.optimizer);
+  check_learning_rate(config.optimizer, names);
+  check_weight_decay(config.optimizer, names,
+                     given.optimizer.start_weight_decay && !given.optimizer.end_weight_decay);
   parse_split(config.data.split);
   if (config.data.blend) parse_blend(*config.data.blend, config.data.path.size());
   check_batch_sizes(config.train);
@@ -207,8 +223,14 @@ Config resolve(Config config) {
   if (!model.kv_channels)
     model.kv_channels = div_exact(model.hidden_size, model.num_attention_heads, "model.hidden_size",
                                   "model.num_attention_heads");
-  if (!model.ffn_hidden_size)
-    model.ffn_hidden_size = checked_mul(4, model.hidden_size, "model.ffn_hidden_size");
+  if (!model.ffn_hidden_size) {
+    constexpr int64_t kLargest = std::numeric_limits<int64_t>::max() / 4;
+    require<ConfigError>(model.hidden_size <= kLargest,
+                         "model.hidden_size: found {}, allowed without model.ffn_hidden_size, "
+                         "which is then four times as large: <= {}",
+                         model.hidden_size, kLargest);
+    model.ffn_hidden_size = 4 * model.hidden_size;
+  }
   if (!model.moe_ffn_hidden_size) model.moe_ffn_hidden_size = model.ffn_hidden_size;
   if (!model.recompute_num_layers && model.recompute_granularity == RecomputeGranularity::full)
     model.recompute_num_layers =

@@ -8,8 +8,9 @@
 
 namespace lockstep {
 
-/// Throws ConfigError if fields of a resolved configuration contradict each other.
-void check_rules(const Config& config);
+/// Throws ConfigError if fields of resolve(given) contradict each other. The messages name fields
+/// that `given` sets, where it sets one of those that take part.
+void check_rules(const Config& given);
 
 /// The relative shares of `data.split` as fractions that add up to 1: training, validation, rest
 /// (0 where it is not given). Throws ConfigError naming data.split.

@@ -48,15 +48,15 @@ int64_t ranks_that_exchange_heads(const ParallelConfig& parallel,
 }
 
 void check_heads(const TransformerConfig& model, const ParallelConfig& parallel,
-                 ContextCommunication communication) {
+                 const FieldNames& names, ContextCommunication communication) {
   const int64_t exchange = ranks_that_exchange_heads(parallel, communication);
   const int64_t groups =
       std::max<int64_t>(1, *model.num_query_groups / parallel.tensor_model_parallel_size);
   require<ConfigError>(groups % exchange == 0,
-                       "model.num_query_groups: found {}, which leaves {} on a tensor-parallel "
-                       "rank, allowed with parallel.cp_comm_type = {}: a multiple of the {} ranks "
-                       "that exchange heads",
-                       *model.num_query_groups, groups, to_string(communication), exchange);
+                       "{}: found {}, which leaves {} on a tensor-parallel rank, allowed with "
+                       "parallel.cp_comm_type = {}: a multiple of the {} ranks that exchange heads",
+                       names.num_query_groups, *model.num_query_groups, groups,
+                       to_string(communication), exchange);
 }
 
 }  // namespace
@@ -88,7 +88,8 @@ ContextCommunication context_communication(const TransformerConfig& model,
   return listed_communications(model, parallel).at(static_cast<size_t>(layer));
 }
 
-void check_context_parallel(const TransformerConfig& model, const ParallelConfig& parallel) {
+void check_context_parallel(const TransformerConfig& model, const ParallelConfig& parallel,
+                            const FieldNames& names) {
   const std::vector<ContextCommunication> communications =
       parallel.cp_comm_type_of_layers ? listed_communications(model, parallel)
                                       : std::vector{parallel.cp_comm_type};
@@ -114,7 +115,7 @@ void check_context_parallel(const TransformerConfig& model, const ParallelConfig
                        "parallel.pipeline_schedule: found zb-h1, allowed with "
                        "parallel.context_parallel_size > 1: 1f1b or gpipe");
   for (const ContextCommunication communication : communications)
-    check_heads(model, parallel, communication);
+    check_heads(model, parallel, names, communication);
 }
 
 }  // namespace lockstep

@@ -4,12 +4,14 @@
 #include <vector>
 
 #include "lockstep/core/config.h"
+#include "lockstep/core/field_names.h"
 
 namespace lockstep {
 
-/// Throws ConfigError if `model`, resolved, cannot be cut over the context-parallel ranks as
-/// `parallel` says.
-void check_context_parallel(const TransformerConfig& model, const ParallelConfig& parallel);
+/// Throws ConfigError, naming the fields by `names`, if `model`, resolved, cannot be cut over the
+/// context-parallel ranks as `parallel` says.
+void check_context_parallel(const TransformerConfig& model, const ParallelConfig& parallel,
+                            const FieldNames& names);
 
 /// How the attention of a transformer layer, counted from 0 over the whole model, communicates over
 /// the context-parallel ranks. ConfigError unless parallel.cp_comm_type_of_layers, where it is set,

@@ -71,12 +71,13 @@ void check_router_groups(const TransformerConfig& model) {
                        model.moe_router_topk, size);
 }
 
-void check_layout(const TransformerConfig& model, const ParallelConfig& parallel) {
+void check_layout(const TransformerConfig& model, const ParallelConfig& parallel,
+                  const FieldNames& names) {
   const int64_t tp = parallel.tensor_model_parallel_size;
   div_exact(*model.num_experts, parallel.expert_model_parallel_size, "model.num_experts",
             "parallel.expert_model_parallel_size");
   div_exact(*model.moe_ffn_hidden_size, parallel.expert_tensor_parallel_size.value_or(tp),
-            "model.moe_ffn_hidden_size", "parallel.expert_tensor_parallel_size");
+            names.moe_ffn_hidden_size, names.expert_tensor_parallel_size);
   if (model.moe_shared_expert_intermediate_size)
     div_exact(*model.moe_shared_expert_intermediate_size, tp,
               "model.moe_shared_expert_intermediate_size", "parallel.tensor_model_parallel_size");
@@ -96,7 +97,8 @@ bool has_experts(const TransformerConfig& model, int64_t layer) {
   return is_frequency(given) ? layer % given[0] == 0 : given[static_cast<size_t>(layer)] == 1;
 }
 
-void check_experts(const TransformerConfig& model, const ParallelConfig& parallel) {
+void check_experts(const TransformerConfig& model, const ParallelConfig& parallel,
+                   const FieldNames& names) {
   check_layer_frequency(model);
   if (!model.num_experts) {
     require<ConfigError>(parallel.expert_model_parallel_size == 1,
@@ -110,7 +112,7 @@ void check_experts(const TransformerConfig& model, const ParallelConfig& paralle
                        "1f1b or gpipe");
   check_router(model);
   check_router_groups(model);
-  check_layout(model, parallel);
+  check_layout(model, parallel, names);
 }
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "lockstep/core/config.h"
+#include "lockstep/core/field_names.h"
 
 namespace lockstep {
 
@@ -10,8 +11,9 @@ namespace lockstep {
 /// moe_layer_freq of `model`, which is valid.
 bool has_experts(const TransformerConfig& model, int64_t layer);
 
-/// Throws ConfigError if the fields of `model`, resolved, and `parallel` that speak of experts
-/// contradict each other.
-void check_experts(const TransformerConfig& model, const ParallelConfig& parallel);
+/// Throws ConfigError, naming the fields by `names`, if the fields of `model`, resolved, and
+/// `parallel` that speak of experts contradict each other.
+void check_experts(const TransformerConfig& model, const ParallelConfig& parallel,
+                   const FieldNames& names);
 
 }  // namespace lockstep

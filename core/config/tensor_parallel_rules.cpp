@@ -8,20 +8,19 @@ namespace {
 
 constexpr const char* kTensor = "parallel.tensor_model_parallel_size";
 
-void check_groups(const TransformerConfig& model, int64_t ranks) {
+void check_groups(const TransformerConfig& model, int64_t ranks, const FieldNames& names) {
   const int64_t groups = *model.num_query_groups;
   require<ConfigError>(groups % ranks == 0 || ranks % groups == 0,
-                       "model.num_query_groups: found {}, allowed: a multiple or a divisor of {} "
-                       "({})",
-                       groups, kTensor, ranks);
+                       "{}: found {}, allowed: a multiple or a divisor of {} ({})",
+                       names.num_query_groups, groups, kTensor, ranks);
   if (groups >= ranks) return;
   const int64_t sharing = ranks / groups;
   const int64_t rows = (model.num_attention_heads / groups + 2) * *model.kv_channels;
   require<ConfigError>(rows % sharing == 0,
-                       "model.kv_channels: found {}, so that a query group has {} rows of "
-                       "linear_qkv, allowed: rows that divide by the {} ranks that share a group "
+                       "{}: found {}, so that a query group has {} rows of linear_qkv, allowed: "
+                       "rows that divide by the {} ranks that share a group "
                        "({} / model.num_query_groups)",
-                       *model.kv_channels, rows, sharing, kTensor);
+                       names.kv_channels, *model.kv_channels, rows, sharing, kTensor);
 }
 
 void check_sequence(const TransformerConfig& model, const ParallelConfig& parallel) {
@@ -66,14 +65,15 @@ int64_t padded_vocab_size(const TransformerConfig& model, int64_t tensor_paralle
                            tensor_parallel);
 }
 
-void check_tensor_parallel(const TransformerConfig& model, const ParallelConfig& parallel) {
+void check_tensor_parallel(const TransformerConfig& model, const ParallelConfig& parallel,
+                           const FieldNames& names) {
   if (parallel.sequence_parallel) check_sequence(model, parallel);
   if (model.distribute_saved_activations) check_saved_activations(model, parallel);
   const int64_t ranks = parallel.tensor_model_parallel_size;
   if (ranks == 1) return;
   div_exact(model.num_attention_heads, ranks, "model.num_attention_heads", kTensor);
-  div_exact(*model.ffn_hidden_size, ranks, "model.ffn_hidden_size", kTensor);
-  check_groups(model, ranks);
+  div_exact(*model.ffn_hidden_size, ranks, names.ffn_hidden_size, kTensor);
+  check_groups(model, ranks, names);
 }
 
 }  // namespace lockstep

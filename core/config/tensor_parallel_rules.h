@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "lockstep/core/config.h"
+#include "lockstep/core/field_names.h"
 
 /// What tensor and sequence parallelism ask of a model. Nothing here needs libtorch.
 namespace lockstep {
@@ -16,11 +17,12 @@ int64_t padded_vocab_size(int64_t vocab_size, int64_t make_vocab_size_divisible_
 /// The same for `model`; where make_vocab_size_divisible_by is unset, as on the CPU.
 int64_t padded_vocab_size(const TransformerConfig& model, int64_t tensor_parallel);
 
-/// ConfigError, naming the fields, where a resolved `model` cannot be cut over the ranks of tp:
-/// query heads or ffn_hidden_size that do not divide by them; query groups that are neither a
-/// multiple nor a divisor of them, or, being fewer, whose rows of linear_qkv do not divide by the
+/// ConfigError, naming the fields by `names`, where a resolved `model` cannot be cut over the ranks
+/// of tp: query heads or ffn_hidden_size that do not divide by them; query groups that are neither
+/// a multiple nor a divisor of them, or, being fewer, whose rows of linear_qkv do not divide by the
 /// ranks that share a group; sequence_parallel on one rank, or a sequence that does not divide by
 /// the ranks of tp and cp. The vocabulary always divides, because it is padded.
-void check_tensor_parallel(const TransformerConfig& model, const ParallelConfig& parallel);
+void check_tensor_parallel(const TransformerConfig& model, const ParallelConfig& parallel,
+                           const FieldNames& names);
 
 }  // namespace lockstep

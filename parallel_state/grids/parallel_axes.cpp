@@ -120,6 +120,10 @@ int64_t ParallelSize::of(const ParallelConfig& config) const {
   return size_in(config, *this, &ParallelSize::in_config);
 }
 
+const ParallelSize& ParallelSize::source_in(const ParallelConfig& config) const {
+  return stated(config, in_config) || !if_unset ? *this : *if_unset;
+}
+
 void ParallelSize::copy(const ParallelConfig& config, ParallelSizes& sizes) const {
   if (const std::optional<int64_t> size = stated(config, in_config)) set(sizes, *size);
 }

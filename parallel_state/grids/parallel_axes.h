@@ -31,6 +31,8 @@ struct ParallelSize {
   /// The size, 1 or that of `if_unset` where it is not set.
   int64_t of(const ParallelSizes& sizes) const;
   int64_t of(const ParallelConfig& config) const;
+  /// This size, or that of `if_unset` where `config` does not set it.
+  const ParallelSize& source_in(const ParallelConfig& config) const;
   /// Sets it to what `config` says; leaves it unset where that does.
   void copy(const ParallelConfig& config, ParallelSizes& sizes) const;
   void set(ParallelSizes& sizes, int64_t size) const;

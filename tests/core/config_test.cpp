@@ -83,10 +83,8 @@ TEST(Config, SyntaxErrorsNameLineAndColumn) {
   EXPECT_EQ(refusal("train { deterministic: yes }"),
             "x.textproto:1:28: Invalid value for boolean field \"deterministic\". Value: "
             "\"yes\". Allowed: true, false.");
-  const std::string unknown = refusal("train {\n  seeds: 1\n}");
-  EXPECT_NE(unknown.find("x.textproto:2:"), std::string::npos) << unknown;
-  EXPECT_NE(unknown.find("has no field named \"seeds\""), std::string::npos) << unknown;
-  EXPECT_NE(unknown.find("micro_batch_size"), std::string::npos) << unknown;
+  EXPECT_EQ(refusal("train {\n  seeds: 1\n}"),
+            "x.textproto:2:8: unknown field 'train.seeds'; did you mean 'train.seed'?");
   EXPECT_NE(refusal("model { num_layers: 2 num_layers: 3 }").find("specified multiple times"),
             std::string::npos);
   EXPECT_NE(refusal("nonsense"), "");
@@ -153,9 +151,9 @@ TEST(Config, BadOverridesAreNamed) {
             "--set model.num_layers=3.5: found '3.5', allowed: a whole number of 64 bits");
   EXPECT_EQ(refusal("", {"ddp.overlap_grad_reduce=maybe"}),
             "--set ddp.overlap_grad_reduce=maybe: found 'maybe', allowed: true, false");
-  EXPECT_NE(refusal("", {"modle.num_layers=2"}).find("Config has no field 'modle'"),
-            std::string::npos);
-  EXPECT_NE(refusal("", {"model=2"}).find("'model' holds fields"), std::string::npos);
+  EXPECT_EQ(
+      refusal("", {"model=2"}),
+      "--set model=2: 'model' is a group of fields; name one of them, as in model.num_layers");
   EXPECT_NE(refusal("", {"train.seed.x=2"}).find("'seed' is a value"), std::string::npos);
 }
 
@@ -198,13 +196,13 @@ TEST(Config, ContradictionsAreNamed) {
       {{"optimizer.lr_warmup_iters=10", "optimizer.lr_decay_iters=10"},
        "optimizer.lr_warmup_iters: found 10, allowed: < optimizer.lr_decay_iters (10)"},
       {{"optimizer.lr_decay_style=WSD"}, "optimizer.lr_wsd_decay_iters: not set"},
-      {{"optimizer.start_weight_decay=0"}, "optimizer.end_weight_decay: found 0.01"},
+      {{"optimizer.start_weight_decay=0"}, "optimizer.start_weight_decay: found 0"},
       {{"model.recompute_num_layers=1"}, "model.recompute_num_layers: is set"},
       {{"model.recompute_granularity=full", "model.recompute_num_layers=3"},
        "model.recompute_num_layers: found 3, allowed: <= model.num_layers (2)"},
       {{"model.label_smoothing=0.1", "model.vocab_size=1"},
        "model.label_smoothing: found 0.1, allowed with model.vocab_size = 1: 0"},
-      {{"model.kv_channels=5"}, "model.rotary_percent: found 1"},
+      {{"model.kv_channels=5"}, "model.kv_channels: found 5"},
       {{"parallel.virtual_pipeline_model_parallel_size=2"},
        "parallel.virtual_pipeline_model_parallel_size: found 2"},
       {{"data.split=90;10"}, "data.split: found '90;10'"},

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import resource
 import shutil
 import signal
@@ -144,6 +145,21 @@ class Checkpoints(EndToEnd):
         self.assertEqual((found["ok"], found["damage"]), (True, []))
         (folder / "step_20.partial").mkdir()
         self.check("checkpoint", "verify", folder)
+
+    def test_inspect_lists_tensors_in_the_order_of_the_model(self):
+        output, _ = self.train("out", "model.num_layers=11", "model.add_bias_linear=true",
+                               "model.untie_embeddings_and_output_weights=true",
+                               "train.train_iters=1", "checkpoint.save_optim=false")
+        found = json.loads(self.check("checkpoint", "inspect", output / "checkpoint",
+                                      "--json").stdout)
+        names = [tensor["name"] for tensor in found["tensors"]]
+        parts = [re.sub(r"(decoder\.layers\.\d+).*", r"\1", name) for name in names]
+        self.assertEqual(list(dict.fromkeys(parts)),
+                         ["embedding.word_embeddings.weight",
+                          *(f"decoder.layers.{i}" for i in range(11)),
+                          "decoder.final_layernorm.weight", "output_layer.weight"])
+        text = self.check("checkpoint", "inspect", output / "checkpoint").stdout.decode()
+        self.assertEqual([line.split()[0] for line in text.splitlines() if "piece" in line], names)
 
     def test_damage_is_found_and_named_by_whoever_reads_it(self):
         output, _ = self.train("out")

@@ -88,7 +88,10 @@ class CommandLine(EndToEnd):
         cases = [
             ((), "CONFIG"),
             ((self.config, "--sett", "x"), "--sett"),
-            (set_field("model.num_layer=3"), "num_layer"),
+            ((self.config, "--outptu", "x"), "not expected: --outptu x; did you mean '--output'?"),
+            ((self.config, "--zzzzzz"), "not expected: --zzzzzz; see `lockstep train --help`"),
+            (set_field("model.num_layer=3"),
+             "unknown field 'model.num_layer'; did you mean 'model.num_layers'?"),
             (set_field("model.num_layers=many"), "model.num_layers"),
             (set_field("model.num_layers=0"), "model.num_layers: found 0, allowed: >= 1"),
             (set_field("train.precision=fp8"), "train.precision"),
@@ -110,7 +113,10 @@ class CommandLine(EndToEnd):
             with self.subTest(part):
                 self.assert_failed(self.train(*arguments), 2, part)
         self.assert_failed(run(LOCKSTEP), 2)
-        self.assert_failed(run(LOCKSTEP, "trian"), 2, "trian")
+        self.assert_failed(run(LOCKSTEP, "trian"), 2,
+                           "unknown command 'trian'; did you mean 'train'?")
+        self.assert_failed(run(LOCKSTEP, "plan", "frobnicate"), 2,
+                           "unknown command 'frobnicate'; allowed: groups, buckets, ")
         self.assert_failed(run(LOCKSTEP, "generate", self.folder, "--prompt", ""), 1)
         self.assert_failed(run(LOCKSTEP, "train", self.config, RANK=1), 2, "WORLD_SIZE")
 
@@ -121,7 +127,8 @@ class CommandLine(EndToEnd):
 
     def test_an_unknown_option_is_named_though_another_is_missing(self):
         self.assert_failed(run(LOCKSTEP, "plan", "groups", "--worldsize", 8), 2,
-                           "--world-size is required; not expected: ", "--worldsize")
+                           "--world-size is required; not expected: ", "--worldsize",
+                           "; did you mean '--world-size'?")
         self.assert_failed(run(LOCKSTEP, "plan", "memory", "--jsn"), 2, "not expected: --jsn")
 
     def test_numbers_of_generate(self):

@@ -11,6 +11,7 @@
 
 #include "lockstep/checkpoint/manifest.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/core/error.h"
 #include "lockstep/parallel_state/axis_groups.h"
 #include "lockstep/parallel_state/group_listing.h"
 #include "lockstep/parallel_state/mesh_layout.h"
@@ -136,6 +137,25 @@ TEST(ParallelAxes, EachSizeOfTheConfigurationIsInTheTable) {
   for (const ParallelSize* size : parallel_size_table())
     found.insert(std::string("parallel.") + size->field);
   EXPECT_EQ(found, fields);
+}
+
+TEST(ParallelAxes, ARefusalNamesTheSizeThatIsSet) {
+  const auto refusal = [](const std::vector<std::string>& more) -> std::string {
+    const Config config = parse_config(
+        "model { num_experts: 6 } parallel { expert_model_parallel_size: 3 "
+        "tensor_model_parallel_size: 2 }",
+        "text", more);
+    try {
+      config_grids(config.parallel, 4);
+      return "";
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+  };
+  EXPECT_TRUE(refusal({}).starts_with("parallel.tensor_model_parallel_size (2) x ")) << refusal({});
+  EXPECT_EQ(refusal({}).find("expert_tensor"), std::string::npos) << refusal({});
+  const std::string set = refusal({"parallel.expert_tensor_parallel_size=2"});
+  EXPECT_TRUE(set.starts_with("parallel.expert_tensor_parallel_size (2) x ")) << set;
 }
 
 TEST(ParallelAxes, ASizeOfTheConfigurationBecomesTheSizeOfThatName) {

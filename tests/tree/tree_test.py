@@ -97,10 +97,10 @@ COUNTS_EXPERTS = {"planner/stage_shapes.cpp"}
 
 
 def sources(*suffixes):
-    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-                            cwd=SOURCE, capture_output=True, text=True, check=True).stdout
-    return [pathlib.Path(name) for name in listed.split("\n")
-            if name.endswith(suffixes) and (SOURCE / name).is_file()]
+    patterns = ["*" + suffix for suffix in suffixes]
+    listed = subprocess.run([SOURCE / "scripts/sources", *patterns], capture_output=True, text=True,
+                            check=True).stdout
+    return [pathlib.Path(name) for name in listed.splitlines()]
 
 
 def text_of(path):

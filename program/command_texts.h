@@ -1,0 +1,44 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "lockstep/core/config_io.h"
+
+/// What the program knows of its commands, as plain data. Manual pages and completions are made of
+/// it, so that they say what --help says.
+namespace lockstep {
+
+/// An option, or an argument that is told by its place.
+struct OptionText {
+  std::string name;           ///< "--set", or "CONFIG" for an argument
+  std::string value;          ///< "PATH=VALUE"; empty for a flag
+  std::string default_value;  ///< empty where there is none
+  std::string meaning;
+  bool is_argument = false;
+  bool required = false;
+  bool repeated = false;  ///< takes several values
+};
+
+/// A command.
+struct CommandText {
+  std::string name;  ///< "plan groups"; empty for the program itself
+  std::string meaning;
+  std::vector<OptionText> options;    ///< arguments first, in their order
+  std::vector<std::string> commands;  ///< the first words of the commands inside it
+  std::string footer;                 ///< the end of its --help
+};
+
+/// The program and all its commands, each before those inside it.
+std::vector<CommandText> command_texts(const CLI::App& program);
+
+/// Whether --help of the command ends with the schema of the configuration, which config_fields()
+/// gives in a form that is easier to use.
+bool ends_with_schema(const CommandText& command);
+
+/// "int64, in layers, >= 1, default 2": what the schema says of a field beside its meaning. A line
+/// break in the default appears as \n.
+std::string facts_of(const ConfigField& field);
+
+}  // namespace lockstep

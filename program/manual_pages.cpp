@@ -1,0 +1,120 @@
+#include "lockstep/program/manual_pages.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "lockstep/core/check.h"
+
+namespace lockstep {
+namespace {
+
+/// `text` for troff, in one line: no character of it is a command.
+std::string escaped(const std::string& text) {
+  std::string result;
+  for (const char c : text) {
+    if (c == '\\') {
+      result += "\\e";
+    } else if (c == '-') {
+      result += "\\-";
+    } else {
+      result += c == '\n' ? ' ' : c;
+    }
+  }
+  return !text.empty() && (text[0] == '.' || text[0] == '\'') ? "\\&" + result : result;
+}
+
+std::string bold(const std::string& text) { return "\\fB" + escaped(text) + "\\fR"; }
+std::string italic(const std::string& text) { return "\\fI" + escaped(text) + "\\fR"; }
+
+/// A line of the text is a paragraph.
+std::string paragraphs(const std::string& text) {
+  std::string result;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);)
+    if (!line.empty()) result += (result.empty() ? "" : ".PP\n") + escaped(line) + "\n";
+  return result;
+}
+
+std::string page_name(const std::string& command) {
+  std::string name = "lockstep" + (command.empty() ? "" : "-" + command);
+  std::replace(name.begin(), name.end(), ' ', '-');
+  return name;
+}
+
+/// "CONFIG", "[--set PATH=VALUE]..."
+std::string usage_of(const OptionText& option) {
+  std::string text = option.is_argument ? italic(option.name) : bold(option.name);
+  if (!option.value.empty()) text += " " + italic(option.value);
+  if (!option.required) text = "[" + text + "]";
+  return option.repeated ? text + "..." : text;
+}
+
+std::string synopsis(const CommandText& command) {
+  std::string text = bold("lockstep" + (command.name.empty() ? "" : " " + command.name));
+  if (!command.commands.empty()) text += " " + italic("COMMAND");
+  for (const OptionText& option : command.options)
+    if (option.name != "--help") text += "\n" + usage_of(option);
+  return text + "\n";
+}
+
+std::string tagged(const std::string& tag, const std::string& meaning) {
+  return ".TP\n" + tag + "\n" + escaped(meaning) + "\n";
+}
+
+std::string options(const CommandText& command) {
+  std::string text;
+  for (const OptionText& option : command.options) {
+    std::string tag = option.is_argument ? italic(option.name) : bold(option.name);
+    if (!option.value.empty()) tag += " " + italic(option.value);
+    std::string meaning = option.meaning;
+    if (!option.default_value.empty()) meaning += " (default: " + option.default_value + ")";
+    text += tagged(tag, meaning);
+  }
+  return text;
+}
+
+std::string commands_inside(const CommandText& command, const std::vector<CommandText>& all) {
+  std::string text;
+  for (const std::string& word : command.commands) {
+    const std::string name = command.name.empty() ? word : command.name + " " + word;
+    const auto inside = std::find_if(all.begin(), all.end(),
+                                     [&](const CommandText& other) { return other.name == name; });
+    text += tagged(bold(page_name(name)) + "(1)", inside->meaning);
+  }
+  return text;
+}
+
+std::string page(const CommandText& command, const std::vector<CommandText>& all,
+                 const std::vector<ConfigField>& fields) {
+  const std::string name = page_name(command.name);
+  std::string title = name;
+  std::transform(title.begin(), title.end(), title.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  std::string text =
+      fmt::format(".TH {} 1 \"\" \"lockstep {}\" \"Lockstep\"\n", escaped(title), LOCKSTEP_VERSION);
+  text += ".SH NAME\n" + escaped(name) + " \\- " + escaped(command.meaning) + "\n";
+  text += ".SH SYNOPSIS\n" + synopsis(command);
+  if (!command.commands.empty()) text += ".SH COMMANDS\n" + commands_inside(command, all);
+  text += ".SH OPTIONS\n" + options(command);
+  if (ends_with_schema(command)) {
+    text += ".SH CONFIGURATION\nText protobuf; \\fB\\-\\-set\\fR takes each of these paths.\n";
+    for (const ConfigField& field : fields)
+      text += tagged(bold(field.path), field.meaning + " (" + facts_of(field) + ")");
+  } else if (const std::string notes = paragraphs(command.footer); !notes.empty()) {
+    text += ".SH NOTES\n" + notes;
+  }
+  if (!command.name.empty()) text += ".SH SEE ALSO\n.BR lockstep (1)\n";
+  return text;
+}
+
+}  // namespace
+
+std::vector<ManualPage> manual_pages(const std::vector<CommandText>& commands,
+                                     const std::vector<ConfigField>& fields) {
+  std::vector<ManualPage> pages;
+  for (const CommandText& command : commands)
+    pages.push_back({page_name(command.name), page(command, commands, fields)});
+  return pages;
+}
+
+}  // namespace lockstep

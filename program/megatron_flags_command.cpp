@@ -1,0 +1,86 @@
+#include <iostream>
+#include <memory>
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/config_io.h"
+#include "lockstep/core/input_file.h"
+#include "lockstep/program/argument_checks.h"
+#include "lockstep/program/commands.h"
+#include "lockstep/program/megatron_flags.h"
+#include "lockstep/program/shell_arguments.h"
+#include "lockstep/program/standard_descriptors.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kLargestScript = 1 << 20;
+
+struct MegatronFlagsArguments {
+  std::vector<std::string> flags;
+  std::string file;
+  bool list = false;
+};
+
+std::vector<std::string> words_of_script(const std::string& path) {
+  const ShellArguments arguments =
+      read_shell_arguments(read_file(path, kLargestScript, /*follow_links=*/true));
+  if (arguments.has_conditions)
+    std::cerr << "'" + path +
+                     "': its conditions are not evaluated; the flags of every branch are "
+                     "taken, and of two the later counts\n";
+  for (const std::string& word : arguments.words)
+    if (word.find('$') != std::string::npos)
+      std::cerr << "'" + path + "': does not set what stands in '" + word + "'\n";
+  return arguments.words;
+}
+
+void convert(const MegatronFlagsArguments& arguments) {
+  std::vector<std::string> words;
+  if (!arguments.file.empty()) words = words_of_script(arguments.file);
+  words.insert(words.end(), arguments.flags.begin(), arguments.flags.end());
+  require<ConfigError>(!words.empty(),
+                       "megatron-flags: found no flags, allowed: flags behind --, as in `lockstep "
+                       "megatron-flags -- --num-layers 24`, or --file");
+  const MegatronConversion conversion = convert_megatron_flags(read_megatron_flags(words));
+  std::cout << conversion.text;
+  for (const std::string& note : conversion.notes) std::cerr << note + "\n";
+  try {
+    parse_config(conversion.text, "the configuration made of the flags");
+  } catch (const ConfigError& error) {
+    flush_standard_output("megatron-flags");
+    fail<ConfigError>("{}; it is printed all the same, to be changed by hand", error.what());
+  }
+}
+
+}  // namespace
+
+void add_megatron_flags_command(CLI::App& program) {
+  auto arguments = std::make_shared<MegatronFlagsArguments>();
+  CLI::App* const command = program.add_subcommand(
+      "megatron-flags", "Turn Megatron-LM's command line into a configuration");
+  command->add_option("FLAGS", arguments->flags,
+                      "Flags of Megatron-LM, behind --, as in `lockstep megatron-flags -- "
+                      "--num-layers 24 --bf16`; they follow those of --file");
+  command
+      ->add_option("--file", arguments->file,
+                   "Read the flags from a shell script, which is not run: those of the .py program "
+                   "that it starts, variables and arrays included")
+      ->type_name("FILE")
+      ->check(check_path);
+  command->add_flag("--list", arguments->list,
+                    "Print the flags that are known and what each becomes, as Markdown");
+  command->footer(
+      "Prints the configuration on standard output and, on standard error, each flag that has no "
+      "counterpart, with the reason. Defaults of Megatron-LM that differ from those here are "
+      "written out, so that the run means the same.\n"
+      "Exit status 2: an unknown flag, a value that cannot be read, or a configuration that is "
+      "refused here.");
+  command->callback([arguments] {
+    if (arguments->list)
+      std::cout << megatron_flags_markdown();
+    else
+      convert(*arguments);
+  });
+}
+
+}  // namespace lockstep

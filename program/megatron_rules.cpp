@@ -1,0 +1,298 @@
+#include "lockstep/program/megatron_rules.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <sstream>
+
+#include "lockstep/core/check.h"
+
+namespace lockstep {
+namespace {
+
+using Settings = MegatronSettings;
+
+int64_t integer_or(const Settings& s, const std::string& flag, int64_t otherwise) {
+  return s.integer(flag).value_or(otherwise);
+}
+
+void exclude(const Settings& s, const std::string& one, const std::string& other) {
+  require<ConfigError>(!s.has(one) || !s.has(other), "{} and {}: allowed: one of the two", one,
+                       other);
+}
+
+void apply_precision(Settings& s) {
+  exclude(s, "--bf16", "--fp16");
+  const bool bf16 = s.has("--bf16"), fp16 = s.has("--fp16");
+  if (bf16 || fp16) s.set("train.precision", std::string(bf16 ? "bf16" : "fp16"));
+  if (bf16) s.set("ddp.grad_reduce_in_fp32", !s.has("--grad-reduce-in-bf16"));
+  if (fp16) s.set("ddp.grad_reduce_in_fp32", s.has("--accumulate-allreduce-grads-in-fp32"));
+  const bool adapts = fp16 && !s.has("--loss-scale");
+  if (!s.has("--no-check-for-nan-in-loss-and-grad") && !adapts)
+    s.set("ddp.check_for_nan_in_grad", true);
+}
+
+void apply_activation(Settings& s) {
+  exclude(s, "--swiglu", "--squared-relu");
+  exclude(s, "--swiglu", "--quick-geglu");
+  if (s.has("--swiglu"))
+    s.set("model.activation", std::string("swiglu"));
+  else
+    s.set("model.activation", std::string(s.has("--no-bias-gelu-fusion") ? "gelu" : "gelu_tanh"));
+  const auto hidden = s.integer("--hidden-size");
+  if (s.has("--ffn-hidden-size"))
+    s.copy("--ffn-hidden-size", "model.ffn_hidden_size");
+  else if (s.has("--swiglu") && hidden)
+    s.set("model.ffn_hidden_size", *hidden * 8 / 3 / 64 * 64);
+}
+
+void apply_attention(Settings& s) {
+  if (s.has("--group-query-attention"))
+    s.set("model.num_query_groups", integer_or(s, "--num-query-groups", 1));
+  else if (s.has("--num-query-groups"))
+    s.note("--num-query-groups", "not needed: without --group-query-attention it has no effect");
+  const auto length = s.integer("--seq-length"), rows = s.integer("--max-position-embeddings");
+  const bool learned = s.found("model.position_embedding_type") == "learned_absolute";
+  if (learned && length && rows && *rows != *length)
+    s.note("--max-position-embeddings",
+           fmt::format("not there: the learned position table has model.seq_length ({}) rows, not "
+                       "{}",
+                       *length, *rows));
+}
+
+void apply_experts(Settings& s) {
+  if (!s.integer("--num-experts")) return;
+  s.set("model.moe_token_dispatcher_type", std::string("allgather"));
+  if (s.has("--moe-token-dispatcher-type"))
+    s.copy("--moe-token-dispatcher-type", "model.moe_token_dispatcher_type");
+  const auto frequency = s.value("--moe-layer-freq");
+  if (!frequency) return;
+  if (frequency->find('[') == std::string::npos)
+    s.copy("--moe-layer-freq", "model.moe_layer_freq");
+  else
+    s.set("model.moe_layer_freq",
+          fmt::format("[{}]", fmt::join(evaluate_layer_list(*frequency), ", ")));
+}
+
+void apply_pipeline(Settings& s) {
+  exclude(s, "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank");
+  const int64_t stages = integer_or(s, "--pipeline-model-parallel-size", 1);
+  int64_t chunks = integer_or(s, "--num-virtual-stages-per-pipeline-rank", 1);
+  if (const auto each = s.integer("--num-layers-per-virtual-pipeline-stage")) {
+    const int64_t layers = integer_or(s, "--num-layers", 0) +
+                           s.has("--account-for-embedding-in-pipeline-split") +
+                           s.has("--account-for-loss-in-pipeline-split");
+    require<ConfigError>(*each >= 1 && stages >= 1 && layers % (stages * *each) == 0,
+                         "--num-layers-per-virtual-pipeline-stage: found {}, allowed: a divisor of "
+                         "the layers of a pipeline rank ({} / {})",
+                         *each, layers, stages);
+    chunks = layers / stages / *each;
+  }
+  if (chunks <= 1) return;
+  s.set("parallel.virtual_pipeline_model_parallel_size", chunks);
+  if (s.has("--overlap-param-gather") && !s.has("--no-align-param-gather"))
+    s.set("ddp.align_param_gather", true);
+}
+
+void apply_parallel(Settings& s) {
+  if (s.has("--sequence-parallel")) {
+    if (integer_or(s, "--tensor-model-parallel-size", 1) > 1)
+      s.set("parallel.sequence_parallel", true);
+    else
+      s.note("--sequence-parallel",
+             "not needed: with one tensor-parallel rank Megatron-LM turns it off");
+  }
+  if (const auto minutes = s.number("--distributed-timeout-minutes"))
+    s.set("parallel.distributed_timeout_seconds", fmt::format("{}", *minutes * 60));
+  if (s.has("--cp-comm-type")) {
+    const auto& kinds = s.values("--cp-comm-type");
+    if (kinds.size() == 1)
+      s.copy("--cp-comm-type", "parallel.cp_comm_type");
+    else
+      s.set("parallel.cp_comm_type_of_layers", fmt::format("{}", fmt::join(kinds, ",")));
+  }
+  if (s.has("--hierarchical-context-parallel-sizes"))
+    s.set("parallel.hierarchical_context_parallel_sizes",
+          fmt::format("{}", fmt::join(s.values("--hierarchical-context-parallel-sizes"), ",")));
+}
+
+/// Samples as iterations of the global batch, rounded; a share that is lost is noted.
+void set_iterations(Settings& s, const std::string& flag, const std::string& field, double exact) {
+  const double rounded = std::round(exact);
+  s.set(field, static_cast<int64_t>(rounded));
+  if (std::abs(exact - rounded) > 1e-6)
+    s.note(flag,
+           fmt::format("rounded: {} is {}, exactly {:.2f} iterations", field, rounded, exact));
+}
+
+void apply_samples(Settings& s) {
+  exclude(s, "--train-iters", "--train-samples");
+  exclude(s, "--lr-warmup-fraction", "--lr-warmup-iters");
+  exclude(s, "--lr-warmup-fraction", "--lr-warmup-samples");
+  const auto batch = s.integer("--global-batch-size");
+  const auto in_iterations = [&](const std::string& flag, const std::string& field, bool floors) {
+    const auto samples = s.integer(flag);
+    if (!samples) return;
+    if (!batch || *batch < 1 || s.has("--step-batch-size-schedule"))
+      return s.note(flag, "not there: without a constant --global-batch-size " + field +
+                              " cannot be worked out");
+    const double exact = static_cast<double>(*samples) / static_cast<double>(*batch);
+    set_iterations(s, flag, field, floors ? std::floor(exact) : exact);
+  };
+  in_iterations("--train-samples", "train.train_iters", /*floors=*/true);
+  in_iterations("--lr-decay-samples", "optimizer.lr_decay_iters", /*floors=*/false);
+  in_iterations("--lr-wsd-decay-samples", "optimizer.lr_wsd_decay_iters", /*floors=*/false);
+  in_iterations("--lr-warmup-samples", "optimizer.lr_warmup_iters", /*floors=*/false);
+  const auto fraction = s.number("--lr-warmup-fraction");
+  if (!fraction) return;
+  const auto whole = s.found("optimizer.lr_decay_iters");
+  const auto decay = whole ? whole : s.found("train.train_iters");
+  require<ConfigError>(decay.has_value(),
+                       "--lr-warmup-fraction: needs --lr-decay-iters or "
+                       "--train-iters");
+  set_iterations(s, "--lr-warmup-fraction", "optimizer.lr_warmup_iters",
+                 *fraction * std::stod(*decay));
+}
+
+/// "2.4B" tokens.
+int64_t tokens_of(const std::string& text) {
+  constexpr std::string_view kSuffixes = "KMBT";
+  std::istringstream stream(text);
+  double number = 0;
+  char suffix = 0;
+  require<ConfigError>(static_cast<bool>(stream >> number),
+                       "--step-batch-size-schedule: found '{}', allowed: a number, with K, M, B or "
+                       "T behind it",
+                       text);
+  if (stream >> suffix) {
+    const size_t power = kSuffixes.find(static_cast<char>(std::toupper(suffix)));
+    require<ConfigError>(power != std::string_view::npos,
+                         "--step-batch-size-schedule: found '{}', allowed behind a number: K, M, B "
+                         "or T",
+                         text);
+    number *= std::pow(1000.0, static_cast<double>(power + 1));
+  }
+  return static_cast<int64_t>(number);
+}
+
+void apply_batch_sizes(Settings& s) {
+  if (s.has("--rampup-batch-size"))
+    s.set("train.rampup_batch_size",
+          fmt::format("{}", fmt::join(s.values("--rampup-batch-size"), " ")));
+  const auto schedule = s.value("--step-batch-size-schedule");
+  if (!schedule) {
+    if (s.has("--global-batch-size")) s.copy("--global-batch-size", "train.global_batch_size");
+    return;
+  }
+  if (s.has("--global-batch-size"))
+    s.note("--global-batch-size",
+           "left out: Megatron-LM refuses it beside "
+           "--step-batch-size-schedule, which says all");
+  const int64_t length = std::max<int64_t>(integer_or(s, "--seq-length", 1), 1);
+  std::string text = *schedule, steps;
+  std::replace(text.begin(), text.end(), ',', ' ');
+  std::istringstream parts(text);
+  for (std::string part; parts >> part;) {
+    const size_t colon = part.find(':');
+    require<ConfigError>(colon != std::string::npos,
+                         "--step-batch-size-schedule: found '{}', allowed: TOKENS:BATCH", part);
+    steps +=
+        fmt::format("{}{}:{}", steps.empty() ? "" : " ", tokens_of(part.substr(0, colon)) / length,
+                    tokens_of(part.substr(colon + 1)));
+  }
+  s.set("train.step_batch_size_schedule", steps);
+}
+
+bool is_number(const std::string& text) {
+  std::istringstream stream(text);
+  double number = 0;
+  return stream >> number && stream.eof();
+}
+
+/// Paths, or weights and paths in turn.
+void apply_data_path(Settings& s) {
+  if (!s.has("--data-path")) return;
+  const auto& given = s.values("--data-path");
+  std::vector<std::string> weights, paths;
+  for (size_t i = 0; i < given.size(); ++i) (i % 2 == 0 ? weights : paths).push_back(given[i]);
+  const bool weighted =
+      given.size() % 2 == 0 && std::all_of(weights.begin(), weights.end(), is_number);
+  s.set_list("data.path", weighted ? paths : given);
+  if (weighted && paths.size() > 1) s.set("data.blend", fmt::format("{}", fmt::join(weights, ",")));
+}
+
+void apply_tokenizer(Settings& s) {
+  if (s.has("--vocab-size")) s.copy("--vocab-size", "model.vocab_size");
+  const std::string kind = s.value("--tokenizer-type").value_or("GPT2BPETokenizer");
+  const std::string unknown =
+      "the tokenizer's number of ids is not among the flags; set model.vocab_size";
+  if (kind == "GPT2BPETokenizer") {
+    if (!s.found("model.vocab_size")) s.set("model.vocab_size", int64_t{50257});
+    const auto vocabulary = s.value("--vocab-file");
+    if (!vocabulary) return;
+    const std::string folder = std::filesystem::path(*vocabulary).parent_path().string();
+    s.set("data.tokenizer", "gpt2:" + (folder.empty() ? "." : folder));
+    s.note("--vocab-file",
+           "data.tokenizer reads vocab.json and merges.txt of that folder; name "
+           "the two files so");
+  } else if (kind.find("SentencePiece") != std::string::npos || kind == "Llama2Tokenizer") {
+    s.set("data.tokenizer", "sentencepiece:" + s.value("--tokenizer-model").value_or(""));
+    if (!s.found("model.vocab_size")) s.note("--tokenizer-type", unknown);
+  } else {
+    s.note("--tokenizer-type",
+           fmt::format("not there: found '{}', allowed for data.tokenizer: byte, gpt2:FOLDER, "
+                       "sentencepiece:FILE; data sets that are built already need none",
+                       kind));
+    if (!s.found("model.vocab_size")) s.note("--tokenizer-type", unknown);
+  }
+}
+
+void apply_checkpoint(Settings& s) {
+  if (!s.has("--load")) return;
+  s.copy("--load", "checkpoint.load");
+  if (!s.has("--exit-on-missing-checkpoint")) s.set("checkpoint.load_if_present", true);
+}
+
+void apply_optimizer(Settings& s) {
+  if (s.found("optimizer.optimizer") == "muon")
+    s.set("optimizer.muon_momentum", fmt::format("{}", s.number("--muon-momentum").value_or(0.9)));
+  for (const auto& [flag, field] : {std::pair{"--exp-avg-dtype", "optimizer.exp_avg_dtype"},
+                                    std::pair{"--exp-avg-sq-dtype", "optimizer.exp_avg_sq_dtype"}})
+    if (s.has(flag) && s.has("--use-precision-aware-optimizer")) s.copy(flag, field);
+}
+
+/// Where Megatron-LM has no default.
+void note_required(Settings& s) {
+  const std::pair<const char*, const char*> required[] = {
+      {"--num-layers", "model.num_layers"},
+      {"--hidden-size", "model.hidden_size"},
+      {"--num-attention-heads", "model.num_attention_heads"},
+      {"--seq-length", "model.seq_length"},
+      {"--micro-batch-size", "train.micro_batch_size"},
+      {"--lr", "optimizer.lr"},
+      {"--train-iters", "train.train_iters"}};
+  for (const auto& [flag, field] : required)
+    if (!s.found(field) && !(std::string(flag) == "--train-iters" && s.has("--train-samples")))
+      s.note(flag, fmt::format("not given, and Megatron-LM needs it; {} stays {}, the default here",
+                               field, config_field(field).default_value));
+}
+
+}  // namespace
+
+void apply_megatron_rules(MegatronSettings& settings) {
+  apply_precision(settings);
+  apply_activation(settings);
+  apply_attention(settings);
+  apply_experts(settings);
+  apply_pipeline(settings);
+  apply_parallel(settings);
+  apply_batch_sizes(settings);
+  apply_samples(settings);
+  apply_data_path(settings);
+  apply_tokenizer(settings);
+  apply_checkpoint(settings);
+  apply_optimizer(settings);
+  note_required(settings);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/program/megatron_settings.h"
+
+namespace lockstep {
+
+/// Sets the fields that follow from several flags, or from one by arithmetic, and notes what could
+/// not be kept. ConfigError naming flags that exclude each other.
+void apply_megatron_rules(MegatronSettings& settings);
+
+/// The layers that --moe-layer-freq lists, as in ([0]*1+[1]*26); lists, +, * and parentheses.
+/// ConfigError naming the flag if it is no such expression.
+std::vector<int64_t> evaluate_layer_list(const std::string& expression);
+
+}  // namespace lockstep
