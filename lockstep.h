@@ -1,7 +1,7 @@
 #pragma once
 
-/// The public API in one include: what a training loop or a model of one's own needs. Data sets,
-/// checkpoints and the planner have headers of their own.
+/// The public API in one include: what a training loop or a model of one's own needs. Data sets
+/// and the planner have headers of their own.
 
 // Who the ranks are, and how they communicate.
 #include "lockstep/parallel_state/collectives.h"
@@ -41,3 +41,11 @@
 
 // Pipelines.
 #include "lockstep/pipeline/executor.h"
+#include "lockstep/pipeline/schedule_check.h"
+#include "lockstep/pipeline/simulation.h"
+#include "lockstep/pipeline/timeline_svg.h"
+
+// Checkpoints.
+#include "lockstep/checkpoint/checkpoint_reader.h"
+#include "lockstep/checkpoint/checkpoint_saver.h"
+#include "lockstep/checkpoint/training_state.h"

@@ -1,5 +1,5 @@
 """Runs the commands of README.md and docs/: every block marked sh, in the order in which it stands there,
-README first, then the pages by name. A page's commands may rely on README's and on those above them.
+README first, then the pages by name, then the tutorials. A page's commands may rely on README's and on those above them.
 
 A block is left out where the line above it is a comment that says why, as in
 <!-- not run here: needs Slurm -->; the reasons are those of REASONS.
@@ -17,7 +17,7 @@ SOURCE = pathlib.Path(__file__).resolve().parents[1]
 REASONS = {
     ".ci/run runs both",
     "fails on purpose",
-    "install_test installs the library and builds the examples",
+    "tests install the library and build the examples",
     "needs a GPU",
     "needs Slurm",
     "needs several hosts",
@@ -53,7 +53,8 @@ def blocks_of(path):
 
 
 def pages():
-    return [SOURCE / "README.md", *sorted((SOURCE / "docs").glob("*.md"))]
+    return [SOURCE / "README.md", *sorted((SOURCE / "docs").glob("*.md")),
+            *sorted((SOURCE / "docs/tutorials").glob("*.md"))]
 
 
 def commands():

@@ -2,10 +2,10 @@
 on several ranks, and compiles the installed headers together."""
 
 import re
-import subprocess
 import unittest
 
-from support import BUILD, SOURCE, TORCHRUN, EndToEnd, clean_environment, run
+from installed import InstalledProjects
+from support import SOURCE, TORCHRUN
 
 HEADERS_PROJECT = """
 cmake_minimum_required(VERSION 3.25)
@@ -16,28 +16,7 @@ target_link_libraries(headers PRIVATE lockstep::lockstep)
 """
 
 
-class Install(EndToEnd):
-    def command(self, *arguments):
-        result = run(*arguments, timeout=900)
-        output = result.stdout.decode() + result.stderr.decode()
-        self.assertEqual(result.returncode, 0, output)
-        return output
-
-    def install(self):
-        prefix = self.folder / "prefix"
-        self.command("cmake", "--install", BUILD, "--prefix", prefix)
-        return prefix
-
-    def build(self, source, prefix, *targets):
-        build = self.folder / ("build_" + source.name)
-        cache = (BUILD / "CMakeCache.txt").read_text()
-        sanitize = re.search(r"LOCKSTEP_SANITIZE:STRING=(.*)", cache).group(1)
-        flags = f"-fsanitize={sanitize}" if sanitize else ""
-        self.command("cmake", "-S", source, "-B", build, "-G", "Ninja",
-                     f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_CXX_FLAGS={flags}")
-        self.command("cmake", "--build", build, *targets)
-        return build
-
+class Install(InstalledProjects):
     def test_custom_loop_learns_on_one_and_two_ranks(self):
         build = self.build(SOURCE / "examples/custom_loop", self.install())
         final = []

@@ -16,6 +16,7 @@ from documents import REASONS, blocks_of, commands, pages  # noqa: E402
 
 LANGUAGES = {"cmake", "cpp", "json", "sh", "text", "textproto", "yaml"}
 README = pathlib.Path("README.md")
+TUTORIALS = pathlib.Path("docs/tutorials")
 
 
 def without_blocks(text):
@@ -50,6 +51,12 @@ def literals():
         yield re.sub(r'"[ \\]*\n\s*"', "", text_of(path)).replace('\\"', '"')
 
 
+def is_excerpt(text, program):
+    """Whether `text` is lines of `program`, which begins with an empty one, at any indentation."""
+    return any("\n" + textwrap.indent(text, " " * depth) + "\n" in program
+               for depth in range(0, 12, 2))
+
+
 class Documents(unittest.TestCase):
     def test_links_and_anchors_lead_somewhere(self):
         checked = 0
@@ -81,6 +88,12 @@ class Documents(unittest.TestCase):
             if page.parent.name == "docs" and page.name != "README.md":
                 self.assertIn(page.name, index)
                 self.assertIn(f"docs/{page.name}", linked)
+
+        self.assertIn("tutorials/README.md", index)
+        self.assertIn(f"{TUTORIALS}/README.md", linked)
+        tutorials = set(links_of(TUTORIALS / "README.md"))
+        self.assertLessEqual({path.name for path in (SOURCE / TUTORIALS).glob("*.md")},
+                             tutorials | {"README.md"})
 
     def test_the_readme_is_short(self):
         self.assertLessEqual(len(text_of(README).splitlines()), 150)
@@ -142,6 +155,19 @@ class Documents(unittest.TestCase):
                 snippets.append(textwrap.dedent(snippet).rstrip("\n"))
             found = [b.text for b in blocks_of(SOURCE / page) if b.language == "cpp"]
             self.assertEqual(found, snippets, page)
+
+    def test_tutorials_show_code_of_the_programs_that_they_link(self):
+        shown = 0
+        for path in sorted((SOURCE / TUTORIALS).glob("*-*.md")):
+            page = path.relative_to(SOURCE)
+            programs = ["\n" + (path.parent / link).read_text() for link in links_of(page)
+                        if re.fullmatch(r"\.\./\.\./examples/\w+/\w+\.(h|cpp)", link)]
+            for block in blocks_of(path):
+                if block.language != "cpp":
+                    continue
+                shown += 1
+                self.assertTrue(any(is_excerpt(block.text, text) for text in programs), block)
+        self.assertGreater(shown, 20)
 
     def test_the_page_of_fronts_shows_the_loops_that_are_tested(self):
         loops = text_of(pathlib.Path("tests/distributed/front_loops_test.cpp"))

@@ -1,0 +1,28 @@
+"""Projects of one's own, built out of the tree against the installed package."""
+
+import re
+
+from support import BUILD, EndToEnd, run
+
+
+class InstalledProjects(EndToEnd):
+    def command(self, *arguments):
+        result = run(*arguments, timeout=900)
+        output = result.stdout.decode() + result.stderr.decode()
+        self.assertEqual(result.returncode, 0, output)
+        return output
+
+    def install(self):
+        prefix = self.folder / "prefix"
+        self.command("cmake", "--install", BUILD, "--prefix", prefix)
+        return prefix
+
+    def build(self, source, prefix, *targets):
+        build = self.folder / ("build_" + source.name)
+        cache = (BUILD / "CMakeCache.txt").read_text()
+        sanitize = re.search(r"LOCKSTEP_SANITIZE:STRING=(.*)", cache).group(1)
+        flags = f"-fsanitize={sanitize}" if sanitize else ""
+        self.command("cmake", "-S", source, "-B", build, "-G", "Ninja",
+                     f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_CXX_FLAGS={flags}")
+        self.command("cmake", "--build", build, *targets)
+        return build
