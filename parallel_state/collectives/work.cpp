@@ -55,6 +55,7 @@ void begin_on_device(const std::shared_ptr<Work::Operation>& operation) {
   const Way way = way_of(*operation);
   const std::lock_guard<std::mutex> lock(uses.mutex);
   if (uses.ways.contains(way)) return;
+  const InPart meeting(operation->group->clock.get(), StepPart::communication, /*on_device=*/true);
   const Way members = std::minmax(way.first, way.second);
   if (!uses.met.contains(members)) meet(*operation, members);
   uses.met.insert(members);
@@ -84,6 +85,7 @@ void Work::wait() {
   const auto operation = std::move(operation_);
   operation_ = nullptr;
   const ProcessGroup::State& group = *operation->group;
+  const InPart waiting(group.clock.get(), StepPart::communication, operation->on_device);
   if (group.watch) group.watch->check();
   try {
     for (const auto& part : operation->parts)
