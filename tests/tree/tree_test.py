@@ -77,6 +77,7 @@ SUBROOMS = {
         "state": {"layout", "files"},
         "hugging_face": {"files", "state"},
     },
+    "training": {"telemetry": set()},
 }
 # What users include; these headers and those that they include are installed.
 PUBLIC_HEADERS = {
