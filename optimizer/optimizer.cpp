@@ -121,6 +121,7 @@ void Optimizer::make_states(const std::vector<ParamOverride>& overrides) {
     return grouped_params(models_, config_, overrides, own_statement());
   });
   groups_ = grouped.groups;
+  group_of_ = grouped.group_of;
   std::vector<std::string> settings;
   for (size_t i = 0; i < params.size(); ++i)
     settings.push_back(fmt::format("[{}] {}, {}", fmt::join(params[i].tensor.sizes(), ", "),

@@ -141,6 +141,9 @@ class Optimizer {
 
   /// Those of this rank's parameters; the first one has the configuration's numbers.
   const std::vector<ParamGroup>& param_groups() const { return groups_; }
+  /// The index there of each parameter, in the order of the models, of their buffers and of the
+  /// parameters in a buffer.
+  const std::vector<size_t>& group_of_params() const { return group_of_; }
 
   /// Sets learning rates and weight decay for an iteration that starts when `samples` are consumed:
   /// each group's by its own max_lr and min_lr.
@@ -197,6 +200,7 @@ class Optimizer {
   OptimizerConfig config_;
   std::shared_ptr<const UpdateRule> own_rule_;
   std::vector<ParamGroup> groups_;
+  std::vector<size_t> group_of_;
   std::vector<OptimizerState> states_;      ///< of each buffer
   std::unique_ptr<CountedRanges> counted_;  ///< by the norm
   std::unique_ptr<GradScaler> scaler_;

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/step_clock.h"
 #include "lockstep/core/trace_scope.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/pipeline/communication_steps.h"
@@ -25,6 +26,7 @@ struct PipelineExecutor::Plan {
   c10::Device device;
   PipelineSchedule schedule;
   PipelineExecutorOptions options;
+  std::shared_ptr<StepClock> clock;
   std::vector<PipelineStep> steps;
   std::vector<std::vector<size_t>> early;
   std::vector<std::optional<TransferLabel>> labels;  ///< of each step that transfers
@@ -101,6 +103,8 @@ class PipelineExecutor::Run {
       else
         send(i);
     }
+    if (plan_.group.size() == 1) return;
+    const InPart waiting(plan_.clock.get(), StepPart::communication);
     sends_.finish();
   }
 
@@ -153,6 +157,8 @@ class PipelineExecutor::Run {
     const at::Tensor input = take_input(task);
     const TraceScope scope([&] { return to_string(task); });
     const int64_t begin = now();
+    const InPart part(plan_.clock.get(),
+                      task.kind == TaskKind::forward ? StepPart::forward : StepPart::backward);
     if (task.kind == TaskKind::forward)
       forward(task, input);
     else if (task.kind == TaskKind::backward)
@@ -287,8 +293,8 @@ PipelineExecutor::PipelineExecutor(const ParallelState& parallel_state, Pipeline
   std::vector<std::optional<TransferLabel>> labels;
   for (const PipelineStep& step : steps) labels.push_back(label_of(step, schedule, group.rank()));
   plan_ = std::make_unique<const Plan>(Plan{group, parallel_state.device(), std::move(schedule),
-                                            std::move(options), std::move(steps), std::move(early),
-                                            std::move(labels)});
+                                            std::move(options), parallel_state.step_clock(),
+                                            std::move(steps), std::move(early), std::move(labels)});
 }
 
 PipelineExecutor::~PipelineExecutor() = default;

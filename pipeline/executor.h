@@ -48,6 +48,8 @@ struct PipelineExecutorOptions {
 ///
 /// Where backward is split, B tasks give the gradient of the input and W tasks those of the
 /// parameters, as far as layers defer them.
+///
+/// While a step of ParallelState::step_clock() is open, tasks count as its forward and backward.
 class PipelineExecutor {
  public:
   /// `schedule` is for the ranks of group pp. Collective over it on a device: see connect_pairs().

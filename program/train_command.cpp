@@ -23,6 +23,7 @@
 #include "lockstep/training/run_files.h"
 #include "lockstep/training/run_plot.h"
 #include "lockstep/training/sample_text.h"
+#include "lockstep/training/tensorboard_file.h"
 #include "lockstep/training/trainer.h"
 
 namespace lockstep {
@@ -55,6 +56,9 @@ class Reporter {
           output, MetricsResume{progress.iteration, progress.metrics_checksum});
       if (!file_->note().empty()) display_.message(file_->note());
       begin_folder(trainer.config(), output);
+      if (trainer.config().train.tensorboard)
+        tensorboard_ =
+            std::make_unique<TensorBoardFile>(output + "/tensorboard", progress.iteration + 1);
     }
     const Config& config = trainer.config();
     const auto millions = [](int64_t parameters) {
@@ -71,11 +75,11 @@ class Reporter {
         device_.str(), trainer.batches().full().global, config.model.seq_length));
   }
   void iteration(const IterationMetrics& metrics) {
-    if (file_) file_->write(to_json(metrics));
-    display_.iteration(metrics, memory_bytes(device_));
+    write(metrics);
+    display_.iteration(metrics, metrics.memory_bytes.value_or(0));
   }
   void validation(const ValidationMetrics& metrics) {
-    if (file_) file_->write(to_json(metrics));
+    write(metrics);
     display_.validation(metrics);
   }
   void message(const std::string& text) { display_.message(text); }
@@ -90,6 +94,14 @@ class Reporter {
   }
 
  private:
+  template <class Metrics>
+  void write(const Metrics& metrics) {
+    if (file_) file_->write(to_json(metrics));
+    if (!tensorboard_) return;
+    const std::string failure = tensorboard_->write(metrics.iteration, to_scalars(metrics));
+    if (!failure.empty()) display_.message(failure);
+  }
+
   void begin_folder(const Config& config, const std::string& folder) {
     folder_ = folder;
     const RunFiles files = run_files(folder);
@@ -102,6 +114,7 @@ class Reporter {
   c10::Device device_;
   ProgressDisplay display_;
   std::unique_ptr<MetricsFile> file_;
+  std::unique_ptr<TensorBoardFile> tensorboard_;
 };
 
 /// Lets the C library keep the memory of freed tensors for the next ones. Otherwise it goes back to

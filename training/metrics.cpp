@@ -83,30 +83,93 @@ std::string folder_of(const std::string& path) {
   return std::filesystem::path(path).parent_path().string();
 }
 
-}  // namespace
+using Json = nlohmann::ordered_json;
 
-std::string to_json(const IterationMetrics& metrics) {
-  nlohmann::ordered_json line = {{"iteration", metrics.iteration},
-                                 {"lm_loss", metrics.lm_loss},
-                                 {"grad_norm", metrics.grad_norm},
-                                 {"learning_rate", metrics.learning_rate},
-                                 {"consumed_samples", metrics.consumed_samples},
-                                 {"num_tokens", metrics.num_tokens},
-                                 {"iteration_ms", metrics.iteration_ms},
-                                 {"tokens_per_second", metrics.tokens_per_second},
-                                 {"skipped", metrics.skipped}};
+Json json_of(const StepTimes& times) {
+  Json json;
+  for (size_t i = 0; i < kStepParts; ++i) json[name_of(static_cast<StepPart>(i))] = times.ms[i];
+  return json;
+}
+
+Json json_of(const std::vector<NamedNumber>& numbers) {
+  Json json;
+  for (const auto& [name, value] : numbers) json[name] = value;
+  return json;
+}
+
+Json json_of(const SlowestRank& slowest) {
+  return {{"rank", slowest.rank},
+          {"ms", slowest.ms},
+          {"in", name_of(slowest.part)},
+          {"behind_ms", slowest.behind_ms},
+          {"time_ms", json_of(slowest.times)},
+          {"iterations", Json::array({slowest.first_iteration, slowest.last_iteration})}};
+}
+
+/// Of what not every line has.
+void add_telemetry(Json& line, const IterationMetrics& metrics) {
+  const auto add = [&](const char* name, const auto& value) {
+    if (value) line[name] = *value;
+  };
+  if (metrics.times) line["time_ms"] = json_of(*metrics.times);
+  add("model_tflops_per_device", metrics.model_tflops_per_device);
+  add("utilisation", metrics.utilisation);
+  add("memory_bytes", metrics.memory_bytes);
+  add("peak_memory_bytes", metrics.peak_memory_bytes);
+  if (!metrics.learning_rates.empty()) line["learning_rates"] = json_of(metrics.learning_rates);
+  if (!metrics.grad_norms.empty()) line["grad_norms"] = json_of(metrics.grad_norms);
+  if (metrics.slowest_rank) line["slowest_rank"] = json_of(*metrics.slowest_rank);
+}
+
+Json line_of(const IterationMetrics& metrics) {
+  Json line = {{"iteration", metrics.iteration},
+               {"lm_loss", metrics.lm_loss},
+               {"grad_norm", metrics.grad_norm},
+               {"learning_rate", metrics.learning_rate},
+               {"consumed_samples", metrics.consumed_samples},
+               {"num_tokens", metrics.num_tokens},
+               {"iteration_ms", metrics.iteration_ms},
+               {"tokens_per_second", metrics.tokens_per_second},
+               {"skipped", metrics.skipped}};
   if (metrics.num_zeros_in_grad) line["num_zeros_in_grad"] = *metrics.num_zeros_in_grad;
   if (metrics.loss_scale != 1) line["loss_scale"] = metrics.loss_scale;
   if (metrics.decoupled_learning_rate)
     line["decoupled_learning_rate"] = *metrics.decoupled_learning_rate;
-  return line.dump();
+  add_telemetry(line, metrics);
+  return line;
 }
 
-std::string to_json(const ValidationMetrics& metrics) {
-  const nlohmann::ordered_json line = {{"iteration", metrics.iteration},
-                                       {"validation_loss", metrics.validation_loss},
-                                       {"perplexity", metrics.perplexity}};
-  return line.dump();
+Json line_of(const ValidationMetrics& metrics) {
+  return {{"iteration", metrics.iteration},
+          {"validation_loss", metrics.validation_loss},
+          {"perplexity", metrics.perplexity}};
+}
+
+/// The numbers of a line, "folder/lm_loss".
+std::vector<Scalar> scalars_of(Json line, const char* folder) {
+  line.erase("iteration");
+  line.erase("slowest_rank");
+  const Json flat = line.flatten();
+  std::vector<Scalar> scalars;
+  for (const auto& [path, value] : flat.items()) {
+    if (value.is_number()) scalars.push_back({folder + path, value.get<double>()});
+    if (value.is_boolean()) scalars.push_back({folder + path, value.get<bool>() ? 1.0 : 0.0});
+  }
+  return scalars;
+}
+
+}  // namespace
+
+std::string to_json(const IterationMetrics& metrics) { return line_of(metrics).dump(); }
+
+std::string to_json(const ValidationMetrics& metrics) { return line_of(metrics).dump(); }
+
+std::vector<Scalar> to_scalars(const IterationMetrics& metrics) {
+  return scalars_of(line_of(metrics), "train");
+}
+
+std::vector<Scalar> to_scalars(const ValidationMetrics& metrics) {
+  return scalars_of(line_of(metrics), "validation");
 }
 
 uint32_t checksum_of_line(std::string_view line) { return crc32(line); }

@@ -4,10 +4,20 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "lockstep/core/step_parts.h"
+#include "lockstep/training/rank_comparison.h"
+#include "lockstep/training/tensorboard_file.h"
 
 namespace lockstep {
 
-/// What one training iteration gave. Equal on all ranks, apart from the times.
+struct NamedNumber {
+  std::string name;
+  double value = 0;
+};
+
+/// What one training iteration gave. Equal on all ranks, apart from times, memory and groups.
 struct IterationMetrics {
   int64_t iteration = 0;  ///< from 1
   double lm_loss = 0;     ///< nats, mean over every token of the global batch
@@ -23,6 +33,19 @@ struct IterationMetrics {
   double loss_scale = 1;  ///< of this iteration; written where it is not 1
   /// Of word embeddings and output layer, with optimizer.decoupled_lr.
   std::optional<double> decoupled_learning_rate = {};
+  /// Of this rank, with train.log_step_times; adds up to iteration_ms.
+  std::optional<StepTimes> times = {};
+  /// Operations of the model (see model_flops_per_token()) on each device, in TFLOP/s.
+  std::optional<double> model_tflops_per_device = {};
+  std::optional<double> utilisation = {};  ///< that as a share of the device's peak
+  /// See memory_use(); of this rank, after the iteration.
+  std::optional<int64_t> memory_bytes = {}, peak_memory_bytes = {};
+  /// Of each parameter group of this rank, by its name, where there are several.
+  std::vector<NamedNumber> learning_rates = {};
+  /// Of each parameter group of the model, with train.log_grad_norm_per_group.
+  std::vector<NamedNumber> grad_norms = {};
+  /// Over the iterations between this one and the last that had it.
+  std::optional<SlowestRank> slowest_rank = {};
 };
 
 /// What one validation gave.
@@ -36,6 +59,11 @@ struct ValidationMetrics {
 /// finite is null, as JSON has no such number.
 std::string to_json(const IterationMetrics& metrics);
 std::string to_json(const ValidationMetrics& metrics);
+
+/// The numbers of such a line for TensorBoard, "train/lm_loss", "train/time_ms/forward",
+/// "validation/perplexity": all but the iteration and slowest_rank.
+std::vector<Scalar> to_scalars(const IterationMetrics& metrics);
+std::vector<Scalar> to_scalars(const ValidationMetrics& metrics);
 
 /// Tells a line of metrics.jsonl from all others: with its times, no two runs write the same one.
 uint32_t checksum_of_line(std::string_view line);

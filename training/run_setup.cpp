@@ -1,13 +1,7 @@
 #include "lockstep/training/run_setup.h"
 
-#include <unistd.h>
-
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-
-#include <ATen/Context.h>
-#include <c10/core/CachingDeviceAllocator.h>
 
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/core/check.h"
@@ -133,16 +127,6 @@ ParallelStateOptions parallel_options(const Config& given, c10::Device device) {
   options.group_options = group_options(parallel, device);
   options.create_all_gather_groups = parallel.create_all_gather_groups;
   return options;
-}
-
-int64_t memory_bytes(c10::Device device) {
-  if (device.is_cuda()) {
-    const auto stats = at::getDeviceAllocator(c10::kCUDA)->getDeviceStats(device.index());
-    return stats.reserved_bytes[0].current;
-  }
-  int64_t pages = 0, resident = 0;
-  std::ifstream("/proc/self/statm") >> pages >> resident;
-  return resident * ::sysconf(_SC_PAGESIZE);
 }
 
 }  // namespace lockstep

@@ -51,7 +51,4 @@ at::ScalarType parameter_dtype(Precision precision);
 /// them. ConfigError names the field of `parallel` that cannot be used.
 ParallelStateOptions parallel_options(const Config& config, c10::Device device);
 
-/// Bytes that this process holds: of its device, on the CPU of its memory.
-int64_t memory_bytes(c10::Device device);
-
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <span>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -10,19 +11,18 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
-#include "lockstep/core/integers.h"
 #include "lockstep/core/trace_scope.h"
 #include "lockstep/core/upload.h"
 #include "lockstep/datasets/token_batch.h"
 #include "lockstep/models/context_parallel.h"
-#include "lockstep/models/cross_entropy.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
 namespace {
 
-constexpr const char *kLoss = "loss", *kValidationLoss = "validation loss";
-constexpr int64_t kNumSums = 3;  // loss, tokens, wishes for the end
+constexpr const char* kLoss = "loss";
+constexpr size_t kNumSums = 3;  // loss, tokens, wishes for the end
+constexpr size_t kStepNumbers = Optimizer::kStepNumbers;
 /// Iterations that are launched operation by operation before one is recorded: what is made once,
 /// such as communicators and tables, is there then.
 constexpr int64_t kWarmUp = 2;
@@ -94,6 +94,7 @@ Trainer::Trainer(const Config& config, const ParallelState& parallel_state)
   if (config.train.deterministic) use_deterministic_operations();
   model_ = std::make_unique<TrainingModel>(config_, parallel_state);
   optimizer_ = make_optimizer(model_->wrappers(), config.optimizer);
+  telemetry_ = std::make_unique<IterationTelemetry>(config_, parallel_state_, *optimizer_);
   if (config.train.cuda_graph != CudaGraph::step) return;
   optimizer_->keep_numbers_on_device();
   recorded_ = std::make_unique<RecordedStep>(parallel_state_);
@@ -108,20 +109,13 @@ GPTInput Trainer::make_input(const std::vector<int64_t>& ids) const {
 }
 
 BatchInput Trainer::training_batch() {
+  const InPart data = telemetry_->in(StepPart::data);
   const TraceScope scope([] { return "data"; });
   const Microbatch microbatch = loader_->next();
   GPTInput input = make_input(microbatch.ids);
   input.positions.first_sample = microbatch.samples.first;
   const int64_t labels = input.labels.numel();
   return {std::move(input), labels};
-}
-
-GPTInput Trainer::validation_batch(const std::vector<int64_t>& samples) const {
-  const auto length = static_cast<size_t>(config_.model.seq_length + 1);
-  std::vector<int64_t> ids(samples.size() * length);
-  for (size_t i = 0; i < samples.size(); ++i)
-    validation_->read(samples[i], std::span(ids).subspan(i * length, length));
-  return make_input(ids);
 }
 
 at::Tensor Trainer::host_numbers(double tokens, RunEnd wish) const {
@@ -178,7 +172,9 @@ IterationMetrics Trainer::train_step(RunEnd wish) {
 void Trainer::start_step(RunEnd wish) {
   const TraceScope scope([&] { return fmt::format("iteration {}", iteration_ + 1); });
   const auto begin = std::chrono::steady_clock::now();
+  const bool follows = in_flight_.has_value();
   if (scale_adapts_itself(config_) && settle()) return;
+  telemetry_->begin(follows);
   parallel_state_.begin_step(iteration_ + 1);
   optimizer_->apply_schedule(scheduler_, consumed_samples_);
   const BatchSizes batch = batches_.at(consumed_samples_);
@@ -186,24 +182,27 @@ void Trainer::start_step(RunEnd wish) {
   const double loss_scale = optimizer_->loss_scale();
   const bool warm = ++launched_ > kWarmUp;
   const at::Tensor numbers = recorded_ && warm ? launch_recorded(batch, wish) : launch(batch, wish);
-  if (!numbers.defined()) return;
+  if (!numbers.defined()) return telemetry_->abandon();
   ++iteration_;
   consumed_samples_ += batch.global;
+  IterationMetrics metrics = {.iteration = iteration_,
+                              .learning_rate = optimizer_->learning_rate(),
+                              .consumed_samples = consumed_samples_,
+                              .loss_scale = loss_scale,
+                              .decoupled_learning_rate = decoupled_learning_rate(
+                                  config_.optimizer, scheduler_, consumed_samples_ - batch.global)};
+  telemetry_->note_launched(metrics);
   in_flight_.emplace(
-      InFlight{.metrics = {.iteration = iteration_,
-                           .learning_rate = optimizer_->learning_rate(),
-                           .consumed_samples = consumed_samples_,
-                           .loss_scale = loss_scale,
-                           .decoupled_learning_rate = decoupled_learning_rate(
-                               config_.optimizer, scheduler_, consumed_samples_ - batch.global)},
-               .begin = begin,
-               .numbers = Download(numbers)});
+      InFlight{.metrics = std::move(metrics), .begin = begin, .numbers = Download(numbers)});
   const int64_t interval = config_.parallel.desync_check_interval;
   if (interval > 0 && iteration_ % interval == 0) parallel_state_.check_in_step();
 }
 
 at::Tensor Trainer::launch(const BatchSizes& batch, RunEnd wish) {
-  model_->zero_grad_buffer();
+  {
+    const InPart zeroing = telemetry_->in(StepPart::optimizer);
+    model_->zero_grad_buffer();
+  }
   const LossSums local = model_->forward_backward(batch.num_microbatches, optimizer_->loss_scale(),
                                                   [&](int64_t) { return training_batch(); });
   if (settle()) {
@@ -212,13 +211,15 @@ at::Tensor Trainer::launch(const BatchSizes& batch, RunEnd wish) {
   }
   if (before_update_) std::exchange(before_update_, {})();
   if (recorded_) optimizer_->upload_numbers();
-  return update_after(local.loss,
-                      upload(host_numbers(local.tokens, wish), parallel_state_.device()));
+  const at::Tensor of_host =
+      telemetry_->with_rank_times(host_numbers(local.tokens, wish), iteration_ + 1);
+  return update_after(local.loss, upload(of_host, parallel_state_.device()));
 }
 
 at::Tensor Trainer::update_after(const at::Tensor& loss, const at::Tensor& of_host) {
+  const InPart update = telemetry_->in(StepPart::optimizer);
   model_->finalize_gradients(of_host[0]);
-  const at::Tensor over_ranks = sum_over_ranks(loss, of_host, "loss");
+  const at::Tensor over_ranks = telemetry_->with_group_norms(sum_over_ranks(loss, of_host, "loss"));
   return at::cat({over_ranks, optimizer_->start_step()});
 }
 
@@ -260,10 +261,12 @@ void Trainer::record_step(const std::vector<BatchInput>& like) {
 
 bool Trainer::settle() {
   if (!in_flight_) return false;
-  const auto* const values = in_flight_->numbers.wait().const_data_ptr<double>();
+  const at::Tensor numbers = in_flight_->numbers.wait();
+  const std::span values(numbers.const_data_ptr<double>(), static_cast<size_t>(numbers.numel()));
   parallel_state_.check_failures();
-  const GlobalSums sums = global_sums(values);
-  const Optimizer::StepResult step = optimizer_->finish_step(values + kNumSums);
+  const GlobalSums sums = global_sums(values.data());
+  const auto of_optimizer = values.last(kStepNumbers);
+  const Optimizer::StepResult step = optimizer_->finish_step(of_optimizer.data());
   const auto now = std::chrono::steady_clock::now();
   const double seconds =
       std::chrono::duration<double>(now - std::max(in_flight_->begin, settled_at_)).count();
@@ -274,65 +277,16 @@ bool Trainer::settle() {
   metrics.grad_norm = step.grad_norm;
   metrics.num_tokens = static_cast<int64_t>(sums.tokens);
   metrics.iteration_ms = seconds * 1000;
-  metrics.tokens_per_second = sums.tokens / seconds;
   metrics.skipped = step.skipped;
   metrics.num_zeros_in_grad = step.num_zeros;
+  telemetry_->settle(metrics, values.subspan(kNumSums, values.size() - kNumSums - kStepNumbers));
+  metrics.tokens_per_second = sums.tokens / metrics.iteration_ms * 1000;
   metrics_checksum_ = checksum_of_line(to_json(metrics));
   settled_.push_back(metrics);
   skipped_steps_ = step.skipped ? skipped_steps_ + 1 : 0;
   bad_loss_ = std::isnan(sums.loss) ? kLoss : nullptr;
   end_ = end_after(metrics.iteration, sums.wish);
   return end_ != RunEnd::none;
-}
-
-ValidationMetrics Trainer::validate() const {
-  const BatchSizes& batch = batches_.full();
-  const int64_t all = validation_->size(), iterations = config_.train.eval_iters;
-  const int64_t windows = iterations > all / batch.global ? all : iterations * batch.global;
-  const int64_t stride = batch.micro * data_parallel_size_;
-  const int64_t first = batch.micro * data_parallel_rank_;
-  // The experts of all ranks work on each micro-batch: a rank that lacks windows repeats the first.
-  const bool fill = config_.model.num_experts.has_value();
-  const int64_t needed = first < windows ? ceil_div(windows - first, stride) : 0;
-  const int64_t num_microbatches = fill ? ceil_div(windows, stride) : needed;
-  LossSums local = {
-      .loss = at::zeros({}, at::TensorOptions(parallel_state_.device()).dtype(at::kDouble))};
-  if (num_microbatches > 0)
-    local = model_->evaluate(num_microbatches, [&](int64_t m) {
-      const int64_t begin = first + m * stride;
-      std::vector<int64_t> samples;
-      for (int64_t w = begin; w < std::min(begin + batch.micro, windows); ++w) samples.push_back(w);
-      const auto counted = static_cast<int64_t>(samples.size());
-      if (fill) samples.resize(static_cast<size_t>(batch.micro), 0);
-      GPTInput input = validation_batch(samples);
-      if (counted < input.labels.size(0)) {
-        input.labels = input.labels.clone();  // tokens share its memory
-        input.labels.slice(0, counted).fill_(kIgnoredLabel);
-      }
-      const int64_t labels = counted * input.labels.size(1);
-      return BatchInput(std::move(input), labels);
-    });
-  const at::Tensor of_host =
-      upload(host_numbers(local.tokens, RunEnd::none), parallel_state_.device());
-  const at::Tensor over_ranks = sum_over_ranks(local.loss, of_host, "validation loss").cpu();
-  parallel_state_.check_failures();
-  const GlobalSums sums = global_sums(over_ranks.const_data_ptr<double>());
-  const double loss = sums.loss / sums.tokens;
-  return {.iteration = iteration_, .validation_loss = loss, .perplexity = std::exp(loss)};
-}
-
-void Trainer::validate_and_tell(const TrainCallbacks& callbacks) {
-  if (config_.train.eval_iters == 0) return;
-  const ValidationMetrics metrics = validate();
-  if (callbacks.validation) callbacks.validation(metrics);
-  if (!std::isnan(metrics.validation_loss)) return;
-  bad_loss_ = kValidationLoss;
-  end_ = RunEnd::diverged;
-}
-
-bool Trainer::validation_is_due() const {
-  const std::optional<int64_t> interval = config_.train.eval_interval;
-  return interval && iteration_ % *interval == 0;
 }
 
 bool Trainer::may_run_ahead(const TrainCallbacks& callbacks) const {

@@ -17,6 +17,7 @@
 #include "lockstep/optimizer/distributed_optimizer.h"
 #include "lockstep/optimizer/param_scheduler.h"
 #include "lockstep/parallel_state/parallel_state.h"
+#include "lockstep/training/iteration_telemetry.h"
 #include "lockstep/training/metrics.h"
 #include "lockstep/training/recorded_work.h"
 #include "lockstep/training/run_end.h"
@@ -122,7 +123,8 @@ class Trainer {
   struct InFlight {
     IterationMetrics metrics;
     std::chrono::steady_clock::time_point begin;
-    Download numbers;  ///< of sum_over_ranks(), then of Optimizer::start_step()
+    /// Of sum_over_ranks(), of IterationTelemetry, then of Optimizer::start_step().
+    Download numbers;
   };
 
   /// Launches an iteration, and settles the one before on the way. Launches nothing that lasts
@@ -134,7 +136,7 @@ class Trainer {
   at::Tensor launch(const BatchSizes& batch, RunEnd wish);
   at::Tensor launch_recorded(const BatchSizes& batch, RunEnd wish);
   void record_step(const std::vector<BatchInput>& like);
-  /// What follows backward; `of_host` as of host_numbers(), on the device.
+  /// What follows backward; `of_host` as of host_numbers() and IterationTelemetry, on the device.
   at::Tensor update_after(const at::Tensor& loss, const at::Tensor& of_host);
   /// fp64 [2]: tokens of this rank's micro-batches, and its wish for the end.
   at::Tensor host_numbers(double tokens, RunEnd wish) const;
@@ -148,7 +150,7 @@ class Trainer {
   BatchInput training_batch();
   GPTInput validation_batch(const std::vector<int64_t>& samples) const;
   GPTInput make_input(const std::vector<int64_t>& ids) const;
-  /// fp64 [kNumSums] on the device, the same on all ranks.
+  /// fp64 [1 + of_host] on the device, the same on all ranks.
   at::Tensor sum_over_ranks(const at::Tensor& loss, const at::Tensor& of_host,
                             const char* label) const;
   /// Of the values of sum_over_ranks().
@@ -177,6 +179,7 @@ class Trainer {
   std::unique_ptr<MicrobatchLoader> loader_;
   std::unique_ptr<TrainingModel> model_;
   std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<IterationTelemetry> telemetry_;
   std::unique_ptr<RecordedStep> recorded_;
   OptimizerParamScheduler scheduler_;
   int64_t iteration_ = 0;  ///< the last that was launched
@@ -188,7 +191,7 @@ class Trainer {
   int64_t skipped_steps_ = 0;             ///< in a row, until now
   /// Of the line of the last iteration in metrics.jsonl.
   std::optional<uint32_t> metrics_checksum_;
-  const char* bad_loss_ = nullptr;  ///< kLoss or kValidationLoss, where that is not a number
+  const char* bad_loss_ = nullptr;  ///< kLoss or "validation loss", where that is not a number
   RunEnd end_ = RunEnd::none;
   std::function<void()> before_update_;
 };

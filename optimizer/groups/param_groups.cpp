@@ -153,4 +153,12 @@ std::string to_string(const ParamGroup& group) {
   return text;
 }
 
+std::string name_of(const ParamGroup& group, const ParamGroup& first) {
+  std::string text;
+  for (const Field& field : kFields)
+    if (group.*field.in_group != first.*field.in_group)
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", field.name, group.*field.in_group);
+  return text.empty() ? "default" : text;
+}
+
 }  // namespace lockstep

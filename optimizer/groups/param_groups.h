@@ -76,4 +76,7 @@ GroupedParams group_params(const std::vector<NamedParameter>& params, const Opti
 /// "max_lr 0.01, min_lr 0, wd_mult 1"
 std::string to_string(const ParamGroup& group);
 
+/// What tells a group from the `first` one: "wd_mult 0"; "default" for that itself.
+std::string name_of(const ParamGroup& group, const ParamGroup& first);
+
 }  // namespace lockstep

@@ -104,20 +104,25 @@ void add(std::vector<at::Tensor>& list, std::vector<at::Tensor> pieces) {
 }  // namespace
 
 CountedRanges::CountedRanges(const std::vector<DistributedDataParallel*>& models, Gaps gaps,
-                             const char* caller)
+                             const char* caller, const std::vector<bool>& chosen)
     : models_(models) {
   check_models(models, caller);
   Counter counter(models.front()->parallel_state());
+  size_t first = 0;  // of the buffer's parameters in `chosen`
   using Places = std::pair<std::vector<Place>, std::vector<Place>>;
   std::vector<Places> classes;
   visit_buffers(models, classes, [&](const ParamAndGradBuffer& buffer, Places& places) {
-    std::vector<bool> chosen = counted_params(buffer, counter);
+    std::vector<bool> counted = counted_params(buffer, counter);
     for (auto* const list : {&places.first, &places.second}) {
-      visit_ranges(buffer, gaps, chosen, [&](const ElementRange& range) {
+      std::vector<bool> listed = counted;
+      for (size_t i = 0; i < listed.size() && !chosen.empty(); ++i)
+        listed[i] = listed[i] && chosen[first + i];
+      visit_ranges(buffer, gaps, listed, [&](const ElementRange& range) {
         list->push_back({&buffer, range});
       });
-      chosen.flip();
+      counted.flip();
     }
+    first += counted.size();
   });
   for (auto& [here, elsewhere] : classes) {
     classes_.push_back(std::move(here));

@@ -26,9 +26,11 @@ enum class Gaps {
 /// that every stage holds.
 class CountedRanges {
  public:
-  /// UsageError naming `caller`: no model, models with and without the distributed optimizer
-  /// together. The models must outlive this object.
-  CountedRanges(const std::vector<DistributedDataParallel*>& models, Gaps gaps, const char* caller);
+  /// Of the parameters that are `chosen`, in the order of the models, of their buffers and of the
+  /// parameters in a buffer; of all if it is empty. UsageError naming `caller`: no model, models
+  /// with and without the distributed optimizer together. The models must outlive this object.
+  CountedRanges(const std::vector<DistributedDataParallel*>& models, Gaps gaps, const char* caller,
+                const std::vector<bool>& chosen = {});
 
   /// Flat views, none of them empty, in the classes that combine_over_model() puts together.
   /// UsageError naming `caller`: gradients that are not final.
@@ -60,7 +62,8 @@ PieceClasses held_grads(const std::vector<DistributedDataParallel*>& models, con
 at::Tensor grad_norm(const CountedRanges& counted, double norm_type = 2);
 
 /// Combines the number that each rank has of each class of its gradients (0-dim, on the models'
-/// device) into one of the whole model, which has the same bits on all ranks. `op`: sum or max.
+/// device) into one of the whole model, which has the same bits on all ranks. Instead of one number
+/// it may be a flat tensor of several, on all ranks as many. `op`: sum or max.
 /// Every rank calls it, whichever parameters it has. There is one class, and one all-reduce over
 /// the ranks that share the model, intra-optimizer with the distributed optimizer, otherwise tp-pp;
 /// none where they are one rank. Without the distributed optimizer, and where tp-ep-pp has other

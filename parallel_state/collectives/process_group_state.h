@@ -2,6 +2,7 @@
 
 // Internal: what stands behind a ProcessGroup handle.
 
+#include "lockstep/core/step_clock.h"
 #include "lockstep/parallel_state/collective_record.h"
 #include "lockstep/parallel_state/communicator.h"
 #include "lockstep/parallel_state/device_watch.h"
@@ -19,6 +20,7 @@ struct ProcessGroup::State {
   std::shared_ptr<DesyncGuard> guard;
   std::shared_ptr<Communicator> communicator;  ///< null for a group of one rank
   std::shared_ptr<DeviceWatch> watch;          ///< null where tensors live on the CPU
+  std::shared_ptr<StepClock> clock;            ///< of the rank
   CollectiveObserver observer = {};            ///< may be empty
 };
 

@@ -59,6 +59,7 @@ void begin_on_device(const std::shared_ptr<Work::Operation>& operation) {
   const Way way = way_of(*operation);
   const std::lock_guard<std::mutex> lock(uses.mutex);
   if (uses.ways.contains(way)) return;
+  const InPart meeting(operation->group->clock.get(), StepPart::communication, /*on_device=*/true);
   const Way members = std::minmax(way.first, way.second);
   if (!uses.met.contains(members)) meet(*operation, members);
   uses.met.insert(members);
@@ -88,6 +89,7 @@ void Work::wait() {
   const auto operation = std::move(operation_);
   operation_ = nullptr;
   const ProcessGroup::State& group = *operation->group;
+  const InPart waiting(group.clock.get(), StepPart::communication, operation->on_device);
   if (group.watch) group.watch->check();
   const TraceScope scope([&] { return "wait for " + trace_name(*operation); });
   try {

@@ -147,7 +147,8 @@ struct ParallelState::Impl {
         options(std::move(with_options)),
         grids(options.sizes),
         failures(std::make_shared<FailureBoard>(store, rank, options.sizes.world_size)),
-        guard(std::make_shared<DesyncGuard>(failures, rank)) {
+        guard(std::make_shared<DesyncGuard>(failures, rank)),
+        clock(std::make_shared<StepClock>(options.device)) {
     if (!options.device.is_cpu()) {
       make_current(options.device);
       watch = std::make_shared<DeviceWatch>(failures);
@@ -171,6 +172,7 @@ struct ParallelState::Impl {
     state->guard = guard;
     state->observer = options.observer;
     state->watch = watch;
+    state->clock = clock;
     if (key.ranks.size() > 1) state->communicator = communicator(*state, key);
     state->ranks = std::move(key.ranks);
     ProcessGroup made(std::move(state));
@@ -279,6 +281,7 @@ struct ParallelState::Impl {
   RankGrids grids;
   std::shared_ptr<FailureBoard> failures;
   std::shared_ptr<DesyncGuard> guard;
+  std::shared_ptr<StepClock> clock;
   std::shared_ptr<DeviceWatch> watch;  ///< null on the CPU
   std::mutex mutex;
   std::map<Key, std::shared_ptr<Communicator>> communicators;
@@ -361,6 +364,8 @@ ProcessGroup ParallelState::group_of_ranks(const std::string& name, RankList ran
 }
 
 void ParallelState::begin_step(int64_t step) const { impl_->guard->set_step(step); }
+
+const std::shared_ptr<StepClock>& ParallelState::step_clock() const { return impl_->clock; }
 
 void ParallelState::check_in_step() const {
   std::vector<ProcessGroup> groups;

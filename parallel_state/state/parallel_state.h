@@ -27,6 +27,7 @@ class Store;
 namespace lockstep {
 
 struct BackendSpec;
+class StepClock;
 
 /// Makes the c10d backend of a group in place of Gloo or NCCL. For tests and tools.
 using BackendFactory = std::function<c10::intrusive_ptr<c10d::Backend>(const BackendSpec&)>;
@@ -139,6 +140,10 @@ class ParallelState {
 
   /// Says which training step begins; errors name it beside the collectives of the step.
   void begin_step(int64_t step) const;
+
+  /// Where the time of this rank's training steps goes. Between its begin() and end() every wait
+  /// for other ranks counts as StepPart::communication.
+  const std::shared_ptr<StepClock>& step_clock() const;
 
   /// Compares what the ranks have done so far in every group that is connected: operation, label,
   /// number of elements and dtype of each collective. Finds what a backend lets pass with wrong

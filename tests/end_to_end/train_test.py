@@ -27,7 +27,14 @@ class Train(EndToEnd):
         self.assertEqual([line["iteration"] for line in iterations], list(range(1, 13)))
         self.assertEqual(set(iterations[0]), {
             "iteration", "lm_loss", "grad_norm", "learning_rate", "consumed_samples", "num_tokens",
-            "iteration_ms", "tokens_per_second", "skipped"})
+            "iteration_ms", "tokens_per_second", "skipped", "time_ms", "model_tflops_per_device",
+            "memory_bytes", "peak_memory_bytes", "learning_rates"})
+        self.assertEqual(list(iterations[0])[:9], [
+            "iteration", "lm_loss", "grad_norm", "learning_rate", "consumed_samples", "num_tokens",
+            "iteration_ms", "tokens_per_second", "skipped"])
+        for line in iterations:
+            self.assertAlmostEqual(sum(line["time_ms"].values()) / line["iteration_ms"], 1)
+            self.assertEqual("slowest_rank" in line, line["iteration"] == 10)
         self.assertAlmostEqual(iterations[0]["lm_loss"], math.log(256), delta=0.1)
         self.assertLess(iterations[-1]["lm_loss"], iterations[0]["lm_loss"] - 1)
         self.assertEqual(iterations[-1]["consumed_samples"], 96)

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <sstream>
 
 #include "lockstep/core/error.h"
@@ -42,6 +43,72 @@ TEST(Metrics, FieldsThatNotEveryRunHasComeLast) {
   metrics.decoupled_learning_rate = 0.5;
   EXPECT_TRUE(to_json(metrics).ends_with(
       R"("skipped":false,"num_zeros_in_grad":7,"loss_scale":1024.0,"decoupled_learning_rate":0.5})"));
+}
+
+IterationMetrics with_telemetry() {
+  IterationMetrics metrics = example();
+  metrics.times = {.ms = {10, 20, 4, 5, 1, 10}};
+  metrics.model_tflops_per_device = 0.5;
+  metrics.utilisation = 0.25;
+  metrics.memory_bytes = 1000;
+  metrics.peak_memory_bytes = 2000;
+  metrics.learning_rates = {{"default", 3e-4}, {"wd_mult 0", 3e-4}};
+  metrics.grad_norms = {{"default", 1.25}, {"wd_mult 0", 0.75}};
+  metrics.slowest_rank = {.rank = 3,
+                          .ms = 46,
+                          .part = StepPart::data,
+                          .behind_ms = 7.5,
+                          .times = {.ms = {10, 20, 4, 5, 1, 10}},
+                          .first_iteration = 110,
+                          .last_iteration = 119};
+  return metrics;
+}
+
+TEST(Metrics, TelemetryComesAfterTheContractsFields) {
+  const std::string times =
+      R"("time_ms":{"forward":10.0,"backward":20.0,"communication":4.0,"optimizer":5.0,)"
+      R"("data":1.0,"other":10.0})";
+  EXPECT_EQ(
+      to_json(with_telemetry()),
+      to_json(example()).substr(0, to_json(example()).size() - 1) + "," + times +
+          R"(,"model_tflops_per_device":0.5,"utilisation":0.25,"memory_bytes":1000,)"
+          R"("peak_memory_bytes":2000,"learning_rates":{"default":0.0003,"wd_mult 0":0.0003},)"
+          R"("grad_norms":{"default":1.25,"wd_mult 0":0.75},"slowest_rank":{"rank":3,"ms":46.0,)"
+          R"("in":"data","behind_ms":7.5,)" +
+          times + R"(,"iterations":[110,119]}})");
+}
+
+TEST(Metrics, ScalarsAreTheNumbersOfTheLine) {
+  std::map<std::string, double> found;
+  for (const auto& [tag, value] : to_scalars(with_telemetry())) found[tag] = value;
+  const std::map<std::string, double> expected = {{"train/lm_loss", 0.1 + 0.2},
+                                                  {"train/grad_norm", 1.5},
+                                                  {"train/learning_rate", 3e-4},
+                                                  {"train/consumed_samples", 1920},
+                                                  {"train/num_tokens", 2048},
+                                                  {"train/iteration_ms", 50},
+                                                  {"train/tokens_per_second", 40960},
+                                                  {"train/skipped", 0},
+                                                  {"train/time_ms/forward", 10},
+                                                  {"train/time_ms/backward", 20},
+                                                  {"train/time_ms/communication", 4},
+                                                  {"train/time_ms/optimizer", 5},
+                                                  {"train/time_ms/data", 1},
+                                                  {"train/time_ms/other", 10},
+                                                  {"train/utilisation", 0.25},
+                                                  {"train/model_tflops_per_device", 0.5},
+                                                  {"train/memory_bytes", 1000},
+                                                  {"train/peak_memory_bytes", 2000},
+                                                  {"train/grad_norms/default", 1.25},
+                                                  {"train/grad_norms/wd_mult 0", 0.75},
+                                                  {"train/learning_rates/default", 3e-4},
+                                                  {"train/learning_rates/wd_mult 0", 3e-4}};
+  EXPECT_EQ(found, expected);
+  const std::vector<Scalar> validation = to_scalars(ValidationMetrics{100, 2.5, 12.25});
+  ASSERT_EQ(validation.size(), 2u);
+  EXPECT_EQ(validation[0].tag, "validation/validation_loss");
+  EXPECT_EQ(validation[0].value, 2.5);
+  EXPECT_EQ(validation[1].tag, "validation/perplexity");
 }
 
 TEST(Metrics, NumbersThatJsonLacksAreNull) {

@@ -76,7 +76,7 @@ SUBROOMS = {
         "state": {"layout", "files"},
         "hugging_face": {"files", "state"},
     },
-    "training": {"reports": set()},
+    "training": {"reports": set(), "telemetry": set()},
 }
 # What users include; these headers and those that they include are installed.
 PUBLIC_HEADERS = {

@@ -1,0 +1,34 @@
+#include "lockstep/planner/device_peak.h"
+
+#include <array>
+
+namespace lockstep {
+namespace {
+
+struct KnownDevice {
+  std::string_view part_of_name;
+  double half_tflops;  ///< bf16 and fp16, without sparsity
+};
+
+/// The first whose name is part of the device's counts: variants stand before the model.
+constexpr std::array<KnownDevice, 7> kDevices = {{{"A100", 312},
+                                                  {"H100 PCIe", 756},
+                                                  {"H100 NVL", 835},
+                                                  {"H100", 989},
+                                                  {"H200 NVL", 835},
+                                                  {"H200", 989},
+                                                  {"B200", 2250}}};
+
+}  // namespace
+
+std::optional<double> peak_tflops(std::string_view model, Precision precision) {
+  if (precision != Precision::bf16 && precision != Precision::fp16) return {};
+  for (const auto& [part_of_name, half_tflops] : kDevices)
+    if (const size_t at = model.find(part_of_name); at != model.npos) {
+      const bool begins_word = at == 0 || model[at - 1] == ' ';
+      if (begins_word) return half_tflops;
+    }
+  return {};
+}
+
+}  // namespace lockstep

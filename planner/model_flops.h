@@ -1,0 +1,25 @@
+#pragma once
+
+#include "lockstep/core/config.h"
+
+/// Floating-point operations of the model itself: those that any implementation needs, so that
+/// recomputed activations do not count. Needs no libtorch.
+namespace lockstep {
+
+/// Operations of forward and backward of one token, as Megatron's num_floating_point_operations
+/// counts them. `config` is resolved.
+///
+/// A matrix of m x n elements costs a token 2 m n operations in forward, and twice as many in
+/// backward, for the gradients of its input and of its weights. The matrices are
+///
+/// - of attention: linear_qkv and linear_proj;
+/// - of the feed-forward network: two, with SwiGLU three; in a layer with experts those of
+///   moe_router_topk experts and of the shared one;
+/// - of the output layer, with its padded vocabulary.
+///
+/// The two products of attention's core cost a token 4 q S / 2 operations in forward, for S tokens
+/// of a sequence and q = num_attention_heads * kv_channels: it sees half of the others on average.
+/// Embedding, norms, activations and the router do not count.
+double model_flops_per_token(const Config& config);
+
+}  // namespace lockstep

@@ -1,0 +1,101 @@
+// The operations of a model against Megatron's own function and against sums written out by hand.
+
+#include "lockstep/planner/model_flops.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "lockstep/core/config_io.h"
+#include "lockstep/planner/device_peak.h"
+
+namespace lockstep {
+namespace {
+
+/// 2 layers of width 64 with 4 heads, 1,024 token ids, sequences of 128.
+Config flops_model(const std::vector<std::string>& overrides) {
+  return parse_config(
+      "model { num_layers: 2 hidden_size: 64 ffn_hidden_size: 256 num_attention_heads: 4 "
+      "vocab_size: 1024 seq_length: 128 activation: \"gelu\" } train { device: \"cpu\" }",
+      "test", overrides);
+}
+
+constexpr double kTokens = 4 * 128;  // of a batch of 4
+
+/// What attention multiplies for a token that sees 128 / 2 others: scores and values, both 64 wide,
+/// in 2 layers.
+constexpr double kAttention = 2 * (2 * 64) * 64;
+
+TEST(ModelFlops, G121ADenseModel) {
+  const double linear_qkv = 64 * (3 * 64), linear_proj = 64 * 64, mlp = 2 * 64 * 256;
+  const double elements = 2 * (linear_qkv + linear_proj + mlp) + 64 * 1024;
+  const double found = model_flops_per_token(flops_model({}));
+  EXPECT_EQ(found, 6 * (elements + kAttention));
+  EXPECT_EQ(found * kTokens, 553'648'128);
+}
+
+TEST(ModelFlops, G121GroupedQueriesAndAGate) {
+  // 2 key and 2 value heads of 16 channels; three matrices of width 172.
+  const double linear_qkv = 64 * (64 + 2 * 32), linear_proj = 64 * 64, mlp = 3 * 64 * 172;
+  const double elements = 2 * (linear_qkv + linear_proj + mlp) + 64 * 1024;
+  const double found = model_flops_per_token(flops_model(
+      {"model.num_query_groups=2", "model.activation=swiglu", "model.ffn_hidden_size=172"}));
+  EXPECT_EQ(found, 6 * (elements + kAttention));
+  EXPECT_EQ(found * kTokens, 530'055'168);
+}
+
+TEST(ModelFlops, G121ExpertsCountAsOftenAsATokenMeetsThem) {
+  const double found =
+      model_flops_per_token(flops_model({"model.num_experts=4", "model.moe_router_topk=2"}));
+  const double attention = 64 * (3 * 64) + 64 * 64, experts = 2 * (2 * 64 * 256);
+  EXPECT_EQ(found, 6 * (2 * (attention + experts) + 64 * 1024 + kAttention));
+  EXPECT_EQ(found * kTokens, 754'974'720);
+}
+
+TEST(ModelFlops, DenseLayersAmongThoseWithExpertsAndASharedExpert) {
+  const double found = model_flops_per_token(flops_model(
+      {"model.num_experts=8", "model.moe_router_topk=3", "model.moe_layer_freq=[0,1]",
+       "model.moe_ffn_hidden_size=40", "model.moe_shared_expert_intermediate_size=96"}));
+  const double attention = 64 * (3 * 64) + 64 * 64;
+  const double dense = 2 * 64 * 256, experts = 3 * (2 * 64 * 40) + 2 * 64 * 96;
+  EXPECT_EQ(found, 6 * (2 * attention + dense + experts + 64 * 1024 + kAttention));
+}
+
+TEST(ModelFlops, HeadsNeedNotBeAsWideAsTheModel) {
+  // 4 heads of 24 channels: 96 wide. Attention's products are as wide as the heads.
+  const double linear_qkv = 64 * (3 * 96), linear_proj = 96 * 64, mlp = 2 * 64 * 256;
+  const double elements = 2 * (linear_qkv + linear_proj + mlp) + 64 * 1024;
+  EXPECT_EQ(model_flops_per_token(flops_model({"model.kv_channels=24"})),
+            6 * (elements + 2 * (2 * 96) * 64));
+}
+
+TEST(ModelFlops, RecomputationDoesNotCountAndPaddingOfTheVocabularyDoes) {
+  const double plain = model_flops_per_token(flops_model({}));
+  EXPECT_EQ(model_flops_per_token(flops_model({"model.recompute_granularity=full"})), plain);
+  EXPECT_EQ(model_flops_per_token(flops_model({"model.make_vocab_size_divisible_by=300",
+                                               "parallel.tensor_model_parallel_size=2"})),
+            plain + 6 * 64 * (1200 - 1024));
+}
+
+TEST(ModelFlops, G121Gpt3) {
+  const Config config = flops_model({"model.num_layers=96", "model.hidden_size=12288",
+                                     "model.ffn_hidden_size=49152", "model.num_attention_heads=96",
+                                     "model.seq_length=2048", "model.vocab_size=51200"});
+  EXPECT_NEAR(model_flops_per_token(config) * 1536 * 2048 / 3.3405978e18, 1, 1e-7);
+}
+
+TEST(DevicePeak, IsKnownForNamedModelsInHalfPrecision) {
+  EXPECT_EQ(peak_tflops("NVIDIA H100 80GB HBM3", Precision::bf16), 989);
+  EXPECT_EQ(peak_tflops("NVIDIA H100 PCIe", Precision::bf16), 756);
+  EXPECT_EQ(peak_tflops("NVIDIA A100-SXM4-40GB", Precision::fp16), 312);
+  EXPECT_EQ(peak_tflops("NVIDIA H200", Precision::fp16), 989);
+  EXPECT_EQ(peak_tflops("NVIDIA B200", Precision::bf16), 2250);
+  EXPECT_EQ(peak_tflops("NVIDIA H100 80GB HBM3", Precision::fp32), std::nullopt);
+  EXPECT_EQ(peak_tflops("NVIDIA GB200", Precision::bf16), std::nullopt);
+  EXPECT_EQ(peak_tflops("NVIDIA GeForce RTX 4090", Precision::bf16), std::nullopt);
+  EXPECT_EQ(peak_tflops("", Precision::bf16), std::nullopt);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,153 @@
+// Where the time of an iteration goes, and which rank is the slowest in what, on all layouts.
+
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include <ATen/record_function.h>
+
+#include "lockstep/tests/training/telemetry_runs.h"
+
+namespace lockstep {
+namespace {
+
+using testing::CollectiveLog;
+using testing::Settings;
+using testing::telemetry_layouts;
+using testing::TelemetryRuns;
+
+TEST(StepTimes, PartsAddUpToTheIterationOnEveryLayout) {
+  const TelemetryRuns runs;
+  for (const auto& [name, world, settings] : telemetry_layouts()) {
+    SCOPED_TRACE(name);
+    for (const auto& iterations : runs.run(runs.config(settings), world))
+      for (const IterationMetrics& metrics : iterations) {
+        ASSERT_TRUE(metrics.times);
+        for (const double ms : metrics.times->ms) EXPECT_GE(ms, 0);
+        EXPECT_DOUBLE_EQ(metrics.times->total(), metrics.iteration_ms);
+        for (const StepPart part :
+             {StepPart::forward, StepPart::backward, StepPart::optimizer, StepPart::data})
+          EXPECT_GT((*metrics.times)[part], 0) << name_of(part);
+        EXPECT_EQ((*metrics.times)[StepPart::communication] > 0, world > 1);
+        EXPECT_DOUBLE_EQ(metrics.tokens_per_second,
+                         16 * 8e3 * (world == 3 ? 1.5 : 1) / metrics.iteration_ms);
+      }
+  }
+}
+
+constexpr std::chrono::milliseconds kLag(15);  // in each micro-batch
+
+void lag() { std::this_thread::sleep_for(kLag); }
+
+/// From now on this thread sleeps in the operator that embeds tokens, which comes in forward alone.
+void lag_in_embedding() {
+  at::addThreadLocalCallback(
+      at::RecordFunctionCallback([](const at::RecordFunction& function)
+                                     -> std::unique_ptr<at::ObserverContext> {
+        if (std::string_view(function.name()) == "aten::embedding") lag();
+        return nullptr;
+      }).scopes({at::RecordScope::FUNCTION}));
+}
+
+/// What the last iteration says of a run in which rank `slow` lags in backward. Iteration 1, which
+/// makes everything, is not in it.
+SlowestRank with_slow_backward(const TelemetryRuns& runs, const Settings& layout, int64_t world,
+                               int64_t slow) {
+  const Config config = runs.config(layout, {"train.log_interval=2"});
+  const auto told = runs.run(config, world, nullptr, [&](Trainer& trainer, const auto& state) {
+    if (state.rank() != slow) return;
+    trainer.training_model().chunks().front()->parameters().front().register_hook(
+        [](const at::Tensor&) { lag(); });
+  });
+  for (const auto& iterations : told) {
+    EXPECT_FALSE(iterations.at(0).slowest_rank);
+    EXPECT_FALSE(iterations.at(2).slowest_rank);
+    EXPECT_EQ(iterations.at(3).slowest_rank->rank, told.front().at(3).slowest_rank->rank);
+    EXPECT_EQ(iterations.at(3).slowest_rank->ms, told.front().at(3).slowest_rank->ms);
+  }
+  return told.front().at(3).slowest_rank.value();
+}
+
+TEST(StepTimes, ARankThatLagsInBackwardIsNamedOnEveryLayout) {
+  const TelemetryRuns runs;
+  for (const auto& [name, world, settings] : telemetry_layouts()) {
+    if (world == 1) continue;
+    SCOPED_TRACE(name);
+    for (const int64_t slow : {int64_t{0}, world - 1}) {
+      const SlowestRank found = with_slow_backward(runs, settings, world, slow);
+      EXPECT_EQ(found.rank, slow);
+      EXPECT_EQ(found.part, StepPart::backward);
+      EXPECT_GE(found.times[StepPart::backward], 15);
+      EXPECT_EQ(found.first_iteration, 2);
+      EXPECT_EQ(found.last_iteration, 3);
+    }
+  }
+}
+
+TEST(StepTimes, ARankThatLagsInForwardIsNamed) {
+  const TelemetryRuns runs;
+  const Config config = runs.config({}, {"train.log_interval=2"});
+  const auto told = runs.run(config, 2, nullptr, [&](Trainer&, const ParallelState& state) {
+    if (state.rank() == 1) lag_in_embedding();
+  });
+  const SlowestRank& found = *told.front().at(3).slowest_rank;
+  EXPECT_EQ(found.rank, 1);
+  EXPECT_EQ(found.part, StepPart::forward);
+  EXPECT_GE(found.times[StepPart::forward], 15);
+}
+
+/// (operation, label, group, bytes) of what a rank sent.
+std::vector<std::string> calls_of(const CollectiveLog& log, int64_t rank) {
+  std::vector<std::string> calls;
+  for (const CollectiveRecord& record : log.of_rank(rank))
+    calls.push_back(fmt::format("{} {} {} {}", record.operation, record.label, record.group,
+                                record.label == "loss" ? 0 : record.bytes));
+  return calls;
+}
+
+std::vector<int64_t> bytes_of_losses(const CollectiveLog& log) {
+  std::vector<int64_t> bytes;
+  for (const CollectiveRecord& record : log.of_rank(0))
+    if (record.label == "loss") bytes.push_back(record.bytes);
+  return bytes;
+}
+
+TEST(StepTimes, RanksAreComparedByWhatIsSentAnyway) {
+  const TelemetryRuns runs;
+  CollectiveLog with, without;
+  const Settings few = {"train.log_interval=2", "train.train_iters=5", "train.global_batch_size=6"};
+  const auto measured = runs.run(runs.config(few), 3, &with);
+  const auto plain = runs.run(runs.config(few, {"train.log_step_times=false"}), 3, &without);
+  for (int64_t rank = 0; rank < 3; ++rank) EXPECT_EQ(calls_of(with, rank), calls_of(without, rank));
+  const int64_t times = 3 * 6 * 8;  // 6 parts of each rank
+  EXPECT_EQ(bytes_of_losses(with), (std::vector<int64_t>{24, 24 + times, 24, 24 + times, 24}));
+  EXPECT_EQ(bytes_of_losses(without), std::vector<int64_t>(5, 24));
+  for (size_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(measured[0][i].slowest_rank.has_value(), i == 1 || i == 3);
+    EXPECT_EQ(measured[0][i].lm_loss, plain[0][i].lm_loss);
+    EXPECT_EQ(measured[0][i].grad_norm, plain[0][i].grad_norm);
+    EXPECT_FALSE(plain[0][i].times);
+    EXPECT_FALSE(plain[0][i].slowest_rank);
+    EXPECT_GT(plain[0][i].iteration_ms, 0);
+  }
+  EXPECT_EQ(measured[0][3].slowest_rank->first_iteration, 2);
+  EXPECT_EQ(measured[0][3].slowest_rank->last_iteration, 3);
+}
+
+TEST(StepTimes, FlopsFollowFromTokensTimeAndRanks) {
+  const TelemetryRuns runs;
+  // 4 layers: linear_qkv 16 x 48, linear_proj 16 x 16, SwiGLU's three matrices 16 x 32, attention
+  // 2 x 16 wide over half of 16 tokens; the output layer 16 x 256.
+  const double of_token = 6 * (4 * (16 * 48 + 16 * 16 + 3 * 16 * 32 + 2 * 16 * 8) + 16 * 256);
+  const auto told =
+      runs.run(runs.config({}, {"train.peak_tflops_per_device=0.5"}), 2).front().front();
+  const double expected = of_token * 8 * 16 / 2 / (told.iteration_ms / 1e3) / 1e12;
+  EXPECT_DOUBLE_EQ(told.model_tflops_per_device.value(), expected);
+  EXPECT_DOUBLE_EQ(told.utilisation.value(), expected / 0.5);
+  EXPECT_FALSE(runs.run(runs.config({}), 1).front().front().utilisation);
+}
+
+}  // namespace
+}  // namespace lockstep

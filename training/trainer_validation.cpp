@@ -1,0 +1,70 @@
+#include <cmath>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/integers.h"
+#include "lockstep/core/upload.h"
+#include "lockstep/models/cross_entropy.h"
+#include "lockstep/training/trainer.h"
+
+namespace lockstep {
+
+GPTInput Trainer::validation_batch(const std::vector<int64_t>& samples) const {
+  const auto length = static_cast<size_t>(config_.model.seq_length + 1);
+  std::vector<int64_t> ids(samples.size() * length);
+  for (size_t i = 0; i < samples.size(); ++i)
+    validation_->read(samples[i], std::span(ids).subspan(i * length, length));
+  return make_input(ids);
+}
+
+ValidationMetrics Trainer::validate() const {
+  const BatchSizes& batch = batches_.full();
+  const int64_t all = validation_->size(), iterations = config_.train.eval_iters;
+  const int64_t windows = iterations > all / batch.global ? all : iterations * batch.global;
+  const int64_t stride = batch.micro * data_parallel_size_;
+  const int64_t first = batch.micro * data_parallel_rank_;
+  // The experts of all ranks work on each micro-batch: a rank that lacks windows repeats the first.
+  const bool fill = config_.model.num_experts.has_value();
+  const int64_t needed = first < windows ? ceil_div(windows - first, stride) : 0;
+  const int64_t num_microbatches = fill ? ceil_div(windows, stride) : needed;
+  LossSums local = {
+      .loss = at::zeros({}, at::TensorOptions(parallel_state_.device()).dtype(at::kDouble))};
+  if (num_microbatches > 0)
+    local = model_->evaluate(num_microbatches, [&](int64_t m) {
+      const int64_t begin = first + m * stride;
+      std::vector<int64_t> samples;
+      for (int64_t w = begin; w < std::min(begin + batch.micro, windows); ++w) samples.push_back(w);
+      const auto counted = static_cast<int64_t>(samples.size());
+      if (fill) samples.resize(static_cast<size_t>(batch.micro), 0);
+      GPTInput input = validation_batch(samples);
+      if (counted < input.labels.size(0)) {
+        input.labels = input.labels.clone();  // tokens share its memory
+        input.labels.slice(0, counted).fill_(kIgnoredLabel);
+      }
+      const int64_t labels = counted * input.labels.size(1);
+      return BatchInput(std::move(input), labels);
+    });
+  const at::Tensor of_host =
+      upload(host_numbers(local.tokens, RunEnd::none), parallel_state_.device());
+  const at::Tensor over_ranks = sum_over_ranks(local.loss, of_host, "validation loss").cpu();
+  parallel_state_.check_failures();
+  const GlobalSums sums = global_sums(over_ranks.const_data_ptr<double>());
+  const double loss = sums.loss / sums.tokens;
+  return {.iteration = iteration_, .validation_loss = loss, .perplexity = std::exp(loss)};
+}
+
+void Trainer::validate_and_tell(const TrainCallbacks& callbacks) {
+  if (config_.train.eval_iters == 0) return;
+  const ValidationMetrics metrics = validate();
+  if (callbacks.validation) callbacks.validation(metrics);
+  if (!std::isnan(metrics.validation_loss)) return;
+  bad_loss_ = "validation loss";
+  end_ = RunEnd::diverged;
+}
+
+bool Trainer::validation_is_due() const {
+  const std::optional<int64_t> interval = config_.train.eval_interval;
+  return interval && iteration_ % *interval == 0;
+}
+
+}  // namespace lockstep
