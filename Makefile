@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help train test mutants build plain bench bench-experts fuzz format format-check lint clean setup
+.PHONY: help train test mutants program build configure wheel deb image-test plain bench bench-experts fuzz format format-check lint clean setup
 
 comma := ,
 LOCKSTEP_CUDA ?= AUTO
@@ -33,24 +33,41 @@ help: ## This list
 setup:
 	@scripts/setup compiler packages venv
 
-build: setup ## Build the libraries, the program, the tests and the benchmarks
+configure: setup
 	@if [ ! -e $(BUILD)/build.ninja ] || \
 	    [ '$(configure_args)' != "$$(cat $(BUILD)/.configure 2>/dev/null)" ]; then \
 	  cmake $(configure_args) && echo '$(configure_args)' > $(BUILD)/.configure; \
 	fi
+
+program: configure ## Build the program and the libraries alone
+	@ninja -C $(BUILD) lockstep
+
+build: configure ## Build the libraries, the program, the tests and the benchmarks
 	@ninja -C $(BUILD)
+
+wheel: program ## Make dist/lockstep-*.whl of the build folder: the program without a compiler
+	@scripts/setup packaging
+	@.venv/bin/python packaging/wheel.py $(BUILD) dist
+
+deb: program ## Make dist/lockstep_*.deb with libtorch's part for CPUs, of a build without CUDA
+	@scripts/setup packaging
+	@.venv/bin/python packaging/deb.py $(BUILD) dist
+
+image-test: wheel ## Carry out docker/Dockerfile in a chroot, as root, and train and generate there
+	@scripts/setup text image
+	@.venv/bin/python tests/packaging/image_test.py
 
 plain: setup ## Compile parallel_state as it is without CUDA and the host transport
 	@cmake -S . -B build-plain -G Ninja -DLOCKSTEP_CUDA=OFF -DLOCKSTEP_HOST_TRANSPORT=OFF \
 	  -DLOCKSTEP_BUILD_TESTS=OFF -DLOCKSTEP_BUILD_BENCHMARKS=OFF $(CMAKE_ARGS) > /dev/null
 	@ninja -C build-plain lockstep_parallel_state
 
-train: build ## Train the reference GPT on English text with two data-parallel ranks
+train: program ## Train the reference GPT on English text with two data-parallel ranks
 	@scripts/setup text
 	@LOCKSTEP_BUILD=$(BUILD) scripts/launch -n $(RANKS) -- train $(CONFIG) --output $(OUTPUT)
 
 test: build ## Run every test (LABEL=... for some, SANITIZE=... for a sanitizer build)
-	@scripts/setup text
+	@scripts/setup text packaging
 	@cd $(BUILD) && ctest -j$$(($$(nproc) + 1)) --output-on-failure --no-tests=error $(if $(LABEL),-L '^$(LABEL)$$')
 
 mutants: build ## Seed bugs, one at a time: the fast tests must see 95 % of them
