@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help train test mutants program build configure plain bench bench-experts fuzz docs format format-check lint clean setup
+.PHONY: help train test mutants program build configure wheel deb image-test plain bench bench-experts fuzz docs format format-check lint clean setup
 
 comma := ,
 LOCKSTEP_CUDA ?= AUTO
@@ -45,6 +45,18 @@ program: configure ## Build the program and the libraries alone
 build: configure ## Build the libraries, the program, the tests and the benchmarks
 	@ninja -C $(BUILD)
 
+wheel: program ## Make dist/lockstep-*.whl of the build folder: the program without a compiler
+	@scripts/setup packaging
+	@.venv/bin/python packaging/wheel.py $(BUILD) dist
+
+deb: program ## Make dist/lockstep_*.deb with libtorch's part for CPUs, of a build without CUDA
+	@scripts/setup packaging
+	@.venv/bin/python packaging/deb.py $(BUILD) dist
+
+image-test: wheel ## Carry out docker/Dockerfile in a chroot, as root, and train and generate there
+	@scripts/setup text image
+	@.venv/bin/python tests/packaging/image_test.py
+
 plain: setup ## Compile parallel_state as it is without CUDA and the host transport
 	@cmake -S . -B build-plain -G Ninja -DLOCKSTEP_CUDA=OFF -DLOCKSTEP_HOST_TRANSPORT=OFF \
 	  -DLOCKSTEP_BUILD_TESTS=OFF -DLOCKSTEP_BUILD_BENCHMARKS=OFF $(CMAKE_ARGS) > /dev/null
@@ -56,7 +68,7 @@ train: program ## Train the reference GPT on English text with two data-parallel
 
 test: configure ## Run every test (LABEL=... for some, SANITIZE=... for a sanitizer build)
 	@ninja -C $(BUILD) test_programs
-	@scripts/setup text
+	@scripts/setup text packaging
 	@cd $(BUILD) && ctest -j$$(($$(nproc) + 1)) --output-on-failure --no-tests=error $(if $(LABEL),-L '^$(LABEL)$$')
 
 mutants: build ## Seed bugs, one at a time: the fast tests must see 95 % of them

@@ -3,7 +3,7 @@
 # need a CUDA toolkit and hide the system's protobuf.
 #
 #   LOCKSTEP_TORCH_ROOT   the folder `torch` of the wheel. Where it is not set: .venv of the source
-#                         tree, then the folder that the package was built against, then the
+#                         tree, then LOCKSTEP_TORCH_CANDIDATES, which the package sets, then the
 #                         python3 of the path.
 #   LOCKSTEP_TORCH_CUDA   also link the CUDA libraries (set by the build)
 include_guard(GLOBAL)
@@ -15,7 +15,7 @@ function(_lockstep_find_torch)
   if(NOT candidates)
     file(GLOB candidates
          "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../.venv/lib/python3*/site-packages/torch")
-    list(APPEND candidates ${LOCKSTEP_TORCH_BUILT_AGAINST})
+    list(APPEND candidates ${LOCKSTEP_TORCH_CANDIDATES})
     find_program(LOCKSTEP_PYTHON python3)
     mark_as_advanced(LOCKSTEP_PYTHON)
     if(LOCKSTEP_PYTHON)

@@ -7,6 +7,7 @@
 namespace lockstep {
 
 /// Each adds one command to the program. A command runs in its callback and throws lockstep::Error.
+void add_configs_command(CLI::App& program);
 void add_plan_command(CLI::App& program);
 void add_data_command(CLI::App& program);
 void add_train_command(CLI::App& program);
@@ -26,6 +27,11 @@ void add_man_command(CLI::App& program);
 CLI::App* add_checkpoint_command(CLI::App& program);
 /// Adds `export` and `import` to it, which do not.
 void add_checkpoint_conversions(CLI::App& checkpoint);
+
+/// Adds `launch`, whose ranks have the command line `arguments`.
+void add_launch_command(CLI::App& program, const std::vector<std::string>& arguments = {});
+/// `lockstep launch`, as run_program(). What stands after "--" goes to the ranks as it is.
+int run_launch(int argc, char** argv);
 
 /// Adds CONFIG and --set, which load_config() takes.
 void add_config_options(CLI::App& command, std::string& path, std::vector<std::string>& overrides);

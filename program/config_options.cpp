@@ -1,9 +1,15 @@
 #include "lockstep/program/commands.h"
+#include "lockstep/program/named_configs.h"
 
 namespace lockstep {
 
 void add_config_options(CLI::App& command, std::string& path, std::vector<std::string>& overrides) {
-  command.add_option("CONFIG", path, "Configuration, a text protobuf file")->required();
+  command
+      .add_option("CONFIG", path,
+                  "Configuration: a text protobuf file, or the name of one that `lockstep configs` "
+                  "lists")
+      ->required()
+      ->transform(config_file);
   command
       .add_option("--set", overrides,
                   "Override a field of the configuration; may be repeated, and of two values for "

@@ -1,34 +1,25 @@
 // The `lockstep` program. This part does without libtorch, whose loading costs seconds and hundreds
-// of megabytes: `plan`, `data`, `plot`, `watch`, `trace`, `megatron-flags` and the checks of
-// `checkpoint` run here. For any other command the process becomes libexec/lockstep.
+// of megabytes: `launch`, `configs`, `plan`, `data`, `plot`, `watch`, `trace`, `megatron-flags` and
+// the checks of `checkpoint` run here. For any other command the process becomes libexec/lockstep.
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <string>
 #include <string_view>
 
 #include "lockstep/program/commands.h"
+#include "lockstep/program/installation.h"
 #include "lockstep/program/program.h"
 #include "lockstep/program/standard_descriptors.h"
-
-namespace {
-
-/// Where the other part lies: beside this program in the build folder, beside its folder once
-/// installed.
-std::filesystem::path other_part() {
-  const auto folder = std::filesystem::read_symlink("/proc/self/exe").parent_path();
-  const auto built = folder / "libexec" / "lockstep";
-  return std::filesystem::exists(built) ? built : folder.parent_path() / "libexec" / "lockstep";
-}
-
-}  // namespace
 
 int main(int argc, char** argv) {
   lockstep::open_standard_descriptors();
   const std::string_view command = argc > 1 ? argv[1] : "";
+  if (command == "launch") return lockstep::run_launch(argc, argv);
+  if (command == "configs") return lockstep::run_program(argc, argv, lockstep::add_configs_command);
   if (command == "plan") return lockstep::run_program(argc, argv, lockstep::add_plan_command);
   if (command == "data") return lockstep::run_program(argc, argv, lockstep::add_data_command);
   if (command == "plot") return lockstep::run_program(argc, argv, lockstep::add_plot_command);
@@ -40,7 +31,7 @@ int main(int argc, char** argv) {
   if (command == "checkpoint" && (action == "inspect" || action == "verify"))
     return lockstep::run_program(
         argc, argv, [](CLI::App& program) { lockstep::add_checkpoint_command(program); });
-  const std::string path = other_part();
+  const std::string path = lockstep::installed_path("libexec/lockstep");
   ::execv(path.c_str(), argv);
   std::fprintf(stderr, "lockstep: cannot run %s: %s\n", path.c_str(), std::strerror(errno));
   return 1;

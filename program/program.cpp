@@ -91,7 +91,7 @@ int exit_status(const CLI::App& program, const CLI::ParseError& parsed) {
 
 }  // namespace
 
-int run_program(int argc, char** argv, void (*add_commands)(CLI::App& program)) {
+int run_program(int argc, char** argv, const std::function<void(CLI::App& program)>& add_commands) {
   tell_faults_of_mapped_files();
   watch_standard_output();
   std::signal(SIGXFSZ, SIG_IGN);  // so that a write beyond ulimit -f fails, by name

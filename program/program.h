@@ -1,12 +1,13 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <functional>
 
 namespace lockstep {
 
 /// Runs a program whose commands are those that `add_commands` adds. Returns, or ends the process
 /// with, the exit status: 0 done, 1 failed while running, 2 unusable arguments or configuration, or
 /// that of an ExitStatus which a command throws.
-int run_program(int argc, char** argv, void (*add_commands)(CLI::App& program));
+int run_program(int argc, char** argv, const std::function<void(CLI::App& program)>& add_commands);
 
 }  // namespace lockstep

@@ -8,6 +8,8 @@
 int main(int argc, char** argv) {
   lockstep::open_standard_descriptors();
   return lockstep::run_program(argc, argv, [](CLI::App& program) {
+    lockstep::add_launch_command(program);
+    lockstep::add_configs_command(program);
     lockstep::add_plan_command(program);
     lockstep::add_data_command(program);
     lockstep::add_train_command(program);

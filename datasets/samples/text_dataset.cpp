@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <memory>
 
 #include "lockstep/core/check.h"
@@ -27,16 +28,24 @@ Source tokens_of_dataset(const std::string& prefix, const std::string& field) {
   return {dataset, dataset->tokens(), prefix + ".bin"};
 }
 
+/// Where a path that does not begin with / was looked for, and what else may be given.
+std::string place_of(const std::string& path, const std::string& field) {
+  std::error_code error;
+  const auto folder = std::filesystem::current_path(error);
+  const bool relative = std::filesystem::path(path).is_relative() && !error;
+  return (relative ? fmt::format(" (in the working folder {})", folder.string()) : "") +
+         "; allowed: plain text files, and prefixes of data sets that `lockstep data build` "
+         "writes" +
+         (field == "data.path" ? ", as in --set data.path=FILE" : "");
+}
+
 std::string read_text_file(const std::string& path, const std::string& field) {
   std::string text;
   try {
     InputFile file(path, {.kinds = InputKinds::regular_or_pipe});
     text = read_all(file);
   } catch (const FileError& error) {
-    fail<FileError>(
-        "{}: {}; allowed: plain text files, and prefixes of data sets that `lockstep data build` "
-        "writes",
-        field, error.what());
+    fail<FileError>("{}: {}{}", field, error.what(), place_of(path, field));
   }
   require<FileError>(!text.empty(), "{}: '{}' is empty", field, path);
   return text;

@@ -1,0 +1,95 @@
+"""Makes a Debian package of a build folder without CUDA: python packaging/deb.py BUILD DIST
+
+The package holds the tree of the wheel and, beside it, the part of libtorch that training on CPUs
+needs, in /usr/lib/lockstep; CPack fills in what it takes of Debian's own packages."""
+
+import argparse
+import gzip
+import pathlib
+import shutil
+import tempfile
+
+from stage import SOURCE, Build, elf_files, fail, needed, run
+
+HOME = "usr/lib/lockstep"
+# Where find_package(Lockstep) looks, which does not know HOME.
+PACKAGE = "usr/lib/cmake/Lockstep"
+INCLUDE = 'include("${{CMAKE_CURRENT_LIST_DIR}}/../../lockstep/lockstep/lib/cmake/Lockstep/{}")\n'
+# Debian has it, and one process must not load two.
+OF_DEBIAN = {"libgomp.so.1"}
+
+
+def copy_libtorch(build, packages):
+    """libtorch's headers, and those of its libraries to which the programs lead."""
+    wheels = build.torch.parent
+    folders = [build.torch / "lib", *sorted((wheels / "nvidia").glob("*/lib"))]
+    todo, seen = list(elf_files(packages)), set(OF_DEBIAN)
+    while todo:
+        for name in set(needed(todo.pop())) - seen:
+            seen.add(name)
+            for library in (folder / name for folder in folders if (folder / name).exists()):
+                copy = packages / library.relative_to(wheels)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(library, copy)
+                todo.append(library)
+    for name in ("include", "version.py"):
+        copy = shutil.copytree if (build.torch / name).is_dir() else shutil.copy2
+        copy(build.torch / name, packages / "torch" / name)
+
+
+def copy_documents(build, packages, root):
+    documents = root / "usr/share/doc/lockstep"
+    documents.mkdir(parents=True)
+    shutil.copy(SOURCE / "LICENSE", documents / "copyright")
+    distribution, = build.torch.parent.glob("torch-*.dist-info")
+    for licence in sorted((distribution / "licenses").glob("*")):
+        shutil.copy(licence, documents / f"libtorch.{licence.name}")
+    pages = root / "usr/share/man/man1"
+    for page in sorted((packages / "lockstep/share/man/man1").glob("*.1")):
+        pages.mkdir(parents=True, exist_ok=True)
+        (pages / (page.name + ".gz")).write_bytes(gzip.compress(page.read_bytes(), mtime=0))
+        page.unlink()
+
+
+def write_root(build, root):
+    """The file system of the package."""
+    packages = root / HOME
+    build.install(packages)
+    copy_libtorch(build, packages)
+    copy_documents(build, packages, root)
+    program = root / "usr/bin/lockstep"
+    program.parent.mkdir()
+    program.symlink_to("../lib/lockstep/lockstep/bin/lockstep")
+    (root / PACKAGE).mkdir(parents=True)
+    for name in ("LockstepConfig.cmake", "LockstepConfigVersion.cmake"):
+        (root / PACKAGE / name).write_text(INCLUDE.format(name))
+    for path in root.rglob("*"):
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("build", metavar="BUILD")
+    parser.add_argument("dist", metavar="DIST", type=pathlib.Path)
+    options = parser.parse_args()
+    build = Build(options.build)
+    if build.cuda:
+        fail(f"{options.build} was built with CUDA, whose libraries take 4 GB that no Debian package "
+             "should hold; run: make deb LOCKSTEP_CUDA=OFF BUILD=build-cpu, or make wheel")
+    options.dist.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        root = pathlib.Path(temporary, "root")
+        write_root(build, root)
+        run("cpack", "--config", SOURCE / "packaging/CPackConfig.cmake", "-G", "DEB", "-B", temporary,
+            "-D", f"CPACK_INSTALLED_DIRECTORIES={root};/",
+            "-D", f"CPACK_PACKAGE_VERSION={build.version}",
+            "-D", "CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS=" + ";".join(
+                sorted({str(file.parent) for file in elf_files(root / HOME)})))
+        package, = pathlib.Path(temporary).glob("*.deb")
+        made = pathlib.Path(shutil.copy(package, options.dist))
+    print(f"{made}: {made.stat().st_size / 1e6:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

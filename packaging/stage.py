@@ -1,0 +1,76 @@
+"""What the wheel and the Debian package share: the installed tree in the layout of a folder of Python
+packages, where libtorch's folders `torch` and `nvidia` stand beside ours, `lockstep`. Programs and
+libraries find each other and libtorch by paths that begin where they stand themselves."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+SOURCE = pathlib.Path(__file__).resolve().parents[1]
+# Of every program and library, which all stand two folders below that of the packages.
+RPATH = "$ORIGIN/../lib:$ORIGIN/../../torch/lib:$ORIGIN/../../nvidia/cu13/lib"
+
+
+# The tools of .venv, wherever this is called from.
+os.environ["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
+
+
+def fail(message):
+    sys.exit(f"{pathlib.Path(sys.argv[0]).stem}: {message}")
+
+
+def run(*command, **options):
+    return subprocess.run([str(word) for word in command], check=True, text=True, **options)
+
+
+class Build:
+    """What a build folder was configured as."""
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder).resolve()
+        if not (self.folder / "libexec/lockstep").exists():
+            fail(f"{folder} holds no program; run: make program")
+        cache = (self.folder / "CMakeCache.txt").read_text()
+        if self._entry(cache, "LOCKSTEP_SANITIZE"):
+            fail(f"{folder} is a sanitizer's build, allowed: one without")
+        self.version = self._entry(cache, "CMAKE_PROJECT_VERSION")
+        self.torch = pathlib.Path(self._entry(cache, "LOCKSTEP_TORCH_ROOT"))
+        config = (self.folder / "LockstepConfig.cmake").read_text()
+        self.cuda = "set(LOCKSTEP_TORCH_CUDA ON)" in config
+        self.architectures = self._entry(cache, "CMAKE_CUDA_ARCHITECTURES") if self.cuda else ""
+        listing = (SOURCE / "cmake/LockstepTorch.cmake").read_text()
+        self.torch_version = re.search(r'LOCKSTEP_TORCH_VERSION "(.*)"', listing)[1]
+
+    @staticmethod
+    def _entry(cache, name):
+        found = re.search(rf"^{name}:\w+=(.*)$", cache, re.M)
+        return found[1] if found else ""
+
+    def install(self, packages):
+        """Installs into `packages`/lockstep; returns that folder."""
+        prefix = packages / "lockstep"
+        run("cmake", "--install", self.folder, "--prefix", prefix, "--strip",
+            stdout=subprocess.DEVNULL)
+        for file in elf_files(prefix):
+            run("patchelf", "--set-rpath", RPATH, file)
+        config = prefix / "lib/cmake/Lockstep/LockstepConfig.cmake"
+        config.write_text(config.read_text().replace(str(self.torch), ""))
+        return prefix
+
+
+def elf_files(folder):
+    """The programs and shared libraries below `folder`."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            with path.open("rb") as file:
+                if file.read(4) == b"\x7fELF":
+                    yield path
+
+
+def needed(file):
+    """The libraries that an ELF file names."""
+    output = run("readelf", "--dynamic", "--wide", file, stdout=subprocess.PIPE,
+                 env=os.environ | {"LC_ALL": "C"}).stdout
+    return re.findall(r"\(NEEDED\)\s+Shared library: \[(.*)\]", output)

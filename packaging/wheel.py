@@ -1,0 +1,68 @@
+"""Makes a wheel of a build folder: python packaging/wheel.py BUILD DIST
+
+The wheel depends on the torch that it was built against, whose libraries it uses; auditwheel copies
+in what else a bare Linux lacks (libprotobuf), and names the oldest glibc that can run it. One wheel
+serves every Python 3, because no Python runs in the programs."""
+
+import argparse
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from stage import SOURCE, Build, fail, run
+
+# The libraries of the wheels that torch depends on.
+OF_TORCH = ["libtorch*", "libc10*", "libcudart*", "libnccl*"]
+PROTOBUF_LICENCE = pathlib.Path("/usr/share/doc/libprotobuf32/copyright")
+
+
+def describe(build):
+    if not build.cuda:
+        return "It was built without CUDA kernels and NCCL: it trains on CPUs."
+    return f"It was built with CUDA 13 kernels ({build.architectures}) and NCCL."
+
+
+def write_project(build, folder):
+    """The project that setuptools makes a wheel of, around the installed tree."""
+    shutil.copytree(SOURCE / "packaging/python", folder, dirs_exist_ok=True,
+                    ignore=shutil.ignore_patterns("__pycache__"))
+    build.install(folder)
+    (folder / "lockstep/_build.py").write_text(
+        f'version = "{build.version}"\ntorch_version = "{build.torch_version}"\n'
+        f'cuda_architectures = "{build.architectures}"\n')
+    with (folder / "README.md").open("a", encoding="utf-8") as readme:
+        readme.write("\n" + describe(build) + "\n")
+    shutil.copy(SOURCE / "LICENSE", folder)
+    if PROTOBUF_LICENCE.exists():
+        shutil.copy(PROTOBUF_LICENCE, folder / "LICENSE.libprotobuf")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("build", metavar="BUILD")
+    parser.add_argument("dist", metavar="DIST", type=pathlib.Path)
+    options = parser.parse_args()
+    build = Build(options.build)
+    options.dist.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        project, plain = pathlib.Path(temporary, "project"), pathlib.Path(temporary, "plain")
+        write_project(build, project)
+        run(sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check",
+            "--no-deps", "--no-build-isolation", "--wheel-dir", plain, project)
+        wheel, = plain.glob("*.whl")
+        for older in options.dist.glob("lockstep-*.whl"):
+            older.unlink()
+        repaired = subprocess.run(
+            [sys.executable, "-m", "auditwheel", "repair", wheel, "--wheel-dir", options.dist,
+             *(word for name in OF_TORCH for word in ("--exclude", name))],
+            capture_output=True, text=True, check=False)
+        if repaired.returncode != 0:
+            fail(f"auditwheel: {repaired.stderr}")
+    made, = options.dist.glob("lockstep-*.whl")
+    print(f"{made}: {made.stat().st_size / 1e6:.1f} MB. {describe(build)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+#include <algorithm>
+#include <memory>
+#include <string_view>
+#include <thread>
+
+#include "lockstep/core/check.h"
+#include "lockstep/program/argument_checks.h"
+#include "lockstep/program/commands.h"
+#include "lockstep/program/installation.h"
+#include "lockstep/program/program.h"
+#include "lockstep/program/rank_processes.h"
+#include "lockstep/program/torchrun.h"
+
+namespace lockstep {
+namespace {
+
+struct LaunchArguments {
+  int64_t ranks = 0;
+  int64_t nodes = 1;
+  int64_t node_rank = -1;
+  std::string rendezvous;
+  std::string starter = "auto";
+  std::string program;
+  std::vector<std::string> arguments;
+};
+
+struct Rendezvous {
+  std::string host;
+  int port = 0;
+};
+
+/// "node1:29500", "[::1]:29500"
+Rendezvous parse_rendezvous(const std::string& text) {
+  const size_t colon = text.rfind(':');
+  std::string host = text.substr(0, colon);
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  const std::vector<int64_t> port = colon == std::string::npos
+                                        ? std::vector<int64_t>{}
+                                        : parse_integers(text.substr(colon + 1), '\0');
+  require<ConfigError>(!host.empty() && port.size() == 1 && port[0] >= 1 && port[0] <= 65535,
+                       "--rendezvous: found '{}', allowed: HOST:PORT with a port of 1 to 65535",
+                       text);
+  return {host, static_cast<int>(port[0])};
+}
+
+void check(const LaunchArguments& given) {
+  require<ConfigError>(
+      !given.arguments.empty() || !given.program.empty(),
+      "launch: nothing to run, allowed: a command after --, as in `lockstep launch "
+      "-n 2 -- train tiny`");
+  if (given.nodes == 1) {
+    require<ConfigError>(given.node_rank <= 0, "--node-rank: found {}, allowed with one node: 0",
+                         given.node_rank);
+    return;
+  }
+  require<ConfigError>(given.starter != "own",
+                       "--starter own starts the ranks of one host; found --nodes {}", given.nodes);
+  require<ConfigError>(given.node_rank >= 0 && given.node_rank < given.nodes,
+                       "--node-rank: {}, allowed with --nodes {}: 0 to {}",
+                       given.node_rank < 0 ? "not given" : fmt::format("found {}", given.node_rank),
+                       given.nodes, given.nodes - 1);
+  require<ConfigError>(!given.rendezvous.empty(),
+                       "--rendezvous: not given, allowed with --nodes {}: HOST:PORT, the same on "
+                       "all nodes, where HOST is the node with --node-rank 0",
+                       given.nodes);
+}
+
+/// The torchrun to use; empty for the own starter.
+std::string chosen_torchrun(const LaunchArguments& given) {
+  if (given.starter == "own") return "";
+  const std::string torchrun = find_torchrun();
+  if (!torchrun.empty()) return torchrun;
+  constexpr char kRemedy[] =
+      "install it (pip install torch) or put its folder on PATH; Slurm and Open MPI need no "
+      "launcher: they start `lockstep train` themselves";
+  require<ConfigError>(given.nodes == 1,
+                       "--nodes {} needs torchrun, and none that works was found: {}", given.nodes,
+                       kRemedy);
+  require<ConfigError>(given.starter != "torchrun",
+                       "--starter torchrun: none that works was found: {}", kRemedy);
+  return "";
+}
+
+/// As many threads a rank as make up the cores, unless the user has said how many.
+void share_out_cores(int64_t ranks) {
+  const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
+  const std::string threads = std::to_string(std::max<int64_t>(1, cores / ranks));
+  ::setenv("OMP_NUM_THREADS", threads.c_str(), /*overwrite=*/0);
+}
+
+std::vector<std::string> torchrun_command(const std::string& torchrun, const LaunchArguments& given,
+                                          const std::string& program) {
+  std::vector<std::string> command = {torchrun};
+  if (given.rendezvous.empty()) {
+    command.push_back("--standalone");
+  } else {
+    const Rendezvous rendezvous = parse_rendezvous(given.rendezvous);
+    const std::string node_rank = std::to_string(std::max<int64_t>(0, given.node_rank));
+    command.insert(command.end(), {"--nnodes", std::to_string(given.nodes), "--node-rank",
+                                   node_rank, "--master-addr", rendezvous.host, "--master-port",
+                                   std::to_string(rendezvous.port)});
+  }
+  command.insert(command.end(),
+                 {"--no-python", "--nproc-per-node", std::to_string(given.ranks), program});
+  command.insert(command.end(), given.arguments.begin(), given.arguments.end());
+  return command;
+}
+
+void run(const LaunchArguments& given) {
+  check(given);
+  const std::string program = given.program.empty() ? program_file().string() : given.program;
+  RankProgram ranks = {
+      .file = program, .arguments = given.arguments, .ranks = static_cast<int>(given.ranks)};
+  if (!given.rendezvous.empty()) {
+    const Rendezvous rendezvous = parse_rendezvous(given.rendezvous);
+    ranks.master_address = rendezvous.host;
+    ranks.master_port = rendezvous.port;
+  }
+  const std::string torchrun = chosen_torchrun(given);
+  share_out_cores(given.ranks);
+  if (!torchrun.empty()) become(torchrun_command(torchrun, given, program));
+  throw ExitStatus{run_rank_processes(ranks), ""};
+}
+
+constexpr char kExamples[] = R"(Examples:
+  lockstep launch -n 8 -- train tiny --output runs/tiny
+  lockstep launch -n 8 --nodes 4 --node-rank 0 --rendezvous node0:29500 -- train tiny
+The second one runs on the first of four nodes; the others have --node-rank 1, 2 and 3.
+lockstep's own starter exits with the status of the first rank that fails, torchrun with 1.
+OMP_NUM_THREADS is the number of cores divided by the ranks of this host, unless it is set.)";
+
+}  // namespace
+
+void add_launch_command(CLI::App& program, const std::vector<std::string>& arguments) {
+  auto given = std::make_shared<LaunchArguments>();
+  given->arguments = arguments;
+  CLI::App* const command = program.add_subcommand(
+      "launch", "Run lockstep as several ranks; what they run stands after --");
+  command->add_option("-n,--ranks", given->ranks, "Ranks of this host, at most 65536")
+      ->required()
+      ->check(check_at_least(1))
+      ->check(CLI::Range(int64_t{1}, int64_t{65536}));
+  command->add_option("--nodes", given->nodes, "Hosts of the run, each with as many ranks")
+      ->capture_default_str()
+      ->check(check_at_least(1));
+  command->add_option("--node-rank", given->node_rank, "Which of the hosts this is: 0 to NODES - 1")
+      ->check(check_at_least(0));
+  command
+      ->add_option("--rendezvous", given->rendezvous,
+                   "Where the ranks meet: the host with --node-rank 0, and a free port of it; with "
+                   "one host by default this one, and a free port")
+      ->type_name("HOST:PORT");
+  command
+      ->add_option(
+          "--starter", given->starter,
+          "auto: torchrun where one works, beside lockstep in its Python environment or on "
+          "PATH, else own; torchrun; own: for one host, without Python")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"auto", "torchrun", "own"}));
+  command
+      ->add_option("--program", given->program,
+                   "Run this program instead of lockstep, such as a training loop of your own")
+      ->type_name("FILE")
+      ->check(check_path);
+  command->footer(kExamples);
+  command->callback([given] { run(*given); });
+}
+
+int run_launch(int argc, char** argv) {
+  char** const end = std::find(argv, argv + argc, std::string_view("--"));
+  std::vector<std::string> arguments;
+  if (end != argv + argc) arguments.assign(end + 1, argv + argc);
+  return run_program(static_cast<int>(end - argv), argv,
+                     [&](CLI::App& program) { add_launch_command(program, arguments); });
+}
+
+}  // namespace lockstep

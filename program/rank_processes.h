@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+/// The starter of `lockstep launch` for one host. Nothing here needs libtorch.
+namespace lockstep {
+
+/// A program and how often it runs.
+struct RankProgram {
+  std::string file;                    ///< a path, or a name on PATH
+  std::vector<std::string> arguments;  ///< without the program's own name
+  int ranks = 1;
+  std::string master_address = "127.0.0.1";
+  int master_port = 0;  ///< 0: a free one, which is kept from others while the ranks run
+};
+
+/// Starts `ranks` processes and returns when the last one has ended. Each has torchrun's variables
+/// RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID
+/// and TORCHELASTIC_RESTART_COUNT; rank 0 serves the store. Their input and output are those of
+/// this process.
+///
+/// SIGTERM, SIGINT and SIGHUP go on to every rank, unless this process ignored them before. Where a
+/// rank fails, standard error says which and how, and the others get SIGTERM, ten seconds later
+/// SIGKILL. Ranks that exit with 0, 3 (stopped, state saved) or 4 (diverged) have not failed: all
+/// ranks of a run end so, and the others are waited for. When this process is killed, the system
+/// kills the ranks.
+///
+/// Returns the exit status of the first rank that failed, 1 where a signal killed it; else the
+/// first status that is not 0; else 0. CommunicationError where no port is free, UsageError where
+/// the system starts no process.
+int run_rank_processes(const RankProgram& program);
+
+}  // namespace lockstep

@@ -1,0 +1,83 @@
+"""The Debian package: made, unpacked into a folder, used without a compiler and without .venv."""
+
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from installed import BUILD, OF_SYSTEM, SANITIZED, SOURCE, WITH_CUDA, Installed
+from stage import elf_files
+
+
+def make(dist):
+    return subprocess.run([sys.executable, SOURCE / "packaging/deb.py", BUILD, dist],
+                          capture_output=True, text=True, check=False)
+
+
+@unittest.skipUnless(WITH_CUDA, "this build has no CUDA")
+class Refusal(unittest.TestCase):
+    def test_a_build_with_cuda_is_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            result = make(folder)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("was built with CUDA", result.stderr)
+        self.assertIn("run: make deb LOCKSTEP_CUDA=OFF BUILD=build-cpu", result.stderr)
+
+
+@unittest.skipIf(WITH_CUDA, "this build has CUDA, which make deb refuses")
+@unittest.skipIf(SANITIZED, "a sanitizer's build is refused")
+class Deb(Installed):
+    @classmethod
+    def setUpClass(cls):
+        temporary = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(temporary.cleanup)
+        cls.folder = pathlib.Path(temporary.name)
+        made = make(cls.folder / "dist")
+        if made.returncode != 0:
+            raise AssertionError(made.stdout + made.stderr)
+        cls.package, = (cls.folder / "dist").iterdir()
+        cls.root = cls.folder / "a root"
+        cls.home = cls.root / "usr/lib/lockstep"
+        subprocess.run(["dpkg-deb", "--extract", cls.package, cls.root], check=True)
+        cls.path = str(cls.root / "usr/bin")
+
+    def test_what_the_package_says_of_itself(self):
+        self.assertRegex(self.package.name, r"^lockstep_\d+\.\d+\.\d+_amd64\.deb$")
+        fields = dict(re.findall(r"^(\S+): (.*)$", subprocess.run(
+            ["dpkg-deb", "--field", self.package], capture_output=True, text=True,
+            check=True).stdout, re.M))
+        self.assertEqual((fields["Package"], fields["Architecture"]), ("lockstep", "amd64"))
+        for package in ("libc6 (>=", "libgomp1", "libprotobuf32 (>=", "libstdc++6 (>="):
+            self.assertIn(package, fields["Depends"])
+        listing = subprocess.run(["dpkg-deb", "--contents", self.package], capture_output=True,
+                                 text=True, check=True).stdout
+        for line in listing.splitlines():
+            self.assertRegex(line, r"^[dl-]rwx?[r-][w-]?", line)
+            self.assertIn(" root/root ", line)
+            self.assertRegex(line, r" \./(usr/|$|usr$)", line)
+        self.assertIn("./usr/share/doc/lockstep/copyright", listing)
+        self.assertNotIn("libtorch_cuda", listing)
+
+    def test_libraries_are_found_from_where_the_files_stand(self):
+        self.check_libraries(self.home / "lockstep",
+                             (self.home, pathlib.Path("/usr/lib/x86_64-linux-gnu")))
+        self.check_texts(self.home / "lockstep")
+        for file in elf_files(self.home):
+            found = self.command("/usr/bin/ldd", file)
+            for path in re.findall(r"=> (/\S+)", found):
+                inside = pathlib.Path(path).is_relative_to(self.root)
+                self.assertTrue(inside or OF_SYSTEM.match(path.rpartition("/")[2]) or
+                                re.search(r"/lib(gomp|protobuf|z|util)\.so", path), f"{file}: {path}")
+            self.assertNotIn("not found", found, file)
+
+    def test_it_trains_and_writes_a_text_without_a_compiler(self):
+        self.check_first_text()
+
+    def test_a_project_of_ones_own(self):
+        self.check_consumer(self.root / "usr", self.home / "torch")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,87 @@
+"""docker/run_in_chroot: what it takes of a Dockerfile, and what it refuses."""
+
+import importlib.machinery
+import importlib.util
+import json
+import pathlib
+import tempfile
+import unittest
+
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
+
+
+def load(name, path):
+    loader = importlib.machinery.SourceFileLoader(name, str(path))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
+    loader.exec_module(module)
+    return module
+
+
+recipe = load("run_in_chroot", SOURCE / "docker/run_in_chroot")
+
+
+class Recorded(recipe.Image):
+    """Notes what would run."""
+
+    def __init__(self, root, copied):
+        super().__init__(root, copied)
+        self.ran = []
+
+    def run(self, command, user=None, folder=None):
+        self.ran.append((user or self.user, folder or self.folder, command))
+
+    def do_from(self, arguments):
+        pass
+
+
+class Recipe(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.root = pathlib.Path(temporary.name)
+
+    def apply(self, text, copied=None):
+        image = Recorded(self.root / "root", copied or {})
+        for word, arguments in recipe.last_stage(text):
+            image.apply(word, arguments)
+        return image
+
+    def test_the_recipe_of_this_tree(self):
+        dist = self.root / "dist"
+        dist.mkdir()
+        (dist / "lockstep.whl").write_text("wheel")
+        image = self.apply((SOURCE / "docker/Dockerfile").read_text(), {"build:/src/dist": dist})
+        commands = [" ".join(command) for _, _, command in image.ran]
+        self.assertEqual(len(commands), 3)
+        self.assertIn("python3-venv", commands[0])
+        self.assertIn("pip install --no-cache-dir /tmp/dist/lockstep-*.whl", commands[1])
+        self.assertEqual((self.root / "root/tmp/dist/lockstep.whl").read_text(), "wheel")
+        for compiler in ("g++", "gcc", "clang", "build-essential", "make"):
+            self.assertNotRegex(commands[0], rf"\s{compiler.replace('+', '[+]')}\b")
+        self.assertEqual((image.user, image.folder), ("lockstep", "/home/lockstep"))
+        self.assertEqual((image.entry, image.command), (["lockstep"], ["--help"]))
+        self.assertTrue(image.environment["PATH"].startswith("/opt/lockstep/bin:"))
+
+    def test_the_last_stage_counts_and_continued_lines_are_one(self):
+        image = self.apply("FROM debian:bookworm-slim AS build\nRUN first\n# a comment\n"
+                           "FROM debian:bookworm-slim\nRUN one \\\n  && two\nUSER some\nRUN three\n"
+                           "ENV A=1 B='2 3'\nCMD " + json.dumps(["x", "y z"]) + "\n")
+        self.assertEqual([(user, command[-1].split()) for user, _, command in image.ran],
+                         [("root", ["one", "&&", "two"]), ("some", ["three"])])
+        self.assertEqual((image.environment["A"], image.environment["B"]), ("1", "2 3"))
+        self.assertEqual(image.command, ["x", "y z"])
+
+    def test_what_it_does_not_know_is_refused(self):
+        for text, part in (
+                ("FROM debian:bookworm-slim\nVOLUME /data\n", "instruction VOLUME is not one of: CMD"),
+                ("FROM debian:bookworm-slim\nCOPY --from=build /a /b\n", "give --from build:/a=FOLDER"),
+                ("FROM debian:bookworm-slim\nCOPY a b\n", "COPY a b"),
+                ("RUN x\n", "no FROM"), ("", "no FROM")):
+            with self.subTest(text), self.assertRaisesRegex(recipe.Unusable, part):
+                self.apply(text)
+        with self.assertRaisesRegex(recipe.Unusable, "FROM ubuntu:24.04: found another image"):
+            recipe.Image(self.root, {}).apply("FROM", "ubuntu:24.04")
+
+
+if __name__ == "__main__":
+    unittest.main()
