@@ -18,7 +18,8 @@
 namespace lockstep::testing {
 namespace {
 
-constexpr std::chrono::milliseconds kSlow(30);
+/// Longer than a busy machine keeps a rank waiting.
+constexpr std::chrono::milliseconds kSlow(200);
 
 class DeviceStepTimes : public ::testing::Test {
  protected:
@@ -65,38 +66,44 @@ class DeviceStepTimes : public ::testing::Test {
 };
 
 TEST_F(DeviceStepTimes, WhatTheDeviceDoesLateCountsWhereItWasLaunched) {
-  const auto told = run(config({"train.eval_interval=4"}), 1, 0);
+  const auto told = run(config({"train.eval_interval=4", "train.micro_batch_size=4"}), 1, 0);
   ASSERT_EQ(told.size(), 6u);
   for (const IterationMetrics& metrics : told) {
     ASSERT_TRUE(metrics.times);
     for (const double ms : metrics.times->ms) EXPECT_GE(ms, 0);
     EXPECT_DOUBLE_EQ(metrics.times->total(), metrics.iteration_ms);
-    EXPECT_GE((*metrics.times)[StepPart::backward], 4 * 30);  // of each micro-batch
+    EXPECT_GE((*metrics.times)[StepPart::backward], 200);
     EXPECT_EQ((*metrics.times)[StepPart::communication], 0);
     for (const StepPart part : {StepPart::forward, StepPart::optimizer})
       EXPECT_GT((*metrics.times)[part], 0) << name_of(part);
   }
 }
 
-TEST_F(DeviceStepTimes, OtherRanksWaitForASlowDeviceInTheirCommunication) {
+TEST_F(DeviceStepTimes, PartsAddUpOnEveryLayout) {
   for (const auto& [name, layout] :
        {std::pair("dp", std::vector<std::string>{}),
         std::pair("tp", std::vector<std::string>{"parallel.tensor_model_parallel_size=2"}),
         std::pair("pp", std::vector<std::string>{"parallel.pipeline_model_parallel_size=2"})}) {
     SCOPED_TRACE(name);
-    const auto told = run(config(layout), 2, 1);
+    const auto told = run(config(layout), 2, -1);
     ASSERT_EQ(told.size(), 6u);
     for (const IterationMetrics& metrics : told) {
       EXPECT_DOUBLE_EQ(metrics.times->total(), metrics.iteration_ms);
       EXPECT_GT((*metrics.times)[StepPart::communication], 0);
       EXPECT_EQ(metrics.slowest_rank.has_value(), metrics.iteration % 3 == 0);
-      if (metrics.iteration != 6) continue;  // which leaves out the first, that makes everything
-      EXPECT_EQ(metrics.slowest_rank->rank, 1);
-      EXPECT_EQ(metrics.slowest_rank->part, StepPart::backward);
-      EXPECT_GE(metrics.slowest_rank->times[StepPart::backward], 30);
-      EXPECT_EQ(metrics.slowest_rank->last_iteration, metrics.iteration - 1);
+      if (metrics.slowest_rank)
+        EXPECT_EQ(metrics.slowest_rank->last_iteration, metrics.iteration - 1);
     }
   }
+}
+
+TEST_F(DeviceStepTimes, ARankWhoseDeviceLagsIsNamed) {
+  const auto told = run(config({"train.micro_batch_size=2"}), 2, 1);
+  const SlowestRank& found = *told.at(5).slowest_rank;  // without iteration 1, which makes all
+  EXPECT_EQ(found.rank, 1);
+  EXPECT_EQ(found.part, StepPart::backward);
+  EXPECT_GE(found.times[StepPart::backward], 200);
+  EXPECT_EQ(found.first_iteration, 3);
 }
 
 TEST_F(DeviceStepTimes, CostNoLaunchAndNoWaitOfTheHost) {
