@@ -84,7 +84,7 @@ std::string tables(const std::vector<CommandText>& commands,
          "# The paths of all fields.\n_lockstep_fields() {\n  echo '" + paths + "'\n}\n\n";
 }
 
-constexpr const char* kBashDriver = R"(_lockstep() {
+constexpr const char* kBashDriver = R"sh(_lockstep() {
   local line=${COMP_LINE:0:COMP_POINT} command= previous= word
   local current=${line##*[[:space:]]}
   local -a words
@@ -108,21 +108,22 @@ constexpr const char* kBashDriver = R"(_lockstep() {
   elif [[ $previous == --set ]]; then
     COMPREPLY=($(compgen -W "$(_lockstep_fields)" -S = -- "$current"))
     compopt -o nospace
-  elif [[ -n $choices ]];
-then [[$choices == any]] || COMPREPLY =
-    ($(compgen - W "$choices" --"$current")) elif [[$current == -*]];
-then COMPREPLY = ($(compgen - W "$(_lockstep_options " $command ")" --"$current"))
-    elif[[-z $previous && -n $(_lockstep_commands "$command")]];
-then COMPREPLY = ($(compgen - W "$(_lockstep_commands " $command ")" --"$current"))
-    elif[[-n $(_lockstep_takes_config "$command")]];
-then local IFS = $ '\n' COMPREPLY =
-    ($(compgen - f - X '!*.textproto' --"$current") $(compgen - d-- "$current")) compopt -
-    o filenames fi
+  elif [[ -n $choices ]]; then
+    [[ $choices == any ]] || COMPREPLY=($(compgen -W "$choices" -- "$current"))
+  elif [[ $current == -* ]]; then
+    COMPREPLY=($(compgen -W "$(_lockstep_options "$command")" -- "$current"))
+  elif [[ -z $previous && -n $(_lockstep_commands "$command") ]]; then
+    COMPREPLY=($(compgen -W "$(_lockstep_commands "$command")" -- "$current"))
+  elif [[ -n $(_lockstep_takes_config "$command") ]]; then
+    local IFS=$'\n'
+    COMPREPLY=($(compgen -f -X '!*.textproto' -- "$current") $(compgen -d -- "$current"))
+    compopt -o filenames
+  fi
 }
 complete -o default -o bashdefault -F _lockstep lockstep
-)";
+)sh";
 
-constexpr const char* kZshDriver = R"(_lockstep() {
+constexpr const char* kZshDriver = R"sh(_lockstep() {
   local command= previous= word current=$words[CURRENT] choices
   for word in ${words[2,CURRENT-1]}; do
     if [[ -z $previous && -n $(_lockstep_options "${command:+$command }$word") ]]; then
@@ -156,7 +157,7 @@ constexpr const char* kZshDriver = R"(_lockstep() {
 }
 
 if [[ $funcstack[1] == _lockstep ]]; then _lockstep "$@"; else compdef _lockstep lockstep; fi
-)";
+)sh";
 
 }  // namespace
 

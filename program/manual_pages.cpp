@@ -8,19 +8,33 @@
 namespace lockstep {
 namespace {
 
-/// `text` for troff, in one line: no character of it is a command.
-std::string escaped(const std::string& text) {
-  std::string result;
-  for (const char c : text) {
-    if (c == '\\') {
-      result += "\\e";
-    } else if (c == '-') {
-      result += "\\-";
-    } else {
-      result += c == '\n' ? ' ' : c;
-    }
+/// How troff spells a character that it would otherwise take for a command or draw otherwise.
+std::string escaped(char c) {
+  switch (c) {
+    case '\\':
+      return "\\e";
+    case '-':
+      return "\\-";
+    case '\'':
+      return "\\(aq";
+    case '`':
+      return "\\(ga";
+    case '^':
+      return "\\(ha";
+    case '~':
+      return "\\(ti";
+    case '\n':
+      return " ";
+    default:
+      return {c};
   }
-  return !text.empty() && (text[0] == '.' || text[0] == '\'') ? "\\&" + result : result;
+}
+
+/// `text` for troff, in one line.
+std::string escaped(const std::string& text) {
+  std::string result = text.starts_with('.') ? "\\&" : "";
+  for (const char c : text) result += escaped(c);
+  return result;
 }
 
 std::string bold(const std::string& text) { return "\\fB" + escaped(text) + "\\fR"; }

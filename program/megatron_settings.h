@@ -27,6 +27,7 @@ class MegatronSettings {
 
   /// Sets a field to a value as it would be written behind --set; a later one replaces it.
   void set(const std::string& field, const std::string& value) { fields_[field] = {value}; }
+  void set(const std::string& field, const char* value) { set(field, std::string(value)); }
   void set(const std::string& field, int64_t value) { set(field, std::to_string(value)); }
   void set(const std::string& field, bool value) { set(field, value ? "true" : "false"); }
   /// A repeated field of strings.

@@ -27,7 +27,9 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 }
 
 bool is_near(std::string_view found, std::string_view known) {
-  return edit_distance(found, known) <= std::max<size_t>(1, found.size() / 3);
+  const size_t limit = std::max<size_t>(1, found.size() / 3);
+  const auto [shorter, longer] = std::minmax({found.size(), known.size()});
+  return longer - shorter <= limit && edit_distance(found, known) <= limit;
 }
 
 std::vector<std::string> nearest_names(std::string_view found,

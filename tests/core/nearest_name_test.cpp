@@ -62,6 +62,7 @@ TEST(NearestNames, AllOfTheSmallestDistance) {
   EXPECT_EQ(nearest_names("", known), Names{});
   EXPECT_EQ(nearest_names("a", {"b", "ab", "ac", "ad", "ae"}), (Names{"b", "ab", "ac"}));
   EXPECT_EQ(nearest_names("plan", {}), Names{});
+  EXPECT_EQ(nearest_names(std::string(size_t{1} << 24, 'x'), known), Names{});
 }
 
 TEST(DidYouMean, IsASentence) {

@@ -25,7 +25,8 @@ compadd() {
   print -rl -- "$@"
 }
 source "$1"
-words=("${(@s: :)2}") CURRENT=${#${(@s: :)2}}
+words=("${(@s: :)2}")
+CURRENT=$#words
 _lockstep
 """
 
@@ -71,7 +72,8 @@ class Completion(EndToEnd):
             todo += [(*command, name) for name in inside]
             line = " ".join(("lockstep", *command, ""))
             self.assertEqual(set(inside) - set(self.bash(line)), set(), command)
-            text = run(LOCKSTEP, *command, "--help").stdout.decode().split("\n\n")[0]
+            text = run(LOCKSTEP, *command, "--help").stdout.decode()
+            text = re.search(r"^Options:\n((?:  .*\n)+)", text, re.MULTILINE)[1]
             options = set(re.findall(r"^  (?:-\w,)?(--[a-z-]+)", text, re.MULTILINE))
             self.assertIn("--help", options, command)
             self.assertEqual(options, set(self.bash(line + "--")), command)
@@ -113,7 +115,7 @@ class Completion(EndToEnd):
             self.assertEqual(result.stderr, "")
             return result.stdout.split("\n")[:-1]
         for line in ("lockstep ", "lockstep plan ", "lockstep train --", "lockstep plan groups --"):
-            self.assertEqual(zsh(line), self.bash(line[:-2] + "--" if "--" in line else line), line)
+            self.assertEqual(zsh(line), self.bash(line), line)
         self.assertIn("model.num_layers", zsh("lockstep train --set model.num"))
         self.assertEqual(zsh("lockstep train --set train.precision="),
                          ["fp32", "fp64", "bf16", "fp16"])
