@@ -6,8 +6,8 @@
 #include "lockstep/core/config_io.h"
 #include "lockstep/program/command_texts.h"
 
-/// Scripts that let a shell complete commands, options, the paths of --set, the values of fields and
-/// options that have few of them, and files.
+/// Scripts that let a shell complete commands, options, the paths of --set, files, and the values
+/// of fields and options that have few of them.
 namespace lockstep {
 
 /// For bash 4 and later.
