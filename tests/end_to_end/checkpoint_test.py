@@ -149,7 +149,7 @@ class Checkpoints(EndToEnd):
     def test_inspect_lists_tensors_in_the_order_of_the_model(self):
         output, _ = self.train("out", "model.num_layers=11", "model.add_bias_linear=true",
                                "model.untie_embeddings_and_output_weights=true",
-                               "train.train_iters=1", "checkpoint.save_optim=false")
+                               "train.train_iters=1", "ddp.use_distributed_optimizer=true", ranks=2)
         found = json.loads(self.check("checkpoint", "inspect", output / "checkpoint",
                                       "--json").stdout)
         names = [tensor["name"] for tensor in found["tensors"]]
@@ -159,7 +159,9 @@ class Checkpoints(EndToEnd):
                           *(f"decoder.layers.{i}" for i in range(11)),
                           "decoder.final_layernorm.weight", "output_layer.weight"])
         text = self.check("checkpoint", "inspect", output / "checkpoint").stdout.decode()
-        self.assertEqual([line.split()[0] for line in text.splitlines() if "piece" in line], names)
+        keys = [f"optimizer.{tensor['state']}.{tensor['name']}" if tensor["state"]
+                else tensor["name"] for tensor in found["tensors"]]
+        self.assertEqual([line.split()[0] for line in text.splitlines() if "piece" in line], keys)
 
     def test_damage_is_found_and_named_by_whoever_reads_it(self):
         output, _ = self.train("out")

@@ -95,7 +95,7 @@ class Completion(EndToEnd):
         self.assertEqual(self.bash("lockstep plan schedule --schedule "),
                          ["1f1b", "gpipe", "zb-h1"])
         self.assertEqual(self.bash("lockstep plan schedule --svg "), [])  # bash's own: all files
-        self.assertEqual(self.bash("lockstep train "), ["some.textproto"])
+        self.assertEqual(self.bash("lockstep train "), ["small.textproto", "some.textproto"])
         self.assertEqual(self.bash("lockstep plan memory o"), [])
         (self.folder / "folder with a space").mkdir()
         self.assertEqual(self.bash("lockstep train fol"), ["folder with a space"])
