@@ -81,7 +81,8 @@ class Tutorials(InstalledProjects):
         self.assert_failed(launch(1, program, 1, 1, "load", self.folder / "nothing here"), 2,
                            "own_model: ", "nothing here")
         self.assert_failed(launch(3, program, 1, 3), 2, "PIPELINE: allowed: 1, 2, 4")
-        self.assert_failed(launch(3, program, 3, 1), 2, "3")
+        self.assert_failed(launch(3, program, 3, 1), 2, "block0.qkv.weight", "the 3 ranks of tp")
+        self.assert_failed(launch(3, program, 1, 1), 2, "data-parallel ranks: allowed: 1, 2, 4")
         damaged = self.folder / "damaged"
         shutil.copytree(folder, damaged)
         shard = damaged / f"step_{SAVED_AT}" / "rank_00003.safetensors"
