@@ -71,7 +71,8 @@ class Tutorials(InstalledProjects):
             with self.subTest(layout):
                 self.assert_same(losses(*layout), expected)
         self.assert_same(losses(4, 2, 2, "save", folders[1]), expected)
-        for folder, *layout in ((folders[0], 4, 2, 2), (folders[1], 1, 1, 1), (folders[1], 4, 1, 2)):
+        one, four = folders
+        for folder, *layout in ((one, 4, 2, 2), (four, 1, 1, 1), (four, 4, 1, 2)):
             with self.subTest(layout):
                 self.assert_same(losses(*layout, "load", folder), expected[SAVED_AT:])
         self.assertIn("all good", self.command(LOCKSTEP, "checkpoint", "verify", folders[1]))
