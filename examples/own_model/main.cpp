@@ -99,6 +99,8 @@ class Stage : public lockstep::DescribedModule {
 /// This rank's part of a micro-batch that is the same on every layout: [samples, length + 1] of
 /// tokens, each of which determines the next.
 at::Tensor make_batch(const lockstep::ProcessGroup& data_ranks, int64_t number) {
+  if (kSamples % data_ranks.size() != 0)
+    throw std::invalid_argument("data-parallel ranks: allowed: 1, 2, 4");
   const int64_t own = kSamples / data_ranks.size();
   at::Tensor token =
       (at::arange(own) + data_ranks.rank() * own + kSamples * number).remainder(kTokens);

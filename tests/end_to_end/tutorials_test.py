@@ -71,7 +71,8 @@ class Tutorials(InstalledProjects):
             with self.subTest(layout):
                 self.assert_same(losses(*layout), expected)
         self.assert_same(losses(4, 2, 2, "save", folders[1]), expected)
-        for folder, *layout in ((folders[0], 4, 2, 2), (folders[1], 1, 1, 1), (folders[1], 4, 1, 2)):
+        one, four = folders
+        for folder, *layout in ((one, 4, 2, 2), (four, 1, 1, 1), (four, 4, 1, 2)):
             with self.subTest(layout):
                 self.assert_same(losses(*layout, "load", folder), expected[SAVED_AT:])
         self.assertIn("all good", self.command(LOCKSTEP, "checkpoint", "verify", folders[1]))
@@ -81,7 +82,8 @@ class Tutorials(InstalledProjects):
         self.assert_failed(launch(1, program, 1, 1, "load", self.folder / "nothing here"), 2,
                            "own_model: ", "nothing here")
         self.assert_failed(launch(3, program, 1, 3), 2, "PIPELINE: allowed: 1, 2, 4")
-        self.assert_failed(launch(3, program, 3, 1), 2, "3")
+        self.assert_failed(launch(3, program, 3, 1), 2, "block0.qkv.weight", "the 3 ranks of tp")
+        self.assert_failed(launch(3, program, 1, 1), 2, "data-parallel ranks: allowed: 1, 2, 4")
         damaged = self.folder / "damaged"
         shutil.copytree(folder, damaged)
         shard = damaged / f"step_{SAVED_AT}" / "rank_00003.safetensors"
