@@ -1,6 +1,6 @@
 // The `lockstep` program. This part does without libtorch, whose loading costs seconds and hundreds
-// of megabytes: `launch`, `configs`, `plan`, `data` and the checks of `checkpoint` run here; for any
-// other command the process becomes libexec/lockstep.
+// of megabytes: `launch`, `configs`, `plan`, `data` and the checks of `checkpoint` run here. Any
+// other command runs in libexec/lockstep, which the process becomes.
 
 #include <unistd.h>
 
