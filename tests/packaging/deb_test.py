@@ -63,7 +63,7 @@ class Deb(Installed):
     def test_libraries_are_found_from_where_the_files_stand(self):
         self.check_libraries(self.home / "lockstep",
                              (self.home, pathlib.Path("/usr/lib/x86_64-linux-gnu")))
-        self.check_texts(self.home / "lockstep")
+        self.check_origin(self.home / "lockstep")
         for file in elf_files(self.home):
             found = self.command("/usr/bin/ldd", file)
             for path in re.findall(r"=> (/\S+)", found):

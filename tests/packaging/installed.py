@@ -48,7 +48,7 @@ class Installed(unittest.TestCase):
         self.command("lockstep", "launch", "-n", 2, "--", "train", "tiny", "--set",
                      f"data.path={text}", "--set", "train.train_iters=20", "--set",
                      "train.sample_tokens=0", "--output", "run")
-        self.assertEqual(len((self.folder / "run/metrics.jsonl").read_text().splitlines()), 20)
+        self.assertEqual((self.folder / "run/metrics.jsonl").read_text().count('"lm_loss"'), 20)
         said = self.command("lockstep", "generate", "run/checkpoint", "--prompt", "7 squared is ",
                             "--max-tokens", 30)
         self.assertTrue(said.startswith("7 squared is "), said)
@@ -71,11 +71,11 @@ class Installed(unittest.TestCase):
             for name in needed(file):
                 self.assertTrue(name in known or OF_SYSTEM.match(name), f"{file} needs {name}")
 
-    def check_texts(self, prefix):
-        """No text names a folder of the machine that built."""
+    def check_origin(self, prefix):
+        """No file names a folder of the machine that built. (nvcc writes some into its kernels.)"""
         for file in prefix.rglob("*"):
-            if file.suffix in (".cmake", ".py", ".h", ".textproto", ".toml"):
-                self.assertNotIn(str(SOURCE), file.read_text(), file)
+            if file.is_file() and not (WITH_CUDA and file.name == "liblockstep_kernels.so"):
+                self.assertNotIn(bytes(SOURCE), file.read_bytes(), file)
 
     def check_consumer(self, prefix_path, torch):
         """A project of one's own, compiled against the package."""
