@@ -1,7 +1,6 @@
 // The `lockstep` program. This part does without libtorch, whose loading costs seconds and hundreds
 // of megabytes: `launch`, `configs`, `plan`, `data`, `plot`, `watch`, `trace`, `megatron-flags` and
-// the checks of `checkpoint` run here. Any other command runs in libexec/lockstep, which the process
-// becomes.
+// the checks of `checkpoint` run here. For any other command the process becomes libexec/lockstep.
 
 #include <unistd.h>
 
