@@ -65,10 +65,11 @@ int64_t waiting_tokens(const Trainer& trainer) {
 
 std::string line_of(Trainer& trainer, bool last) {
   const TrainingProgress progress = trainer.progress();
-  return fmt::format("save{}: iteration {}, {} samples, {} skipped, {} steps, {} tokens, state {:a}",
-                     last ? " at the end" : "", progress.iteration, progress.consumed_samples,
-                     progress.skipped_steps, progress.optimizer.num_steps, waiting_tokens(trainer),
-                     sum_of(trainer.state(/*with_optimizer=*/true)));
+  return fmt::format(
+      "save{}: iteration {}, {} samples, {} skipped, {} steps, {} tokens, state {:a}",
+      last ? " at the end" : "", progress.iteration, progress.consumed_samples,
+      progress.skipped_steps, progress.optimizer.num_steps, waiting_tokens(trainer),
+      sum_of(trainer.state(/*with_optimizer=*/true)));
 }
 
 class RunAhead : public ::testing::TestWithParam<Job> {

@@ -12,12 +12,10 @@
 namespace lockstep {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr size_t kPiece = size_t{4} << 20;
 constexpr double kNotANumber = std::numeric_limits<double>::quiet_NaN();
 
-std::optional<double> number_in(const Json& value) {
+std::optional<double> number_in(const nlohmann::json& value) {
   if (value.is_null()) return kNotANumber;
   if (value.is_boolean()) return value.get<bool>() ? 1 : 0;
   return value.is_number() ? std::optional(value.get<double>()) : std::nullopt;
@@ -25,24 +23,25 @@ std::optional<double> number_in(const Json& value) {
 
 /// The value of "time_ms.forward"; null where there is none. A key that has dots itself comes
 /// first.
-const Json* find_field(const Json& object, std::string_view field) {
+const nlohmann::json* find_field(const nlohmann::json& object, std::string_view field) {
   if (!object.is_object()) return nullptr;
   if (const auto found = object.find(field); found != object.end()) return &*found;
   for (size_t dot = field.find('.'); dot != field.npos; dot = field.find('.', dot + 1))
     if (const auto part = object.find(field.substr(0, dot)); part != object.end())
-      if (const Json* const inner = find_field(*part, field.substr(dot + 1))) return inner;
+      if (const nlohmann::json* const inner = find_field(*part, field.substr(dot + 1)))
+        return inner;
   return nullptr;
 }
 
-double number_of(const Json& line, std::string_view field) {
-  const Json* const found = find_field(line, field);
+double number_of(const nlohmann::json& line, std::string_view field) {
+  const nlohmann::json* const found = find_field(line, field);
   const double value = found ? number_in(*found).value_or(0) : 0;
   return std::isnan(value) ? 0 : value;
 }
 
 /// Empty where `line` is not one of metrics.
-std::optional<Json> parse_line(std::string_view line) {
-  Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+std::optional<nlohmann::json> parse_line(std::string_view line) {
+  nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
   const auto iteration = json.is_object() ? json.find("iteration") : json.end();
   if (!json.is_object() || iteration == json.end() || !iteration->is_number_integer()) return {};
   return json;
@@ -114,7 +113,7 @@ void MetricsReader::drop_from(int64_t iteration) {
 }
 
 void MetricsReader::take(std::string_view line) {
-  const std::optional<Json> json = parse_line(line);
+  const std::optional<nlohmann::json> json = parse_line(line);
   if (!json) {
     ++metrics_.lines_without_metrics;
     return;
@@ -134,7 +133,7 @@ void MetricsReader::take(std::string_view line) {
   }
   const Step where = steps_.empty() ? Step{iteration, 0, 0} : steps_.back();
   for (const std::string& field : fields_) {
-    const Json* const found = find_field(*json, field);
+    const nlohmann::json* const found = find_field(*json, field);
     const auto value = found ? number_in(*found) : std::nullopt;
     if (!value) continue;
     auto& points = metrics_.series[field];
