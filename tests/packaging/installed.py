@@ -30,10 +30,11 @@ class Installed(unittest.TestCase):
 
     @classmethod
     def command(cls, *words, status=0, **environment):
-        """Runs with an empty environment but for PATH, which leads to no compiler."""
+        """Runs with an empty environment but for PATH, which leads to no compiler. The bytes that a
+        model writes are not always UTF-8."""
         result = subprocess.run([str(word) for word in words], capture_output=True, text=True,
-                                cwd=cls.folder, env={"PATH": cls.path} | environment, check=False,
-                                timeout=600)
+                                errors="replace", cwd=cls.folder,
+                                env={"PATH": cls.path} | environment, check=False, timeout=600)
         if result.returncode != status:
             raise AssertionError(f"{words}: {result.returncode}\n{result.stdout}{result.stderr}")
         return result.stdout
