@@ -60,16 +60,11 @@ void print_table(const Json& json, const Manifest& manifest) {
         tensor.pieces.size() == 1 ? "1 piece" : fmt::format("{} pieces", tensor.pieces.size()));
 }
 
-/// As the model registers its parameters; tensors of no parameter come last. Without the run's
-/// configuration the order stays as it is.
+/// As the model registers its parameters; tensors of no parameter come last.
 void sort_in_model_order(CheckpointReader& checkpoint, std::vector<ManifestTensor>& tensors) {
   std::unordered_map<std::string, size_t> places;
-  try {
-    for (const ShapedParameter& param : model_parameters(checkpoint.config()))
-      places.emplace(param.name, places.size());
-  } catch (const Error&) {
-    return;
-  }
+  for (const ShapedParameter& param : model_parameters(checkpoint.config()))
+    places.emplace(param.name, places.size());
   const auto place = [&places](const ManifestTensor& tensor) {
     const auto found = places.find(tensor.name);
     return found == places.end() ? places.size() : found->second;

@@ -25,6 +25,15 @@ const NamedConfig* find(const std::vector<NamedConfig>& configs, const std::stri
   return found == configs.end() ? nullptr : &*found;
 }
 
+/// kind_of_file(), with the error of an unusable argument.
+FileKind kind_of_config(const std::string& path) {
+  try {
+    return kind_of_file(path);
+  } catch (const FileError& error) {
+    fail<ConfigError>("CONFIG: {}", error.what());
+  }
+}
+
 }  // namespace
 
 std::string first_sentence(const std::string& text) {
@@ -62,10 +71,9 @@ NamedConfig named_config(const std::string& name) {
 }
 
 std::string config_file(const std::string& given) {
-  std::error_code error;
-  const auto status = std::filesystem::status(given, error);
-  const bool missing = status.type() == std::filesystem::file_type::not_found;
-  if (!missing && status.type() != std::filesystem::file_type::directory) return given;
+  const FileKind kind = kind_of_config(given);
+  const bool missing = kind == FileKind::none;
+  if (!missing && kind != FileKind::folder) return given;
   const auto configs = named_configs();
   if (const NamedConfig* const found = find(configs, given)) return found->path;
   require<ConfigError>(!missing,

@@ -123,7 +123,8 @@ class Plan(EndToEnd):
                 self.assert_failed(result, 2, part)
                 self.assertEqual(result.stdout, b"")
         self.assert_failed(run(LOCKSTEP, "plan"), 2, "subcommand is required")
-        self.assert_failed(run(LOCKSTEP, "plan", "group"), 2, "'group'; allowed: groups, buckets")
+        self.assert_failed(run(LOCKSTEP, "plan", "group"), 2, "'group'; did you mean 'groups'?")
+        self.assert_failed(run(LOCKSTEP, "plan", "xyzzy"), 2, "'xyzzy'; allowed: groups, buckets")
 
     def test_help(self):
         self.assertIn(b"  plan  ", run(LOCKSTEP, "--help").stdout)

@@ -158,8 +158,7 @@ class ReadFaults(EndToEnd):
         for command in ((READ_FILES, "checkpoint", folder),
                         (LOCKSTEP, "checkpoint", "verify", folder),
                         (LOCKSTEP, "checkpoint", "inspect", folder)):
-            read = [path for path in paths if "inspect" not in command or "rank_" not in path
-                    and "config" not in path]
+            read = [path for path in paths if "inspect" not in command or "rank_" not in path]
             self.each_call("checkpoint", command, *read)
 
     def test_folder_lock(self):

@@ -67,9 +67,10 @@ class Terminal:
         return self.process.wait(timeout=timeout)
 
     def last_screen(self):
-        """The lines of the last picture."""
+        """The lines of the last picture that has come whole."""
         screens = self.output.split(LEAVE_SECOND_SCREEN)[0].split(b"\x1b[H")
-        text = re.sub(rb"\x1b\[[?0-9;]*[A-Za-z]", b"", screens[-1])
+        whole = [screen for screen in screens if b"\x1b[J" in screen]
+        text = re.sub(rb"\x1b\[[?0-9;]*[A-Za-z]", b"", whole[-1])
         return text.decode().split("\r\n")
 
 
@@ -127,7 +128,7 @@ class Watch(EndToEnd):
         half = line(101, 9.875)
         self.append(half[:20])
         self.append(half[20:])
-        terminal.read_until(rb"(?s)iteration 101 of 400.*loss 9\.8750")
+        terminal.read_until(rb"(?s)iteration 101 of 400.*loss 9\.8750.*\x1b\[J")
         self.assertGreater(max(map(len, terminal.last_screen())), 70)
         terminal.resize(30, 10)
         deadline = time.monotonic() + 30
