@@ -3,13 +3,12 @@
 The package holds the tree of the wheel and, beside it, the part of libtorch that training on CPUs
 needs, in /usr/lib/lockstep; CPack fills in what it takes of Debian's own packages."""
 
-import argparse
 import gzip
 import pathlib
 import shutil
 import tempfile
 
-from stage import SOURCE, Build, elf_files, fail, needed, run
+from stage import SOURCE, build_and_dist, elf_files, fail, needed, run
 
 HOME = "usr/lib/lockstep"
 # Where find_package(Lockstep) looks, which does not know HOME.
@@ -69,15 +68,10 @@ def write_root(build, root):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("build", metavar="BUILD")
-    parser.add_argument("dist", metavar="DIST", type=pathlib.Path)
-    options = parser.parse_args()
-    build = Build(options.build)
+    build, dist = build_and_dist(__doc__.splitlines()[0])
     if build.cuda:
-        fail(f"{options.build} was built with CUDA, whose libraries take 4 GB that no Debian package "
+        fail(f"{build.folder} was built with CUDA, whose libraries take 4 GB that no Debian package "
              "should hold; run: make deb LOCKSTEP_CUDA=OFF BUILD=build-cpu, or make wheel")
-    options.dist.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         root = pathlib.Path(temporary, "root")
         write_root(build, root)
@@ -87,7 +81,7 @@ def main():
             "-D", "CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS=" + ";".join(
                 sorted({str(file.parent) for file in elf_files(root / HOME)})))
         package, = pathlib.Path(temporary).glob("*.deb")
-        made = pathlib.Path(shutil.copy(package, options.dist))
+        made = pathlib.Path(shutil.copy(package, dist))
     print(f"{made}: {made.stat().st_size / 1e6:.0f} MB")
 
 

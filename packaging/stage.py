@@ -2,6 +2,7 @@
 packages, where libtorch's folders `torch` and `nvidia` stand beside ours, `lockstep`. Programs and
 libraries find each other and libtorch by paths that begin where they stand themselves."""
 
+import argparse
 import os
 import pathlib
 import re
@@ -23,6 +24,17 @@ def fail(message):
 
 def run(*command, **options):
     return subprocess.run([str(word) for word in command], check=True, text=True, **options)
+
+
+def build_and_dist(description):
+    """The Build and the folder of results that the command line names; makes the folder."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("build", metavar="BUILD")
+    parser.add_argument("dist", metavar="DIST", type=pathlib.Path)
+    options = parser.parse_args()
+    build = Build(options.build)
+    options.dist.mkdir(parents=True, exist_ok=True)
+    return build, options.dist
 
 
 class Build:

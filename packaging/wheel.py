@@ -4,14 +4,13 @@ The wheel depends on the torch that it was built against, whose libraries it use
 in what else a bare Linux lacks (libprotobuf), and names the oldest glibc that can run it. One wheel
 serves every Python 3, because no Python runs in the programs."""
 
-import argparse
 import pathlib
 import shutil
 import subprocess
 import sys
 import tempfile
 
-from stage import SOURCE, Build, fail, run
+from stage import SOURCE, build_and_dist, fail, run
 
 # The libraries of the wheels that torch depends on.
 OF_TORCH = ["libtorch*", "libc10*", "libcudart*", "libnccl*"]
@@ -40,27 +39,22 @@ def write_project(build, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("build", metavar="BUILD")
-    parser.add_argument("dist", metavar="DIST", type=pathlib.Path)
-    options = parser.parse_args()
-    build = Build(options.build)
-    options.dist.mkdir(parents=True, exist_ok=True)
+    build, dist = build_and_dist(__doc__.splitlines()[0])
     with tempfile.TemporaryDirectory() as temporary:
         project, plain = pathlib.Path(temporary, "project"), pathlib.Path(temporary, "plain")
         write_project(build, project)
         run(sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check",
             "--no-deps", "--no-build-isolation", "--wheel-dir", plain, project)
         wheel, = plain.glob("*.whl")
-        for older in options.dist.glob("lockstep-*.whl"):
+        for older in dist.glob("lockstep-*.whl"):
             older.unlink()
         repaired = subprocess.run(
-            [sys.executable, "-m", "auditwheel", "repair", wheel, "--wheel-dir", options.dist,
+            [sys.executable, "-m", "auditwheel", "repair", wheel, "--wheel-dir", dist,
              *(word for name in OF_TORCH for word in ("--exclude", name))],
             capture_output=True, text=True, check=False)
         if repaired.returncode != 0:
             fail(f"auditwheel: {repaired.stderr}")
-    made, = options.dist.glob("lockstep-*.whl")
+    made, = dist.glob("lockstep-*.whl")
     print(f"{made}: {made.stat().st_size / 1e6:.1f} MB. {describe(build)}")
 
 
