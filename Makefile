@@ -109,6 +109,7 @@ fuzz: setup ## Fuzz every parser, FUZZ_SECONDS of a processor each
 
 docs: configure ## Write the API reference of the installed headers to build/docs/html
 	@scripts/setup docs
+	@ninja -C $(BUILD) lockstep_config_header
 	@doxygen $(BUILD)/Doxyfile
 
 format: ## Format all C++ and CUDA sources
