@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help train test mutants program build configure wheel deb image-test plain bench bench-experts fuzz docs format format-check lint clean setup
+.PHONY: help train test mutants program build configure wheel deb image-test plain bench bench-peers bench-experts fuzz docs format format-check lint clean setup
 
 comma := ,
 LOCKSTEP_CUDA ?= AUTO
@@ -90,9 +90,13 @@ bench: build ## Run the benchmarks: ours and its peer side by side
 	@$(BUILD)/benchmarks/device_waits
 	@$(BUILD)/benchmarks/data_pipeline loader
 	@scripts/setup text gpt2 tiktoken
-	@.venv/bin/python benchmarks/train.py $(BUILD)
 	@.venv/bin/python benchmarks/tokenizer.py $(BUILD)
 	@.venv/bin/python benchmarks/checkpoint.py $(BUILD)
+
+bench-peers: program ## Train the same GPTs here and with PyTorch, FSDP2, ZeRO, Megatron, in turns
+	@scripts/setup text
+	@scripts/setup megatron || true
+	@.venv/bin/python benchmarks/peers.py $(BUILD)
 
 bench-experts: build ## Train configs/moe_tiny.textproto and its dense twin: which loss is lower
 	@scripts/setup text
