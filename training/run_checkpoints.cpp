@@ -153,7 +153,7 @@ std::string RunCheckpoints::after_iteration(Trainer& trainer, bool last) {
     return save(trainer, last);
   } catch (const FileError& error) {
     if (last) throw;
-    return fmt::format("no checkpoint after iteration {}, training goes on: {}",
+    return fmt::format("no checkpoint after iteration {}, training continues: {}",
                        trainer.iteration(), error.what());
   }
 }
