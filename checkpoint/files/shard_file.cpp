@@ -73,8 +73,8 @@ bool ShardReader::block_fits(int64_t block, std::string_view bytes) const {
 
 void ShardReader::fail_block(int64_t block, std::string_view what) const {
   const int64_t begin = block * kChecksumBlock;
-  fail<FileError>("'{}': {}: bytes {} to {} do not have the checksum that the manifest says",
-                  path(), what, begin, begin + block_size(block) - 1);
+  fail<FileError>("'{}': {}: bytes {} to {} do not match the checksum in the manifest", path(),
+                  what, begin, begin + block_size(block) - 1);
 }
 
 std::string_view ShardReader::load_block(int64_t block, std::string_view what) {

@@ -213,7 +213,7 @@ std::string format_hugging_face_config(const TransformerConfig& model) {
 
 TransformerConfig parse_hugging_face_config(std::string_view text, const std::string& path) {
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  require<FileError>(json.is_object(), "'{}' is no JSON object", path);
+  require<FileError>(json.is_object(), "'{}' is not a JSON object", path);
   const Keys keys(json, path);
   const auto type = keys.get<std::string>("model_type");
   require<FileError>(type == "gpt2" || type == "llama",

@@ -62,8 +62,8 @@ SentencepieceTokenizer::SentencepieceTokenizer(const std::string& path, const st
     : path_(path), functions_(loaded_functions(field)), model_(nullptr) {
   const FileBytes file(path);
   model_ = functions_.open(file.bytes().data(), file.bytes().size());
-  require<FileError>(model_ != nullptr && vocabulary_size() > 0, "'{}' is no SentencePiece model",
-                     path);
+  require<FileError>(model_ != nullptr && vocabulary_size() > 0,
+                     "'{}' is not a SentencePiece model", path);
 }
 
 SentencepieceTokenizer::~SentencepieceTokenizer() {

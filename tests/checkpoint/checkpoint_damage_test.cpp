@@ -164,9 +164,9 @@ TEST_F(CheckpointDamageTest, LiesOfTheManifestAreNamed) {
   EXPECT_TRUE(refuses("rank_00001.safetensors", "../rank_1", "file '../rank_1': allowed: a plain"));
   EXPECT_TRUE(refuses("rank_00001.safetensors", "/etc/passwd", "allowed: a plain name"));
   EXPECT_TRUE(refuses("rank_00001.safetensors", "..", "allowed: a plain name"));
-  EXPECT_TRUE(refuses("rank_00001", "rank_00000", "file 'rank_00000.safetensors' is there twice"));
+  EXPECT_TRUE(refuses("rank_00001", "rank_00000", "file 'rank_00000.safetensors' is listed twice"));
   EXPECT_TRUE(refuses("format_version: 1", "format_version: 2", "newer version"));
-  EXPECT_TRUE(refuses("name: \"b\"", "name: \"w\"", "tensor 'w' is there twice"));
+  EXPECT_TRUE(refuses("name: \"b\"", "name: \"w\"", "tensor 'w' is listed twice"));
   EXPECT_TRUE(refuses("name: \"w\"", "name: \"\"", "a tensor has no name"));
   EXPECT_TRUE(refuses("\"F32\"", "\"F128\"", "unknown dtype 'F128'"));
   EXPECT_TRUE(refuses("\"F32\"", "\"F64\"", "overlap at byte"));

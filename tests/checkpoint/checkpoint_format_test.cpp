@@ -105,7 +105,7 @@ TEST(TensorBox, TilingErrorsAreNamed) {
   EXPECT_EQ(tiling_error({4, 6}, {left, part({0, 3}, {4, 3}, 0, 5), part({0, 3}, {4, 3}, 6, 12)}),
             "elements 5 to 5 of block [0:4, 3:6] are missing");
   EXPECT_EQ(tiling_error({4, 6}, {left, part({0, 3}, {4, 3}, 0, 5), part({0, 3}, {4, 3}, 4, 12)}),
-            "element 4 of block [0:4, 3:6] is there twice");
+            "element 4 of block [0:4, 3:6] appears twice");
   EXPECT_EQ(tiling_error({4, 6}, {}), "no part of it is there");
 }
 
@@ -202,7 +202,8 @@ TEST(CheckpointFolder, InterruptedSavesNeverCountAndGoWithTheNextOne) {
   leave_unfinished(path, 90);
   EXPECT_FALSE(has_checkpoint(path));
   EXPECT_TRUE(throws_with<FileError>([&] { find_checkpoint(path); }, "no complete step_N/"));
-  EXPECT_TRUE(throws_with<FileError>([&] { find_checkpoint(path + "/no"); }, "/no' is no folder"));
+  EXPECT_TRUE(
+      throws_with<FileError>([&] { find_checkpoint(path + "/no"); }, "/no' is not a folder"));
   save_empty(path, 10);
   leave_unfinished(path, 20);
   std::filesystem::create_directories(folder.path() / "step_30");
@@ -339,7 +340,7 @@ TEST(HuggingFaceConfig, DamageIsNamed) {
   const auto refuses = [](const std::string& json, const std::string& part) {
     return throws_with<FileError>([&] { parse_hugging_face_config(json, "config.json"); }, part);
   };
-  EXPECT_TRUE(refuses("{", "'config.json' is no JSON object"));
+  EXPECT_TRUE(refuses("{", "'config.json' is not a JSON object"));
   EXPECT_TRUE(refuses("{}", "'model_type' is missing"));
   EXPECT_TRUE(refuses(R"({"model_type":"bert"})", "found bert, allowed: gpt2, llama"));
   for (const std::string name : {"relu", "gelu_fast", "quick_gelu", "swiglu"})

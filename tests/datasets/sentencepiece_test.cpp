@@ -70,9 +70,10 @@ TEST_F(SentencepieceTest, NamesWhatIsWrong) {
     return [=] { make_tokenizer("sentencepiece:" + path, "field"); };
   };
   EXPECT_TRUE(throws_with<FileError>(open(folder_.path() / "none"), "none' cannot be read"));
-  EXPECT_TRUE(throws_with<FileError>(open(folder_.path() / "text"), "is no SentencePiece model"));
   EXPECT_TRUE(
-      throws_with<FileError>(open(folder_.write("empty", "")), "is no SentencePiece model"));
+      throws_with<FileError>(open(folder_.path() / "text"), "is not a SentencePiece model"));
+  EXPECT_TRUE(
+      throws_with<FileError>(open(folder_.write("empty", "")), "is not a SentencePiece model"));
 }
 
 TEST(Sentencepiece, IsRefusedByNameWhereItIsNot) {

@@ -121,6 +121,14 @@ class Train(EndToEnd):
         self.assertEqual(first.stdout, again.stdout)
         self.assertNotEqual(first.stdout, other.stdout)
 
+    def test_a_run_that_has_done_all_its_iterations_says_so(self):
+        output, result = self.train(1)
+        self.assertIn("on 1 data-parallel rank (cpu)", result.stderr.decode())
+        before = (output / "metrics.jsonl").read_bytes()
+        _, result = self.train(1, "--set", f"checkpoint.load={output / 'checkpoint'}")
+        self.assertIn("nothing is left to train: train.train_iters is 12", result.stderr.decode())
+        self.assertEqual((output / "metrics.jsonl").read_bytes(), before)
+
     def test_a_second_run_keeps_the_metrics_of_the_first(self):
         output, _ = self.train(1)
         before = (output / "metrics.jsonl").read_bytes()
