@@ -3,8 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <map>
+
 #include <ATen/ATen.h>
 
+#include "lockstep/core/config_io.h"
 #include "lockstep/models/attention.h"
 #include "lockstep/models/core_attention.h"
 #include "lockstep/models/rotary_embedding.h"
