@@ -100,22 +100,58 @@ class Activations {
     return sum(product(sequence_, sequence_), product(attention_pairs(), sum(wide_, 1, element_)));
   }
 
+  /// Queries, and keys, of all heads of this rank, in bytes of `element`.
+  int64_t queries(int64_t element) const {
+    return product(tokens_, widths_.heads, *config_.kv_channels, element);
+  }
+  int64_t keys(int64_t element) const {
+    return product(tokens_, widths_.groups, *config_.kv_channels, element);
+  }
+
+  /// Whether the queries lie in linear_qkv's output as they are used, head after head.
+  bool queries_are_views() const { return widths_.groups == 1 || widths_.groups == widths_.heads; }
+
+  /// What the norms of queries and keys keep beside views of linear_qkv's output.
+  int64_t query_key_norms() const {
+    if (!config_.qk_layernorm) return 0;
+    const int64_t rows = product(tokens_, sum(widths_.heads, widths_.groups));
+    const bool copied = !queries_are_views();
+    if (config_.normalization == Normalization::LayerNorm)
+      return sum(copied ? queries(element_) : 0, product(2, rows, element_));
+    const int64_t normalized = sum(queries(wide_), keys(wide_));
+    const int64_t inputs = element_ != wide_ ? normalized : copied ? queries(element_) : 0;
+    return sum(inputs, normalized, product(rows, wide_));
+  }
+
+  bool norms_keep_views() const {
+    const bool widened = config_.normalization == Normalization::RMSNorm && element_ != wide_;
+    return config_.qk_layernorm && !widened;
+  }
+
+  /// The output, which linear_proj keeps, is as large as the queries.
   int64_t attention() const {
-    const int64_t query = product(tokens_, widths_.heads, *config_.kv_channels, element_);
-    const int64_t key = product(tokens_, widths_.groups, *config_.kv_channels, element_);
-    const bool rotated = config_.position_embedding_type == PositionEmbeddingType::rope;
+    const bool changed =
+        config_.position_embedding_type == PositionEmbeddingType::rope || config_.qk_layernorm;
     const bool recomputed = config_.recompute_granularity == RecomputeGranularity::selective;
-    const bool views = widths_.groups == 1 || widths_.groups == widths_.heads;
+    const bool windowed =
+        config_.window_size && *config_.window_size < sequence_ && !drops_attention();
+    const bool views = queries_are_views();
     const bool spread =
         !views || (drops_attention() && batch_ > 1 && widths_.heads > widths_.groups);
-    const int64_t own_query = rotated || !views ? query : 0;
-    const int64_t own_key = rotated ? key : 0;
-    const int64_t output = query;
+    const int64_t own_query = changed || !views ? queries(element_) : 0;
+    const int64_t own_key = changed ? keys(element_) : 0;
+    const int64_t output = queries(element_), norms = query_key_norms();
     const int64_t group_heads = config_.num_attention_heads / *config_.num_query_groups;
-    const int64_t projected = product(key, sum(group_heads, 2));
-    if (recomputed) return sum(projected, own_query, own_key, output);
-    if (!spread) return sum(projected, own_query, own_key, output, attention_weights());
-    return sum(product(3, query), output, attention_weights());
+    const int64_t projected = product(keys(element_), sum(group_heads, 2));
+    if (recomputed) return sum(projected, own_query, own_key, output, norms);
+    if (windowed) {
+      const bool viewed = norms_keep_views() || own_query == 0;
+      return sum(viewed ? projected : 0, own_query, product(2, keys(element_)), output, norms,
+                 attention_weights());
+    }
+    if (!spread) return sum(projected, own_query, own_key, output, norms, attention_weights());
+    return sum(norms_keep_views() ? projected : 0, product(3, queries(element_)), output, norms,
+               attention_weights());
   }
 
   int64_t feed_forward(int64_t width) const { return inside(tokens_, width); }

@@ -23,7 +23,10 @@
 ///   or there is one key head, they are not spread, and instead (q + 2 k) T e of linear_qkv's
 ///   output is kept (q of all ranks that share a query group), plus k T e of rotated keys. With
 ///   attention dropout, for a sequence of S tokens, S^2 + T S * heads (w + 1 + e) in place of the
-///   log-sum-exp; one key head is then spread for more than one sample.
+///   log-sum-exp; one key head is then spread for more than one sample. With a window of fewer
+///   tokens than the sequence, and without dropout, keys and values are kept once, 2 k T e, neither
+///   spread nor as views. qk_layernorm adds what an RMSNorm or LayerNorm of queries and keys keeps
+///   of its input and normalized input; an input that is a view keeps linear_qkv's output.
 /// - feed-forward: SwiGLU 4 f T e (its input, the gate's SiLU, the product), GELU 2 f T e.
 /// - experts, for t = T / tp tokens, E experts, k chosen, P = t k pairs (what capacity leaves or
 ///   fills up), R = P * expert-tp rows, F = moe_ffn_hidden_size / expert-tp, if experts get the

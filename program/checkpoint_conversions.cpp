@@ -23,9 +23,7 @@ void add_checkpoint_conversions(CLI::App& checkpoint) {
     command->add_option("DIR", arguments->folder, folder)->required();
     return command;
   };
-  add("export",
-      "Write a checkpoint's weights in fp32 as a GPT-2 or Llama model for Hugging Face's "
-      "transformers",
+  add("export", "Write a checkpoint's weights in fp32 as a model of Hugging Face's transformers",
       "Folder for config.json and model.safetensors",
       "Folder of checkpoint.save; its newest complete checkpoint is taken")
       ->callback([arguments] {

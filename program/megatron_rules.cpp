@@ -1,7 +1,9 @@
 #include "lockstep/program/megatron_rules.h"
 
 #include <algorithm>
+#include <cinttypes>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <sstream>
 
@@ -46,11 +48,31 @@ void apply_activation(Settings& s) {
     s.set("model.ffn_hidden_size", *hidden * 8 / 3 / 64 * 64);
 }
 
+/// "1023,0" or "(1023, 0)": tokens before and after each token that it sees.
+void apply_window(Settings& s) {
+  if (!s.has("--window-size")) return;
+  const std::string given(*s.value("--window-size"));
+  int64_t left = -1, right = -1;
+  std::string text = given;
+  std::erase_if(text, [](char c) { return c == '(' || c == ')' || c == ' '; });
+  int used = 0;
+  const bool good =
+      std::sscanf(text.c_str(), "%" SCNd64 ",%" SCNd64 "%n", &left, &right, &used) == 2 &&
+      used == static_cast<int>(text.size()) && left >= 0 && right == 0;
+  require<ConfigError>(good, "--window-size: found '{}', allowed: LEFT,0 with LEFT >= 0", given);
+  s.set("model.window_size", left + 1);
+}
+
 void apply_attention(Settings& s) {
   if (s.has("--group-query-attention"))
     s.set("model.num_query_groups", integer_or(s, "--num-query-groups", 1));
   else if (s.has("--num-query-groups"))
     s.note("--num-query-groups", "not needed: without --group-query-attention it has no effect");
+  if (s.has("--use-rope-scaling") && s.has("--rope-scaling-factor"))
+    s.copy("--rope-scaling-factor", "model.rope_scaling_factor");
+  else if (s.has("--rope-scaling-factor"))
+    s.note("--rope-scaling-factor", "not needed: without --use-rope-scaling it has no effect");
+  apply_window(s);
   const auto length = s.integer("--seq-length"), rows = s.integer("--max-position-embeddings");
   const bool learned = s.found("model.position_embedding_type") == "learned_absolute";
   if (learned && length && rows && *rows != *length)

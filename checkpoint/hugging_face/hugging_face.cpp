@@ -53,9 +53,9 @@ void check_shapes(const Config& config, const NamedTensors& weights, const std::
   for (const ShapedParameter& param : chunk_parameters(config, whole)) {
     std::vector<int64_t> rows_and_columns = param.shape;
     if (const auto& rows = param.description.unpadded_rows) rows_and_columns.front() = *rows;
-    // A gate and its inner matrix are one below the other there.
+    // A gate and its inner matrix, and experts, are one below the other there.
     if (param.shape.size() > 2)
-      rows_and_columns = {param.shape[0] * param.shape[1], param.shape[2]};
+      rows_and_columns = {param.numel() / param.shape.back(), param.shape.back()};
     const at::Tensor& found = weights.at(param.name);
     require<FileError>(found.sizes() == at::IntArrayRef(rows_and_columns),
                        "'{}': weight '{}': found shape [{}], allowed: [{}]", path, param.name,

@@ -8,7 +8,7 @@ namespace lockstep {
 /// fp32, so that Hugging Face's transformers loads them. They appear together, at the end; an
 /// earlier export is whole until then, and other files of the folder stay. Returns what cannot be
 /// removed of earlier exports, and why; empty if there is nothing. ConfigError names a field of the
-/// model that neither GPT-2 nor Llama has; FileError.
+/// model that no family of transformers has; FileError.
 std::string export_to_hugging_face(const std::string& folder, const std::string& out);
 
 /// Makes a checkpoint of iteration 0 in `folder` from `in`/config.json and `in`/model.safetensors

@@ -4,9 +4,10 @@
 
 #include <ATen/ATen.h>
 
-#include "lockstep/checkpoint/hugging_face_config.h"
+#include "lockstep/checkpoint/hugging_face_families.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/core/check.h"
+#include "lockstep/core/expert_rules.h"
 
 namespace lockstep {
 namespace {
@@ -14,10 +15,10 @@ namespace {
 /// How one tensor here becomes one or several there.
 enum class Form {
   same,
-  transposed,      ///< [out, in] -> [in, out]
-  fused_qkv,       ///< group by group -> queries, keys, values, transposed where it is a matrix
-  separate_qkv,    ///< group by group -> three tensors
-  separate_halves  ///< gate and up -> two tensors
+  transposed,    ///< [out, in] -> [in, out]
+  fused_qkv,     ///< group by group -> queries, keys, values, transposed where it is a matrix
+  separate_qkv,  ///< group by group -> three tensors
+  stacked        ///< several matrices below each other -> so many tensors
 };
 
 struct Rule {
@@ -44,20 +45,61 @@ void add_gpt2_layer(std::vector<Rule>& rules, const std::string& ours, const std
   }
 }
 
-void add_llama_layer(std::vector<Rule>& rules, const std::string& ours, const std::string& theirs) {
+void add_attention(std::vector<Rule>& rules, const TransformerConfig& model,
+                   const std::string& ours, const std::string& theirs) {
+  for (const std::string part : {"weight", "bias"}) {
+    if (part == "bias" && !model.add_qkv_bias) continue;
+    rules.push_back(
+        {ours + "linear_qkv." + part,
+         {theirs + "q_proj." + part, theirs + "k_proj." + part, theirs + "v_proj." + part},
+         Form::separate_qkv});
+  }
+  rules.push_back({ours + "linear_proj.weight", {theirs + "o_proj.weight"}});
+  if (!model.qk_layernorm) return;
+  rules.push_back({ours + "q_layernorm.weight", {theirs + "q_norm.weight"}});
+  rules.push_back({ours + "k_layernorm.weight", {theirs + "k_norm.weight"}});
+}
+
+/// Names of the three matrices of a gated feed-forward network, or of an expert.
+struct GatedNames {
+  const char* gate;
+  const char* up;
+  const char* down;
+};
+
+void add_experts(std::vector<Rule>& rules, const TransformerConfig& model, const std::string& ours,
+                 const std::string& theirs, const GatedNames& names) {
+  Names first, second;
+  for (int64_t expert = 0; expert < *model.num_experts; ++expert) {
+    const std::string one = fmt::format("{}experts.{}.", theirs, expert);
+    first.push_back(one + names.gate + ".weight");
+    first.push_back(one + names.up + ".weight");
+    second.push_back(one + names.down + ".weight");
+  }
+  rules.push_back({ours + "router.weight", {theirs + "gate.weight"}});
+  rules.push_back({ours + "experts.linear_fc1.weight", std::move(first), Form::stacked});
+  rules.push_back({ours + "experts.linear_fc2.weight", std::move(second), Form::stacked});
+}
+
+void add_rotary_layer(std::vector<Rule>& rules, const TransformerConfig& model, int64_t layer,
+                      const std::string& ours, const std::string& theirs) {
+  constexpr GatedNames kProjections = {"gate_proj", "up_proj", "down_proj"};
+  constexpr GatedNames kNumbers = {"w1", "w3", "w2"};
   rules.push_back({ours + "input_layernorm.weight", {theirs + "input_layernorm.weight"}});
-  const std::string attention = theirs + "self_attn.", mlp = theirs + "mlp.";
-  rules.push_back(
-      {ours + "self_attention.linear_qkv.weight",
-       {attention + "q_proj.weight", attention + "k_proj.weight", attention + "v_proj.weight"},
-       Form::separate_qkv});
-  rules.push_back({ours + "self_attention.linear_proj.weight", {attention + "o_proj.weight"}});
+  add_attention(rules, model, ours + "self_attention.", theirs + "self_attn.");
   rules.push_back(
       {ours + "pre_mlp_layernorm.weight", {theirs + "post_attention_layernorm.weight"}});
-  rules.push_back({ours + "mlp.linear_fc1.weight",
-                   {mlp + "gate_proj.weight", mlp + "up_proj.weight"},
-                   Form::separate_halves});
-  rules.push_back({ours + "mlp.linear_fc2.weight", {mlp + "down_proj.weight"}});
+  const std::string mlp = theirs + "mlp.";
+  if (!has_experts(model, layer)) {
+    rules.push_back({ours + "mlp.linear_fc1.weight",
+                     {mlp + "gate_proj.weight", mlp + "up_proj.weight"},
+                     Form::stacked});
+    rules.push_back({ours + "mlp.linear_fc2.weight", {mlp + "down_proj.weight"}});
+  } else if (hugging_face_family(model) == HuggingFaceFamily::mixtral) {
+    add_experts(rules, model, ours + "mlp.", theirs + "block_sparse_moe.", kNumbers);
+  } else {
+    add_experts(rules, model, ours + "mlp.", mlp, kProjections);
+  }
 }
 
 std::vector<Rule> rules_of(const TransformerConfig& model) {
@@ -77,7 +119,7 @@ std::vector<Rule> rules_of(const TransformerConfig& model) {
     if (gpt2)
       add_gpt2_layer(rules, ours, fmt::format("{}h.{}.", root, i));
     else
-      add_llama_layer(rules, ours, fmt::format("{}layers.{}.", root, i));
+      add_rotary_layer(rules, model, i, ours, fmt::format("{}layers.{}.", root, i));
   }
   return rules;
 }
@@ -121,10 +163,15 @@ std::vector<at::Tensor> convert(const Rule& rule, const at::Tensor& weight, cons
       const at::Tensor joined = at::cat(heads.split(weight, columns), 0);
       return {weight.dim() == 1 ? joined.flatten() : joined.t()};
     }
-    case Form::separate_qkv:
-      return heads.split(weight, weight.size(-1));
-    case Form::separate_halves:
-      return weight.reshape({2, -1, weight.size(-1)}).unbind(0);
+    case Form::separate_qkv: {
+      if (weight.dim() > 1) return heads.split(weight, weight.size(-1));
+      std::vector<at::Tensor> parts = heads.split(weight, 1);
+      for (at::Tensor& part : parts) part = part.flatten();
+      return parts;
+    }
+    case Form::stacked:
+      return weight.reshape({static_cast<int64_t>(rule.theirs.size()), -1, weight.size(-1)})
+          .unbind(0);
   }
   fail<UsageError>("unknown form of a weight");
 }
@@ -142,11 +189,17 @@ at::Tensor convert_back(const Rule& rule, const std::vector<at::Tensor>& parts,
       const at::Tensor joined = heads.join(rows.split_with_sizes(heads.rows(), 0), rows.size(1));
       return first.dim() == 1 ? joined.flatten() : joined;
     }
-    case Form::separate_qkv:
-      for (size_t i = 0; i < parts.size(); ++i)
-        TORCH_CHECK(parts[i].sizes() == at::IntArrayRef({heads.rows()[i], first.size(1)}));
-      return heads.join(parts, first.size(1));
-    case Form::separate_halves:
+    case Form::separate_qkv: {
+      std::vector<int64_t> shape = first.sizes().vec();
+      for (size_t i = 0; i < parts.size(); ++i) {
+        shape.at(0) = heads.rows()[i];
+        TORCH_CHECK(parts[i].sizes() == at::IntArrayRef(shape));
+      }
+      const at::Tensor joined = heads.join(parts, first.dim() == 1 ? 1 : first.size(1));
+      return first.dim() == 1 ? joined.flatten() : joined;
+    }
+    case Form::stacked:
+      for (const at::Tensor& part : parts) TORCH_CHECK(part.sizes() == first.sizes());
       return at::cat(parts, 0);
   }
   fail<UsageError>("unknown form of a weight");
@@ -202,6 +255,9 @@ NamedTensors from_hugging_face(const TransformerConfig& model, NamedTensors tens
   require<FileError>(model.num_layers <= static_cast<int64_t>(tensors.size()),
                      "'{}': {} tensors, too few for the {} layers of the config.json", path,
                      tensors.size(), model.num_layers);
+  require<FileError>(model.num_experts.value_or(0) <= static_cast<int64_t>(tensors.size()),
+                     "'{}': {} tensors, too few for the {} experts of the config.json", path,
+                     tensors.size(), model.num_experts.value_or(0));
   const Heads heads(model);
   NamedTensors result;
   for (const Rule& rule : rules_of(model)) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <sstream>
 
+#include "lockstep/core/attention_rules.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/context_parallel_rules.h"
@@ -19,26 +20,7 @@
 namespace lockstep {
 namespace {
 
-/// Rotary embeddings turn pairs of channels.
-void check_rotated_channels(const TransformerConfig& model, const FieldNames& names) {
-  if (model.position_embedding_type != PositionEmbeddingType::rope) return;
-  const int64_t channels = *model.kv_channels;
-  const double rotated = static_cast<double>(channels) * model.rotary_percent;
-  const bool good =
-      rotated >= 2 && std::floor(rotated) == rotated && static_cast<int64_t>(rotated) % 2 == 0;
-  require<ConfigError>(good || model.rotary_percent != 1,
-                       "{}: found {}, allowed with model.position_embedding_type = rope: an even "
-                       "number of channels",
-                       names.kv_channels, channels);
-  require<ConfigError>(good,
-                       "model.rotary_percent: found {}, allowed: a share of the {} channels of a "
-                       "head that is an even number of channels",
-                       model.rotary_percent, channels);
-}
-
 void check_model(const TransformerConfig& model) {
-  div_exact(model.num_attention_heads, *model.num_query_groups, "model.num_attention_heads",
-            "model.num_query_groups");
   if (model.recompute_num_layers) {
     require<ConfigError>(model.recompute_granularity == RecomputeGranularity::full,
                          "model.recompute_num_layers: is set, but model.recompute_granularity is "
@@ -133,8 +115,8 @@ void check_batch_sizes(const TrainConfig& train) {
 void check_rules(const Config& given) {
   const Config config = resolve(given);
   const FieldNames names(given);
+  check_attention(config.model, names);
   check_model(config.model);
-  check_rotated_channels(config.model, names);
   check_parallel(config.parallel);
   check_tensor_parallel(config.model, config.parallel, names);
   check_context_parallel(config.model, config.parallel, names);

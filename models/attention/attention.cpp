@@ -41,6 +41,9 @@ SelfAttention::SelfAttention(const LayerContext& context, const ModuleSpec& spec
   linear_proj_ = add_child<RowParallelLinear>(context, spec, "linear_proj");
   if (context.config.position_embedding_type == PositionEmbeddingType::rope)
     rotary_ = std::make_shared<const RotaryEmbedding>(context);
+  if (!context.config.qk_layernorm) return;
+  q_layernorm_ = add_child<Norm>(context, spec, "q_layernorm");
+  k_layernorm_ = add_child<Norm>(context, spec, "k_layernorm");
 }
 
 SelfAttention::SelfAttention(const LayerContext& context)
@@ -58,6 +61,10 @@ at::Tensor SelfAttention::forward(const at::Tensor& hidden, const TokenPositions
   if (sharing_) query = query.narrow(2, layout_.first_head % heads, layout_.own_heads);
   at::Tensor key = parts[1].squeeze(3);
   const at::Tensor value = parts[2].squeeze(3);
+  if (q_layernorm_) {
+    query = q_layernorm_->forward(query);
+    key = k_layernorm_->forward(key);
+  }
   if (rotary_) {
     query = rotary_->apply(query, tokens.positions);
     key = rotary_->apply(key, tokens.positions);

@@ -6,6 +6,7 @@
 #include "lockstep/core/parameters.h"
 #include "lockstep/models/layer_context.h"
 #include "lockstep/models/linear.h"
+#include "lockstep/models/normalization.h"
 #include "lockstep/models/token_positions.h"
 
 namespace lockstep {
@@ -36,6 +37,9 @@ HeadLayout head_layout(const TransformerConfig& config, int64_t rank, int64_t ra
 ///   kv_channels, hidden_size]. Its rows come group by group: the query heads of the group, its key
 ///   head, its value head, as in Megatron Core.
 /// - `linear_proj`: row-parallel, weight [hidden_size, num_attention_heads * kv_channels]
+/// - `q_layernorm`, `k_layernorm`, with qk_layernorm: Norm over the kv_channels of each query and
+///   each key head, before they are rotated. The weights are on every rank of tp; their gradients
+///   are terms of a sum, because each rank has other query heads.
 class SelfAttention : public DescribedModule {
  public:
   explicit SelfAttention(const LayerContext& context);
@@ -54,6 +58,8 @@ class SelfAttention : public DescribedModule {
   std::optional<ProcessGroup> sharing_;  ///< the ranks that have a group with this one
   std::shared_ptr<ColumnParallelLinear> linear_qkv_;
   std::shared_ptr<RowParallelLinear> linear_proj_;
+  std::shared_ptr<Norm> q_layernorm_;  ///< null without
+  std::shared_ptr<Norm> k_layernorm_;
   std::shared_ptr<const RotaryEmbedding> rotary_;  ///< null without
   std::shared_ptr<const CoreAttention> core_;
 };

@@ -6,9 +6,16 @@
 
 namespace lockstep {
 
+/// The angles by which one position turns the pairs of `rotated` channels: [rotated / 2] of fp64,
+/// base^(-2i/rotated), stretched as rope_scaling_type says. llama3: a frequency f, of which the
+/// original context holds n = f * original / 2 pi waves, is f / factor where n <= low, f where n >=
+/// high, and between them goes from one to the other linearly in n, as in Llama 3.1.
+at::Tensor rotary_frequencies(const TransformerConfig& config, int64_t rotated);
+
 /// Rotary position embedding (Su et al., "RoFormer", 2021) in the form of Llama and Megatron Core:
 /// channel i and channel i + d/2 form a pair that is rotated by position * base^(-2i/d), where d =
-/// kv_channels * rotary_percent channels are rotated and the others pass.
+/// kv_channels * rotary_percent channels are rotated and the others pass. For scaled frequencies
+/// see rotary_frequencies().
 class RotaryEmbedding {
  public:
   /// Tables for positions 0 ... seq_length - 1, computed in fp64.

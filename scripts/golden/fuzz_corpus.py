@@ -133,6 +133,24 @@ def main():
          "num_key_value_heads": 2, "max_position_embeddings": 128, "vocab_size": 256,
          "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
          "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False}))
+    write("hugging_face_config", "llama3", json.dumps(
+        {"model_type": "llama", "hidden_size": 64, "intermediate_size": 172,
+         "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128,
+         "vocab_size": 256, "rope_parameters": {
+             "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+             "high_freq_factor": 4.0, "original_max_position_embeddings": 64}}))
+    write("hugging_face_config", "qwen3_moe", json.dumps(
+        {"model_type": "qwen3_moe", "hidden_size": 64, "intermediate_size": 172,
+         "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "head_dim": 32, "max_position_embeddings": 128, "vocab_size": 256,
+         "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0,
+         "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+         "norm_topk_prob": True, "decoder_sparse_step": 2, "mlp_only_layers": [1]}))
+    write("hugging_face_config", "qwen2", json.dumps(
+        {"model_type": "qwen2", "hidden_size": 64, "intermediate_size": 172,
+         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "max_position_embeddings": 128, "vocab_size": 256, "use_sliding_window": True,
+         "sliding_window": 16, "layer_types": ["sliding_attention", "sliding_attention"]}))
     write("hugging_face_config", "gpt2", json.dumps(
         {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 2,
          "n_head": 4, "n_positions": 128, "n_ctx": 128, "vocab_size": 256, "n_inner": None,

@@ -222,6 +222,11 @@ class MegatronFlags(EndToEnd):
             ("--num-experts 4 --moe-layer-freq ([0]*1+[1]*3)",
              {"model.moe_layer_freq": "[0, 1, 1, 1]"}),
             ("--num-experts 4 --moe-layer-freq ([0,1])*2", {"model.moe_layer_freq": "[0, 1, 0, 1]"}),
+            ("--qk-layernorm", {"model.qk_layernorm": "true"}),
+            ("--use-rope-scaling --rope-scaling-factor 32.0",
+             {"model.rope_scaling_type": '"llama3"', "model.rope_scaling_factor": "32"}),
+            ("--window-size 1023,0", {"model.window_size": "1024"}),
+            ('--window-size "(127, 0)"', {"model.window_size": "128"}),
             ("--num-experts 4 --moe-layer-freq 2", {"model.moe_layer_freq": "2"}),
             ("--cp-comm-type a2a p2p p2p p2p --attention-dropout 0",
              {"parallel.cp_comm_type_of_layers": '"a2a,p2p,p2p,p2p"'}),
@@ -248,7 +253,8 @@ class MegatronFlags(EndToEnd):
 
     def test_what_is_not_there_is_said(self):
         for flags, note in (
-                ("--qk-layernorm", "--qk-layernorm: not there: "),
+                ("--qk-l2-norm", "--qk-l2-norm: not there: "),
+                ("--rope-scaling-factor 4", "--rope-scaling-factor: not needed: "),
                 ("--fp8-format hybrid", "--fp8-format: not there: "),
                 ("--wandb-project x", "--wandb-project: not needed: "),
                 ("--position-embedding-type yarn",
@@ -269,6 +275,8 @@ class MegatronFlags(EndToEnd):
                 ("--num-layer 24", "unknown flag '--num-layer'; did you mean '--num-layers'?"),
                 ("--frobnicate", "unknown flag '--frobnicate'; `lockstep megatron-flags --list`"),
                 ("24", "found '24', allowed first: a flag"),
+                ("--window-size 4,4", "--window-size: found '4,4', allowed: LEFT,0 with LEFT >= 0"),
+                ("--window-size 4", "--window-size: found '4', allowed: LEFT,0 with LEFT >= 0"),
                 ("--num-layers many", "--num-layers: found 'many', allowed: a whole number"),
                 ("--num-layers 2.5", "--num-layers: found '2.5', allowed: a whole number"),
                 ("--lr high", "--lr: found 'high', allowed: a number"),
