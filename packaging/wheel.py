@@ -1,7 +1,7 @@
 """Makes a wheel of a build folder: python packaging/wheel.py BUILD DIST
 
 The wheel depends on the torch that it was built against, whose libraries it uses; auditwheel copies
-in what else a bare Linux lacks (libprotobuf), and names the oldest glibc that can run it. One wheel
+in what else a bare Linux lacks (libprotobuf, libzstd), and names the oldest glibc that can run it. One wheel
 serves every Python 3, because no Python runs in the programs."""
 
 import pathlib
@@ -14,7 +14,8 @@ from stage import SOURCE, build_and_dist, fail, run
 
 # The libraries of the wheels that torch depends on.
 OF_TORCH = ["libtorch*", "libc10*", "libcudart*", "libnccl*"]
-PROTOBUF_LICENCE = pathlib.Path("/usr/share/doc/libprotobuf32/copyright")
+# Debian's packages of the libraries that auditwheel copies in.
+COPIED_IN = ["libprotobuf32", "libzstd1"]
 
 
 def describe(build):
@@ -34,8 +35,10 @@ def write_project(build, folder):
     with (folder / "README.md").open("a", encoding="utf-8") as readme:
         readme.write("\n" + describe(build) + "\n")
     shutil.copy(SOURCE / "LICENSE", folder)
-    if PROTOBUF_LICENCE.exists():
-        shutil.copy(PROTOBUF_LICENCE, folder / "LICENSE.libprotobuf")
+    for package in COPIED_IN:
+        licence = pathlib.Path("/usr/share/doc", package, "copyright")
+        if licence.exists():
+            shutil.copy(licence, folder / f"LICENSE.{package.rstrip('0123456789')}")
 
 
 def main():

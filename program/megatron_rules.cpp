@@ -231,16 +231,44 @@ bool is_number(const std::string& text) {
   return stream >> number && stream.eof();
 }
 
+struct WeightedPaths {
+  std::vector<std::string> weights;  ///< empty, or one for each path
+  std::vector<std::string> paths;
+};
+
 /// Paths, or weights and paths in turn.
-void apply_data_path(Settings& s) {
-  if (!s.has("--data-path")) return;
-  const auto& given = s.values("--data-path");
-  std::vector<std::string> weights, paths;
-  for (size_t i = 0; i < given.size(); ++i) (i % 2 == 0 ? weights : paths).push_back(given[i]);
+WeightedPaths weighted_paths(const std::vector<std::string>& given) {
+  WeightedPaths found;
+  for (size_t i = 0; i < given.size(); ++i)
+    (i % 2 == 0 ? found.weights : found.paths).push_back(given[i]);
   const bool weighted =
-      given.size() % 2 == 0 && std::all_of(weights.begin(), weights.end(), is_number);
-  s.set_list("data.path", weighted ? paths : given);
-  if (weighted && paths.size() > 1) s.set("data.blend", fmt::format("{}", fmt::join(weights, ",")));
+      given.size() % 2 == 0 && std::all_of(found.weights.begin(), found.weights.end(), is_number);
+  return weighted ? found : WeightedPaths{{}, given};
+}
+
+void apply_training_paths(Settings& s, const char* flag) {
+  if (!s.has(flag)) return;
+  const auto [weights, paths] = weighted_paths(s.values(flag));
+  s.set_list("data.path", paths);
+  if (weights.size() > 1) s.set("data.blend", fmt::format("{}", fmt::join(weights, ",")));
+}
+
+void apply_evaluation_paths(Settings& s, const char* flag, const char* field) {
+  if (!s.has(flag)) return;
+  const auto [weights, paths] = weighted_paths(s.values(flag));
+  s.set_list(field, paths);
+  if (weights.size() > 1) s.note(flag, "the sets follow each other, without the weights");
+}
+
+void apply_data_paths(Settings& s) {
+  for (const char* flag : {"--data-path", "--train-data-path"}) apply_training_paths(s, flag);
+  apply_evaluation_paths(s, "--valid-data-path", "data.valid_path");
+  if (s.has("--valid-data-path")) {
+    s.unset("data.split");
+    apply_evaluation_paths(s, "--test-data-path", "data.test_path");
+  } else if (s.has("--test-data-path")) {
+    s.note("--test-data-path", "not there: data.test_path needs data.valid_path");
+  }
 }
 
 void apply_tokenizer(Settings& s) {
@@ -310,7 +338,7 @@ void apply_megatron_rules(MegatronSettings& settings) {
   apply_parallel(settings);
   apply_batch_sizes(settings);
   apply_samples(settings);
-  apply_data_path(settings);
+  apply_data_paths(settings);
   apply_tokenizer(settings);
   apply_checkpoint(settings);
   apply_optimizer(settings);

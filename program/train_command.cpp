@@ -86,6 +86,10 @@ class Reporter {
     write(metrics);
     display_.validation(metrics);
   }
+  void test(const TestMetrics& metrics) {
+    write(metrics);
+    display_.test(metrics);
+  }
   void message(const std::string& text) { display_.message(text); }
   /// Leaves the picture of the loss, where that can be written.
   void end() {
@@ -230,6 +234,7 @@ void train(const Config& config, const TrainArguments& arguments, const Parallel
   };
   if (reporter) {
     callbacks.validation = [&](const ValidationMetrics& m) { reporter->validation(m); };
+    callbacks.test = [&](const TestMetrics& m) { reporter->test(m); };
   }
   note_sigint();
   try {

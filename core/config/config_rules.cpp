@@ -110,6 +110,23 @@ void check_batch_sizes(const TrainConfig& train) {
                        *train.step_batch_size_schedule);
 }
 
+void check_data(const DataConfig& data) {
+  const char* const beside_mock = !data.valid_path.empty()  ? "data.valid_path"
+                                  : !data.test_path.empty() ? "data.test_path"
+                                  : data.blend              ? "data.blend"
+                                                            : nullptr;
+  require<ConfigError>(!data.mock || beside_mock == nullptr,
+                       "data.mock: found true, allowed: false beside {}", beside_mock);
+  require<ConfigError>(data.test_path.empty() || !data.valid_path.empty(),
+                       "data.test_path: allowed with data.valid_path alone, which is not set");
+  require<ConfigError>(data.valid_path.empty() || !data.split,
+                       "data.split: found '{}', allowed: none beside data.valid_path, because all "
+                       "of data.path is for training then",
+                       data.split.value_or(""));
+  parse_split(split_of(data));
+  if (data.blend) parse_blend(*data.blend, data.path.size());
+}
+
 }  // namespace
 
 void check_rules(const Config& given) {
@@ -131,11 +148,14 @@ void check_rules(const Config& given) {
   check_learning_rate(config.optimizer, names);
   check_weight_decay(config.optimizer, names,
                      given.optimizer.start_weight_decay && !given.optimizer.end_weight_decay);
-  parse_split(config.data.split);
-  if (config.data.blend) parse_blend(*config.data.blend, config.data.path.size());
+  check_data(config.data);
   check_batch_sizes(config.train);
   require<ConfigError>(config.train.sample_tokens == 0 || !config.train.sample_prompt.empty(),
                        "train.sample_prompt: is empty, allowed: at least one byte");
+}
+
+std::string split_of(const DataConfig& data) {
+  return data.split.value_or(data.valid_path.empty() ? "90,10" : "1,0");
 }
 
 std::vector<double> parse_split(const std::string& split) {
@@ -220,6 +240,7 @@ Config resolve(Config config) {
   if (model.moe_layer_freq.empty()) model.moe_layer_freq = TransformerConfig().moe_layer_freq;
   if (!config.ddp.calculate_per_token_loss)
     config.ddp.calculate_per_token_loss = !config.ddp.average_in_collective;
+  if (config.data.valid_path.empty()) config.data.split = split_of(config.data);
   OptimizerConfig& optimizer = config.optimizer;
   if (!optimizer.lr_decay_iters)
     optimizer.lr_decay_iters = std::max(config.train.train_iters, optimizer.lr_warmup_iters + 1);

@@ -1,6 +1,8 @@
 """Writes tests/fuzz/corpus: what the fuzz targets begin with, a folder each."""
 
 import base64
+import ctypes
+import gzip
 import json
 import pathlib
 import struct
@@ -60,6 +62,18 @@ def ranks(tokens, first):
     return "".join(f"{base64.b64encode(token).decode()} {first + i}\n"
                    for i, token in enumerate(tokens))
 
+
+def zstd(text):
+    library = ctypes.CDLL("libzstd.so.1")
+    library.ZSTD_compressBound.restype = library.ZSTD_compress.restype = ctypes.c_size_t
+    room = library.ZSTD_compressBound(ctypes.c_size_t(len(text)))
+    frame = ctypes.create_string_buffer(room)
+    size = library.ZSTD_compress(frame, ctypes.c_size_t(room), text, ctypes.c_size_t(len(text)), 3)
+    return frame.raw[:size]
+
+
+LINES = (b'{"text": "a\\n\\u00e9\\ud83d\\ude00", "id": [1, -2.5e3, true, null, {"n": {}}]}\r\n\n'
+         b'{"id": 1}\n{"text": 7}\nplain\n{"text": "first", "text": "\xe2\x82\xac"}')
 
 MANIFEST = """format_version: 1
 iteration: 10
@@ -127,6 +141,11 @@ def main():
     write("gpt2_pieces", "words", "Hello world's 123 tests,  we'll\n\n see \t東京 ١٢٣ ½ é e\u0301 ")
     write("gpt2_pieces", "bytes", b"\xff\xc0\xaf \xed\xa0\x80'\xf4\x90\x80\x80 '' 'l 'll")
     write("manifest", "small", MANIFEST)
+    write("json_lines", "lines", b"\4" + LINES)
+    write("json_lines", "mark", b"\0\xef\xbb\xbf" + LINES + b"\n")
+    write("compressed_input", "members", gzip.compress(LINES, mtime=0)
+          + gzip.compress(b"", mtime=0) + bytes(3) + gzip.compress(LINES * 20, mtime=0))
+    write("compressed_input", "frames", zstd(LINES) + zstd(b"") + zstd(LINES * 20))
     write("hugging_face_config", "llama", json.dumps(
         {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
          "intermediate_size": 172, "num_hidden_layers": 2, "num_attention_heads": 4,

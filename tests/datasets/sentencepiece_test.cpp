@@ -2,6 +2,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/datasets/build_dataset.h"
+#include "lockstep/datasets/indexed_dataset.h"
 #include "lockstep/datasets/sentencepiece_tokenizer.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -56,7 +57,8 @@ TEST_F(SentencepieceTest, BuildsDatasets) {
   const auto tokenizer = make_tokenizer("sentencepiece:" + model_, "field");
   const auto done = build_dataset(
       {.input = {folder_.path() / "text"}, .output = folder_.path() / "set", .append_eod = true},
-      *tokenizer, [](const BuildProgress&) {});
+      [&] { return make_tokenizer("sentencepiece:" + model_, "field"); },
+      [](const BuildProgress&) {});
   const IndexedDataset dataset(folder_.path() / "set");
   std::vector<int64_t> ids(static_cast<size_t>(done.tokens));
   dataset.tokens().read(0, ids);

@@ -68,6 +68,7 @@ SUBROOMS = {
         "files": set(),
         "tokenizers": {"files"},
         "indexed": {"files", "tokenizers"},
+        "documents": {"files", "tokenizers", "indexed"},
         "samples": {"files", "tokenizers", "indexed"},
     },
     "checkpoint": {
@@ -82,7 +83,8 @@ SUBROOMS = {
 PUBLIC_HEADERS = {
     "lockstep.h", "core/config_io.h", "parallel_state/planning.h", "models/context_parallel.h",
     "models/moe_layer.h", "models/recompute.h", "optimizer/orthogonalize.h",
-    "datasets/build_dataset.h", "datasets/microbatch_loader.h",
+    "datasets/build_dataset.h", "datasets/dataset_summary.h", "datasets/merge_datasets.h",
+    "datasets/microbatch_loader.h",
     "datasets/tokenizer.h", "planner/memory_plan.h", "checkpoint/checkpoint_folder.h",
     "checkpoint/checkpoint_reader.h", "checkpoint/checkpoint_saver.h",
     "checkpoint/hugging_face.h", "checkpoint/training_state.h",
