@@ -73,7 +73,7 @@ TEST(HuggingFaceConfig, DamageIsNamed) {
   const auto refuses = [](const std::string& json, const std::string& part) {
     return throws_with<FileError>([&] { parse_hugging_face_config(json, "config.json"); }, part);
   };
-  EXPECT_TRUE(refuses("{", "'config.json' is no JSON object"));
+  EXPECT_TRUE(refuses("{", "'config.json' is not a JSON object"));
   EXPECT_TRUE(refuses("{}", "'model_type' is missing"));
   EXPECT_TRUE(refuses(R"({"model_type":"bert"})", "found bert, allowed: gpt2, llama"));
   for (const std::string name : {"relu", "gelu_fast", "quick_gelu", "swiglu"})
