@@ -81,9 +81,8 @@ class Activations {
 
   int64_t norm() const {
     const int64_t hidden = product(own_tokens_, config_.hidden_size);
-    if (config_.normalization == Normalization::LayerNorm)
-      return sum(product(2, hidden, element_), product(2, own_tokens_, element_));
-    return sum(product(2, hidden, wide_), product(own_tokens_, wide_), product(hidden, element_));
+    const bool centred = config_.normalization == Normalization::LayerNorm;
+    return sum(product(2, hidden, element_), product(centred ? 2 : 1, own_tokens_, wide_));
   }
 
   int64_t dropout_of_tokens() const {
@@ -108,13 +107,12 @@ class Activations {
     const bool views = widths_.groups == 1 || widths_.groups == widths_.heads;
     const bool spread =
         !views || (drops_attention() && batch_ > 1 && widths_.heads > widths_.groups);
-    const int64_t own_query = rotated || !views ? query : 0;
-    const int64_t own_key = rotated ? key : 0;
     const int64_t output = query;
     const int64_t group_heads = config_.num_attention_heads / *config_.num_query_groups;
     const int64_t projected = product(key, sum(group_heads, 2));
-    if (recomputed) return sum(projected, own_query, own_key, output);
-    if (!spread) return sum(projected, own_query, own_key, output, attention_weights());
+    const int64_t heads = rotated ? sum(query, product(2, key)) : sum(projected, views ? 0 : query);
+    if (recomputed) return sum(heads, output);
+    if (!spread) return sum(heads, output, attention_weights());
     return sum(product(3, query), output, attention_weights());
   }
 
@@ -123,7 +121,7 @@ class Activations {
   /// Between the two matrices of a feed-forward network.
   int64_t inside(int64_t rows, int64_t width) const {
     const bool gated = config_.activation == Activation::swiglu;
-    return product(gated ? 4 : 2, rows, width, element_);
+    return product(gated ? 3 : 2, rows, width, element_);
   }
 
   int64_t experts() const {
@@ -260,8 +258,8 @@ int64_t rotary_table_bytes(const Config& config, const ModelChunk& chunk) {
   if (model.position_embedding_type != PositionEmbeddingType::rope) return 0;
   const auto rotated =
       static_cast<int64_t>(static_cast<double>(*model.kv_channels) * model.rotary_percent);
-  return product(2, chunk.num_layers, model.seq_length, rotated,
-                 element_bytes(config.train.precision));
+  const int64_t wide = std::max<int64_t>(element_bytes(config.train.precision), 4);
+  return product(2, chunk.num_layers, model.seq_length, rotated / 2, wide);
 }
 
 }  // namespace lockstep
