@@ -78,6 +78,7 @@ mutants: build ## Seed bugs, one at a time: the fast tests must see 95 % of them
 bench: build ## Run the benchmarks: ours and its peer side by side
 	@$(BUILD)/benchmarks/ddp_step
 	@$(BUILD)/benchmarks/optimizer_step
+	@$(BUILD)/benchmarks/fused_ops
 	@scripts/setup megatron || true
 	@LOCKSTEP_BUILD=$(BUILD) scripts/bench_steps sharded --ranks 2
 	@LOCKSTEP_BUILD=$(BUILD) scripts/bench_steps sharded --ranks 4

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "lockstep/core/parameters.h"
 #include "lockstep/models/layer_context.h"
@@ -51,6 +52,12 @@ class SelfAttention : public DescribedModule {
   at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens) const;
 
  private:
+  /// Query, key and value out of linear_qkv's output, in the shapes of CoreAttention, rotated if
+  /// the model asks for it.
+  std::vector<at::Tensor> heads_of(const at::Tensor& features, const TokenPositions& tokens) const;
+  std::vector<at::Tensor> rotated(const at::Tensor& packed, const kernels::QueryRange& queries,
+                                  const TokenPositions& tokens) const;
+
   HeadLayout layout_;
   int64_t channels_;
   bool recompute_core_;

@@ -28,9 +28,10 @@ ROOMS = {
     "program": {"core", "parallel_state", "distributed", "pipeline", "datasets", "planner",
                 "checkpoint", "training"},
 }
-# The same for the sub-rooms of a room. A file that stands in none may include all of them.
+# The same for the sub-rooms of a room, "" for the files that stand in none, which may include all.
 SUBROOMS = {
     "core": {"base": set(), "config": {"base"}, "parameters": {"base"}},
+    "kernels": {"layers": {""}},
     "parallel_state": {
         "grids": set(),
         "store": set(),
