@@ -137,8 +137,8 @@ class Activations {
     if (recomputed) return sum(heads, output, norms);
     if (!windowed && !spread) return sum(heads, output, norms, attention_weights());
     const bool viewed = windowed && !rotated && !normed && views;
-    const int64_t copies = windowed ? sum(viewed ? projected : query, product(2, key))
-                                    : product(3, query);
+    const int64_t copies =
+        windowed ? sum(viewed ? projected : query, product(2, key)) : product(3, query);
     return sum(copies, output, norms, attention_weights());
   }
 

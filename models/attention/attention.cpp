@@ -64,8 +64,7 @@ std::vector<at::Tensor> SelfAttention::heads_of(const at::Tensor& features,
   query = q_layernorm_->forward(query);
   const at::Tensor key = k_layernorm_->forward(parts[1].squeeze(3));
   if (!rotary_) return {query, key, parts[2].squeeze(3)};
-  const at::Tensor queries =
-      query.view({sequence, batch, layout_.groups, own.count, channels_});
+  const at::Tensor queries = query.view({sequence, batch, layout_.groups, own.count, channels_});
   return rotated(at::cat({queries, key.unsqueeze(3), parts[2]}, 3), {0, own.count}, tokens);
 }
 

@@ -12,6 +12,10 @@
 
 namespace lockstep {
 
+namespace kernels {
+struct QueryRange;
+}
+
 class CoreAttention;
 class RotaryEmbedding;
 
