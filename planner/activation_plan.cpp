@@ -110,12 +110,13 @@ class Activations {
   /// Whether the queries lie in linear_qkv's output as they are used, head after head.
   bool queries_are_views() const { return widths_.groups == 1 || widths_.groups == widths_.heads; }
 
-  /// What the norms of queries and keys keep: their input, which they copy, and numbers of rows.
+  /// What the norms of queries and keys keep beside linear_qkv's output, of which their input is a
+  /// view where it can be.
   int64_t query_key_norms() const {
     if (!config_.qk_layernorm) return 0;
     const int64_t rows = product(tokens_, sum(widths_.heads, widths_.groups));
     const bool centred = config_.normalization == Normalization::LayerNorm;
-    return sum(queries(element_), keys(element_), product(centred ? 2 : 1, rows, wide_));
+    return sum(queries_are_views() ? 0 : queries(element_), product(centred ? 2 : 1, rows, wide_));
   }
 
   /// The output, which linear_proj keeps, is as large as the queries.
@@ -130,16 +131,16 @@ class Activations {
         !views || (drops_attention() && batch_ > 1 && widths_.heads > widths_.groups);
     const int64_t group_heads = config_.num_attention_heads / *config_.num_query_groups;
     const int64_t projected = product(key, sum(group_heads, 2));
-    const int64_t own = sum(query, normed ? key : 0);
-    const int64_t heads =
-        rotated ? sum(query, product(2, key)) : sum(projected, normed || !views ? own : 0);
+    const int64_t kept = normed ? projected : 0;
+    const int64_t own = normed ? sum(query, key) : views ? 0 : query;
+    const int64_t heads = rotated ? sum(query, product(2, key), kept) : sum(projected, own);
     const int64_t output = query, norms = query_key_norms();
     if (recomputed) return sum(heads, output, norms);
     if (!windowed && !spread) return sum(heads, output, norms, attention_weights());
-    const bool viewed = windowed && !rotated && !normed && views;
+    const bool viewed = !rotated && !normed && views;
     const int64_t copies =
         windowed ? sum(viewed ? projected : query, product(2, key)) : product(3, query);
-    return sum(copies, output, norms, attention_weights());
+    return sum(copies, kept, output, norms, attention_weights());
   }
 
   int64_t feed_forward(int64_t width) const { return inside(tokens_, width); }

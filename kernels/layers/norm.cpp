@@ -58,11 +58,12 @@ NormResult norm_forward(NormKind kind, const at::Tensor& x, const at::Tensor& re
   const bool centred = kind == NormKind::layer;
   const at::Tensor wide_bias = centred ? bias.to(wide).contiguous() : at::Tensor();
   const int64_t width = weight.size(0);
-  NormTensors t = {.x = as_rows(x, width),
-                   .residual = as_rows(residual, width),
-                   .weight = wide_weight,
-                   .bias = wide_bias,
-                   .epsilon = epsilon};
+  NormTensors t;
+  t.x = as_rows(x, width);
+  t.residual = as_rows(residual, width);
+  t.weight = wide_weight;
+  t.bias = wide_bias;
+  t.epsilon = epsilon;
   if (residual.defined()) t.sum = at::empty_like(t.x);
   t.normalized = at::empty_like(t.x);
   if (centred) t.mean = at::empty({t.num_rows()}, t.x.options().dtype(wide));
@@ -80,12 +81,13 @@ NormGradients norm_backward(NormKind kind, const at::Tensor& grad, const at::Ten
   const at::ScalarType wide = wide_dtype(source.scalar_type());
   const at::Tensor wide_weight = weight.to(wide).contiguous();
   const int64_t width = weight.size(0);
-  NormGradientTensors t = {.grad = as_rows(grad, width),
-                           .sum_grad = as_rows(sum_grad, width),
-                           .source = as_rows(source, width),
-                           .mean = forward.mean,
-                           .root = forward.root,
-                           .weight = wide_weight};
+  NormGradientTensors t;
+  t.grad = as_rows(grad, width);
+  t.sum_grad = as_rows(sum_grad, width);
+  t.source = as_rows(source, width);
+  t.mean = forward.mean;
+  t.root = forward.root;
+  t.weight = wide_weight;
   t.input_grad = at::empty_like(t.source);
   t.rows_a_part = std::max(kLeastRowsOfPart, ceil_div(t.num_rows(), kMostParts));
   t.num_parts = ceil_div(t.num_rows(), t.rows_a_part);

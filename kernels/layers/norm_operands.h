@@ -13,7 +13,7 @@ namespace lockstep::kernels {
 /// `residual` and `sum` are undefined together, `bias` and `mean` for RMSNorm.
 struct NormTensors {
   at::Tensor x, residual, weight, bias, sum, normalized, mean, root;
-  double epsilon;
+  double epsilon = 0;
 
   bool centred() const { return mean.defined(); }
   int64_t num_rows() const { return x.size(0); }
@@ -35,7 +35,7 @@ struct NormTensors {
 /// where nobody wants them.
 struct NormGradientTensors {
   at::Tensor grad, sum_grad, source, mean, root, weight, input_grad, weight_parts, bias_parts;
-  int64_t num_parts, rows_a_part;
+  int64_t num_parts = 0, rows_a_part = 0;
 
   bool centred() const { return mean.defined(); }
   int64_t num_rows() const { return source.size(0); }
