@@ -171,7 +171,7 @@ HuggingFaceFamily hugging_face_family(const TransformerConfig& model) {
       to_string(model.position_embedding_type));
 }
 
-std::string format_hugging_face_config(const TransformerConfig& model) {
+std::string format_hugging_face_config(const TransformerConfig& model, const std::string& dtype) {
   nlohmann::ordered_json json;
   if (hugging_face_family(model) == HuggingFaceFamily::gpt2)
     json = {{"architectures", {"GPT2LMHeadModel"}},
@@ -205,7 +205,7 @@ std::string format_hugging_face_config(const TransformerConfig& model) {
             {"mlp_bias", false},
             {"tie_word_embeddings", !model.untie_embeddings_and_output_weights}};
   json["vocab_size"] = model.vocab_size;
-  json["torch_dtype"] = "float32";
+  json["torch_dtype"] = dtype;
   json["bos_token_id"] = nullptr;
   json["eos_token_id"] = nullptr;
   return json.dump(2) + "\n";

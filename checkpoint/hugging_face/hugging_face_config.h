@@ -16,8 +16,10 @@ enum class HuggingFaceFamily { gpt2, llama };
 /// The family of a model. ConfigError names the field that fits neither.
 HuggingFaceFamily hugging_face_family(const TransformerConfig& model);
 
-/// config.json of a resolved model whose weights are saved in fp32. ConfigError as above.
-std::string format_hugging_face_config(const TransformerConfig& model);
+/// config.json of a resolved model whose weights are saved in `dtype`, as torch calls it.
+/// ConfigError as above.
+std::string format_hugging_face_config(const TransformerConfig& model,
+                                       const std::string& dtype = "float32");
 
 /// The model that a config.json describes, resolved. FileError with `path`: no JSON, a key that is
 /// missing or has a value that GPTModel cannot have (what was found, what is allowed).
