@@ -1,5 +1,6 @@
 """Sharded files there and back: transformers reads what we export in shards, and we read what
-save_pretrained() writes in shards. Needs .venv-hugging-face, as hugging_face_test.py; without it the comparisons are skipped."""
+save_pretrained() writes in shards. Needs .venv-hugging-face, as hugging_face_test.py; without it
+the comparisons are skipped."""
 
 import array
 import json
