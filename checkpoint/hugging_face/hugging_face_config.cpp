@@ -242,12 +242,12 @@ OrderedJson rotary_family_json(const TransformerConfig& model, const HuggingFace
 
 }  // namespace
 
-std::string format_hugging_face_config(const TransformerConfig& model) {
+std::string format_hugging_face_config(const TransformerConfig& model, const std::string& dtype) {
   const HuggingFaceFamilyInfo& info = family_info(hugging_face_family(model));
   OrderedJson json = {{"architectures", {info.architecture}}, {"model_type", info.model_type}};
   json.update(info.family == Family::gpt2 ? gpt2_json(model) : rotary_family_json(model, info));
   json["vocab_size"] = model.vocab_size;
-  json["torch_dtype"] = "float32";
+  json["torch_dtype"] = dtype;
   json["bos_token_id"] = nullptr;
   json["eos_token_id"] = nullptr;
   return json.dump(2) + "\n";

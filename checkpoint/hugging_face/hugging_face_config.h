@@ -10,9 +10,10 @@
 /// libtorch.
 namespace lockstep {
 
-/// config.json of a resolved model whose weights are saved in fp32. ConfigError as of
-/// hugging_face_family().
-std::string format_hugging_face_config(const TransformerConfig& model);
+/// config.json of a resolved model whose weights are saved in `dtype`, as torch calls it.
+/// ConfigError as of hugging_face_family().
+std::string format_hugging_face_config(const TransformerConfig& model,
+                                       const std::string& dtype = "float32");
 
 /// The model that a config.json describes, resolved. FileError with `path`: no JSON, a key that is
 /// missing or has a value that GPTModel cannot have (what was found, what is allowed).

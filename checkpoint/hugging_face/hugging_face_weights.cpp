@@ -1,5 +1,7 @@
 #include "lockstep/checkpoint/hugging_face_weights.h"
 
+#include <set>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -210,71 +212,129 @@ bool holds_no_weight(const std::string& name) {
          name.ends_with(".rotary_emb.inv_freq");
 }
 
-/// Takes the copy of the embeddings that some files of tied models hold.
-void drop_tied_output(const at::Tensor& embeddings, NamedTensors& tensors,
+/// What of a source has not been read yet.
+class Remaining {
+ public:
+  Remaining(const TensorSource& source, const std::string& path) : source_(source), path_(path) {
+    for (std::string& name : source.names()) names_.insert(std::move(name));
+  }
+
+  at::Tensor take(const std::string& name) {
+    auto found = names_.find(name);
+    const std::string prefix = "transformer.";
+    if (found == names_.end() && name.starts_with(prefix))
+      found = names_.find(name.substr(prefix.size()));
+    require<FileError>(found != names_.end(), "'{}': tensor '{}' is missing", path_, name);
+    at::Tensor tensor = source_.read(*found);
+    require<FileError>(tensor.is_floating_point(),
+                       "'{}': tensor '{}': found dtype {}, allowed: floating point", path_, name,
+                       safetensors_dtype(tensor.scalar_type()));
+    embeddings_ = embeddings_.empty() ? *found : embeddings_;
+    names_.erase(found);
+    return tensor;
+  }
+
+  /// Takes the copy of the embeddings, which were taken first, that some files of tied models hold.
+  void drop_tied_output() {
+    const std::string output = "lm_head.weight";
+    if (names_.erase(output) == 0) return;
+    const at::Tensor found = source_.read(output);
+    if (found.is_meta()) return;
+    const at::Tensor embeddings = source_.read(embeddings_);
+    require<FileError>(at::equal(found.to(embeddings.scalar_type()), embeddings),
+                       "'{}': tensor 'lm_head.weight' is not that of the embeddings, which the "
+                       "config.json says it is tied to (tie_word_embeddings)",
+                       path_);
+  }
+
+  void check_none_left() const {
+    for (const std::string& name : names_)
+      require<FileError>(holds_no_weight(name),
+                         "'{}': tensor '{}' belongs to no weight of the model", path_, name);
+  }
+
+ private:
+  const TensorSource& source_;
+  const std::string& path_;
+  std::set<std::string> names_;
+  std::string embeddings_;
+};
+
+at::Tensor join_parts(const Rule& rule, Remaining& tensors, const Heads& heads,
                       const std::string& path) {
-  const auto found = tensors.find("lm_head.weight");
-  if (found == tensors.end()) return;
-  require<FileError>(at::equal(found->second.to(embeddings.scalar_type()), embeddings),
-                     "'{}': tensor 'lm_head.weight' is not that of the embeddings, which the "
-                     "config.json says it is tied to (tie_word_embeddings)",
-                     path);
-  tensors.erase(found);
+  std::vector<at::Tensor> parts;
+  for (const std::string& name : rule.theirs) parts.push_back(tensors.take(name));
+  try {
+    return convert_back(rule, parts, heads);
+  } catch (const c10::Error&) {
+    fail<FileError>("'{}': tensor '{}': shape [{}] does not fit the config.json", path,
+                    rule.theirs.front(), fmt::join(parts.front().sizes(), ", "));
+  }
 }
 
-at::Tensor take(NamedTensors& tensors, const std::string& name, const std::string& path) {
-  auto found = tensors.find(name);
-  const std::string prefix = "transformer.";
-  if (found == tensors.end() && name.starts_with(prefix))
-    found = tensors.find(name.substr(prefix.size()));
-  require<FileError>(found != tensors.end(), "'{}': tensor '{}' is missing", path, name);
-  at::Tensor tensor = found->second;
-  require<FileError>(tensor.is_floating_point(),
-                     "'{}': tensor '{}': found dtype {}, allowed: floating point", path, name,
-                     safetensors_dtype(tensor.scalar_type()));
-  tensors.erase(found);
-  return tensor;
+/// Tensors that are in memory.
+class HeldTensors : public TensorSource {
+ public:
+  explicit HeldTensors(const NamedTensors& tensors) : tensors_(tensors) {}
+
+  std::vector<std::string> names() const override {
+    std::vector<std::string> names;
+    for (const auto& [name, tensor] : tensors_) names.push_back(name);
+    return names;
+  }
+  at::Tensor read(const std::string& name) const override {
+    const auto found = tensors_.find(name);
+    require<UsageError>(found != tensors_.end(), "export: weight '{}' is missing", name);
+    return found->second;
+  }
+
+ private:
+  const NamedTensors& tensors_;
+};
+
+TensorSink into(NamedTensors& tensors) {
+  return [&tensors](const std::string& name, const at::Tensor& tensor) { tensors[name] = tensor; };
 }
 
 }  // namespace
 
-NamedTensors to_hugging_face(const TransformerConfig& model, const NamedTensors& weights) {
+void to_hugging_face(const TransformerConfig& model, const TensorSource& weights,
+                     const TensorSink& write) {
   const Heads heads(model);
-  NamedTensors result;
   for (const Rule& rule : rules_of(model)) {
-    const auto found = weights.find(rule.ours);
-    require<UsageError>(found != weights.end(), "export: weight '{}' is missing", rule.ours);
-    const auto parts = convert(rule, found->second, heads);
-    for (size_t i = 0; i < parts.size(); ++i) result[rule.theirs[i]] = parts[i].contiguous();
+    std::vector<at::Tensor> parts = convert(rule, weights.read(rule.ours), heads);
+    for (size_t i = 0; i < parts.size(); ++i)
+      write(rule.theirs[i], std::exchange(parts[i], {}).contiguous());
   }
+}
+
+NamedTensors to_hugging_face(const TransformerConfig& model, const NamedTensors& weights) {
+  NamedTensors result;
+  to_hugging_face(model, HeldTensors(weights), into(result));
   return result;
 }
 
-NamedTensors from_hugging_face(const TransformerConfig& model, NamedTensors tensors,
-                               const std::string& path) {
-  require<FileError>(model.num_layers <= static_cast<int64_t>(tensors.size()),
-                     "'{}': {} tensors, too few for the {} layers of the config.json", path,
-                     tensors.size(), model.num_layers);
-  require<FileError>(model.num_experts.value_or(0) <= static_cast<int64_t>(tensors.size()),
-                     "'{}': {} tensors, too few for the {} experts of the config.json", path,
-                     tensors.size(), model.num_experts.value_or(0));
+void from_hugging_face(const TransformerConfig& model, const TensorSource& tensors,
+                       const std::string& path, const TensorSink& write) {
+  const auto count = static_cast<int64_t>(tensors.names().size());
+  require<FileError>(model.num_layers <= count,
+                     "'{}': {} tensors, too few for the {} layers of the config.json", path, count,
+                     model.num_layers);
+  require<FileError>(model.num_experts.value_or(0) <= count,
+                     "'{}': {} tensors, too few for the {} experts of the config.json", path, count,
+                     model.num_experts.value_or(0));
   const Heads heads(model);
+  Remaining remaining(tensors, path);
+  for (const Rule& rule : rules_of(model))
+    write(rule.ours, join_parts(rule, remaining, heads, path).contiguous());
+  if (!model.untie_embeddings_and_output_weights) remaining.drop_tied_output();
+  remaining.check_none_left();
+}
+
+NamedTensors from_hugging_face(const TransformerConfig& model, const NamedTensors& tensors,
+                               const std::string& path) {
   NamedTensors result;
-  for (const Rule& rule : rules_of(model)) {
-    std::vector<at::Tensor> parts;
-    for (const std::string& name : rule.theirs) parts.push_back(take(tensors, name, path));
-    try {
-      result[rule.ours] = convert_back(rule, parts, heads).contiguous();
-    } catch (const c10::Error&) {
-      fail<FileError>("'{}': tensor '{}': shape [{}] does not fit the config.json", path,
-                      rule.theirs.front(), fmt::join(parts.front().sizes(), ", "));
-    }
-  }
-  if (!model.untie_embeddings_and_output_weights)
-    drop_tied_output(result.at("embedding.word_embeddings.weight"), tensors, path);
-  for (const auto& [name, tensor] : tensors)
-    require<FileError>(holds_no_weight(name), "'{}': tensor '{}' belongs to no weight of the model",
-                       path, name);
+  from_hugging_face(model, HeldTensors(tensors), path, into(result));
   return result;
 }
 

@@ -134,6 +134,10 @@ def main():
     write("safetensors", "scalar", safetensors(
         {"s": {"dtype": "I64", "shape": [], "data_offsets": [0, 8]},
          "n": {"dtype": "U8", "shape": [0, 5], "data_offsets": [8, 8]}}, 8))
+    write("safetensors_index", "shards", json.dumps(
+        {"metadata": {"total_size": 24}, "weight_map": {
+            "lm_head.weight": "model-00002-of-00002.safetensors",
+            "model.embed_tokens.weight": "model-00001-of-00002.safetensors"}}, indent=2))
     write("gpt2_vocabulary", "merges", gpt2(["t h", "Ġ t", "Ġt h", "Ġth e", "th e", "1 2", "æ Ŀ"]))
     write("gpt2_vocabulary", "bytes", gpt2([]))
     write("tiktoken_ranks", "merges", ranks([b" t", b"he", b" the", b"12", b"\xe6\x9d", b"the"], 256))
