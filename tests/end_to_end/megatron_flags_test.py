@@ -223,7 +223,7 @@ class MegatronFlags(EndToEnd):
              {"model.moe_layer_freq": "[0, 1, 1, 1]"}),
             ("--num-experts 4 --moe-layer-freq ([0,1])*2", {"model.moe_layer_freq": "[0, 1, 0, 1]"}),
             ("--qk-layernorm", {"model.qk_layernorm": "true"}),
-            ("--use-rope-scaling --rope-scaling-factor 32.0",
+            ("--position-embedding-type rope --use-rope-scaling --rope-scaling-factor 32.0",
              {"model.rope_scaling_type": '"llama3"', "model.rope_scaling_factor": "32"}),
             ("--window-size 1023,0", {"model.window_size": "1024"}),
             ('--window-size "(127, 0)"', {"model.window_size": "128"}),

@@ -8,6 +8,7 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/models/attention.h"
 #include "lockstep/models/core_attention.h"
