@@ -32,8 +32,8 @@ class DocumentReader {
 
   InputForm form() const { return form_; }
 
-  /// The next piece; false at the end. A text, also an empty one, is one document; JSON lines end at
-  /// line feeds and at the end of the file, and a byte order mark in front of the first is left out.
+  /// The next piece; false at the end. A text, also an empty one, is one document. JSON lines end
+  /// at line feeds and at the end of the file; a byte order mark in front of the first is left out.
   /// CompressionError comes after all pieces in front of the damage, FileError at once.
   bool next(Piece& piece);
 

@@ -1,4 +1,4 @@
-// gzip and zstd, in pieces of two sizes. What decompresses to more than a mebibyte is read no further.
+// gzip and zstd, in pieces of two sizes. A mebibyte of what they hold is read.
 
 #include <algorithm>
 #include <string>
