@@ -66,9 +66,10 @@ class Trainer {
   ValidationMetrics validate() const;
 
   /// train_step() until train.train_iters, with validate() every train.eval_interval iterations and
-  /// at the end, where a run that is done is tested with data.test_path as well. A run that was loaded at its end does nothing. Returns end(). A run that diverges
-  /// (train.max_skipped_steps) ends after telling of the iteration, without a validation, or after
-  /// a validation whose loss is not a number.
+  /// at the end, where a run that is done is tested with data.test_path as well. A run that was
+  /// loaded at its end does nothing. Returns end(). A run that diverges (train.max_skipped_steps)
+  /// ends after telling of the iteration, without a validation, or after a validation whose loss is
+  /// not a number.
   ///
   /// On a device it is one iteration ahead of what it knows: it launches forward and backward of
   /// an iteration, then waits for the numbers of the one before and tells them, so that the device

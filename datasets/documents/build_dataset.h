@@ -35,10 +35,10 @@ struct BuildProgress {
 };
 
 /// Reads the files piece by piece, so that files and lines may exceed the memory, and writes the
-/// data sets. The numbers are of the type that Megatron takes for the tokenizer's vocabulary. A text
-/// without any token is an empty sequence, a JSON line without is a document without a sequence, as
-/// Megatron's preprocess_data.py has it; a line of white space is no document. `make` makes a
-/// tokenizer for each thread. `progress` is told now and then, and at the end.
+/// data sets. The numbers are of the type that Megatron takes for the tokenizer's vocabulary. A
+/// text without any token is an empty sequence. A JSON line without any is a document without a
+/// sequence, as Megatron's preprocess_data.py has it; a line of white space is no document. `make`
+/// makes a tokenizer for each thread. `progress` is told now and then, and at the end.
 ///
 /// FileError names a file that cannot be read or written, or that ends before the size that it had;
 /// the file, line and byte of a bad document, unless those are skipped: a line that is no JSON

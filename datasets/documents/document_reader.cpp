@@ -34,7 +34,8 @@ DocumentReader::DocumentReader(std::unique_ptr<InputFile> file, std::string path
             bytes_read_ += static_cast<int64_t>(got);
             return got;
           },
-          path) {}
+          path),
+      buffer_(std::make_unique_for_overwrite<char[]>(kPieceBytes)) {}
 
 bool DocumentReader::refill() {
   if (end_ == kPieceBytes) {

@@ -32,8 +32,8 @@ class DocumentReader {
 
   InputForm form() const { return form_; }
 
-  /// The next piece; false at the end. A text, also an empty one, is one document; JSON lines end at
-  /// line feeds and at the end of the file, and a byte order mark in front of the first is left out.
+  /// The next piece; false at the end. A text, also an empty one, is one document. JSON lines end
+  /// at line feeds and at the end of the file; a byte order mark in front of the first is left out.
   /// CompressionError comes after all pieces in front of the damage, FileError at once.
   bool next(Piece& piece);
 
@@ -54,10 +54,10 @@ class DocumentReader {
   int64_t bytes_read_ = 0;
   InputForm form_;
   CompressedInput input_;
-  std::unique_ptr<char[]> buffer_;
-  size_t begin_ = 0;     ///< in buffer_: what was not handed out yet
-  size_t end_ = 0;       ///< of what was read
-  size_t searched_ = 0;  ///< until here there is no line feed
+  std::unique_ptr<char[]> buffer_;  ///< of one piece
+  size_t begin_ = 0;                ///< in buffer_: what was not handed out yet
+  size_t end_ = 0;                  ///< of what was read
+  size_t searched_ = 0;             ///< until here there is no line feed
   int64_t line_ = 1;
   bool at_start_ = true;  ///< of the file
   bool inside_ = false;   ///< a document

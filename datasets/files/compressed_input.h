@@ -48,8 +48,8 @@ class CompressedInput {
   CompressedInput& operator=(const CompressedInput&) = delete;
 
   /// The next bytes, at most `count`; fewer only at the end or in front of damage. CompressionError
-  /// names the path and the byte of the compressed file, once all in front of it was read. What the
-  /// source throws passes through.
+  /// names the path and the byte of the compressed file, once what the library decompressed in
+  /// front of it was read: all but up to a block of zstd. What the source throws passes through.
   size_t read(char* to, size_t count);
 
   /// What one call of a decompressor did. A problem is a sentence of its library.

@@ -132,7 +132,7 @@ def parsed(text):
             group = groups.setdefault(line[:-2], {})
         elif match := re.match(r"  (\w+): (.*)", line):
             name, value = match.groups()
-            if name == "path":
+            if name in ("path", "valid_path", "test_path"):
                 group.setdefault(name, []).append(value)
             else:
                 assert name not in group, name
@@ -243,7 +243,7 @@ class MegatronFlags(EndToEnd):
              {"data.tokenizer": '"sentencepiece:m.model"', "model.vocab_size": "32000"}),
             ("--data-path a b c", {"data.path": ['"a"', '"b"', '"c"'], "data.blend": None}),
             ("--train-data-path 1 a 3 b --valid-data-path 1 c --test-data-path d e",
-             {"data.path": ['"a"', '"b"'], "data.blend": '"1,3"', "data.valid_path": '"c"',
+             {"data.path": ['"a"', '"b"'], "data.blend": '"1,3"', "data.valid_path": ['"c"'],
               "data.test_path": ['"d"', '"e"'], "data.split": None}),
             ("--mock-data", {"data.mock": "true", "data.split": '"969,30,1"'}),
             ("--test-data-path d", {"data.test_path": None}),

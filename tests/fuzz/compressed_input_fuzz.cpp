@@ -1,4 +1,4 @@
-// gzip and zstd, in pieces of two sizes. What decompresses to more than a mebibyte is read no further.
+// gzip and zstd, in pieces of two sizes. A mebibyte of what they hold is read.
 
 #include <algorithm>
 #include <string>
@@ -43,8 +43,12 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const Compression compression : {Compression::gzip, Compression::zstd}) {
     const Read small = read_by(bytes, compression, 61),
                large = read_by(bytes, compression, 1 << 16);
-    fuzz::check(small.text == large.text, "pieces of any size give the same text");
-    fuzz::check(small.problem.empty() == large.problem.empty(), "and the same success");
+    fuzz::check(small.problem.empty() == large.problem.empty(), "pieces of any size succeed alike");
+    const bool same = small.text == large.text;
+    // zstd drops what it decompressed in the call that finds a damage.
+    const bool shortened = compression == Compression::zstd && !large.problem.empty() &&
+                           small.text.starts_with(large.text);
+    fuzz::check(same || shortened, "and give the same text");
   }
   return 0;
 }
