@@ -32,6 +32,8 @@ NamedTensors weights_of(const TransformerConfig& config) {
 TEST(HuggingFaceWeights, ComeBack) {
   for (const char* const text :
        {"num_query_groups: 2", "untie_embeddings_and_output_weights: true",
+        "num_query_groups: 2 add_qkv_bias: true", "qk_layernorm: true kv_channels: 16",
+        "num_experts: 4 num_query_groups: 2", "num_experts: 4 qk_layernorm: true moe_layer_freq: 2",
         "position_embedding_type: \"learned_absolute\" normalization: \"LayerNorm\" "
         "activation: \"gelu\" add_bias_linear: true"}) {
     const TransformerConfig model =
@@ -81,7 +83,8 @@ class HuggingFaceFiles : public ::testing::Test {
   static constexpr const char* kFamilies[] = {
       "num_query_groups: 2 untie_embeddings_and_output_weights: true",
       "position_embedding_type: \"learned_absolute\" normalization: \"LayerNorm\" "
-      "activation: \"gelu_tanh\" add_bias_linear: true"};
+      "activation: \"gelu_tanh\" add_bias_linear: true",
+      "num_experts: 3 qk_layernorm: true num_query_groups: 2"};
 
   /// Writes a model of a family and returns its weights.
   NamedTensors write(const char* family) {
@@ -154,6 +157,15 @@ TEST_F(HuggingFaceFiles, MoreLayersThanTensorsAreRefusedBeforeTheModelIsMade) {
   json.insert(json.find(layers) + layers.size() + 1, "000000000");
   std::ofstream(theirs_ / "config.json") << json;
   EXPECT_TRUE(refuses("tensors, too few for the 1000000000 layers of the config.json"));
+}
+
+TEST_F(HuggingFaceFiles, MoreExpertsThanTensorsAreRefusedBeforeTheirNamesAreMade) {
+  write(kFamilies[2]);
+  std::string json = folder_.read("theirs/config.json");
+  const std::string experts = "\"num_experts\": ";
+  json.insert(json.find(experts) + experts.size() + 1, "000000000");
+  std::ofstream(theirs_ / "config.json") << json;
+  EXPECT_TRUE(refuses("tensors, too few for the 3000000000 experts of the config.json"));
 }
 
 // As in the folders where transformers keeps what it has fetched.
