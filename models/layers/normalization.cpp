@@ -81,6 +81,7 @@ at::Tensor Norm::forward(const at::Tensor& input) const { return beside(input).n
 Norm::Branches Norm::beside(const at::Tensor& input) const { return run(input, std::nullopt); }
 
 Norm::Branches Norm::of_sum(const at::Tensor& input, const at::Tensor& residual) const {
+  check_normalized(input, weight_, label_);
   require<UsageError>(residual.defined() && residual.sizes() == input.sizes() &&
                           residual.scalar_type() == input.scalar_type(),
                       "{}: found a residual {}, allowed: {}, as of the input", label_,

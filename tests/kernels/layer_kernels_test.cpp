@@ -18,7 +18,7 @@
 namespace lockstep::kernels {
 namespace {
 
-using Tensors = std::vector<at::Tensor>;
+using Several = std::vector<at::Tensor>;
 
 constexpr double kEpsilon = 1e-5;
 const auto kDtypes = {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf};
@@ -70,7 +70,7 @@ void expect_norm(NormKind kind, const at::Tensor& x, const at::Tensor& residual)
   const NormGradients gradients = norm_backward(kind, grad, sum_grad, found, weight, true);
 
   // The oracle starts from the rounded sum, as everything behind it does.
-  const Tensors exact = {leaf(found.sum), leaf(weight), leaf(bias)};
+  const Several exact = {leaf(found.sum), leaf(weight), leaf(bias)};
   const at::Tensor normalized = plain_norm(kind, exact[0], exact[1], exact[2]);
   normalized.backward(grad.to(at::kDouble));
   const double bound = tolerance(dtype);
@@ -93,7 +93,7 @@ void expect_norm(NormKind kind, const at::Tensor& x, const at::Tensor& residual)
 TEST(NormKernel, EqualsPyTorchInDouble) {
   for (const auto kind : {NormKind::rms, NormKind::layer})
     for (const auto dtype : kDtypes)
-      for (const int64_t width : {2, 7, 16, 33, 130})
+      for (const int64_t width : {5, 7, 16, 33, 130})
         for (const int64_t rows : {1, 5, 40}) {
           SCOPED_TRACE(::testing::Message()
                        << at::toString(dtype) << " " << rows << " x " << width);
@@ -139,12 +139,12 @@ TEST(NormKernel, WeightsMayBeWiderThanActivations) {
 TEST(NormKernel, EveryNumberOfThreadsGivesTheSameBits) {
   const at::Tensor x = wave_of({3001, 64}, 1, at::kFloat), weight = wave_of({64}, 2, at::kFloat);
   const int threads = at::get_num_threads();
-  Tensors first;
+  Several first;
   for (const int count : {1, 2, 3}) {
     at::set_num_threads(count);
     const NormResult found = norm_forward(NormKind::layer, x, x, weight, weight, kEpsilon);
     const NormGradients gradients = norm_backward(NormKind::layer, x, x, found, weight, true);
-    const Tensors all = {found.normalized, gradients.input, gradients.weight, gradients.bias};
+    const Several all = {found.normalized, gradients.input, gradients.weight, gradients.bias};
     if (first.empty()) first = all;
     for (size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(at::equal(all[i], first[i])) << i;
   }
@@ -260,7 +260,7 @@ void expect_rotary(const RotaryCase& shape, at::ScalarType dtype, bool permuted)
       wave_of({5, 2, shape.groups, shape.heads + 2, shape.channels}, 1, dtype);
   const at::Tensor exact = leaf(packed);
   const auto parts = exact.split_with_sizes({shape.heads, 1, 1}, 3);
-  const Tensors expected = {
+  const Several expected = {
       plain_rotation(parts[0].narrow(3, shape.queries.first, shape.queries.count).flatten(2, 3),
                      table),
       plain_rotation(parts[1].squeeze(3), table), parts[2].squeeze(3)};
@@ -268,7 +268,7 @@ void expect_rotary(const RotaryCase& shape, at::ScalarType dtype, bool permuted)
   AttentionHeads grads = {wave_of(expected[0].sizes(), 2, dtype),
                           wave_of(expected[1].sizes(), 3, dtype),
                           wave_of(expected[2].sizes(), 4, dtype)};
-  const Tensors all = {grads.query, grads.key, grads.value};
+  const Several all = {grads.query, grads.key, grads.value};
   for (size_t i = 0; i < all.size(); ++i)
     expected[i].backward(all[i].to(at::kDouble), /*retain_graph=*/true);
   const at::Tensor& oracle = exact.grad();
