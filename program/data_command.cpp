@@ -113,7 +113,7 @@ void inspect(const DataArguments& arguments) {
 
 void add_data_command(CLI::App& program) {
   auto arguments = std::make_shared<DataArguments>();
-  CLI::App* const data = program.add_subcommand("data", "Build, merge and inspect data sets");
+  CLI::App* const data = program.add_subcommand("data", "Build, inspect and merge data sets");
   data->require_subcommand(1);
 
   CLI::App* const make = data->add_subcommand(
@@ -153,6 +153,12 @@ void add_data_command(CLI::App& program) {
                  "compressed file; print how many and where the first are");
   make->callback([arguments] { build(*arguments); });
 
+  CLI::App* const look = data->add_subcommand(
+      "inspect", "Check a data set and print what it holds; lengths are in tokens");
+  look->add_option("PREFIX", arguments->prefix, "Prefix of PREFIX.bin and PREFIX.idx")->required();
+  look->add_flag("--json", arguments->json, "Print one JSON document");
+  look->callback([arguments] { inspect(*arguments); });
+
   CLI::App* const join = data->add_subcommand(
       "merge", "Join data sets of one type of numbers, in their order, in one set");
   join->add_option("--input", arguments->merged, "Prefixes of the data sets")
@@ -164,12 +170,6 @@ void add_data_command(CLI::App& program) {
       ->required()
       ->check(check_path);
   join->callback([arguments] { merge(*arguments); });
-
-  CLI::App* const look = data->add_subcommand(
-      "inspect", "Check a data set and print what it holds; lengths are in tokens");
-  look->add_option("PREFIX", arguments->prefix, "Prefix of PREFIX.bin and PREFIX.idx")->required();
-  look->add_flag("--json", arguments->json, "Print one JSON document");
-  look->callback([arguments] { inspect(*arguments); });
 }
 
 }  // namespace lockstep

@@ -101,7 +101,7 @@ class DataLines(EndToEnd):
             self.assertIn("skipped 1 bad documents", result.stderr.decode())
         path = self.write("b.jsonl.gz", lines)
         self.assert_failed(self.build(path), 1, f"'{path}': line 1: the compressed data are damaged "
-                           "at byte 0: incorrect header check")
+                           "at byte 2: incorrect header check")
 
     def test_keys_and_options(self):
         path = self.write("a.jsonl", b'{"text": "aa", "title": "A"}\n{"text": "b", "title": ""}\n')

@@ -43,12 +43,16 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const Compression compression : {Compression::gzip, Compression::zstd}) {
     const Read small = read_by(bytes, compression, 61),
                large = read_by(bytes, compression, 1 << 16);
-    fuzz::check(small.problem.empty() == large.problem.empty(), "pieces of any size succeed alike");
-    const bool same = small.text == large.text;
-    // zstd drops what it decompressed in the call that finds a damage.
-    const bool shortened = compression == Compression::zstd && !large.problem.empty() &&
-                           small.text.starts_with(large.text);
-    fuzz::check(same || shortened, "and give the same text");
+    const bool sound = small.problem.empty() && large.problem.empty();
+    if (sound || compression == Compression::gzip) {
+      fuzz::check(small.problem.empty() == large.problem.empty(), "all pieces succeed alike");
+      fuzz::check(small.text == large.text, "and give the same text");
+      continue;
+    }
+    // zstd drops what it decompressed in the call that finds a damage, and takes a frame that it
+    // has as a whole whatever its window.
+    fuzz::check(small.text.starts_with(large.text) || large.text.starts_with(small.text),
+                "the text in front of a damage is the same");
   }
   return 0;
 }
