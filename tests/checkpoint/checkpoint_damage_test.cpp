@@ -175,7 +175,8 @@ TEST_F(CheckpointDamageTest, LiesOfTheManifestAreNamed) {
   EXPECT_TRUE(refuses("shape: [4, 6]", "shape: [4, 4611686018427387904]", "64 bits"));
   EXPECT_TRUE(refuses("shape: [4, 6]", "shape: [-4, 6]", "found -4"));
   EXPECT_TRUE(refuses("shape: [4, 6]", "shape: [4]", "a piece of 2 dimensions, allowed: 1"));
-  EXPECT_TRUE(refuses("start: [0, 3]", "start: [0, 0]", "element 0 of block [0:4, 0:3] is there "));
+  EXPECT_TRUE(
+      refuses("start: [0, 3]", "start: [0, 0]", "element 0 of block [0:4, 0:3] appears twice"));
   EXPECT_TRUE(refuses("last: 12", "last: 13", "allowed: inside 12"));
   EXPECT_TRUE(refuses("last: 12", "last: 11", "has 12 elements, of which 11 are there"));
   EXPECT_TRUE(refuses("file: 1", "file: 9", "file number 9"));

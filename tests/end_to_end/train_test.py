@@ -14,15 +14,15 @@ from support import (BATCH_OF_3, LOCKSTEP, EndToEnd, Ranks, clean_environment, e
 
 
 class Train(EndToEnd):
-    def train(self, ranks, *arguments):
+    def train(self, ranks, *arguments, launcher=launch):
         output = self.folder / f"ranks{ranks}"
         command = [LOCKSTEP, "train", self.config, "--output", output, *arguments]
-        result = run(*command) if ranks == 1 else torchrun(ranks, *command)
+        result = run(*command) if ranks == 1 else launcher(ranks, *command)
         self.assertEqual(result.returncode, 0, result.stderr.decode())
         return output, result
 
     def test_two_ranks_write_what_the_contract_says(self):
-        output, result = self.train(2, "--set", "train.sample_tokens=20")
+        output, result = self.train(2, "--set", "train.sample_tokens=20", launcher=torchrun)
         iterations, validations = metrics(output)
         self.assertEqual([line["iteration"] for line in iterations], list(range(1, 13)))
         self.assertEqual(set(iterations[0]), {

@@ -46,11 +46,6 @@ def losses_by_torch():
 
 
 class Tutorials(InstalledProjects):
-    def on_ranks(self, ranks, *command):
-        result = launch(ranks, *command)
-        self.assertEqual(result.returncode, 0, result.stderr.decode())
-        return result.stdout.decode()
-
     def assert_same(self, losses, expected):
         self.assertEqual(len(losses), len(expected))
         for one, other in zip(losses, expected):
