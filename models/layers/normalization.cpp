@@ -78,7 +78,10 @@ Norm::Norm(const LayerContext& context) : Norm(context, norm_params(context.sett
 
 at::Tensor Norm::forward(const at::Tensor& input) const { return beside(input).normalized; }
 
-Norm::Branches Norm::beside(const at::Tensor& input) const { return run(input, std::nullopt); }
+Norm::Branches Norm::beside(const at::Tensor& input) const {
+  const Branches branches = run(input, std::nullopt);
+  return at::GradMode::is_enabled() ? branches : Branches{input, branches.normalized};
+}
 
 Norm::Branches Norm::of_sum(const at::Tensor& input, const at::Tensor& residual) const {
   check_normalized(input, weight_, label_);
