@@ -33,8 +33,8 @@ TEST(FileSize, HasUnitsOf1000AndOf1024) {
         << bad;
 }
 
-// The order of huggingface_hub 1.1's split_torch_state_dict_into_shards, worked out by hand: a
-// tensor larger than a shard closes none.
+// As split_torch_state_dict_into_shards of huggingface_hub 2.4.0 says: a tensor larger than a shard
+// closes none.
 TEST(AssignShards, LargeTensorsStandAlone) {
   using Shards = std::vector<size_t>;
   EXPECT_EQ(assign_shards({4, 4, 4}, 8), (Shards{0, 0, 1}));
