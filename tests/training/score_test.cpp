@@ -45,8 +45,12 @@ TEST(Score, IsTheSumOfEachTokensOwnLoss) {
     EXPECT_NEAR(scores[i].logprob,
                 -losses[0].slice(0, length - requests[i].scored).sum().item<double>(), 1e-12)
         << i;
-    EXPECT_EQ(scores[i].is_greedy, i + 1 == requests.size()) << i;
+    const at::Tensor best = model.forward(ids.narrow(1, 0, length))[0].argmax(1);
+    EXPECT_EQ(scores[i].is_greedy, best.slice(0, length - requests[i].scored)
+                                       .equal(ids[0].slice(0, length + 1 - requests[i].scored)))
+        << i;
   }
+  EXPECT_TRUE(scores.back().is_greedy);
   EXPECT_TRUE(score(model, {}).empty());
 }
 
