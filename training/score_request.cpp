@@ -22,6 +22,8 @@ ScoreRequest parse_request(std::string_view line, const std::string& place) {
   ScoreJson json;
   try {
     json = ScoreJson::parse(line);
+  } catch (const ScoreJson::parse_error& error) {
+    fail<FileError>("{}: no JSON from byte {} of the line on", place, error.byte);
   } catch (const ScoreJson::exception& error) {
     fail<FileError>("{}: no JSON: {}", place, error.what());
   }

@@ -35,8 +35,8 @@ class Generate(EndToEnd):
         self.assertEqual(result.returncode, 0, result.stderr.decode())
         return result.stdout.decode(errors="replace")
 
-    def generate(self, *options):
-        return self.check("generate", self.checkpoint, "--max-tokens", "50", *options)
+    def generate(self, *options, tokens=50):
+        return self.check("generate", self.checkpoint, "--max-tokens", tokens, *options)
 
     def test_each_of_several_prompts_gets_the_text_that_it_gets_alone(self):
         prompts = ["3 squared", "{}", "[7, 8]", "a much longer prompt that fills the window of it"]
@@ -98,7 +98,7 @@ class Generate(EndToEnd):
             self.assertLess(answer["logprob"], 0)
         self.assertGreater(found[0]["logprob"], found[1]["logprob"])
         # What the model writes itself is greedy.
-        text = self.generate("--prompt", "3 squared", "--temperature", "0", "--max-tokens", "9")
+        text = self.generate("--prompt", "3 squared", "--temperature", "0", tokens=9)
         greedy = {"context": "3 squared", "continuation": text[len("3 squared"):-1]}
         result = self.score(json.dumps(greedy).encode())
         self.assertTrue(json.loads(result.stdout)["is_greedy"], result.stdout)

@@ -44,7 +44,9 @@ TEST(GenerateWithCache, GivesTheTokensThatReadingAllAgainGives) {
         const auto cached = generate(model, prompt, options);
         options.use_cache = false;
         EXPECT_EQ(cached, generate(model, prompt, options)) << more << length << " " << temperature;
-        if (temperature > 1) EXPECT_GT(std::set<int64_t>(cached.begin(), cached.end()).size(), 3u);
+        if (temperature > 1) {
+          EXPECT_GT(std::set<int64_t>(cached.begin(), cached.end()).size(), 3u);
+        }
       }
   }
 }
@@ -136,7 +138,9 @@ TEST(GenerateTopP, SamplesAmongTheFewestTokensThatReachIt) {
     for (options.seed = 0; options.seed < 400; ++options.seed)
       seen.insert(generate(model, prompt, options).front());
     for (const int64_t token : seen) EXPECT_TRUE(allowed.contains(token)) << top_p;
-    if (allowed.size() <= 3) EXPECT_EQ(seen, allowed) << top_p;
+    if (allowed.size() <= 3) {
+      EXPECT_EQ(seen, allowed) << top_p;
+    }
   }
   GenerateOptions options{.max_tokens = 20};
   const auto all = generate(model, prompt, options);
