@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/models/core_attention.h"
+#include "lockstep/models/key_value_cache.h"
 #include "lockstep/models/recompute.h"
 #include "lockstep/models/rotary_embedding.h"
 #include "lockstep/parallel_state/parallel_functions.h"
@@ -33,6 +34,8 @@ SelfAttention::SelfAttention(const LayerContext& context, const ModuleSpec& spec
     : layout_(head_layout(context.config, context.tensor_parallel().rank(),
                           context.tensor_parallel().size())),
       channels_(*context.config.kv_channels),
+      window_(context.config.window_size),
+      layer_(context.layer),
       recompute_core_(context.config.recompute_granularity == RecomputeGranularity::selective),
       label_(context.name + "query group"),
       core_(make_core_attention(context, layout_.first_head)) {
@@ -80,11 +83,20 @@ at::Tensor SelfAttention::forward(const at::Tensor& hidden, const TokenPositions
   if (sharing_)
     features = gather_from_group(features, *sharing_, 2, GradientState::partial_sum, label_);
   const std::vector<at::Tensor> qkv = heads_of(features, tokens);
+  if (tokens.cache)
+    return linear_proj_->forward(attend_cached(qkv[0], qkv[1], qkv[2], *tokens.cache));
   const auto core = [core = core_, tokens,
                      training = is_training()](const std::vector<at::Tensor>& inputs) {
     return core->forward(inputs[0], inputs[1], inputs[2], tokens, training);
   };
   return linear_proj_->forward(recompute_core_ ? recompute(core, qkv) : core(qkv));
+}
+
+at::Tensor SelfAttention::attend_cached(const at::Tensor& query, const at::Tensor& key,
+                                        const at::Tensor& value, KeyValueCache& cache) const {
+  const auto [keys, values] = cache.append(layer_, key, value);
+  if (cache.length() > 0) return cached_attention(query, keys, values, window_);
+  return core_->forward(query, key, value, {}, /*training=*/false);
 }
 
 }  // namespace lockstep
