@@ -12,11 +12,11 @@ namespace lockstep::benchmarks {
 namespace {
 
 void run(int64_t tokens, int rounds) {
-  TransformerConfig config =
-      parse_config("model { num_layers: 4 hidden_size: 128 num_attention_heads: 4 "
-                   "ffn_hidden_size: 384 vocab_size: 256 }",
-                   "generation")
-          .model;
+  TransformerConfig config = parse_config(
+                                 "model { num_layers: 4 hidden_size: 128 num_attention_heads: 4 "
+                                 "ffn_hidden_size: 384 vocab_size: 256 }",
+                                 "generation")
+                                 .model;
   config.seq_length = tokens + 1;
   const GPTModel model(config);
   GenerateOptions options{.max_tokens = tokens};
@@ -30,9 +30,8 @@ void run(int64_t tokens, int rounds) {
     read_again.push_back(seconds_of([&] { without = generate(model, {1}, options); }));
     same = same && with_cache == without;
   }
-  const Estimate ratio = estimate({kept, read_again}, kept.size(), [](const auto& medians) {
-    return medians[1] / medians[0];
-  });
+  const Estimate ratio = estimate({kept, read_again}, kept.size(),
+                                  [](const auto& medians) { return medians[1] / medians[0]; });
   std::printf("%ld tokens: %.2f s kept, %.2f s read again, %.1f times (%.1f to %.1f), %s tokens\n",
               tokens, median(kept), median(read_again), ratio.value, ratio.low, ratio.high,
               same ? "the same" : "other");
