@@ -48,9 +48,9 @@ class SelfAttention : public DescribedModule {
   at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens) const;
 
  private:
-  /// Query, key and value out of linear_qkv's output, in the shapes of CoreAttention, rotated if
-  /// the model asks for it.
-  std::vector<at::Tensor> heads_of(const at::Tensor& features, const TokenPositions& tokens) const;
+  /// Query, key and value out of linear_qkv, in the shapes of CoreAttention, rotated if the model
+  /// asks for it.
+  std::vector<at::Tensor> heads_of(const at::Tensor& hidden, const TokenPositions& tokens) const;
 
   HeadLayout layout_;
   int64_t channels_;
