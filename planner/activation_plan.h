@@ -53,10 +53,10 @@ namespace lockstep {
 struct ActivationPlan {
   int64_t layers = 0;  ///< bytes of the chunk's layers
   int64_t ends = 0;    ///< bytes of embedding and output
-  /// Bytes that backward needs on top: gradients of logits and log-probabilities 2 T V w, or one
-  /// recomputed layer, piece or attention core and, with attention dropout, the numbers that it
-  /// draws, 20 T S * heads, whichever is more. An upper bound where other layers behind it are free
-  /// by then.
+  /// Bytes that backward needs on top: gradients of logits and log-probabilities 2 T V w (over tp,
+  /// and with label smoothing, T V w, and T V e where e < w), or one recomputed layer, piece or
+  /// attention core and, with attention dropout, the numbers that it draws, 20 T S * heads,
+  /// whichever is more. An upper bound where other layers behind it are free by then.
   int64_t working = 0;
 };
 

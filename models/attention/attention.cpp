@@ -52,8 +52,11 @@ SelfAttention::SelfAttention(const LayerContext& context, const ModuleSpec& spec
 SelfAttention::SelfAttention(const LayerContext& context)
     : SelfAttention(context, self_attention_params(context.settings())) {}
 
-std::vector<at::Tensor> SelfAttention::heads_of(const at::Tensor& features,
+std::vector<at::Tensor> SelfAttention::heads_of(const at::Tensor& hidden,
                                                 const TokenPositions& tokens) const {
+  at::Tensor features = linear_qkv_->forward(hidden);
+  if (sharing_)
+    features = gather_from_group(features, *sharing_, 2, GradientState::partial_sum, label_);
   const int64_t sequence = features.size(0), batch = features.size(1);
   const int64_t heads = layout_.heads_per_group;
   const at::Tensor packed = features.view({sequence, batch, layout_.groups, heads + 2, channels_});
@@ -79,10 +82,7 @@ std::vector<at::Tensor> SelfAttention::rotated(const at::Tensor& packed,
 }
 
 at::Tensor SelfAttention::forward(const at::Tensor& hidden, const TokenPositions& tokens) const {
-  at::Tensor features = linear_qkv_->forward(hidden);
-  if (sharing_)
-    features = gather_from_group(features, *sharing_, 2, GradientState::partial_sum, label_);
-  const std::vector<at::Tensor> qkv = heads_of(features, tokens);
+  const std::vector<at::Tensor> qkv = heads_of(hidden, tokens);
   if (tokens.cache)
     return linear_proj_->forward(attend_cached(qkv[0], qkv[1], qkv[2], *tokens.cache));
   const auto core = [core = core_, tokens,

@@ -57,9 +57,9 @@ class SelfAttention : public DescribedModule {
   at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens) const;
 
  private:
-  /// Query, key and value out of linear_qkv's output, in the shapes of CoreAttention, rotated if
-  /// the model asks for it.
-  std::vector<at::Tensor> heads_of(const at::Tensor& features, const TokenPositions& tokens) const;
+  /// Query, key and value out of linear_qkv, in the shapes of CoreAttention, rotated if the model
+  /// asks for it.
+  std::vector<at::Tensor> heads_of(const at::Tensor& hidden, const TokenPositions& tokens) const;
   std::vector<at::Tensor> rotated(const at::Tensor& packed, const kernels::QueryRange& queries,
                                   const TokenPositions& tokens) const;
   /// Attention of the tokens behind those of `cache`, which it joins.
