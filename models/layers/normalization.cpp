@@ -38,7 +38,10 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
     if (!of_normalized.defined()) return {of_sum, adds ? of_sum : at::Tensor(), {}, {}, {}};
     const variable_list saved = context->get_saved_variables();
     const at::Tensor& weight = saved[1];
-    const kernels::NormResult forward = {.sum = saved[0], .mean = saved[2], .root = saved[3]};
+    kernels::NormResult forward;
+    forward.sum = saved[0];
+    forward.mean = saved[2];
+    forward.root = saved[3];
     const bool centred = forward.mean.defined();
     const size_t edge = adds ? 2 : 1;  // of the weight: inputs that are not there have none
     const bool trained =
