@@ -109,7 +109,8 @@ void add_data_command(CLI::App& program) {
           "--tokenizer", arguments->tokenizer,
           "byte: the ids 0 to 255 are the bytes, and 256 ends a document. gpt2:FOLDER: GPT-2's "
           "encoding; FOLDER holds encoder.json and vocab.bpe, vocab.json and merges.txt, or "
-          "r50k_base.tiktoken. sentencepiece:FILE: a SentencePiece model, which takes each "
+          "r50k_base.tiktoken. hf:FILE: Hugging Face's tokenizer.json. sentencepiece:FILE: a "
+          "SentencePiece model, which takes each "
           "document into memory")
       ->required();
   make->add_option("--output", arguments->build.output,

@@ -25,7 +25,7 @@ void run(const GenerateArguments& arguments) {
   const auto prompt = tokenizer->encode(arguments.prompt);
   std::cout << arguments.prompt << std::flush;
   generate(*saved.model, prompt, arguments.options,
-           [&](int64_t token) { std::cout << tokenizer->decode({token}) << std::flush; });
+           [&](int64_t token) { std::cout << tokenizer->decode_more({token}) << std::flush; });
   std::cout << std::endl;
 }
 

@@ -66,7 +66,8 @@ SUBROOMS = {
     "pipeline": {"schedule": set()},
     "datasets": {
         "files": set(),
-        "tokenizers": {"files"},
+        "pieces": set(),
+        "tokenizers": {"files", "pieces"},
         "indexed": {"files", "tokenizers"},
         "samples": {"files", "tokenizers", "indexed"},
     },
