@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help train test mutants program build configure wheel deb image-test plain bench bench-experts fuzz docs format format-check lint clean setup
+.PHONY: help train test mutants program build configure wheel deb image-test plain bench bench-peers bench-experts fuzz docs format format-check lint clean setup
 
 comma := ,
 LOCKSTEP_CUDA ?= AUTO
@@ -54,7 +54,8 @@ deb: program ## Make dist/lockstep_*.deb with libtorch's part for CPUs, of a bui
 	@.venv/bin/python packaging/deb.py $(BUILD) dist
 
 image-test: wheel ## Carry out docker/Dockerfile in a chroot, as root, and train and generate there
-	@scripts/setup text image
+	@scripts/setup text
+	@scripts/setup image || true
 	@.venv/bin/python tests/packaging/image_test.py
 
 plain: setup ## Compile parallel_state as it is without CUDA and the host transport
@@ -77,6 +78,7 @@ mutants: build ## Seed bugs, one at a time: the fast tests must see 95 % of them
 bench: build ## Run the benchmarks: ours and its peer side by side
 	@$(BUILD)/benchmarks/ddp_step
 	@$(BUILD)/benchmarks/optimizer_step
+	@$(BUILD)/benchmarks/fused_ops
 	@scripts/setup megatron || true
 	@LOCKSTEP_BUILD=$(BUILD) scripts/bench_steps sharded --ranks 2
 	@LOCKSTEP_BUILD=$(BUILD) scripts/bench_steps sharded --ranks 4
@@ -90,9 +92,13 @@ bench: build ## Run the benchmarks: ours and its peer side by side
 	@$(BUILD)/benchmarks/device_waits
 	@$(BUILD)/benchmarks/data_pipeline loader
 	@scripts/setup text gpt2 tiktoken
-	@.venv/bin/python benchmarks/train.py $(BUILD)
 	@.venv/bin/python benchmarks/tokenizer.py $(BUILD)
 	@.venv/bin/python benchmarks/checkpoint.py $(BUILD)
+
+bench-peers: program ## Train the same GPTs here and with PyTorch, FSDP2, ZeRO, Megatron, in turns
+	@scripts/setup text
+	@scripts/setup megatron || true
+	@.venv/bin/python benchmarks/peers.py $(BUILD)
 
 bench-experts: build ## Train configs/moe_tiny.textproto and its dense twin: which loss is lower
 	@scripts/setup text

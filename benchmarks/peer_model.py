@@ -1,4 +1,4 @@
-"""A model of Llama's form in plain PyTorch, as peer of Lockstep's in train.py and in
+"""A model of Llama's form in plain PyTorch, as peer of Lockstep's in peers.py and in
 scripts/gpu_check. Its sizes are named as in config.json of a checkpoint that
 `lockstep checkpoint export --hf` wrote."""
 

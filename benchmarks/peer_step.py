@@ -1,14 +1,10 @@
 """One rank of a rival of benchmarks/rank_step.cpp: the same layers, data and AdamW.
 
-Usage: peer_step.py ddp|zero|fsdp2|megatron LAYERS WIDTH BATCH STEPS, under torchrun's environment.
-ddp is torch's DistributedDataParallel with its defaults and a fused AdamW; zero the same with
-ZeroRedundancyOptimizer, which broadcasts buckets; fsdp2 fully_shard() of each layer, which keeps
-the gathered weights between forward and backward; megatron Megatron Core's DistributedOptimizer
-with torch's fused AdamW. Rank 0 prints one JSON line: the medians of a step in milliseconds and of
-its minor page faults."""
+Usage: peer_step.py KIND LAYERS WIDTH BATCH STEPS, under torchrun's environment. peer_wrappers.py says
+what the kinds are. Rank 0 prints one JSON line: the medians of a step in milliseconds and of its
+minor page faults."""
 
 import json
-import pathlib
 import resource
 import statistics
 import sys
@@ -16,6 +12,8 @@ import time
 
 import torch
 import torch.distributed as dist
+
+from peer_wrappers import prepare, wrap
 
 WARMUPS, RATE, DECAY = 3, 3e-4, 0.01
 
@@ -46,76 +44,23 @@ def make_data():
     return torch.sin(torch.arange(batch * width) * phase).view(batch, width)
 
 
-def adamw(parameters):
-    return torch.optim.AdamW(parameters, lr=RATE, weight_decay=DECAY, fused=True)
-
-
-def make_ddp():
-    model = torch.nn.parallel.DistributedDataParallel(make_net())
-    return model, adamw(model.parameters())
-
-
-def make_zero():
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-    model = torch.nn.parallel.DistributedDataParallel(make_net())
-    return model, ZeroRedundancyOptimizer(
-        model.parameters(), torch.optim.AdamW, parameters_as_bucket_view=True, lr=RATE,
-        weight_decay=DECAY, fused=True)
-
-
-def make_fsdp2():
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    net = make_net()
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in net:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=False)
-    model = fully_shard(net, mesh=mesh)
-    return model, adamw(model.parameters())
-
-
-def make_megatron():
-    import megatron.core.optimizer
-    from megatron.core import parallel_state
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-    from megatron.core.transformer import TransformerConfig
-    parallel_state.initialize_model_parallel(1, 1)
-    plain = torch.optim.AdamW.__init__
-    torch.optim.AdamW.__init__ = lambda self, *a, **k: plain(self, *a, **(k | {"fused": True}))
-    transformer = TransformerConfig(num_layers=1, hidden_size=width, num_attention_heads=1)
-    model = DistributedDataParallel(
-        transformer, DistributedDataParallelConfig(use_distributed_optimizer=True), make_net())
-    settings = OptimizerConfig(optimizer="adam", lr=RATE, weight_decay=DECAY, clip_grad=0.0,
-                               use_distributed_optimizer=True)
-    return model, get_megatron_optimizer(settings, [model])
-
-
 def page_faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def main():
     torch.set_num_threads(1)
-    if kind == "megatron":
-        tests = pathlib.Path(__file__).resolve().parents[1] / "tests/end_to_end"
-        sys.path.insert(0, str(tests))
-        from megatron_gpt import stand_in_for_cuda
-        stand_in_for_cuda()
+    prepare(kind)
     dist.init_process_group("gloo")
-    model, optimizer = {"ddp": make_ddp, "zero": make_zero, "fsdp2": make_fsdp2,
-                        "megatron": make_megatron}[kind]()
+    net = make_net()
+    peer = wrap(kind, net, list(net), lr=RATE, weight_decay=DECAY)
     data, times, faults = make_data(), [], []
     for _ in range(steps + WARMUPS):
         dist.barrier()
         faults_before, begin = page_faults(), time.perf_counter()
-        if kind == "megatron":
-            model.zero_grad_buffer()
-        optimizer.zero_grad()
-        model(data).square().mean().backward()
-        if kind == "megatron":
-            model.finish_grad_sync()
-        optimizer.step()
+        peer.zero_grad()
+        peer.model(data).square().mean().backward()
+        peer.step()
         times.append(time.perf_counter() - begin)
         faults.append(page_faults() - faults_before)
     if dist.get_rank() == 0:

@@ -1,71 +1,75 @@
-"""One rank of PyTorch's side of train.py: the model of a folder that
-`lockstep checkpoint export --hf` wrote (Llama's form), DistributedDataParallel with its defaults,
-clipping and a fused AdamW.
+"""One rank of a peer of peers.py: the model of a folder that `lockstep checkpoint export --hf` wrote
+(Llama's form), trained in one of the ways of peer_wrappers.py.
 
-Usage: peer_train.py MODEL TEXT MICRO_BATCH MICRO_BATCHES STEPS, under torchrun's environment. Rank 0
-prints one JSON document: the milliseconds of each step, or, for 0 steps, the loss over TEXT as
-`lockstep evaluate` defines it."""
+Usage: peer_train.py KIND MODEL TEXT MICRO_BATCH MICRO_BATCHES STEPS, under torchrun's environment.
+TEXT is one byte longer than the windows of all steps, which are taken in the order of Megatron's
+GPTDataset with the seed of Lockstep's default. Rank 0 prints one JSON document: the milliseconds
+and the loss of each step, and the peak of its memory in bytes."""
 
 import json
 import os
 import pathlib
-import statistics
+import resource
 import sys
 import time
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from peer_model import Model
+from peer_wrappers import prepare, wrap
 
-folder = pathlib.Path(sys.argv[1])
-config = json.loads((folder / "config.json").read_text())
-length = config["max_position_embeddings"]
-
-
-def windows(tokens, first):
-    rows = torch.stack([tokens[i:i + length + 1] for i in first])
-    return rows[:, :-1], rows[:, 1:]
+SEED = 1234
 
 
-def initial_loss(model, tokens):
-    starts = range(0, len(tokens) - length, length)
-    with torch.no_grad():
-        return statistics.fmean(model(*windows(tokens, [i])).item() for i in starts)
+def windows_of_rank(text, length, samples):
+    """This rank's windows of each step, [steps, samples, length + 1]."""
+    tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+    windows = tokens.unfold(0, length + 1, length)
+    order = np.arange(len(windows))
+    np.random.RandomState(SEED).shuffle(order)
+    by_step = windows[torch.from_numpy(order)].view(-1, dist.get_world_size(), samples, length + 1)
+    return by_step[:, dist.get_rank()]
 
 
-def train(model, tokens, micro_batch, micro_batches, steps):
-    """Milliseconds of each step."""
-    model = torch.nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95),
-                                  weight_decay=0.1, fused=True)
-    torch.manual_seed(dist.get_rank())
-    times = []
-    for _ in range(steps):
+def train(peer, steps, micro_batches):
+    """Milliseconds and this rank's loss of each step."""
+    times, losses = [], []
+    for windows in steps:
         begin = time.perf_counter()
-        for m in range(micro_batches):
-            first = torch.randint(len(tokens) - length, (micro_batch,))
-            model.require_backward_grad_sync = m + 1 == micro_batches
-            (model(*windows(tokens, first)) / micro_batches).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        peer.zero_grad()
+        total = torch.zeros(())
+        for m, rows in enumerate(windows.chunk(micro_batches)):
+            with peer.micro_batch(last=m + 1 == micro_batches):
+                loss = peer.model(rows[:, :-1], rows[:, 1:]) / micro_batches
+                loss.backward()
+            total += loss.detach()
+        peer.step()
         times.append((time.perf_counter() - begin) * 1e3)
-    return times
+        losses.append(total)
+    return times, torch.stack(losses)
 
 
 def main():
+    kind, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+    text = pathlib.Path(sys.argv[3]).read_bytes()
+    micro_batch, micro_batches, count = (int(argument) for argument in sys.argv[4:7])
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    prepare(kind)
     dist.init_process_group("gloo")
-    micro_batch, micro_batches, steps = (int(argument) for argument in sys.argv[3:6])
-    tokens = torch.frombuffer(bytearray(pathlib.Path(sys.argv[2]).read_bytes()),
-                              dtype=torch.uint8).long()
-    model = Model(config)
-    model.load(folder)
-    result = (train(model, tokens, micro_batch, micro_batches, steps) if steps
-              else initial_loss(model, tokens))
+    config = json.loads((folder / "config.json").read_text())
+    net = Model(config)
+    net.load(folder)
+    steps = windows_of_rank(text, config["max_position_embeddings"], micro_batch * micro_batches)
+    peer = wrap(kind, net, list(net.layers), clip=1.0, lr=1e-3, betas=(0.9, 0.95),
+                weight_decay=0.1)
+    times, losses = train(peer, steps[:count], micro_batches)
+    dist.all_reduce(losses)
     if dist.get_rank() == 0:
-        print(json.dumps(result))
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        print(json.dumps({"step": times, "loss": (losses / dist.get_world_size()).tolist(),
+                          "memory": memory}))
     dist.barrier()
     dist.destroy_process_group()
 

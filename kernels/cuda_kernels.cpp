@@ -10,7 +10,12 @@ DeviceKernels cuda_kernels() {
           .sum_of_squares = sum_of_squares_cuda,
           .grouped_rows = grouped_rows_cuda,
           .grouped_matrices = grouped_matrices_cuda,
-          .grouped_sums = grouped_sums_cuda};
+          .grouped_sums = grouped_sums_cuda,
+          .norm = norm_cuda,
+          .norm_gradient = norm_gradient_cuda,
+          .rotary = rotary_cuda,
+          .swiglu = swiglu_cuda,
+          .swiglu_gradient = swiglu_gradient_cuda};
 }
 
 }  // namespace lockstep::kernels

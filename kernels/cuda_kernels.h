@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/kernels/adamw_scalars.h"
+#include "lockstep/kernels/device_kernels.h"
 #include "lockstep/kernels/sgd_scalars.h"
 #include "lockstep/kernels/step_control.h"
 #include "lockstep/kernels/update_segment.h"
@@ -21,6 +22,13 @@ void sgd_cuda(const at::Tensor& master, const at::Tensor& grad, const at::Tensor
               const SgdScalars& scalars, const StepControl& control);
 
 at::Tensor sum_of_squares_cuda(const at::Tensor& flat);
+
+void norm_cuda(const NormTensors& t);
+void norm_gradient_cuda(const NormGradientTensors& t);
+void rotary_cuda(const RotaryTensors& t);
+void swiglu_cuda(const at::Tensor& inner, const at::Tensor& result);
+void swiglu_gradient_cuda(const at::Tensor& grad, const at::Tensor& inner,
+                          const at::Tensor& of_inner);
 
 at::Tensor grouped_rows_cuda(const at::Tensor& x, const at::Tensor& matrices,
                              const at::Tensor& ends);

@@ -11,6 +11,10 @@
 
 namespace lockstep::kernels {
 
+struct NormTensors;
+struct NormGradientTensors;
+struct RotaryTensors;
+
 /// The kernels of a type of device: adamw(), sgd(), sum_of_squares() and grouped products, of
 /// checked operands. They are called with the operands' device current and start on its current
 /// stream. Nothing waits for the device.
@@ -33,6 +37,15 @@ struct DeviceKernels {
                                  const at::Tensor& ends) = nullptr;
   at::Tensor (*grouped_sums)(const at::Tensor& x, const at::Tensor& none,
                              const at::Tensor& ends) = nullptr;
+
+  /// Operations of layers, see norm_operands.h, rotary_operands.h and swiglu.h, into tensors that
+  /// are made and have elements.
+  void (*norm)(const NormTensors& tensors) = nullptr;
+  void (*norm_gradient)(const NormGradientTensors& tensors) = nullptr;
+  void (*rotary)(const RotaryTensors& tensors) = nullptr;
+  void (*swiglu)(const at::Tensor& inner, const at::Tensor& result) = nullptr;
+  void (*swiglu_gradient)(const at::Tensor& grad, const at::Tensor& inner,
+                          const at::Tensor& of_inner) = nullptr;
 };
 
 /// What runs for tensors of `type`. UsageError, naming `kernel`, where nothing does.

@@ -1,8 +1,8 @@
 """Makes a wheel of a build folder: python packaging/wheel.py BUILD DIST
 
 The wheel depends on the torch that it was built against, whose libraries it uses; auditwheel copies
-in what else a bare Linux lacks (libprotobuf, libutf8proc), and names the oldest glibc that can run
-it. One wheel serves every Python 3, because no Python runs in the programs."""
+in what else a bare Linux lacks (libprotobuf, libutf8proc, libzstd), and names the oldest glibc that
+can run it. One wheel serves every Python 3, because no Python runs in the programs."""
 
 import pathlib
 import shutil
@@ -14,8 +14,8 @@ from stage import SOURCE, build_and_dist, fail, run
 
 # The libraries of the wheels that torch depends on.
 OF_TORCH = ["libtorch*", "libc10*", "libcudart*", "libnccl*"]
-LICENCES = {"libprotobuf": pathlib.Path("/usr/share/doc/libprotobuf32/copyright"),
-            "libutf8proc": pathlib.Path("/usr/share/doc/libutf8proc2/copyright")}
+# Debian's packages of the libraries that auditwheel copies in.
+COPIED_IN = ["libprotobuf32", "libutf8proc2", "libzstd1"]
 
 
 def describe(build):
@@ -35,9 +35,10 @@ def write_project(build, folder):
     with (folder / "README.md").open("a", encoding="utf-8") as readme:
         readme.write("\n" + describe(build) + "\n")
     shutil.copy(SOURCE / "LICENSE", folder)
-    for library, licence in LICENCES.items():
+    for package in COPIED_IN:
+        licence = pathlib.Path("/usr/share/doc", package, "copyright")
         if licence.exists():
-            shutil.copy(licence, folder / f"LICENSE.{library}")
+            shutil.copy(licence, folder / f"LICENSE.{package.rstrip('0123456789')}")
 
 
 def main():

@@ -81,9 +81,8 @@ class Activations {
 
   int64_t norm() const {
     const int64_t hidden = product(own_tokens_, config_.hidden_size);
-    if (config_.normalization == Normalization::LayerNorm)
-      return sum(product(2, hidden, element_), product(2, own_tokens_, element_));
-    return sum(product(2, hidden, wide_), product(own_tokens_, wide_), product(hidden, element_));
+    const bool centred = config_.normalization == Normalization::LayerNorm;
+    return sum(product(2, hidden, element_), product(centred ? 2 : 1, own_tokens_, wide_));
   }
 
   int64_t dropout_of_tokens() const {
@@ -100,22 +99,48 @@ class Activations {
     return sum(product(sequence_, sequence_), product(attention_pairs(), sum(wide_, 1, element_)));
   }
 
+  /// Queries, and keys, of all heads of this rank, in bytes of `element`.
+  int64_t queries(int64_t element) const {
+    return product(tokens_, widths_.heads, *config_.kv_channels, element);
+  }
+  int64_t keys(int64_t element) const {
+    return product(tokens_, widths_.groups, *config_.kv_channels, element);
+  }
+
+  /// Whether the queries lie in linear_qkv's output as they are used, head after head.
+  bool queries_are_views() const { return widths_.groups == 1 || widths_.groups == widths_.heads; }
+
+  /// What the norms of queries and keys keep beside linear_qkv's output, of which their input is a
+  /// view where it can be.
+  int64_t query_key_norms() const {
+    if (!config_.qk_layernorm) return 0;
+    const int64_t rows = product(tokens_, sum(widths_.heads, widths_.groups));
+    const bool centred = config_.normalization == Normalization::LayerNorm;
+    return sum(queries_are_views() ? 0 : queries(element_), product(centred ? 2 : 1, rows, wide_));
+  }
+
+  /// The output, which linear_proj keeps, is as large as the queries.
   int64_t attention() const {
-    const int64_t query = product(tokens_, widths_.heads, *config_.kv_channels, element_);
-    const int64_t key = product(tokens_, widths_.groups, *config_.kv_channels, element_);
+    const int64_t query = queries(element_), key = keys(element_);
     const bool rotated = config_.position_embedding_type == PositionEmbeddingType::rope;
+    const bool normed = config_.qk_layernorm, views = queries_are_views();
     const bool recomputed = config_.recompute_granularity == RecomputeGranularity::selective;
-    const bool views = widths_.groups == 1 || widths_.groups == widths_.heads;
+    const bool windowed =
+        config_.window_size && *config_.window_size < sequence_ && !drops_attention();
     const bool spread =
         !views || (drops_attention() && batch_ > 1 && widths_.heads > widths_.groups);
-    const int64_t own_query = rotated || !views ? query : 0;
-    const int64_t own_key = rotated ? key : 0;
-    const int64_t output = query;
     const int64_t group_heads = config_.num_attention_heads / *config_.num_query_groups;
     const int64_t projected = product(key, sum(group_heads, 2));
-    if (recomputed) return sum(projected, own_query, own_key, output);
-    if (!spread) return sum(projected, own_query, own_key, output, attention_weights());
-    return sum(product(3, query), output, attention_weights());
+    const int64_t kept = normed ? projected : 0;
+    const int64_t own = normed ? sum(query, key) : views ? 0 : query;
+    const int64_t heads = rotated ? sum(query, product(2, key), kept) : sum(projected, own);
+    const int64_t output = query, norms = query_key_norms();
+    if (recomputed) return sum(heads, output, norms);
+    if (!windowed && !spread) return sum(heads, output, norms, attention_weights());
+    const bool viewed = !rotated && !normed && views;
+    const int64_t copies =
+        windowed ? sum(viewed ? projected : query, product(2, key)) : product(3, query);
+    return sum(copies, kept, output, norms, attention_weights());
   }
 
   int64_t feed_forward(int64_t width) const { return inside(tokens_, width); }
@@ -123,7 +148,7 @@ class Activations {
   /// Between the two matrices of a feed-forward network.
   int64_t inside(int64_t rows, int64_t width) const {
     const bool gated = config_.activation == Activation::swiglu;
-    return product(gated ? 4 : 2, rows, width, element_);
+    return product(gated ? 3 : 2, rows, width, element_);
   }
 
   int64_t experts() const {
@@ -260,8 +285,8 @@ int64_t rotary_table_bytes(const Config& config, const ModelChunk& chunk) {
   if (model.position_embedding_type != PositionEmbeddingType::rope) return 0;
   const auto rotated =
       static_cast<int64_t>(static_cast<double>(*model.kv_channels) * model.rotary_percent);
-  return product(2, chunk.num_layers, model.seq_length, rotated,
-                 element_bytes(config.train.precision));
+  const int64_t wide = std::max<int64_t>(element_bytes(config.train.precision), 4);
+  return product(2, chunk.num_layers, model.seq_length, rotated / 2, wide);
 }
 
 }  // namespace lockstep

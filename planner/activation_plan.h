@@ -15,16 +15,19 @@
 /// k = key heads * channels, f = ffn_hidden_size, V = vocabulary (q, k, f, V on one rank of tp), e
 /// bytes of an element and w = max(e, 4), and t = T, with sequence parallelism T / tp:
 ///
-/// - RMSNorm: input and normalized input 2 t h w, root t w, output t h e; LayerNorm: input and
-///   output 2 t h e, mean and root 2 t e. Two a layer, and the final one.
+/// - norms: input and output 2 t h e, root t w, with LayerNorm the mean t w. Two a layer, and the
+///   final one.
 /// - hidden dropout: t h, two a layer and one of the embedding.
-/// - attention: q T e of rotated queries; q T e of the output; T * heads * w of log-sum-exp; keys
-///   and values spread over the query heads, 2 q T e. Where each query head has its own key head,
-///   or there is one key head, they are not spread, and instead (q + 2 k) T e of linear_qkv's
-///   output is kept (q of all ranks that share a query group), plus k T e of rotated keys. With
-///   attention dropout, for a sequence of S tokens, S^2 + T S * heads (w + 1 + e) in place of the
-///   log-sum-exp; one key head is then spread for more than one sample.
-/// - feed-forward: SwiGLU 4 f T e (its input, the gate's SiLU, the product), GELU 2 f T e.
+/// - attention: q T e of queries; q T e of the output; T * heads * w of log-sum-exp; keys and values
+///   spread over the query heads, 2 q T e. Where each query head has its own key head, or there is
+///   one key head, they are not spread, but 2 k T e; without rotation q is then that of all ranks
+///   that share a query group. With attention dropout, for a sequence of S tokens, S^2 + T S * heads
+///   (w + 1 + e) in place of the log-sum-exp; one key head is then spread for more than one sample.
+///   With a window of fewer tokens than the sequence, and without dropout, keys and values are kept
+///   once, 2 k T e, neither spread nor as views. qk_layernorm adds the norms' input, linear_qkv's
+///   output, with q T e of queries that are no view of it, and the norms' roots, with LayerNorm
+///   their means, T (heads + key heads) w each; without rotation keys are then kept, too.
+/// - feed-forward: SwiGLU 3 f T e (its input, the product), GELU 2 f T e.
 /// - experts, for t = T / tp tokens, E experts, k chosen, P = t k pairs (what capacity leaves or
 ///   fills up), R = P * expert-tp rows, F = moe_ffn_hidden_size / expert-tp, if experts get the
 ///   same number: choice 8 t k, weights t k w and logits t E w (t E w where scores are over all

@@ -1,5 +1,7 @@
 #include "lockstep/planner/model_flops.h"
 
+#include <algorithm>
+
 #include "lockstep/core/expert_rules.h"
 #include "lockstep/core/tensor_parallel_rules.h"
 
@@ -21,6 +23,14 @@ double feed_forward_of_layer(const TransformerConfig& model, int64_t layer) {
          feed_forward(model, model.moe_shared_expert_intermediate_size.value_or(0));
 }
 
+/// Tokens that a token sees, on average over the sequence.
+double visible_tokens(const TransformerConfig& model) {
+  const auto length = static_cast<double>(model.seq_length);
+  const double window =
+      static_cast<double>(std::min(model.window_size.value_or(model.seq_length), model.seq_length));
+  return window - window * window / (2 * length);
+}
+
 }  // namespace
 
 double model_flops_per_token(const Config& config) {
@@ -31,8 +41,7 @@ double model_flops_per_token(const Config& config) {
   const double keys = static_cast<double>(*model.num_query_groups) * channels;
   const auto layers = static_cast<double>(model.num_layers);
   const double attention = hidden * (queries + 2 * keys) + queries * hidden;
-  const double visible = static_cast<double>(model.seq_length) / 2;
-  double elements = layers * (attention + 2 * queries * visible);
+  double elements = layers * (attention + 2 * queries * visible_tokens(model));
   for (int64_t layer = 0; layer < model.num_layers; ++layer)
     elements += feed_forward_of_layer(model, layer);
   const int64_t rows = padded_vocab_size(model, config.parallel.tensor_model_parallel_size);

@@ -19,6 +19,7 @@ namespace lockstep {
 ///
 /// The two products of attention's core cost a token 4 q S / 2 operations in forward, for S tokens
 /// of a sequence and q = num_attention_heads * kv_channels: it sees half of the others on average.
+/// With a window of W < S tokens S / 2 becomes W - W^2 / 2 S.
 /// Embedding, norms, activations and the router do not count.
 double model_flops_per_token(const Config& config);
 

@@ -1,7 +1,10 @@
 #include <iostream>
 #include <memory>
+#include <optional>
 
 #include "lockstep/checkpoint/hugging_face.h"
+#include "lockstep/checkpoint/sharded_safetensors.h"
+#include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
 
 namespace lockstep {
@@ -10,36 +13,71 @@ namespace {
 struct ConversionArguments {
   std::string hugging_face;
   std::string folder;
+  std::string dtype = "fp32";
+  std::string max_shard_size = "5GB";
+  std::optional<int64_t> seq_length;
 };
+
+void print_note(const std::string& note) {
+  if (!note.empty()) std::cerr << "lockstep: " + note + "\n";
+}
+
+void run_export(const ConversionArguments& arguments) {
+  const ExportOptions options = {
+      .dtype = arguments.dtype == "bf16" ? ExportDtype::bf16 : ExportDtype::fp32,
+      .max_shard_size = parse_file_size(arguments.max_shard_size, "--max-shard-size")};
+  print_note(export_to_hugging_face(arguments.folder, arguments.hugging_face, options));
+  std::cout << arguments.hugging_face << std::endl;
+}
+
+void run_import(const ConversionArguments& arguments) {
+  const ImportedModel model =
+      import_from_hugging_face(arguments.hugging_face, arguments.folder, arguments.seq_length);
+  print_note(model.note);
+  std::cout << model.path << std::endl;
+}
+
+CLI::App* add_conversion(CLI::App& checkpoint, const std::string& name, const std::string& meaning,
+                         const std::shared_ptr<ConversionArguments>& arguments,
+                         const std::string& files, const std::string& folder) {
+  CLI::App* const command = checkpoint.add_subcommand(name, meaning);
+  command->add_option("--hf", arguments->hugging_face, files)->required();
+  command->add_option("DIR", arguments->folder, folder)->required();
+  return command;
+}
 
 }  // namespace
 
 void add_checkpoint_conversions(CLI::App& checkpoint) {
   auto arguments = std::make_shared<ConversionArguments>();
-  const auto add = [&](const std::string& name, const std::string& meaning,
-                       const std::string& files, const std::string& folder) {
-    CLI::App* const command = checkpoint.add_subcommand(name, meaning);
-    command->add_option("--hf", arguments->hugging_face, files)->required();
-    command->add_option("DIR", arguments->folder, folder)->required();
-    return command;
-  };
-  add("export",
-      "Write a checkpoint's weights in fp32 as a GPT-2 or Llama model for Hugging Face's "
-      "transformers",
-      "Folder for config.json and model.safetensors",
-      "Folder of checkpoint.save; its newest complete checkpoint is taken")
-      ->callback([arguments] {
-        const std::string left = export_to_hugging_face(arguments->folder, arguments->hugging_face);
-        if (!left.empty()) std::cerr << "lockstep: " + left + "\n";
-        std::cout << arguments->hugging_face << std::endl;
-      });
-  add("import", "Make a checkpoint, without optimizer state, from such a model",
-      "Folder with config.json and model.safetensors",
-      "Folder for the checkpoint; checkpoint.load and checkpoint.finetune start from it")
-      ->callback([arguments] {
-        std::cout << import_from_hugging_face(arguments->hugging_face, arguments->folder)
-                  << std::endl;
-      });
+  CLI::App* const to_files = add_conversion(
+      checkpoint, "export",
+      "Write a checkpoint's weights as a model of Hugging Face's transformers, one weight after "
+      "another",
+      arguments, "Folder for config.json, the weights and the tokenizer's files",
+      "Folder of checkpoint.save; its newest complete checkpoint is taken");
+  to_files->add_option("--dtype", arguments->dtype, "Of the weights that are written: bf16, fp32")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"bf16", "fp32"}));
+  to_files
+      ->add_option("--max-shard-size", arguments->max_shard_size,
+                   "Bytes of tensors a file, in units of 1000 (KB, MB, GB, TB) or 1024 (KiB, ...). "
+                   "What does not fit into one model.safetensors goes into several and an index")
+      ->capture_default_str();
+  to_files->callback([arguments] { run_export(*arguments); });
+  CLI::App* const from_files = add_conversion(
+      checkpoint, "import", "Make a checkpoint, without optimizer state, from such a model",
+      arguments,
+      "Folder with config.json and model.safetensors, or model.safetensors.index.json and its "
+      "files",
+      "Folder for the checkpoint; checkpoint.load and checkpoint.finetune start from it");
+  from_files
+      ->add_option(
+          "--seq-length", arguments->seq_length,
+          "Longest sequence of the checkpoint's model, in tokens, where the model's own is "
+          "longer")
+      ->check(check_at_least(1));
+  from_files->callback([arguments] { run_import(*arguments); });
 }
 
 }  // namespace lockstep

@@ -6,6 +6,7 @@
 #include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
 #include "lockstep/program/completion_scripts.h"
+#include "lockstep/program/named_configs.h"
 
 namespace lockstep {
 namespace {
@@ -21,7 +22,9 @@ std::string check_shell(const std::string& text) {
 
 void write_completion(const CLI::App& program, const CompletionArguments& arguments) {
   const auto script = arguments.shell == "bash" ? bash_completion : zsh_completion;
-  const std::string text = script(command_texts(program), config_fields());
+  std::vector<std::string> configs;
+  for (const NamedConfig& config : named_configs()) configs.push_back(config.name);
+  const std::string text = script(command_texts(program), config_fields(), configs);
   if (arguments.output.empty())
     std::cout << text;
   else

@@ -53,9 +53,25 @@ bool takes_config(const CommandText& command) {
   });
 }
 
+/// The values of an option, separated by spaces; empty where there are many.
+std::string choices_of(const CommandText& command, const OptionText& option,
+                       const std::string& configs) {
+  if (command.name == "configs" && option.value == "NAME") return configs;
+  if (option.value.find('|') == std::string::npos) return "";
+  std::string words = option.value;
+  std::replace(words.begin(), words.end(), '|', ' ');
+  return words;
+}
+
+std::string list_function(const std::string& name, const std::string& comment,
+                          const std::string& words) {
+  return fmt::format("# {}\n{}() {{\n  echo '{}'\n}}\n\n", comment, name, words);
+}
+
 /// The functions that both shells have.
-std::string tables(const std::vector<CommandText>& commands,
-                   const std::vector<ConfigField>& fields) {
+std::string tables(const std::vector<CommandText>& commands, const std::vector<ConfigField>& fields,
+                   const std::vector<std::string>& config_names) {
+  const std::string names = fmt::format("{}", fmt::join(config_names, " "));
   Table inside, options, values, choices, configs;
   for (const CommandText& command : commands) {
     if (!command.commands.empty())
@@ -64,9 +80,8 @@ std::string tables(const std::vector<CommandText>& commands,
     if (takes_config(command)) configs.add(command.name, "yes");
     for (const OptionText& option : command.options) {
       if (option.is_argument || option.value.empty()) continue;
-      std::string words = option.value;
-      std::replace(words.begin(), words.end(), '|', ' ');
-      choices.add(command.name + " " + option.name, words == option.value ? kAnyValue : words);
+      const std::string words = choices_of(command, option, names);
+      choices.add(command.name + " " + option.name, words.empty() ? kAnyValue : words);
     }
   }
   std::string paths;
@@ -81,7 +96,9 @@ std::string tables(const std::vector<CommandText>& commands,
                           "The values of 'COMMAND --option'; any where they are not listed.") +
          configs.function("_lockstep_takes_config", "Whether a command takes a configuration.") +
          values.function("_lockstep_values", "The values of a field of the configuration.") +
-         "# The paths of all fields.\n_lockstep_fields() {\n  echo '" + paths + "'\n}\n\n";
+         list_function("_lockstep_fields", "The paths of all fields.", paths) +
+         list_function("_lockstep_configs", "The configurations that come with the program.",
+                       names);
 }
 
 constexpr const char* kBashDriver = R"sh(_lockstep() {
@@ -115,8 +132,10 @@ constexpr const char* kBashDriver = R"sh(_lockstep() {
   elif [[ -z $previous && -n $(_lockstep_commands "$command") ]]; then
     COMPREPLY=($(compgen -W "$(_lockstep_commands "$command")" -- "$current"))
   elif [[ -n $(_lockstep_takes_config "$command") ]]; then
-    local IFS=$'\n'
-    COMPREPLY=($(compgen -f -X '!*.textproto' -- "$current") $(compgen -d -- "$current"))
+    local IFS=$' \t\n' names
+    names=$(compgen -W "$(_lockstep_configs)" -- "$current")
+    IFS=$'\n'
+    COMPREPLY=($names $(compgen -f -X '!*.textproto' -- "$current") $(compgen -d -- "$current"))
     compopt -o filenames
   fi
 }
@@ -150,6 +169,7 @@ constexpr const char* kZshDriver = R"sh(_lockstep() {
   elif [[ -z $previous && -n $(_lockstep_commands "$command") ]]; then
     compadd -- $(_lockstep_commands "$command")
   elif [[ -z $choices && -n $(_lockstep_takes_config "$command") ]]; then
+    compadd -- $(_lockstep_configs)
     _files -g '*.textproto'
   else
     _files
@@ -162,16 +182,18 @@ if [[ $funcstack[1] == _lockstep ]]; then _lockstep "$@"; else compdef _lockstep
 }  // namespace
 
 std::string bash_completion(const std::vector<CommandText>& commands,
-                            const std::vector<ConfigField>& fields) {
+                            const std::vector<ConfigField>& fields,
+                            const std::vector<std::string>& configs) {
   return "# Completion of lockstep " LOCKSTEP_VERSION " for bash; `lockstep completion bash`.\n\n" +
-         tables(commands, fields) + kBashDriver;
+         tables(commands, fields, configs) + kBashDriver;
 }
 
 std::string zsh_completion(const std::vector<CommandText>& commands,
-                           const std::vector<ConfigField>& fields) {
+                           const std::vector<ConfigField>& fields,
+                           const std::vector<std::string>& configs) {
   return "#compdef lockstep\n# Completion of lockstep " LOCKSTEP_VERSION
          " for zsh; `lockstep completion zsh`.\n\n" +
-         tables(commands, fields) + kZshDriver;
+         tables(commands, fields, configs) + kZshDriver;
 }
 
 }  // namespace lockstep

@@ -8,6 +8,8 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/datasets/build_dataset.h"
+#include "lockstep/datasets/dataset_summary.h"
+#include "lockstep/datasets/merge_datasets.h"
 #include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
 #include "lockstep/program/standard_descriptors.h"
@@ -18,6 +20,7 @@ namespace {
 struct DataArguments {
   BuildDataset build;
   std::string tokenizer;
+  std::vector<std::string> merged;
   std::string prefix;
   bool json = false;
 };
@@ -35,6 +38,12 @@ class BuildDisplay {
 
   void end(const BuildProgress& progress) {
     std::cerr << (terminal_ ? "\r\x1b[K" : "") << line(progress) << std::endl;
+    if (progress.skipped == 0) return;
+    std::cerr << fmt::format("skipped {} bad documents{}:\n", progress.skipped,
+                             progress.skipped > static_cast<int64_t>(progress.first_bad.size())
+                                 ? fmt::format(", the first {} of them", progress.first_bad.size())
+                                 : "");
+    for (const std::string& bad : progress.first_bad) std::cerr << "  " << bad << "\n";
   }
 
  private:
@@ -66,10 +75,17 @@ class BuildDisplay {
 };
 
 void build(const DataArguments& arguments) {
-  const auto tokenizer = make_tokenizer(arguments.tokenizer, "--tokenizer");
   BuildDisplay display;
-  display.end(build_dataset(arguments.build, *tokenizer,
-                            [&](const BuildProgress& progress) { display.show(progress); }));
+  display.end(build_dataset(
+      arguments.build, [&] { return make_tokenizer(arguments.tokenizer, "--tokenizer"); },
+      [&](const BuildProgress& progress) { display.show(progress); }));
+}
+
+void merge(const DataArguments& arguments) {
+  const MergedDatasets merged = merge_datasets(arguments.merged, arguments.prefix);
+  std::cerr << fmt::format("{} sets | {} documents | {} sequences | {} tokens\n",
+                           arguments.merged.size(), merged.documents, merged.sequences,
+                           merged.tokens);
 }
 
 void inspect(const DataArguments& arguments) {
@@ -97,12 +113,14 @@ void inspect(const DataArguments& arguments) {
 
 void add_data_command(CLI::App& program) {
   auto arguments = std::make_shared<DataArguments>();
-  CLI::App* const data = program.add_subcommand("data", "Build and inspect data sets");
+  CLI::App* const data = program.add_subcommand("data", "Build, inspect and merge data sets");
   data->require_subcommand(1);
 
   CLI::App* const make = data->add_subcommand(
       "build", "Convert text files into PREFIX.bin and PREFIX.idx, in Megatron's format");
-  make->add_option("--input", arguments->build.input, "Text files; each file is one document")
+  make->add_option("--input", arguments->build.input,
+                   "Files, which may be compressed as .gz or .zst. Each line of a .jsonl is a "
+                   "document, any other file is one")
       ->type_name("FILE")
       ->required();
   make->add_option(
@@ -120,6 +138,20 @@ void add_data_command(CLI::App& program) {
       ->check(check_path);
   make->add_flag("--append-eod", arguments->build.append_eod,
                  "End each document with the tokenizer's end-of-document id");
+  make->add_option("--json-keys", arguments->build.json_keys,
+                   "Keys of the text in a line of a .jsonl. Several, as in text,title, make a set "
+                   "each: PREFIX_text_document, PREFIX_title_document")
+      ->type_name("KEY")
+      ->delimiter(',')
+      ->capture_default_str();
+  make->add_option("--workers", arguments->build.workers,
+                   "Threads that tokenize; the result does not depend on their number")
+      ->type_name("N")
+      ->check(check_at_least(1))
+      ->capture_default_str();
+  make->add_flag("--skip-bad", arguments->build.skip_bad,
+                 "Leave out lines that are no JSON or have no text, and what is lost of a damaged "
+                 "compressed file; print how many and where the first are");
   make->callback([arguments] { build(*arguments); });
 
   CLI::App* const look = data->add_subcommand(
@@ -127,6 +159,18 @@ void add_data_command(CLI::App& program) {
   look->add_option("PREFIX", arguments->prefix, "Prefix of PREFIX.bin and PREFIX.idx")->required();
   look->add_flag("--json", arguments->json, "Print one JSON document");
   look->callback([arguments] { inspect(*arguments); });
+
+  CLI::App* const join = data->add_subcommand(
+      "merge", "Join data sets of one type of numbers, in their order, in one set");
+  join->add_option("--input", arguments->merged, "Prefixes of the data sets")
+      ->type_name("PREFIX")
+      ->required();
+  join->add_option("--output", arguments->prefix,
+                   "Prefix of the two files, which appear once they are complete")
+      ->type_name("PREFIX")
+      ->required()
+      ->check(check_path);
+  join->callback([arguments] { merge(*arguments); });
 }
 
 }  // namespace lockstep

@@ -1,7 +1,9 @@
 #include "lockstep/program/megatron_rules.h"
 
 #include <algorithm>
+#include <cinttypes>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <sstream>
 
@@ -46,11 +48,31 @@ void apply_activation(Settings& s) {
     s.set("model.ffn_hidden_size", *hidden * 8 / 3 / 64 * 64);
 }
 
+/// "1023,0" or "(1023, 0)": tokens before and after each token that it sees.
+void apply_window(Settings& s) {
+  if (!s.has("--window-size")) return;
+  const std::string given(*s.value("--window-size"));
+  int64_t left = -1, right = -1;
+  std::string text = given;
+  std::erase_if(text, [](char c) { return c == '(' || c == ')' || c == ' '; });
+  int used = 0;
+  const bool good =
+      std::sscanf(text.c_str(), "%" SCNd64 ",%" SCNd64 "%n", &left, &right, &used) == 2 &&
+      used == static_cast<int>(text.size()) && left >= 0 && right == 0;
+  require<ConfigError>(good, "--window-size: found '{}', allowed: LEFT,0 with LEFT >= 0", given);
+  s.set("model.window_size", left + 1);
+}
+
 void apply_attention(Settings& s) {
   if (s.has("--group-query-attention"))
     s.set("model.num_query_groups", integer_or(s, "--num-query-groups", 1));
   else if (s.has("--num-query-groups"))
     s.note("--num-query-groups", "not needed: without --group-query-attention it has no effect");
+  if (s.has("--use-rope-scaling") && s.has("--rope-scaling-factor"))
+    s.copy("--rope-scaling-factor", "model.rope_scaling_factor");
+  else if (s.has("--rope-scaling-factor"))
+    s.note("--rope-scaling-factor", "not needed: without --use-rope-scaling it has no effect");
+  apply_window(s);
   const auto length = s.integer("--seq-length"), rows = s.integer("--max-position-embeddings");
   const bool learned = s.found("model.position_embedding_type") == "learned_absolute";
   if (learned && length && rows && *rows != *length)
@@ -209,16 +231,44 @@ bool is_number(const std::string& text) {
   return stream >> number && stream.eof();
 }
 
+struct WeightedPaths {
+  std::vector<std::string> weights;  ///< empty, or one for each path
+  std::vector<std::string> paths;
+};
+
 /// Paths, or weights and paths in turn.
-void apply_data_path(Settings& s) {
-  if (!s.has("--data-path")) return;
-  const auto& given = s.values("--data-path");
-  std::vector<std::string> weights, paths;
-  for (size_t i = 0; i < given.size(); ++i) (i % 2 == 0 ? weights : paths).push_back(given[i]);
+WeightedPaths weighted_paths(const std::vector<std::string>& given) {
+  WeightedPaths found;
+  for (size_t i = 0; i < given.size(); ++i)
+    (i % 2 == 0 ? found.weights : found.paths).push_back(given[i]);
   const bool weighted =
-      given.size() % 2 == 0 && std::all_of(weights.begin(), weights.end(), is_number);
-  s.set_list("data.path", weighted ? paths : given);
-  if (weighted && paths.size() > 1) s.set("data.blend", fmt::format("{}", fmt::join(weights, ",")));
+      given.size() % 2 == 0 && std::all_of(found.weights.begin(), found.weights.end(), is_number);
+  return weighted ? found : WeightedPaths{{}, given};
+}
+
+void apply_training_paths(Settings& s, const char* flag) {
+  if (!s.has(flag)) return;
+  const auto [weights, paths] = weighted_paths(s.values(flag));
+  s.set_list("data.path", paths);
+  if (weights.size() > 1) s.set("data.blend", fmt::format("{}", fmt::join(weights, ",")));
+}
+
+void apply_evaluation_paths(Settings& s, const char* flag, const char* field) {
+  if (!s.has(flag)) return;
+  const auto [weights, paths] = weighted_paths(s.values(flag));
+  s.set_list(field, paths);
+  if (weights.size() > 1) s.note(flag, "the sets follow each other, without the weights");
+}
+
+void apply_data_paths(Settings& s) {
+  for (const char* flag : {"--data-path", "--train-data-path"}) apply_training_paths(s, flag);
+  apply_evaluation_paths(s, "--valid-data-path", "data.valid_path");
+  if (s.has("--valid-data-path")) {
+    s.unset("data.split");
+    apply_evaluation_paths(s, "--test-data-path", "data.test_path");
+  } else if (s.has("--test-data-path")) {
+    s.note("--test-data-path", "not there: data.test_path needs data.valid_path");
+  }
 }
 
 void apply_tokenizer(Settings& s) {
@@ -288,7 +338,7 @@ void apply_megatron_rules(MegatronSettings& settings) {
   apply_parallel(settings);
   apply_batch_sizes(settings);
   apply_samples(settings);
-  apply_data_path(settings);
+  apply_data_paths(settings);
   apply_tokenizer(settings);
   apply_checkpoint(settings);
   apply_optimizer(settings);

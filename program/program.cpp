@@ -38,26 +38,36 @@ void check_command(const CLI::App& program, int argc, char** argv) {
   }
 }
 
+/// The command that the arguments name, as far as CLI11 has read them.
+struct ChosenCommand {
+  explicit ChosenCommand(const CLI::App& program) : app(&program) {
+    while (!app->get_subcommands().empty()) {
+      app = app->get_subcommands().front();
+      path += " " + app->get_name();
+    }
+  }
+  /// "; see `lockstep train --help`"
+  std::string see_help() const { return fmt::format("; see `{} --help`", path); }
+
+  const CLI::App* app;
+  std::string path = "lockstep";
+};
+
 /// "not expected: --sett; did you mean '--set'?", of the arguments that no command takes; empty
 /// where there are none.
 std::string unexpected_arguments(const CLI::App& program) {
   const std::vector<std::string> found = program.remaining(true);
   if (found.empty()) return "";
-  const CLI::App* app = &program;
-  std::string path = "lockstep";
-  while (!app->get_subcommands().empty()) {
-    app = app->get_subcommands().front();
-    path += " " + app->get_name();
-  }
+  const ChosenCommand command(program);
   std::vector<std::string> known;
-  for (const CLI::Option* option : app->get_options())
+  for (const CLI::Option* option : command.app->get_options())
     if (!option->get_positional()) known.push_back(option->get_name());
   std::vector<std::string> near;
   for (const std::string& argument : found)
     if (near.empty() && argument.starts_with("--"))
       near = nearest_names(argument.substr(0, argument.find('=')), known);
   return fmt::format("not expected: {}{}", fmt::join(found, " "),
-                     did_you_mean(near, fmt::format("; see `{} --help`", path)));
+                     did_you_mean(near, command.see_help()));
 }
 
 /// Without the C++ frames that libtorch appends, unless they are asked for as everywhere in
@@ -78,9 +88,11 @@ std::string without_frames(const std::string& message) {
   std::_Exit(status);
 }
 
-/// Tells what is wrong with the arguments, or prints what was asked for, such as --help.
-int exit_status(const CLI::App& program, const CLI::ParseError& parsed) {
-  if (program.exit(parsed) != 0) return 2;
+/// Prints what was asked for, such as --help, or tells what is wrong with the arguments.
+int end_of_parsing(const CLI::App& program, const CLI::ParseError& parsed) {
+  const bool asked_for = parsed.get_exit_code() == 0;
+  if (!asked_for) end(2, parsed.what() + ChosenCommand(program).see_help());
+  program.exit(parsed);
   try {
     flush_standard_output();
   } catch (const FileError& error) {
@@ -110,12 +122,12 @@ int run_program(int argc, char** argv, const std::function<void(CLI::App& progra
     return 0;
   } catch (const CLI::RequiredError& error) {
     const std::string others = unexpected_arguments(program);
-    if (others.empty()) return exit_status(program, error);
+    if (others.empty()) return end_of_parsing(program, error);
     end(2, fmt::format("{}; {}", error.what(), others));
   } catch (const CLI::ExtrasError&) {
     end(2, unexpected_arguments(program));
   } catch (const CLI::ParseError& error) {
-    return exit_status(program, error);
+    return end_of_parsing(program, error);
   } catch (const ExitStatus& exit) {
     end(exit.status, exit.message);
   } catch (const ConfigError& error) {

@@ -69,10 +69,14 @@ class Reporter {
             ? fmt::format(" ({} for a token)", millions(num_active_parameters(config)))
             : "";
     display_.message(fmt::format(
-        "training {} parameters{} in {} on {} data-parallel ranks ({}), {} sequences of {} "
+        "training {} parameters{} in {} on {} data-parallel rank{} ({}), {} sequences of {} "
         "tokens an iteration",
         millions(num_parameters(config)), active, to_string(config.train.precision), ranks,
-        device_.str(), trainer.batches().full().global, config.model.seq_length));
+        ranks == 1 ? "" : "s", device_.str(), trainer.batches().full().global,
+        config.model.seq_length));
+    if (trainer.iteration() > 0 && trainer.iteration() >= config.train.train_iters)
+      display_.message(fmt::format("nothing is left to train: train.train_iters is {}",
+                                   config.train.train_iters));
   }
   void iteration(const IterationMetrics& metrics) {
     write(metrics);
@@ -81,6 +85,10 @@ class Reporter {
   void validation(const ValidationMetrics& metrics) {
     write(metrics);
     display_.validation(metrics);
+  }
+  void test(const TestMetrics& metrics) {
+    write(metrics);
+    display_.test(metrics);
   }
   void message(const std::string& text) { display_.message(text); }
   /// Leaves the picture of the loss, where that can be written.
@@ -226,6 +234,7 @@ void train(const Config& config, const TrainArguments& arguments, const Parallel
   };
   if (reporter) {
     callbacks.validation = [&](const ValidationMetrics& m) { reporter->validation(m); };
+    callbacks.test = [&](const TestMetrics& m) { reporter->test(m); };
   }
   note_sigint();
   try {
@@ -248,7 +257,11 @@ void train(const Config& config, const TrainArguments& arguments, const Parallel
     std::cout << sample_text(std::move(owned), checkpoints.path(), state.device()) << std::endl;
 }
 
-void check_profile(const Config& config, const TrainArguments& arguments) {
+/// What is written into the folder of --output needs one.
+void check_output(const Config& config, const TrainArguments& arguments) {
+  require<ConfigError>(!config.train.tensorboard || !arguments.output.empty(),
+                       "train.tensorboard: --output is missing, which names the folder of the "
+                       "event files");
   if (arguments.profile.empty()) return;
   parse_profile_range(arguments.profile, config.train.train_iters);
   require<ConfigError>(!arguments.output.empty(),
@@ -263,7 +276,7 @@ void run(const TrainArguments& arguments) {
     return;
   }
   check_supported(config);
-  check_profile(config, arguments);
+  check_output(config, arguments);
   note_sigterm();
   keep_freed_memory();
   const LaunchEnvironment environment = read_launch_environment();

@@ -145,6 +145,12 @@ Json line_of(const ValidationMetrics& metrics) {
           {"perplexity", metrics.perplexity}};
 }
 
+Json line_of(const TestMetrics& metrics) {
+  return {{"iteration", metrics.iteration},
+          {"test_loss", metrics.test_loss},
+          {"test_perplexity", metrics.test_perplexity}};
+}
+
 /// The numbers of a line, "folder/lm_loss".
 std::vector<Scalar> scalars_of(Json line, const char* folder) {
   line.erase("iteration");
@@ -164,12 +170,18 @@ std::string to_json(const IterationMetrics& metrics) { return line_of(metrics).d
 
 std::string to_json(const ValidationMetrics& metrics) { return line_of(metrics).dump(); }
 
+std::string to_json(const TestMetrics& metrics) { return line_of(metrics).dump(); }
+
 std::vector<Scalar> to_scalars(const IterationMetrics& metrics) {
   return scalars_of(line_of(metrics), "train");
 }
 
 std::vector<Scalar> to_scalars(const ValidationMetrics& metrics) {
   return scalars_of(line_of(metrics), "validation");
+}
+
+std::vector<Scalar> to_scalars(const TestMetrics& metrics) {
+  return scalars_of(line_of(metrics), "test");
 }
 
 uint32_t checksum_of_line(std::string_view line) { return crc32(line); }

@@ -55,15 +55,24 @@ struct ValidationMetrics {
   double perplexity = 0;       ///< exp(validation_loss)
 };
 
+/// What the test of a finished run gave.
+struct TestMetrics {
+  int64_t iteration = 0;       ///< the last of the run
+  double test_loss = 0;        ///< nats, mean over tokens
+  double test_perplexity = 0;  ///< exp(test_loss)
+};
+
 /// One line of metrics.jsonl, without the newline. Numbers keep full precision; one that is not
 /// finite is null, as JSON has no such number.
 std::string to_json(const IterationMetrics& metrics);
 std::string to_json(const ValidationMetrics& metrics);
+std::string to_json(const TestMetrics& metrics);
 
 /// The numbers of such a line for TensorBoard, "train/lm_loss", "train/time_ms/forward",
-/// "validation/perplexity": all but the iteration and slowest_rank.
+/// "validation/perplexity", "test/test_loss": all but the iteration and slowest_rank.
 std::vector<Scalar> to_scalars(const IterationMetrics& metrics);
 std::vector<Scalar> to_scalars(const ValidationMetrics& metrics);
+std::vector<Scalar> to_scalars(const TestMetrics& metrics);
 
 /// Tells a line of metrics.jsonl from all others: with its times, no two runs write the same one.
 uint32_t checksum_of_line(std::string_view line);

@@ -56,6 +56,11 @@ void ProgressDisplay::validation(const ValidationMetrics& metrics) {
                       shown(metrics.perplexity)));
 }
 
+void ProgressDisplay::test(const TestMetrics& metrics) {
+  message(fmt::format("iteration {} | test loss {:.4f} | perplexity {:.3f}", metrics.iteration,
+                      shown(metrics.test_loss), shown(metrics.test_perplexity)));
+}
+
 void ProgressDisplay::message(const std::string& text) {
   if (line_open_) out_ << "\n";
   line_open_ = false;

@@ -28,6 +28,7 @@ class ProgressDisplay {
 
   void iteration(const IterationMetrics& metrics, int64_t memory_bytes);
   void validation(const ValidationMetrics& metrics);
+  void test(const TestMetrics& metrics);
   /// A line of its own.
   void message(const std::string& text);
 

@@ -47,6 +47,12 @@ constexpr const char* kSameInBoth[] = {"model.num_attention_heads",
                                        "model.position_embedding_type",
                                        "model.rotary_base",
                                        "model.rotary_percent",
+                                       "model.rope_scaling_type",
+                                       "model.rope_scaling_factor",
+                                       "model.rope_low_freq_factor",
+                                       "model.rope_high_freq_factor",
+                                       "model.rope_original_max_position_embeddings",
+                                       "model.window_size",
                                        "model.activation",
                                        "model.moe_router_topk",
                                        "model.moe_router_score_function",
@@ -55,16 +61,25 @@ constexpr const char* kSameInBoth[] = {"model.num_attention_heads",
                                        "model.moe_router_group_topk",
                                        "model.moe_router_topk_scaling_factor"};
 
+/// Fields that change the shapes of the weights.
+constexpr const char* kSameShapes[] = {"model.num_layers", "model.hidden_size",
+                                       "model.ffn_hidden_size", "model.num_experts"};
+
+template <size_t N>
+bool is_one_of(const char* const (&paths)[N], const std::string& path) {
+  return std::find(std::begin(paths), std::end(paths), path) != std::end(paths);
+}
+
 void check_same_model(CheckpointReader& checkpoint, const Config& mine) {
   const std::vector<ConfigValue> saved = config_values(checkpoint.config());
   const std::vector<ConfigValue> found = config_values(mine);
   for (size_t i = 0; i < found.size(); ++i) {
-    const bool counts = std::find(std::begin(kSameInBoth), std::end(kSameInBoth), found[i].path) !=
-                        std::end(kSameInBoth);
-    require<ConfigError>(!counts || found[i] == saved[i],
-                         "{}: found {}, allowed: {}, as in the run that saved '{}', or another one "
-                         "with checkpoint.finetune = true",
-                         found[i].path, found[i].value, saved[i].value, checkpoint.path());
+    if (found[i] == saved[i]) continue;
+    const bool shapes = is_one_of(kSameShapes, found[i].path);
+    require<ConfigError>(!shapes && !is_one_of(kSameInBoth, found[i].path),
+                         "{}: found {}, allowed: {}, as in the run that saved '{}'{}",
+                         found[i].path, found[i].value, saved[i].value, checkpoint.path(),
+                         shapes ? "" : ", or another one with checkpoint.finetune = true");
   }
 }
 
@@ -144,7 +159,7 @@ std::string RunCheckpoints::after_iteration(Trainer& trainer, bool last) {
     return save(trainer, last);
   } catch (const FileError& error) {
     if (last) throw;
-    return fmt::format("no checkpoint after iteration {}, training goes on: {}",
+    return fmt::format("no checkpoint after iteration {}, training continues: {}",
                        trainer.iteration(), error.what());
   }
 }

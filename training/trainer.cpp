@@ -39,11 +39,16 @@ SampleSources open_checked_samples(const Config& config) {
   const int64_t length = config.model.seq_length;
   SampleSources sources = open_samples(config.data, config.model.vocab_size, length,
                                        static_cast<uint64_t>(config.train.seed));
-  require<ConfigError>(
-      config.train.eval_iters == 0 || sources.validation->size() > 0,
-      "data.split: the validation text has no sample, which takes more tokens than "
-      "model.seq_length ({}); allowed: one or more, or train.eval_iters = 0",
-      length);
+  const auto check = [&](const std::unique_ptr<SampleSource>& source, const char* failure) {
+    require<ConfigError>(config.train.eval_iters == 0 || !source || source->size() > 0,
+                         "{}, which takes more tokens than model.seq_length ({}); allowed: one or "
+                         "more, or train.eval_iters = 0",
+                         failure, length);
+  };
+  check(sources.validation, config.data.valid_path.empty()
+                                ? "data.split: the validation text has no sample"
+                                : "data.valid_path: the validation text has no sample");
+  check(sources.test, "data.test_path: the test text has no sample");
   return sources;
 }
 
@@ -83,6 +88,7 @@ Trainer::Trainer(const Config& config, const ParallelState& parallel_state)
       scheduler_(config.optimizer, config.train.train_iters, batches_.full().global) {
   SampleSources sources = open_checked_samples(config);
   validation_ = std::move(sources.validation);
+  test_ = std::move(sources.test);
   loader_ = std::make_unique<MicrobatchLoader>(
       std::move(sources.training), batches_,
       MicrobatchLoader::Options{.seq_length = config.model.seq_length,
@@ -322,7 +328,10 @@ RunEnd Trainer::run(const TrainCallbacks& callbacks) {
   }
   if (is_stop(end_)) checkpoint(/*last=*/true);
   if (end_ != RunEnd::diverged) validate_and_tell(callbacks);
-  if (end_ == RunEnd::done) checkpoint(/*last=*/true);
+  if (end_ == RunEnd::done) {
+    test_and_tell(callbacks);
+    checkpoint(/*last=*/true);
+  }
   model_->finish_param_sync();
   return end_;
 }

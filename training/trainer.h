@@ -32,6 +32,7 @@ struct TrainCallbacks {
   /// On a device the next iteration may have been launched: then state() and progress() are its.
   std::function<void(const IterationMetrics&)> iteration;
   std::function<void(const ValidationMetrics&)> validation;
+  std::function<void(const TestMetrics&)> test;
   /// Asked in every iteration; once any rank answers something else than none, all ranks end after
   /// that iteration.
   std::function<RunEnd()> should_stop;
@@ -65,9 +66,10 @@ class Trainer {
   ValidationMetrics validate() const;
 
   /// train_step() until train.train_iters, with validate() every train.eval_interval iterations and
-  /// at the end. A run that was loaded at its end does nothing. Returns end(). A run that diverges
-  /// (train.max_skipped_steps) ends after telling of the iteration, without a validation, or after
-  /// a validation whose loss is not a number.
+  /// at the end, where a run that is done is tested with data.test_path as well. A run that was
+  /// loaded at its end does nothing. Returns end(). A run that diverges (train.max_skipped_steps)
+  /// ends after telling of the iteration, without a validation, or after a validation whose loss is
+  /// not a number.
   ///
   /// On a device it is one iteration ahead of what it knows: it launches forward and backward of
   /// an iteration, then waits for the numbers of the one before and tells them, so that the device
@@ -148,7 +150,9 @@ class Trainer {
   bool validation_is_due() const;
   void tell_iterations(const TrainCallbacks& callbacks);
   BatchInput training_batch();
-  GPTInput validation_batch(const std::vector<int64_t>& samples) const;
+  GPTInput evaluation_batch(SampleSource& source, const std::vector<int64_t>& samples) const;
+  /// Over the front of `source`, train.eval_iters global batches at most. `label` names the sum.
+  double mean_loss(SampleSource& source, const char* label) const;
   GPTInput make_input(const std::vector<int64_t>& ids) const;
   /// fp64 [1 + of_host] on the device, the same on all ranks.
   at::Tensor sum_over_ranks(const at::Tensor& loss, const at::Tensor& of_host,
@@ -157,6 +161,7 @@ class Trainer {
   GlobalSums global_sums(const double* values) const;
   RunEnd end_after(int64_t iteration, RunEnd wish) const;
   void validate_and_tell(const TrainCallbacks& callbacks);
+  void test_and_tell(const TrainCallbacks& callbacks);
 
   /// Iterations with train.cuda_graph = step.
   struct RecordedStep {
@@ -176,6 +181,7 @@ class Trainer {
   int64_t data_parallel_size_;
   BatchSchedule batches_;
   std::unique_ptr<SampleSource> validation_;
+  std::unique_ptr<SampleSource> test_;  ///< null without data.test_path
   std::unique_ptr<MicrobatchLoader> loader_;
   std::unique_ptr<TrainingModel> model_;
   std::unique_ptr<Optimizer> optimizer_;

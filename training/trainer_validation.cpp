@@ -9,17 +9,18 @@
 
 namespace lockstep {
 
-GPTInput Trainer::validation_batch(const std::vector<int64_t>& samples) const {
+GPTInput Trainer::evaluation_batch(SampleSource& source,
+                                   const std::vector<int64_t>& samples) const {
   const auto length = static_cast<size_t>(config_.model.seq_length + 1);
   std::vector<int64_t> ids(samples.size() * length);
   for (size_t i = 0; i < samples.size(); ++i)
-    validation_->read(samples[i], std::span(ids).subspan(i * length, length));
+    source.read(samples[i], std::span(ids).subspan(i * length, length));
   return make_input(ids);
 }
 
-ValidationMetrics Trainer::validate() const {
+double Trainer::mean_loss(SampleSource& source, const char* label) const {
   const BatchSizes& batch = batches_.full();
-  const int64_t all = validation_->size(), iterations = config_.train.eval_iters;
+  const int64_t all = source.size(), iterations = config_.train.eval_iters;
   const int64_t windows = iterations > all / batch.global ? all : iterations * batch.global;
   const int64_t stride = batch.micro * data_parallel_size_;
   const int64_t first = batch.micro * data_parallel_rank_;
@@ -36,7 +37,7 @@ ValidationMetrics Trainer::validate() const {
       for (int64_t w = begin; w < std::min(begin + batch.micro, windows); ++w) samples.push_back(w);
       const auto counted = static_cast<int64_t>(samples.size());
       if (fill) samples.resize(static_cast<size_t>(batch.micro), 0);
-      GPTInput input = validation_batch(samples);
+      GPTInput input = evaluation_batch(source, samples);
       if (counted < input.labels.size(0)) {
         input.labels = input.labels.clone();  // tokens share its memory
         input.labels.slice(0, counted).fill_(kIgnoredLabel);
@@ -46,10 +47,14 @@ ValidationMetrics Trainer::validate() const {
     });
   const at::Tensor of_host =
       upload(host_numbers(local.tokens, RunEnd::none), parallel_state_.device());
-  const at::Tensor over_ranks = sum_over_ranks(local.loss, of_host, "validation loss").cpu();
+  const at::Tensor over_ranks = sum_over_ranks(local.loss, of_host, label).cpu();
   parallel_state_.check_failures();
   const GlobalSums sums = global_sums(over_ranks.const_data_ptr<double>());
-  const double loss = sums.loss / sums.tokens;
+  return sums.loss / sums.tokens;
+}
+
+ValidationMetrics Trainer::validate() const {
+  const double loss = mean_loss(*validation_, "validation loss");
   return {.iteration = iteration_, .validation_loss = loss, .perplexity = std::exp(loss)};
 }
 
@@ -60,6 +65,13 @@ void Trainer::validate_and_tell(const TrainCallbacks& callbacks) {
   if (!std::isnan(metrics.validation_loss)) return;
   bad_loss_ = "validation loss";
   end_ = RunEnd::diverged;
+}
+
+void Trainer::test_and_tell(const TrainCallbacks& callbacks) {
+  if (!test_ || config_.train.eval_iters == 0) return;
+  const double loss = mean_loss(*test_, "test loss");
+  if (callbacks.test)
+    callbacks.test({.iteration = iteration_, .test_loss = loss, .test_perplexity = std::exp(loss)});
 }
 
 bool Trainer::validation_is_due() const {

@@ -122,7 +122,7 @@ std::vector<std::string> complete_checkpoints(const std::string& folder) {
 }
 
 std::string find_checkpoint(const std::string& folder) {
-  require<FileError>(is_folder(folder), "checkpoint: '{}' is no folder", folder);
+  require<FileError>(is_folder(folder), "checkpoint: '{}' is not a folder", folder);
   if (is_checkpoint(folder)) return folder;
   const auto found = complete_checkpoints(folder);
   require<FileError>(!found.empty(), "checkpoint: '{}' holds no complete step_N/ with a {}", folder,
@@ -190,7 +190,8 @@ std::string PartialCheckpoint::commit(std::string_view manifest, int64_t keep,
     const int64_t last_good = iteration_ - skipped_steps;
     problems.push_back(remove_old(keep, {last_good, unproven ? last_good - 1 : last_good}));
   } catch (const std::exception& error) {
-    problems.push_back(fmt::format("older checkpoints in '{}' stay: {}", folder_, error.what()));
+    problems.push_back(
+        fmt::format("older checkpoints in '{}' are kept: {}", folder_, error.what()));
   }
   return join_problems(std::move(problems));
 }

@@ -191,11 +191,11 @@ std::vector<CheckpointDamage> verify_checkpoint(const CheckpointReader& checkpoi
         const int64_t begin = block * kChecksumBlock;
         const int64_t end = std::min(begin + kChecksumBlock, file.size);
         const std::string tensor = tensor_at(placed, begin, end);
-        found.push_back({path, tensor, begin,
-                         fmt::format("'{}': {}: bytes {} to {} do not have the checksum that the "
-                                     "manifest says",
-                                     path, tensor.empty() ? "no tensor" : "tensor '" + tensor + "'",
-                                     begin, end - 1)});
+        found.push_back(
+            {path, tensor, begin,
+             fmt::format("'{}': {}: bytes {} to {} do not match the checksum in the manifest", path,
+                         tensor.empty() ? "no tensor" : "tensor '" + tensor + "'", begin,
+                         end - 1)});
       } else if (!placed.empty()) {
         if (auto damage = check_header(reader, placed, "header"))
           found.push_back(std::move(*damage));

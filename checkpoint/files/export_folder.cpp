@@ -51,8 +51,8 @@ bool same_content(const fs::path& a, const fs::path& b) {
 }  // namespace
 
 ExportFolder::ExportFolder(const std::string& folder, std::vector<std::string> names,
-                           const std::string& given_as)
-    : names_(std::move(names)) {
+                           const std::string& given_as, IsEarlier is_earlier)
+    : names_(std::move(names)), is_earlier_(std::move(is_earlier)) {
   try {
     folder_ = fs::weakly_canonical(fs::absolute(folder));
     if (!folder_.has_filename()) folder_ = folder_.parent_path();
@@ -73,12 +73,16 @@ ExportFolder::~ExportFolder() {
   if (lock_ >= 0) ::close(lock_);
 }
 
+bool ExportFolder::is_of_export(const std::string& name) const {
+  return std::find(names_.begin(), names_.end(), name) != names_.end() ||
+         (is_earlier_ && is_earlier_(name));
+}
+
 bool ExportFolder::holds_these_alone() const {
   if (!on_one_file_system(folder_, folder_.parent_path())) return false;
   const auto entries = names_in_folder(folder_);
   return std::all_of(entries.begin(), entries.end(), [&](const std::string& name) {
-    return std::find(names_.begin(), names_.end(), name) != names_.end() &&
-           fs::is_regular_file(fs::symlink_status(folder_ / name));
+    return is_of_export(name) && fs::is_regular_file(fs::symlink_status(folder_ / name));
   });
 }
 
@@ -101,9 +105,23 @@ void ExportFolder::make_temporary(const std::string& prefix) {
   lock_ = lock_temporary(temporary_);
 }
 
+std::vector<std::string> ExportFolder::earlier_files() const {
+  std::vector<std::string> earlier;
+  for (const std::string& name : names_in_folder(folder_))
+    if (is_of_export(name) && std::find(names_.begin(), names_.end(), name) == names_.end())
+      earlier.push_back(name);
+  return earlier;
+}
+
 void ExportFolder::move_files() const {
+  const auto is_new = [this](const std::string& name) {
+    return !same_content(temporary_ / name, folder_ / name);
+  };
   const std::string& last = names_.back();
-  if (!same_content(temporary_ / last, folder_ / last)) fs::remove(folder_ / last);
+  const std::vector<std::string> earlier = earlier_files();
+  if (is_new(last) || !earlier.empty() || std::count_if(names_.begin(), names_.end(), is_new) > 1)
+    fs::remove(folder_ / last);
+  for (const std::string& name : earlier) fs::remove(folder_ / name);
   for (const std::string& name : names_) fs::rename(temporary_ / name, folder_ / name);
   sync_folder(folder_);
 }

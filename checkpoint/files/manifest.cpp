@@ -103,7 +103,7 @@ class Reader {
   ManifestFile file(const proto::CheckpointFile& from, std::set<std::string>* names) const {
     check(is_plain_name(from.name()),
           "file '{}': allowed: a plain name in the folder (letters, digits, _ - .)", from.name());
-    check(names->insert(from.name()).second, "file '{}' is there twice", from.name());
+    check(names->insert(from.name()).second, "file '{}' is listed twice", from.name());
     check(from.size() >= 0, "file '{}': size: found {}, allowed: >= 0", from.name(), from.size());
     check(from.block_crc32_size() == ceil_div(from.size(), kChecksumBlock),
           "file '{}': {} checksums for {} bytes, allowed: one for each {} bytes", from.name(),
@@ -234,7 +234,7 @@ Manifest read(const proto::CheckpointManifest& from, const Reader& reader) {
   for (const auto& tensor : from.tensor()) {
     manifest.tensors.push_back(reader.tensor(tensor, manifest));
     const std::string key = manifest.tensors.back().key();
-    reader.check(keys.insert(key).second, "tensor '{}' is there twice", key);
+    reader.check(keys.insert(key).second, "tensor '{}' is listed twice", key);
   }
   check_overlaps(manifest, reader);
   return manifest;
@@ -299,7 +299,7 @@ proto::CheckpointManifest parse_message(std::string_view text, const Reader& rea
                kLongestText);
   reader.check(text.size() >= kChecksumLine &&
                    text.substr(text.size() - kChecksumLine).starts_with(kChecksumPrefix),
-               "the last line, byte {} on, is no checksum; is the file cut short?",
+               "the last line, byte {} on, is not a checksum; is the file truncated?",
                text.size() - std::min(text.size(), kChecksumLine));
   const std::string body(text.substr(0, text.size() - kChecksumLine));
   proto::CheckpointManifest message;

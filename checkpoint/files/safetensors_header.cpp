@@ -30,7 +30,7 @@ Json parse_json(std::string_view text, const std::string& path) {
                                                    Json& parsed) {
     if (event == Json::parse_event_t::key && depth == 1)
       require<FileError>(names.insert(parsed.get<std::string>()).second,
-                         "'{}': tensor '{}' is there twice", path, parsed.get<std::string>());
+                         "'{}': tensor '{}' is listed twice", path, parsed.get<std::string>());
     return true;
   };
   try {
@@ -108,7 +108,7 @@ int64_t parse_safetensors_length(std::string_view first_bytes, int64_t file_byte
 SafetensorsHeader parse_safetensors_header(std::string_view text, int64_t data_bytes,
                                            const std::string& path) {
   const Json json = parse_json(text, path);
-  require<FileError>(json.is_object(), "'{}': the safetensors header is no JSON object", path);
+  require<FileError>(json.is_object(), "'{}': the safetensors header is not a JSON object", path);
   SafetensorsHeader header;
   for (const auto& [name, value] : json.items()) {
     if (name != kMetadata) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/checkpoint/safetensors_header.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
@@ -12,43 +11,35 @@
 namespace lockstep {
 namespace {
 
-/// Checksums of a stream, block by block.
-class BlockChecksums {
- public:
-  void add(std::string_view bytes) {
-    while (!bytes.empty()) {
-      const auto room = static_cast<size_t>(kChecksumBlock - size_ % kChecksumBlock);
-      const std::string_view part = bytes.substr(0, room);
-      if (size_ % kChecksumBlock == 0) blocks_.push_back(0);
-      blocks_.back() = crc32(part, blocks_.back());
-      size_ += static_cast<int64_t>(part.size());
-      bytes.remove_prefix(part.size());
-    }
-  }
-  ManifestFile file(const std::string& name) const { return {name, size_, blocks_}; }
-
- private:
-  int64_t size_ = 0;
-  std::vector<uint32_t> blocks_;
-};
-
-/// Bytes are still in the processor's cache when they are written after their checksum.
 ManifestFile write_checked(const std::string& folder, const std::string& name,
                            const std::vector<std::string_view>& pieces) {
-  BlockChecksums checksums;
-  FileWriter file(folder + "/" + name);
-  for (std::string_view piece : pieces)
-    while (!piece.empty()) {
-      const std::string_view part = piece.substr(0, kChecksumBlock);
-      checksums.add(part);
-      file.write(part);
-      piece.remove_prefix(part.size());
-    }
-  file.finish();
-  return checksums.file(name);
+  ShardWriter file(folder, name);
+  for (const std::string_view piece : pieces) file.write(piece);
+  return file.finish();
 }
 
 }  // namespace
+
+ShardWriter::ShardWriter(const std::string& folder, const std::string& name)
+    : file_(folder + "/" + name), written_{name, 0, {}} {}
+
+/// Bytes are still in the processor's cache when they are written after their checksum.
+void ShardWriter::write(std::string_view bytes) {
+  while (!bytes.empty()) {
+    const int64_t inside = written_.size % kChecksumBlock;
+    const std::string_view part = bytes.substr(0, static_cast<size_t>(kChecksumBlock - inside));
+    if (inside == 0) written_.block_crc32.push_back(0);
+    written_.block_crc32.back() = crc32(part, written_.block_crc32.back());
+    file_.write(part);
+    written_.size += static_cast<int64_t>(part.size());
+    bytes.remove_prefix(part.size());
+  }
+}
+
+ManifestFile ShardWriter::finish() {
+  file_.finish();
+  return written_;
+}
 
 ShardReader::ShardReader(const std::string& folder, ManifestFile expected)
     : opened_(folder + "/" + expected.name, {.follow_links = false}),
@@ -73,8 +64,8 @@ bool ShardReader::block_fits(int64_t block, std::string_view bytes) const {
 
 void ShardReader::fail_block(int64_t block, std::string_view what) const {
   const int64_t begin = block * kChecksumBlock;
-  fail<FileError>("'{}': {}: bytes {} to {} do not have the checksum that the manifest says",
-                  path(), what, begin, begin + block_size(block) - 1);
+  fail<FileError>("'{}': {}: bytes {} to {} do not match the checksum in the manifest", path(),
+                  what, begin, begin + block_size(block) - 1);
 }
 
 std::string_view ShardReader::load_block(int64_t block, std::string_view what) {

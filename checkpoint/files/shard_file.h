@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/checkpoint/manifest.h"
 #include "lockstep/core/input_file.h"
 
@@ -43,6 +44,20 @@ class ShardReader {
   std::string buffer_;     ///< the last block of which a part was read
   int64_t buffered_ = -1;  ///< its number
   int64_t bytes_read_ = 0;
+};
+
+/// Writes a file of a checkpoint from front to back. Errors as of FileWriter.
+class ShardWriter {
+ public:
+  ShardWriter(const std::string& folder, const std::string& name);
+
+  void write(std::string_view bytes);
+  /// Waits until all is on disk.
+  ManifestFile finish();
+
+ private:
+  FileWriter file_;
+  ManifestFile written_;
 };
 
 /// A tensor's part, as it is written.

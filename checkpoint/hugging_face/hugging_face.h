@@ -1,20 +1,43 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 namespace lockstep {
 
-/// Writes `out`/config.json and `out`/model.safetensors from the newest checkpoint of `folder`, in
-/// fp32, so that Hugging Face's transformers loads them. They appear together, at the end; an
-/// earlier export is whole until then, and other files of the folder stay. Returns what cannot be
-/// removed of earlier exports, and why; empty if there is nothing. ConfigError names a field of the
-/// model that neither GPT-2 nor Llama has; FileError.
-std::string export_to_hugging_face(const std::string& folder, const std::string& out);
+/// Of the weights that are written.
+enum class ExportDtype { fp32, bf16 };
+
+struct ExportOptions {
+  ExportDtype dtype = ExportDtype::fp32;
+  int64_t max_shard_size = 5'000'000'000;  ///< bytes of tensors a file; a larger one has its own
+};
+
+/// Writes the newest checkpoint of `folder` into `out`, so that Hugging Face's transformers loads
+/// it: config.json, generation_config.json, the tokenizer's files, and the weights in
+/// model.safetensors or, where they do not fit into one file, in model-00001-of-0000N.safetensors,
+/// ... and model.safetensors.index.json. They appear together, at the end; an earlier export is
+/// whole until then, and other files of the folder stay. At any moment one weight and what it
+/// becomes are in memory. Returns what is wrong beside the export, such as a tokenizer whose files
+/// are gone; empty if nothing is. ConfigError names a field of the model that no family of
+/// transformers has; FileError.
+std::string export_to_hugging_face(const std::string& folder, const std::string& out,
+                                   const ExportOptions& options = {});
+
+struct ImportedModel {
+  std::string path;  ///< of the checkpoint
+  std::string note;  ///< why its tokenizer is not `in`'s; empty where it is, or `in` has none
+};
 
 /// Makes a checkpoint of iteration 0 in `folder` from `in`/config.json and `in`/model.safetensors
-/// (or the files that `in`/model.safetensors.index.json lists): weights without state of an
-/// optimizer, for checkpoint.finetune, `evaluate` and `generate`. Returns its path. FileError names
-/// what is missing, damaged or not possible, and a tensor that is not finite.
-std::string import_from_hugging_face(const std::string& in, const std::string& folder);
+/// (or the files that `in`/model.safetensors.index.json lists), weight by weight: in fp32, without
+/// state of an optimizer, for checkpoint.finetune, `evaluate` and `generate`. model.seq_length is
+/// the config.json's longest sequence, or `seq_length` where that is less; a table of learned
+/// positions is cut to it. The tokenizer's files are copied to `folder`/hugging_face, and
+/// data.tokenizer names the first of them that can be used, `byte` where there is none. FileError
+/// names what is missing, damaged or not possible, and a tensor that is not finite.
+ImportedModel import_from_hugging_face(const std::string& in, const std::string& folder,
+                                       const std::optional<int64_t>& seq_length = {});
 
 }  // namespace lockstep

@@ -1,88 +1,25 @@
 #include "lockstep/checkpoint/hugging_face_config.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
-#include <optional>
+#include <vector>
 
+#include "lockstep/checkpoint/json_keys.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/core/expert_rules.h"
 
 namespace lockstep {
 namespace {
 
 using Json = nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;
+using Family = HuggingFaceFamily;
 
-template <class Value>
-void expect(const char* field, const Value& found, const Value& allowed, const char* family) {
-  require<ConfigError>(found == allowed, "model.{}: found {}, allowed in a {} model: {}", field,
-                       found, family, allowed);
-}
-
-void check_gpt2(const TransformerConfig& model) {
-  const char* const family = "GPT-2";
-  expect<std::string>("normalization", to_string(model.normalization), "LayerNorm", family);
-  require<ConfigError>(model.activation != Activation::swiglu,
-                       "model.activation: found {}, allowed in a {} model: gelu, gelu_tanh",
-                       to_string(model.activation), family);
-  expect("add_bias_linear", model.add_bias_linear, true, family);
-  expect("untie_embeddings_and_output_weights", model.untie_embeddings_and_output_weights, false,
-         family);
-  expect("num_query_groups", *model.num_query_groups, model.num_attention_heads, family);
-  expect("kv_channels", *model.kv_channels, model.hidden_size / model.num_attention_heads, family);
-}
-
-void check_llama(const TransformerConfig& model) {
-  const char* const family = "Llama";
-  expect<std::string>("normalization", to_string(model.normalization), "RMSNorm", family);
-  expect<std::string>("activation", to_string(model.activation), "swiglu", family);
-  expect("add_bias_linear", model.add_bias_linear, false, family);
-  expect("add_qkv_bias", model.add_qkv_bias, false, family);
-  expect("rotary_percent", model.rotary_percent, 1.0, family);
-}
-
-/// Reads keys; `path` stands in every message.
-class Keys {
- public:
-  Keys(const Json& json, const std::string& path) : json_(json), path_(path) {}
-
-  bool has(const char* key) const { return json_.contains(key) && !json_.at(key).is_null(); }
-
-  template <class Value>
-  Value get(const char* key, const std::optional<Value>& otherwise = {}) const {
-    if (!has(key) && otherwise) return *otherwise;
-    require<FileError>(has(key), "'{}': '{}' is missing", path_, key);
-    try {
-      return json_.at(key).template get<Value>();
-    } catch (const Json::exception& error) {
-      fail<FileError>("'{}': '{}': {}", path_, key, error.what());
-    }
-  }
-
-  int64_t size(const char* key, std::optional<int64_t> otherwise = {}) const {
-    const int64_t value = get<int64_t>(key, otherwise);
-    check(!has(key) || json_.at(key).is_number_integer(), key, json_.value(key, Json()).dump(),
-          "a whole number");
-    require<FileError>(value >= 1, "'{}': '{}': found {}, allowed: >= 1", path_, key, value);
-    return value;
-  }
-
-  template <class Value>
-  void allow(const char* key, const Value& otherwise, const Value& allowed) const {
-    const Value found = get<Value>(key, otherwise);
-    check(found == allowed, key, found, allowed);
-  }
-
-  template <class Value, class Allowed>
-  void check(bool good, const char* key, const Value& found, const Allowed& allowed) const {
-    require<FileError>(good, "'{}': '{}': found {}, allowed: {}", path_, key, found, allowed);
-  }
-
- private:
-  const Json& json_;
-  const std::string& path_;
-};
+constexpr int64_t kMostListedLayers = 1 << 20;
 
 /// transformers' names of the activations; those of tanh's form are two.
-Activation gpt2_activation(const Keys& keys) {
+Activation gpt2_activation(const JsonKeys& keys) {
   const auto name = keys.get<std::string>("activation_function", "gelu_new");
   if (name == "gelu") return Activation::gelu;
   keys.check(name == "gelu_new" || name == "gelu_pytorch_tanh", "activation_function", name,
@@ -90,7 +27,7 @@ Activation gpt2_activation(const Keys& keys) {
   return Activation::gelu_tanh;
 }
 
-TransformerConfig parse_gpt2(const Keys& keys) {
+TransformerConfig parse_gpt2(const JsonKeys& keys) {
   keys.allow("tie_word_embeddings", true, true);
   keys.allow("scale_attn_weights", true, true);
   keys.allow("scale_attn_by_inverse_layer_idx", false, false);
@@ -111,21 +48,94 @@ TransformerConfig parse_gpt2(const Keys& keys) {
   return model;
 }
 
-/// Of the two objects transformers takes rope_scaling where it is not empty.
-double rope_base(const Json& json, const Keys& keys, const std::string& path) {
-  const double base = keys.get<double>("rope_theta", 10000.0);
+/// Frequencies of rotary positions. Of the two objects transformers takes rope_scaling where it is
+/// not empty.
+void parse_rope(const JsonKeys& keys, TransformerConfig& model, double default_base) {
+  model.rotary_base = keys.get<double>("rope_theta", default_base);
   for (const char* const name : {"rope_scaling", "rope_parameters"}) {
-    if (!keys.has(name) || json.at(name).empty()) continue;
-    keys.check(json.at(name).is_object(), name, json.at(name).dump(), "an object");
-    const Keys inner(json.at(name), path);
-    inner.allow<std::string>(inner.has("type") && !inner.has("rope_type") ? "type" : "rope_type",
-                             "default", "default");
-    return inner.get<double>("rope_theta", base);
+    if (!keys.has(name) || keys.is_empty(name)) continue;
+    const JsonKeys inner = keys.object(name);
+    const char* const type = inner.has("type") && !inner.has("rope_type") ? "type" : "rope_type";
+    const auto found = inner.get<std::string>(type, "default");
+    inner.check(found == "default" || found == "linear" || found == "llama3", type, found,
+                "default, linear, llama3");
+    model.rotary_base = inner.get<double>("rope_theta", model.rotary_base);
+    inner.allow("partial_rotary_factor", 1.0, 1.0);
+    if (found == "default") return;
+    model.rope_scaling_type = found == "linear" ? RopeScaling::linear : RopeScaling::llama3;
+    model.rope_scaling_factor = inner.get<double>("factor");
+    if (found == "linear") return;
+    model.rope_low_freq_factor = inner.get<double>("low_freq_factor");
+    model.rope_high_freq_factor = inner.get<double>("high_freq_factor");
+    model.rope_original_max_position_embeddings = inner.size("original_max_position_embeddings");
+    return;
   }
-  return base;
 }
 
-TransformerConfig parse_llama(const Json& json, const Keys& keys, const std::string& path) {
+/// Whether the layers of a Qwen model have the window: all or none.
+bool all_layers_slide(const JsonKeys& keys, int64_t num_layers) {
+  const char* const allowed = "the same for all layers";
+  if (keys.has("layer_types")) {
+    const auto types = keys.get<std::vector<std::string>>("layer_types");
+    const std::string first = types.empty() ? "" : types.front();
+    const bool known = first == "full_attention" || first == "sliding_attention";
+    keys.check(known && std::count(types.begin(), types.end(), first) ==
+                            static_cast<int64_t>(types.size()),
+               "layer_types", fmt::format("{}", fmt::join(types, ", ")),
+               "full_attention in all layers, or sliding_attention in all");
+    return first == "sliding_attention";
+  }
+  const auto full = keys.get<int64_t>("max_window_layers", 28);
+  keys.check(full <= 0 || full >= num_layers, "max_window_layers", full,
+             fmt::format("0, or at least the {} layers: {}", num_layers, allowed));
+  return full <= 0;
+}
+
+void parse_window(const JsonKeys& keys, const HuggingFaceFamilyInfo& info,
+                  TransformerConfig& model) {
+  if (!info.window) return;
+  const bool qwen = info.qkv_bias || info.qk_norm;
+  if (qwen && !keys.get<bool>("use_sliding_window", false)) return;
+  // Where Mistral's and Qwen's configurations do not mention it, it is 4,096.
+  const bool by_default = !keys.mentions("sliding_window") && info.family != Family::mixtral;
+  if (!keys.has("sliding_window") && !by_default) return;
+  const int64_t window = keys.size("sliding_window", 4096);
+  if (qwen && !info.experts && !all_layers_slide(keys, model.num_layers)) return;
+  model.window_size = window;
+}
+
+/// Layers of Qwen3-MoE with experts: each decoder_sparse_step-th, but for mlp_only_layers.
+std::vector<int64_t> parse_layers_with_experts(const JsonKeys& keys, int64_t num_layers) {
+  const int64_t step = keys.size("decoder_sparse_step", 1);
+  const auto dense = keys.get<std::vector<int64_t>>("mlp_only_layers", std::vector<int64_t>());
+  if (step == 1 && dense.empty()) return {1};
+  keys.check(num_layers <= kMostListedLayers, "num_hidden_layers", num_layers,
+             "<= 1048576 beside mlp_only_layers or decoder_sparse_step");
+  std::vector<int64_t> list;
+  for (int64_t layer = 0; layer < num_layers; ++layer)
+    list.push_back((layer + 1) % step == 0 ? 1 : 0);
+  for (const int64_t layer : dense)
+    if (layer >= 0 && layer < num_layers) list[static_cast<size_t>(layer)] = 0;
+  return list;
+}
+
+void parse_experts(const JsonKeys& keys, const HuggingFaceFamilyInfo& info,
+                   TransformerConfig& model) {
+  if (!info.experts) return;
+  if (info.family == Family::mixtral) {
+    model.num_experts = keys.size("num_local_experts", 8);
+    model.moe_router_topk = keys.size("num_experts_per_tok", 2);
+    return;
+  }
+  const char* const count = keys.has("num_local_experts") ? "num_local_experts" : "num_experts";
+  model.num_experts = keys.size(count, 128);
+  model.moe_router_topk = keys.size("num_experts_per_tok", 8);
+  model.moe_ffn_hidden_size = keys.size("moe_intermediate_size", 768);
+  model.moe_router_pre_softmax = !keys.get<bool>("norm_topk_prob", false);
+  model.moe_layer_freq = parse_layers_with_experts(keys, model.num_layers);
+}
+
+TransformerConfig parse_rotary_family(const JsonKeys& keys, const HuggingFaceFamilyInfo& info) {
   keys.allow<std::string>("hidden_act", "silu", "silu");
   keys.allow("attention_bias", false, false);
   keys.allow("mlp_bias", false, false);
@@ -133,79 +143,111 @@ TransformerConfig parse_llama(const Json& json, const Keys& keys, const std::str
   model.num_layers = keys.size("num_hidden_layers");
   model.hidden_size = keys.size("hidden_size");
   model.num_attention_heads = keys.size("num_attention_heads");
-  model.num_query_groups = keys.size("num_key_value_heads", model.num_attention_heads);
-  model.kv_channels = keys.size("head_dim", model.hidden_size / model.num_attention_heads);
+  const bool all_heads = info.key_value_heads == 0 || keys.mentions("num_key_value_heads");
+  model.num_query_groups = keys.size("num_key_value_heads",
+                                     all_heads ? model.num_attention_heads : info.key_value_heads);
+  const int64_t width = model.hidden_size / model.num_attention_heads;
+  model.kv_channels = keys.size("head_dim", info.head_dim == 0 ? width : info.head_dim);
   model.ffn_hidden_size = keys.size("intermediate_size");
   model.seq_length = keys.size("max_position_embeddings");
   model.vocab_size = keys.size("vocab_size");
-  model.layernorm_epsilon = keys.get<double>("rms_norm_eps", 1e-6);
-  model.rotary_base = rope_base(json, keys, path);
+  model.layernorm_epsilon = keys.get<double>("rms_norm_eps", info.rms_norm_eps);
+  parse_rope(keys, model, info.rope_theta);
+  parse_window(keys, info, model);
+  parse_experts(keys, info, model);
   model.normalization = Normalization::RMSNorm;
   model.position_embedding_type = PositionEmbeddingType::rope;
   model.activation = Activation::swiglu;
   model.add_bias_linear = false;
+  model.add_qkv_bias = info.qkv_bias;
+  model.qk_layernorm = info.qk_norm;
   model.untie_embeddings_and_output_weights = !keys.get<bool>("tie_word_embeddings", false);
   return model;
 }
 
-}  // namespace
-
-HuggingFaceFamily hugging_face_family(const TransformerConfig& model) {
-  require<ConfigError>(!model.num_experts,
-                       "model.num_experts: found {}, allowed in a GPT-2 or "
-                       "Llama model: unset",
-                       model.num_experts.value_or(0));
-  switch (model.position_embedding_type) {
-    case PositionEmbeddingType::learned_absolute:
-      check_gpt2(model);
-      return HuggingFaceFamily::gpt2;
-    case PositionEmbeddingType::rope:
-      check_llama(model);
-      return HuggingFaceFamily::llama;
-    case PositionEmbeddingType::none:
-      break;
-  }
-  fail<ConfigError>(
-      "model.position_embedding_type: found {}, allowed: learned_absolute (GPT-2), "
-      "rope (Llama)",
-      to_string(model.position_embedding_type));
+OrderedJson gpt2_json(const TransformerConfig& model) {
+  return {{"activation_function", model.activation == Activation::gelu ? "gelu" : "gelu_new"},
+          {"n_embd", model.hidden_size},
+          {"n_head", model.num_attention_heads},
+          {"n_inner", *model.ffn_hidden_size},
+          {"n_layer", model.num_layers},
+          {"n_positions", model.seq_length},
+          {"layer_norm_epsilon", model.layernorm_epsilon},
+          {"attn_pdrop", model.attention_dropout},
+          {"embd_pdrop", model.hidden_dropout},
+          {"resid_pdrop", model.hidden_dropout},
+          {"tie_word_embeddings", true}};
 }
 
-std::string format_hugging_face_config(const TransformerConfig& model) {
-  nlohmann::ordered_json json;
-  if (hugging_face_family(model) == HuggingFaceFamily::gpt2)
-    json = {{"architectures", {"GPT2LMHeadModel"}},
-            {"model_type", "gpt2"},
-            {"activation_function", model.activation == Activation::gelu ? "gelu" : "gelu_new"},
-            {"n_embd", model.hidden_size},
-            {"n_head", model.num_attention_heads},
-            {"n_inner", *model.ffn_hidden_size},
-            {"n_layer", model.num_layers},
-            {"n_positions", model.seq_length},
-            {"layer_norm_epsilon", model.layernorm_epsilon},
-            {"attn_pdrop", model.attention_dropout},
-            {"embd_pdrop", model.hidden_dropout},
-            {"resid_pdrop", model.hidden_dropout},
-            {"tie_word_embeddings", true}};
-  else
-    json = {{"architectures", {"LlamaForCausalLM"}},
-            {"model_type", "llama"},
-            {"hidden_act", "silu"},
-            {"hidden_size", model.hidden_size},
-            {"intermediate_size", *model.ffn_hidden_size},
-            {"num_hidden_layers", model.num_layers},
-            {"num_attention_heads", model.num_attention_heads},
-            {"num_key_value_heads", *model.num_query_groups},
-            {"head_dim", *model.kv_channels},
-            {"max_position_embeddings", model.seq_length},
-            {"rms_norm_eps", model.layernorm_epsilon},
-            {"rope_theta", model.rotary_base},
-            {"attention_bias", false},
-            {"attention_dropout", model.attention_dropout},
-            {"mlp_bias", false},
-            {"tie_word_embeddings", !model.untie_embeddings_and_output_weights}};
+OrderedJson rope_scaling_json(const TransformerConfig& model) {
+  if (model.rope_scaling_type == RopeScaling::none) return nullptr;
+  OrderedJson json = {{"rope_type", to_string(model.rope_scaling_type)},
+                      {"factor", model.rope_scaling_factor}};
+  if (model.rope_scaling_type == RopeScaling::linear) return json;
+  json["low_freq_factor"] = model.rope_low_freq_factor;
+  json["high_freq_factor"] = model.rope_high_freq_factor;
+  json["original_max_position_embeddings"] = model.rope_original_max_position_embeddings;
+  return json;
+}
+
+void add_window(OrderedJson& json, const TransformerConfig& model,
+                const HuggingFaceFamilyInfo& info) {
+  if (!info.window) return;
+  json["sliding_window"] = nullptr;
+  if (model.window_size) json["sliding_window"] = *model.window_size;
+  if (!info.qkv_bias && !info.qk_norm) return;
+  json["use_sliding_window"] = model.window_size.has_value();
+  json["max_window_layers"] = model.window_size ? 0 : model.num_layers;
+}
+
+void add_experts(OrderedJson& json, const TransformerConfig& model,
+                 const HuggingFaceFamilyInfo& info) {
+  if (!info.experts) return;
+  json["num_experts_per_tok"] = model.moe_router_topk;
+  json["router_aux_loss_coef"] = model.moe_aux_loss_coeff;
+  if (info.family == Family::mixtral) {
+    json["intermediate_size"] = *model.moe_ffn_hidden_size;
+    json["num_local_experts"] = *model.num_experts;
+    return;
+  }
+  json["num_experts"] = *model.num_experts;
+  json["moe_intermediate_size"] = *model.moe_ffn_hidden_size;
+  json["norm_topk_prob"] = !model.moe_router_pre_softmax;
+  json["decoder_sparse_step"] = 1;
+  json["mlp_only_layers"] = OrderedJson::array();
+  for (int64_t layer = 0; layer < model.num_layers; ++layer)
+    if (!has_experts(model, layer)) json["mlp_only_layers"].push_back(layer);
+}
+
+OrderedJson rotary_family_json(const TransformerConfig& model, const HuggingFaceFamilyInfo& info) {
+  OrderedJson json = {{"hidden_act", "silu"},
+                      {"hidden_size", model.hidden_size},
+                      {"intermediate_size", *model.ffn_hidden_size},
+                      {"num_hidden_layers", model.num_layers},
+                      {"num_attention_heads", model.num_attention_heads},
+                      {"num_key_value_heads", *model.num_query_groups},
+                      {"head_dim", *model.kv_channels},
+                      {"max_position_embeddings", model.seq_length},
+                      {"rms_norm_eps", model.layernorm_epsilon},
+                      {"rope_theta", model.rotary_base},
+                      {"rope_scaling", rope_scaling_json(model)},
+                      {"attention_dropout", model.attention_dropout},
+                      {"tie_word_embeddings", !model.untie_embeddings_and_output_weights}};
+  if (!info.qkv_bias) json["attention_bias"] = false;
+  if (info.family == Family::llama) json["mlp_bias"] = false;
+  add_window(json, model, info);
+  add_experts(json, model, info);
+  return json;
+}
+
+}  // namespace
+
+std::string format_hugging_face_config(const TransformerConfig& model, const std::string& dtype) {
+  const HuggingFaceFamilyInfo& info = family_info(hugging_face_family(model));
+  OrderedJson json = {{"architectures", {info.architecture}}, {"model_type", info.model_type}};
+  json.update(info.family == Family::gpt2 ? gpt2_json(model) : rotary_family_json(model, info));
   json["vocab_size"] = model.vocab_size;
-  json["torch_dtype"] = "float32";
+  json["torch_dtype"] = dtype;
   json["bos_token_id"] = nullptr;
   json["eos_token_id"] = nullptr;
   return json.dump(2) + "\n";
@@ -213,13 +255,13 @@ std::string format_hugging_face_config(const TransformerConfig& model) {
 
 TransformerConfig parse_hugging_face_config(std::string_view text, const std::string& path) {
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  require<FileError>(json.is_object(), "'{}' is no JSON object", path);
-  const Keys keys(json, path);
+  require<FileError>(json.is_object(), "'{}' is not a JSON object", path);
+  const JsonKeys keys(json, path);
   const auto type = keys.get<std::string>("model_type");
-  require<FileError>(type == "gpt2" || type == "llama",
-                     "'{}': 'model_type': found {}, allowed: gpt2, llama", path, type);
+  const HuggingFaceFamilyInfo* const info = find_family(type);
+  keys.check(info != nullptr, "model_type", type, hugging_face_model_types());
   Config config;
-  config.model = type == "gpt2" ? parse_gpt2(keys) : parse_llama(json, keys, path);
+  config.model = info->family == Family::gpt2 ? parse_gpt2(keys) : parse_rotary_family(keys, *info);
   try {
     config = resolve(config);
     validate(config);

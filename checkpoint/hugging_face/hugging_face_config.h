@@ -3,21 +3,17 @@
 #include <string>
 #include <string_view>
 
+#include "lockstep/checkpoint/hugging_face_families.h"
 #include "lockstep/core/config.h"
 
-/// The `config.json` of Hugging Face's transformers for the two families that GPTModel can be.
-/// Needs no libtorch.
+/// The `config.json` of Hugging Face's transformers for the families that GPTModel can be. Needs no
+/// libtorch.
 namespace lockstep {
 
-/// gpt2: learned positions, LayerNorm, gelu in either form, biases, a tied output layer. llama:
-/// rotary positions, RMSNorm, SwiGLU, no biases, grouped queries.
-enum class HuggingFaceFamily { gpt2, llama };
-
-/// The family of a model. ConfigError names the field that fits neither.
-HuggingFaceFamily hugging_face_family(const TransformerConfig& model);
-
-/// config.json of a resolved model whose weights are saved in fp32. ConfigError as above.
-std::string format_hugging_face_config(const TransformerConfig& model);
+/// config.json of a resolved model whose weights are saved in `dtype`, as torch calls it.
+/// ConfigError as of hugging_face_family().
+std::string format_hugging_face_config(const TransformerConfig& model,
+                                       const std::string& dtype = "float32");
 
 /// The model that a config.json describes, resolved. FileError with `path`: no JSON, a key that is
 /// missing or has a value that GPTModel cannot have (what was found, what is allowed).

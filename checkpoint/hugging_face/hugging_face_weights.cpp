@@ -1,12 +1,15 @@
 #include "lockstep/checkpoint/hugging_face_weights.h"
 
+#include <set>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
 
-#include "lockstep/checkpoint/hugging_face_config.h"
+#include "lockstep/checkpoint/hugging_face_families.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/core/check.h"
+#include "lockstep/core/expert_rules.h"
 
 namespace lockstep {
 namespace {
@@ -14,10 +17,10 @@ namespace {
 /// How one tensor here becomes one or several there.
 enum class Form {
   same,
-  transposed,      ///< [out, in] -> [in, out]
-  fused_qkv,       ///< group by group -> queries, keys, values, transposed where it is a matrix
-  separate_qkv,    ///< group by group -> three tensors
-  separate_halves  ///< gate and up -> two tensors
+  transposed,    ///< [out, in] -> [in, out]
+  fused_qkv,     ///< group by group -> queries, keys, values, transposed where it is a matrix
+  separate_qkv,  ///< group by group -> three tensors
+  stacked        ///< several matrices below each other -> so many tensors
 };
 
 struct Rule {
@@ -44,20 +47,61 @@ void add_gpt2_layer(std::vector<Rule>& rules, const std::string& ours, const std
   }
 }
 
-void add_llama_layer(std::vector<Rule>& rules, const std::string& ours, const std::string& theirs) {
+void add_attention(std::vector<Rule>& rules, const TransformerConfig& model,
+                   const std::string& ours, const std::string& theirs) {
+  for (const std::string part : {"weight", "bias"}) {
+    if (part == "bias" && !model.add_qkv_bias) continue;
+    rules.push_back(
+        {ours + "linear_qkv." + part,
+         {theirs + "q_proj." + part, theirs + "k_proj." + part, theirs + "v_proj." + part},
+         Form::separate_qkv});
+  }
+  rules.push_back({ours + "linear_proj.weight", {theirs + "o_proj.weight"}});
+  if (!model.qk_layernorm) return;
+  rules.push_back({ours + "q_layernorm.weight", {theirs + "q_norm.weight"}});
+  rules.push_back({ours + "k_layernorm.weight", {theirs + "k_norm.weight"}});
+}
+
+/// Names of the three matrices of a gated feed-forward network, or of an expert.
+struct GatedNames {
+  const char* gate;
+  const char* up;
+  const char* down;
+};
+
+void add_experts(std::vector<Rule>& rules, const TransformerConfig& model, const std::string& ours,
+                 const std::string& theirs, const GatedNames& names) {
+  Names first, second;
+  for (int64_t expert = 0; expert < *model.num_experts; ++expert) {
+    const std::string one = fmt::format("{}experts.{}.", theirs, expert);
+    first.push_back(one + names.gate + ".weight");
+    first.push_back(one + names.up + ".weight");
+    second.push_back(one + names.down + ".weight");
+  }
+  rules.push_back({ours + "router.weight", {theirs + "gate.weight"}});
+  rules.push_back({ours + "experts.linear_fc1.weight", std::move(first), Form::stacked});
+  rules.push_back({ours + "experts.linear_fc2.weight", std::move(second), Form::stacked});
+}
+
+void add_rotary_layer(std::vector<Rule>& rules, const TransformerConfig& model, int64_t layer,
+                      const std::string& ours, const std::string& theirs) {
+  constexpr GatedNames kProjections = {"gate_proj", "up_proj", "down_proj"};
+  constexpr GatedNames kNumbers = {"w1", "w3", "w2"};
   rules.push_back({ours + "input_layernorm.weight", {theirs + "input_layernorm.weight"}});
-  const std::string attention = theirs + "self_attn.", mlp = theirs + "mlp.";
-  rules.push_back(
-      {ours + "self_attention.linear_qkv.weight",
-       {attention + "q_proj.weight", attention + "k_proj.weight", attention + "v_proj.weight"},
-       Form::separate_qkv});
-  rules.push_back({ours + "self_attention.linear_proj.weight", {attention + "o_proj.weight"}});
+  add_attention(rules, model, ours + "self_attention.", theirs + "self_attn.");
   rules.push_back(
       {ours + "pre_mlp_layernorm.weight", {theirs + "post_attention_layernorm.weight"}});
-  rules.push_back({ours + "mlp.linear_fc1.weight",
-                   {mlp + "gate_proj.weight", mlp + "up_proj.weight"},
-                   Form::separate_halves});
-  rules.push_back({ours + "mlp.linear_fc2.weight", {mlp + "down_proj.weight"}});
+  const std::string mlp = theirs + "mlp.";
+  if (!has_experts(model, layer)) {
+    rules.push_back({ours + "mlp.linear_fc1.weight",
+                     {mlp + "gate_proj.weight", mlp + "up_proj.weight"},
+                     Form::stacked});
+    rules.push_back({ours + "mlp.linear_fc2.weight", {mlp + "down_proj.weight"}});
+  } else if (hugging_face_family(model) == HuggingFaceFamily::mixtral) {
+    add_experts(rules, model, ours + "mlp.", theirs + "block_sparse_moe.", kNumbers);
+  } else {
+    add_experts(rules, model, ours + "mlp.", mlp, kProjections);
+  }
 }
 
 std::vector<Rule> rules_of(const TransformerConfig& model) {
@@ -77,7 +121,7 @@ std::vector<Rule> rules_of(const TransformerConfig& model) {
     if (gpt2)
       add_gpt2_layer(rules, ours, fmt::format("{}h.{}.", root, i));
     else
-      add_llama_layer(rules, ours, fmt::format("{}layers.{}.", root, i));
+      add_rotary_layer(rules, model, i, ours, fmt::format("{}layers.{}.", root, i));
   }
   return rules;
 }
@@ -121,10 +165,15 @@ std::vector<at::Tensor> convert(const Rule& rule, const at::Tensor& weight, cons
       const at::Tensor joined = at::cat(heads.split(weight, columns), 0);
       return {weight.dim() == 1 ? joined.flatten() : joined.t()};
     }
-    case Form::separate_qkv:
-      return heads.split(weight, weight.size(-1));
-    case Form::separate_halves:
-      return weight.reshape({2, -1, weight.size(-1)}).unbind(0);
+    case Form::separate_qkv: {
+      if (weight.dim() > 1) return heads.split(weight, weight.size(-1));
+      std::vector<at::Tensor> parts = heads.split(weight, 1);
+      for (at::Tensor& part : parts) part = part.flatten();
+      return parts;
+    }
+    case Form::stacked:
+      return weight.reshape({static_cast<int64_t>(rule.theirs.size()), -1, weight.size(-1)})
+          .unbind(0);
   }
   fail<UsageError>("unknown form of a weight");
 }
@@ -142,11 +191,17 @@ at::Tensor convert_back(const Rule& rule, const std::vector<at::Tensor>& parts,
       const at::Tensor joined = heads.join(rows.split_with_sizes(heads.rows(), 0), rows.size(1));
       return first.dim() == 1 ? joined.flatten() : joined;
     }
-    case Form::separate_qkv:
-      for (size_t i = 0; i < parts.size(); ++i)
-        TORCH_CHECK(parts[i].sizes() == at::IntArrayRef({heads.rows()[i], first.size(1)}));
-      return heads.join(parts, first.size(1));
-    case Form::separate_halves:
+    case Form::separate_qkv: {
+      std::vector<int64_t> shape = first.sizes().vec();
+      for (size_t i = 0; i < parts.size(); ++i) {
+        shape.at(0) = heads.rows()[i];
+        TORCH_CHECK(parts[i].sizes() == at::IntArrayRef(shape));
+      }
+      const at::Tensor joined = heads.join(parts, first.dim() == 1 ? 1 : first.size(1));
+      return first.dim() == 1 ? joined.flatten() : joined;
+    }
+    case Form::stacked:
+      for (const at::Tensor& part : parts) TORCH_CHECK(part.sizes() == first.sizes());
       return at::cat(parts, 0);
   }
   fail<UsageError>("unknown form of a weight");
@@ -157,68 +212,129 @@ bool holds_no_weight(const std::string& name) {
          name.ends_with(".rotary_emb.inv_freq");
 }
 
-/// Takes the copy of the embeddings that some files of tied models hold.
-void drop_tied_output(const at::Tensor& embeddings, NamedTensors& tensors,
+/// What of a source has not been read yet.
+class Remaining {
+ public:
+  Remaining(const TensorSource& source, const std::string& path) : source_(source), path_(path) {
+    for (std::string& name : source.names()) names_.insert(std::move(name));
+  }
+
+  at::Tensor take(const std::string& name) {
+    auto found = names_.find(name);
+    const std::string prefix = "transformer.";
+    if (found == names_.end() && name.starts_with(prefix))
+      found = names_.find(name.substr(prefix.size()));
+    require<FileError>(found != names_.end(), "'{}': tensor '{}' is missing", path_, name);
+    at::Tensor tensor = source_.read(*found);
+    require<FileError>(tensor.is_floating_point(),
+                       "'{}': tensor '{}': found dtype {}, allowed: floating point", path_, name,
+                       safetensors_dtype(tensor.scalar_type()));
+    embeddings_ = embeddings_.empty() ? *found : embeddings_;
+    names_.erase(found);
+    return tensor;
+  }
+
+  /// Takes the copy of the embeddings, which were taken first, that some files of tied models hold.
+  void drop_tied_output() {
+    const std::string output = "lm_head.weight";
+    if (names_.erase(output) == 0) return;
+    const at::Tensor found = source_.read(output);
+    if (found.is_meta()) return;
+    const at::Tensor embeddings = source_.read(embeddings_);
+    require<FileError>(at::equal(found.to(embeddings.scalar_type()), embeddings),
+                       "'{}': tensor 'lm_head.weight' is not that of the embeddings, which the "
+                       "config.json says it is tied to (tie_word_embeddings)",
+                       path_);
+  }
+
+  void check_none_left() const {
+    for (const std::string& name : names_)
+      require<FileError>(holds_no_weight(name),
+                         "'{}': tensor '{}' belongs to no weight of the model", path_, name);
+  }
+
+ private:
+  const TensorSource& source_;
+  const std::string& path_;
+  std::set<std::string> names_;
+  std::string embeddings_;
+};
+
+at::Tensor join_parts(const Rule& rule, Remaining& tensors, const Heads& heads,
                       const std::string& path) {
-  const auto found = tensors.find("lm_head.weight");
-  if (found == tensors.end()) return;
-  require<FileError>(at::equal(found->second.to(embeddings.scalar_type()), embeddings),
-                     "'{}': tensor 'lm_head.weight' is not that of the embeddings, which the "
-                     "config.json says it is tied to (tie_word_embeddings)",
-                     path);
-  tensors.erase(found);
+  std::vector<at::Tensor> parts;
+  for (const std::string& name : rule.theirs) parts.push_back(tensors.take(name));
+  try {
+    return convert_back(rule, parts, heads);
+  } catch (const c10::Error&) {
+    fail<FileError>("'{}': tensor '{}': shape [{}] does not fit the config.json", path,
+                    rule.theirs.front(), fmt::join(parts.front().sizes(), ", "));
+  }
 }
 
-at::Tensor take(NamedTensors& tensors, const std::string& name, const std::string& path) {
-  auto found = tensors.find(name);
-  const std::string prefix = "transformer.";
-  if (found == tensors.end() && name.starts_with(prefix))
-    found = tensors.find(name.substr(prefix.size()));
-  require<FileError>(found != tensors.end(), "'{}': tensor '{}' is missing", path, name);
-  at::Tensor tensor = found->second;
-  require<FileError>(tensor.is_floating_point(),
-                     "'{}': tensor '{}': found dtype {}, allowed: floating point", path, name,
-                     safetensors_dtype(tensor.scalar_type()));
-  tensors.erase(found);
-  return tensor;
+/// Tensors that are in memory.
+class HeldTensors : public TensorSource {
+ public:
+  explicit HeldTensors(const NamedTensors& tensors) : tensors_(tensors) {}
+
+  std::vector<std::string> names() const override {
+    std::vector<std::string> names;
+    for (const auto& [name, tensor] : tensors_) names.push_back(name);
+    return names;
+  }
+  at::Tensor read(const std::string& name) const override {
+    const auto found = tensors_.find(name);
+    require<UsageError>(found != tensors_.end(), "export: weight '{}' is missing", name);
+    return found->second;
+  }
+
+ private:
+  const NamedTensors& tensors_;
+};
+
+TensorSink into(NamedTensors& tensors) {
+  return [&tensors](const std::string& name, const at::Tensor& tensor) { tensors[name] = tensor; };
 }
 
 }  // namespace
 
-NamedTensors to_hugging_face(const TransformerConfig& model, const NamedTensors& weights) {
+void to_hugging_face(const TransformerConfig& model, const TensorSource& weights,
+                     const TensorSink& write) {
   const Heads heads(model);
-  NamedTensors result;
   for (const Rule& rule : rules_of(model)) {
-    const auto found = weights.find(rule.ours);
-    require<UsageError>(found != weights.end(), "export: weight '{}' is missing", rule.ours);
-    const auto parts = convert(rule, found->second, heads);
-    for (size_t i = 0; i < parts.size(); ++i) result[rule.theirs[i]] = parts[i].contiguous();
+    std::vector<at::Tensor> parts = convert(rule, weights.read(rule.ours), heads);
+    for (size_t i = 0; i < parts.size(); ++i)
+      write(rule.theirs[i], std::exchange(parts[i], {}).contiguous());
   }
+}
+
+NamedTensors to_hugging_face(const TransformerConfig& model, const NamedTensors& weights) {
+  NamedTensors result;
+  to_hugging_face(model, HeldTensors(weights), into(result));
   return result;
 }
 
-NamedTensors from_hugging_face(const TransformerConfig& model, NamedTensors tensors,
-                               const std::string& path) {
-  require<FileError>(model.num_layers <= static_cast<int64_t>(tensors.size()),
-                     "'{}': {} tensors, too few for the {} layers of the config.json", path,
-                     tensors.size(), model.num_layers);
+void from_hugging_face(const TransformerConfig& model, const TensorSource& tensors,
+                       const std::string& path, const TensorSink& write) {
+  const auto count = static_cast<int64_t>(tensors.names().size());
+  require<FileError>(model.num_layers <= count,
+                     "'{}': {} tensors, too few for the {} layers of the config.json", path, count,
+                     model.num_layers);
+  require<FileError>(model.num_experts.value_or(0) <= count,
+                     "'{}': {} tensors, too few for the {} experts of the config.json", path, count,
+                     model.num_experts.value_or(0));
   const Heads heads(model);
+  Remaining remaining(tensors, path);
+  for (const Rule& rule : rules_of(model))
+    write(rule.ours, join_parts(rule, remaining, heads, path).contiguous());
+  if (!model.untie_embeddings_and_output_weights) remaining.drop_tied_output();
+  remaining.check_none_left();
+}
+
+NamedTensors from_hugging_face(const TransformerConfig& model, const NamedTensors& tensors,
+                               const std::string& path) {
   NamedTensors result;
-  for (const Rule& rule : rules_of(model)) {
-    std::vector<at::Tensor> parts;
-    for (const std::string& name : rule.theirs) parts.push_back(take(tensors, name, path));
-    try {
-      result[rule.ours] = convert_back(rule, parts, heads).contiguous();
-    } catch (const c10::Error&) {
-      fail<FileError>("'{}': tensor '{}': shape [{}] does not fit the config.json", path,
-                      rule.theirs.front(), fmt::join(parts.front().sizes(), ", "));
-    }
-  }
-  if (!model.untie_embeddings_and_output_weights)
-    drop_tied_output(result.at("embedding.word_embeddings.weight"), tensors, path);
-  for (const auto& [name, tensor] : tensors)
-    require<FileError>(holds_no_weight(name), "'{}': tensor '{}' belongs to no weight of the model",
-                       path, name);
+  from_hugging_face(model, HeldTensors(tensors), path, into(result));
   return result;
 }
 

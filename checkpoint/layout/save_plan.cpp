@@ -81,7 +81,7 @@ std::vector<int64_t> assign_writers(const std::vector<SaveUnit>& units, int64_t 
   std::vector<int64_t> writers(units.size(), 0);
   for (const size_t i : order) {
     const SaveUnit& unit = units[i];
-    require<UsageError>(!unit.holders.empty(), "save plan: nobody holds '{}'", unit.key);
+    require<UsageError>(!unit.holders.empty(), "save plan: no rank holds '{}'", unit.key);
     int64_t best = unit.holders.front();
     for (const int64_t rank : unit.holders)
       if (load[static_cast<size_t>(rank)] < load[static_cast<size_t>(best)]) best = rank;

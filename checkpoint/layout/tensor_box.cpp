@@ -137,7 +137,7 @@ std::string tiling_error(const std::vector<int64_t>& shape, const std::vector<Te
         return fmt::format("elements {} to {} of block {} are missing", end, range.first - 1,
                            to_string(box));
       if (range.first < end)
-        return fmt::format("element {} of block {} is there twice", range.first, to_string(box));
+        return fmt::format("element {} of block {} appears twice", range.first, to_string(box));
       end = range.last;
     }
     if (end != box.numel())

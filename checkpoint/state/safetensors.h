@@ -2,12 +2,36 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/checkpoint/safetensors_header.h"
+#include "lockstep/core/input_file.h"
+
 namespace lockstep {
+
+/// A safetensors file whose tensors are read one at a time.
+class SafetensorsFile {
+ public:
+  /// Reads the header. FileError names the path and the damage.
+  explicit SafetensorsFile(const std::string& path);
+
+  const std::string& path() const { return file_.path(); }
+  const SafetensorsHeader& header() const { return header_; }
+  /// On the CPU. FileError.
+  at::Tensor read(const SafetensorsEntry& entry) const;
+
+ private:
+  InputFile file_;
+  int64_t data_ = 0;  ///< bytes in front of the first tensor
+  SafetensorsHeader header_;
+};
+
+/// The bytes of a contiguous tensor on the CPU.
+std::string_view bytes_of(const at::Tensor& tensor);
 
 /// Writes `tensors` (any device, any layout) as a safetensors file, in their order. The file is
 /// complete on disk when the call returns. FileError names the path.

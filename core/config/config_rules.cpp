@@ -7,6 +7,7 @@
 #include <optional>
 #include <sstream>
 
+#include "lockstep/core/attention_rules.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/context_parallel_rules.h"
@@ -19,26 +20,7 @@
 namespace lockstep {
 namespace {
 
-/// Rotary embeddings turn pairs of channels.
-void check_rotated_channels(const TransformerConfig& model, const FieldNames& names) {
-  if (model.position_embedding_type != PositionEmbeddingType::rope) return;
-  const int64_t channels = *model.kv_channels;
-  const double rotated = static_cast<double>(channels) * model.rotary_percent;
-  const bool good =
-      rotated >= 2 && std::floor(rotated) == rotated && static_cast<int64_t>(rotated) % 2 == 0;
-  require<ConfigError>(good || model.rotary_percent != 1,
-                       "{}: found {}, allowed with model.position_embedding_type = rope: an even "
-                       "number of channels",
-                       names.kv_channels, channels);
-  require<ConfigError>(good,
-                       "model.rotary_percent: found {}, allowed: a share of the {} channels of a "
-                       "head that is an even number of channels",
-                       model.rotary_percent, channels);
-}
-
 void check_model(const TransformerConfig& model) {
-  div_exact(model.num_attention_heads, *model.num_query_groups, "model.num_attention_heads",
-            "model.num_query_groups");
   if (model.recompute_num_layers) {
     require<ConfigError>(model.recompute_granularity == RecomputeGranularity::full,
                          "model.recompute_num_layers: is set, but model.recompute_granularity is "
@@ -128,13 +110,30 @@ void check_batch_sizes(const TrainConfig& train) {
                        *train.step_batch_size_schedule);
 }
 
+void check_data(const DataConfig& data) {
+  const char* const beside_mock = !data.valid_path.empty()  ? "data.valid_path"
+                                  : !data.test_path.empty() ? "data.test_path"
+                                  : data.blend              ? "data.blend"
+                                                            : nullptr;
+  require<ConfigError>(!data.mock || beside_mock == nullptr,
+                       "data.mock: found true, allowed: false beside {}", beside_mock);
+  require<ConfigError>(data.test_path.empty() || !data.valid_path.empty(),
+                       "data.test_path: allowed with data.valid_path alone, which is not set");
+  require<ConfigError>(data.valid_path.empty() || !data.split,
+                       "data.split: found '{}', allowed: none beside data.valid_path, because all "
+                       "of data.path is for training then",
+                       data.split.value_or(""));
+  parse_split(split_of(data));
+  if (data.blend) parse_blend(*data.blend, data.path.size());
+}
+
 }  // namespace
 
 void check_rules(const Config& given) {
   const Config config = resolve(given);
   const FieldNames names(given);
+  check_attention(config.model, names);
   check_model(config.model);
-  check_rotated_channels(config.model, names);
   check_parallel(config.parallel);
   check_tensor_parallel(config.model, config.parallel, names);
   check_context_parallel(config.model, config.parallel, names);
@@ -149,11 +148,14 @@ void check_rules(const Config& given) {
   check_learning_rate(config.optimizer, names);
   check_weight_decay(config.optimizer, names,
                      given.optimizer.start_weight_decay && !given.optimizer.end_weight_decay);
-  parse_split(config.data.split);
-  if (config.data.blend) parse_blend(*config.data.blend, config.data.path.size());
+  check_data(config.data);
   check_batch_sizes(config.train);
   require<ConfigError>(config.train.sample_tokens == 0 || !config.train.sample_prompt.empty(),
                        "train.sample_prompt: is empty, allowed: at least one byte");
+}
+
+std::string split_of(const DataConfig& data) {
+  return data.split.value_or(data.valid_path.empty() ? "90,10" : "1,0");
 }
 
 std::vector<double> parse_split(const std::string& split) {
@@ -238,6 +240,7 @@ Config resolve(Config config) {
   if (model.moe_layer_freq.empty()) model.moe_layer_freq = TransformerConfig().moe_layer_freq;
   if (!config.ddp.calculate_per_token_loss)
     config.ddp.calculate_per_token_loss = !config.ddp.average_in_collective;
+  if (config.data.valid_path.empty()) config.data.split = split_of(config.data);
   OptimizerConfig& optimizer = config.optimizer;
   if (!optimizer.lr_decay_iters)
     optimizer.lr_decay_iters = std::max(config.train.train_iters, optimizer.lr_warmup_iters + 1);

@@ -12,7 +12,11 @@ namespace lockstep {
 /// that `given` sets, where it sets one of those that take part.
 void check_rules(const Config& given);
 
-/// The relative shares of `data.split` as fractions that add up to 1: training, validation, rest
+/// `data.split`, or what stands for it where it is not set: "90,10", and "1,0" beside
+/// `data.valid_path`.
+std::string split_of(const DataConfig& data);
+
+/// The relative shares of a `data.split` as fractions that add up to 1: training, validation, rest
 /// (0 where it is not given). Throws ConfigError naming data.split.
 std::vector<double> parse_split(const std::string& split);
 

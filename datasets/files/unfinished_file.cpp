@@ -40,6 +40,11 @@ void UnfinishedFile::write(std::string_view bytes) {
   }
 }
 
+void UnfinishedFile::take_back(int64_t bytes) {
+  const off_t end = ::lseek(file_, -static_cast<off_t>(bytes), SEEK_CUR);
+  if (end < 0 || ::ftruncate(file_, end) != 0) fail_with_reason("shortened");
+}
+
 void UnfinishedFile::sync() {
   if (::fsync(file_) != 0) fail_with_reason("written");
   if (::close(std::exchange(file_, -1)) != 0) fail_with_reason("written");

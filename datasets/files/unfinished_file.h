@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -20,6 +21,8 @@ class UnfinishedFile {
 
   /// Each throws FileError with the path and the system's reason (a full disk).
   void write(std::string_view bytes);
+  /// Takes the last `bytes` bytes, which were written, away again.
+  void take_back(int64_t bytes);
   /// Everything is on the disk, and the file is closed.
   void sync();
   /// Gives a synced file its final name; a file of that name is replaced.

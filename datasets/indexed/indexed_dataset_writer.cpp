@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -44,6 +45,13 @@ void IndexedDatasetWriter::append_packed(std::string_view numbers) {
   buffer_ += numbers;
   open_ += static_cast<int64_t>(numbers.size() / bytes);
   if (buffer_.size() >= kBufferBytes) flush();
+}
+
+void IndexedDatasetWriter::drop_sequence() {
+  const auto bytes = static_cast<size_t>(std::exchange(open_, 0) * token_type_bytes(type_));
+  const size_t buffered = std::min(bytes, buffer_.size());
+  buffer_.resize(buffer_.size() - buffered);
+  if (bytes > buffered) bin_.take_back(static_cast<int64_t>(bytes - buffered));
 }
 
 void IndexedDatasetWriter::end_sequence(int8_t mode) {

@@ -29,6 +29,9 @@ class IndexedDatasetWriter {
   /// The same for numbers that are packed already, of any type. UsageError for half a number.
   void append_packed(std::string_view numbers);
 
+  /// Drops what the sequence that is being written has got.
+  void drop_sequence();
+
   /// Ends the sequence, which may be empty. UsageError above 2^31 - 1 numbers, and for a mode in a
   /// set without.
   void end_sequence(int8_t mode = 0);

@@ -8,6 +8,7 @@
 #include "lockstep/core/config_rules.h"
 #include "lockstep/datasets/blended_source.h"
 #include "lockstep/datasets/document_source.h"
+#include "lockstep/datasets/mock_source.h"
 #include "lockstep/datasets/text_source.h"
 
 namespace lockstep {
@@ -29,7 +30,7 @@ std::shared_ptr<const IndexedDataset> open_dataset(const std::string& prefix) {
 /// The two splits of data sets that are one set of documents.
 SampleSources open_documents(const DataConfig& config, const std::vector<std::string>& prefixes,
                              int64_t vocabulary_size, int64_t seq_length, uint64_t seed) {
-  const std::vector<double> shares = parse_split(config.split);
+  const std::vector<double> shares = parse_split(split_of(config));
   DocumentList training(vocabulary_size, kVocabularyField);
   DocumentList validation(vocabulary_size, kVocabularyField);
   for (const std::string& prefix : prefixes) {
@@ -40,7 +41,7 @@ SampleSources open_documents(const DataConfig& config, const std::vector<std::st
   }
   return {std::make_unique<DocumentSource>(std::move(training), seq_length, seed,
                                            cache_options(config, prefixes.front())),
-          std::make_unique<WindowSource>(validation.text(), seq_length)};
+          std::make_unique<WindowSource>(validation.text(), seq_length), nullptr};
 }
 
 SampleSources open_blend(const DataConfig& config, int64_t vocabulary_size, int64_t seq_length,
@@ -54,13 +55,12 @@ SampleSources open_blend(const DataConfig& config, int64_t vocabulary_size, int6
     validation.push_back(std::move(sources.validation));
   }
   return {std::make_unique<BlendedSource>(std::move(training), weights),
-          std::make_unique<BlendedSource>(std::move(validation), weights)};
+          std::make_unique<BlendedSource>(std::move(validation), weights), nullptr};
 }
 
-}  // namespace
-
-SampleSources open_samples(const DataConfig& config, int64_t vocabulary_size, int64_t seq_length,
-                           uint64_t seed) {
+/// What `config.path` gives, by its split.
+SampleSources open_path(const DataConfig& config, int64_t vocabulary_size, int64_t seq_length,
+                        uint64_t seed) {
   const auto text = std::find_if_not(config.path.begin(), config.path.end(), is_dataset_prefix);
   require<ConfigError>(!config.blend || text == config.path.end(),
                        "data.blend: allowed with data sets in Megatron's format alone; data.path "
@@ -71,7 +71,39 @@ SampleSources open_samples(const DataConfig& config, int64_t vocabulary_size, in
     return open_documents(config, config.path, vocabulary_size, seq_length, seed);
   TextSplit split = read_text(config, vocabulary_size);
   return {std::make_unique<TextSource>(std::move(split.training), seq_length, seed),
-          std::make_unique<WindowSource>(std::move(split.validation), seq_length)};
+          std::make_unique<WindowSource>(std::move(split.validation), seq_length), nullptr};
+}
+
+/// All of `paths`, which the field `field` names.
+std::unique_ptr<SampleSource> open_whole(const std::vector<std::string>& paths,
+                                         const std::string& field, const DataConfig& config,
+                                         int64_t vocabulary_size, int64_t seq_length) {
+  DataConfig whole;
+  whole.path = paths;
+  whole.tokenizer = config.tokenizer;
+  whole.split = "1,0";
+  return std::make_unique<WindowSource>(read_text(whole, vocabulary_size, field).training,
+                                        seq_length);
+}
+
+std::unique_ptr<SampleSource> make_mock(const char* name, int64_t vocabulary_size, uint64_t seed) {
+  return std::make_unique<MockSource>(vocabulary_size, seed, name);
+}
+
+}  // namespace
+
+SampleSources open_samples(const DataConfig& config, int64_t vocabulary_size, int64_t seq_length,
+                           uint64_t seed) {
+  if (config.mock)
+    return {make_mock("mock training", vocabulary_size, seed),
+            make_mock("mock validation", vocabulary_size, seed), nullptr};
+  SampleSources sources = open_path(config, vocabulary_size, seq_length, seed);
+  const auto open = [&](const std::vector<std::string>& paths, const char* field) {
+    return open_whole(paths, field, config, vocabulary_size, seq_length);
+  };
+  if (!config.valid_path.empty()) sources.validation = open(config.valid_path, "data.valid_path");
+  if (!config.test_path.empty()) sources.test = open(config.test_path, "data.test_path");
+  return sources;
 }
 
 }  // namespace lockstep

@@ -31,12 +31,15 @@ class SampleSource {
 struct SampleSources {
   std::unique_ptr<SampleSource> training;    ///< endless
   std::unique_ptr<SampleSource> validation;  ///< windows from the front of the validation text
+  std::unique_ptr<SampleSource> test;  ///< the same of the test text; null where none is named
 };
 
 /// What `config.path` names. Data sets in Megatron's format are split by documents
 /// (split_dataset()) and read in Megatron's order; several are blended where `config.blend` says
 /// so, otherwise they are one set of documents. Where a text file is among the paths, all are one
-/// text of random windows (read_text(), SampleOrder). Ids are below `vocabulary_size`. FileError
+/// text of random windows (read_text(), SampleOrder). Where `config.valid_path` is set, `path` is
+/// for training alone and validation reads all of `valid_path`; so does the test with `test_path`.
+/// With `config.mock` no file is read (MockSource). Ids are below `vocabulary_size`. FileError
 /// names a file that cannot be read, is empty or damaged; ConfigError names the field that cannot
 /// be used.
 SampleSources open_samples(const DataConfig& config, int64_t vocabulary_size, int64_t seq_length,

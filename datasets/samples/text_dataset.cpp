@@ -77,7 +77,7 @@ TextSplit read_text(const DataConfig& config, int64_t vocabulary_size, const std
                        "{}: is not set, allowed: plain text files, and prefixes of data sets that "
                        "`lockstep data build` writes",
                        field);
-  const std::vector<double> shares = parse_split(config.split);
+  const std::vector<double> shares = parse_split(split_of(config));
   const std::string largest = "model.vocab_size - 1";
   TextSplit split{TokenSequence(vocabulary_size, largest), TokenSequence(vocabulary_size, largest)};
   std::unique_ptr<Tokenizer> tokenizer;

@@ -63,8 +63,8 @@ SentencepieceTokenizer::SentencepieceTokenizer(const std::string& path, const st
   const FileBytes file(path);
   if (void* const model = functions_.open(file.bytes().data(), file.bytes().size()))
     model_.reset(model, functions_.close);
-  require<FileError>(model_ != nullptr && vocabulary_size() > 0, "'{}' is no SentencePiece model",
-                     path);
+  require<FileError>(model_ != nullptr && vocabulary_size() > 0,
+                     "'{}' is not a SentencePiece model", path);
 }
 
 std::unique_ptr<Tokenizer> SentencepieceTokenizer::clone() const {

@@ -41,32 +41,49 @@ SelfAttention::SelfAttention(const LayerContext& context, const ModuleSpec& spec
   linear_proj_ = add_child<RowParallelLinear>(context, spec, "linear_proj");
   if (context.config.position_embedding_type == PositionEmbeddingType::rope)
     rotary_ = std::make_shared<const RotaryEmbedding>(context);
+  if (!context.config.qk_layernorm) return;
+  q_layernorm_ = add_child<Norm>(context, spec, "q_layernorm");
+  k_layernorm_ = add_child<Norm>(context, spec, "k_layernorm");
 }
 
 SelfAttention::SelfAttention(const LayerContext& context)
     : SelfAttention(context, self_attention_params(context.settings())) {}
 
+std::vector<at::Tensor> SelfAttention::heads_of(const at::Tensor& features,
+                                                const TokenPositions& tokens) const {
+  const int64_t sequence = features.size(0), batch = features.size(1);
+  const int64_t heads = layout_.heads_per_group;
+  const at::Tensor packed = features.view({sequence, batch, layout_.groups, heads + 2, channels_});
+  const kernels::QueryRange own = {.first = sharing_ ? layout_.first_head % heads : 0,
+                                   .count = sharing_ ? layout_.own_heads : heads};
+  if (rotary_ && !q_layernorm_) return rotated(packed, own, tokens);
+  const auto parts = packed.split_with_sizes({heads, 1, 1}, 3);
+  at::Tensor query = parts[0].reshape({sequence, batch, layout_.groups * heads, channels_});
+  if (sharing_) query = query.narrow(2, own.first, own.count);
+  if (!q_layernorm_) return {query, parts[1].squeeze(3), parts[2].squeeze(3)};
+  query = q_layernorm_->forward(query);
+  const at::Tensor key = k_layernorm_->forward(parts[1].squeeze(3));
+  if (!rotary_) return {query, key, parts[2].squeeze(3)};
+  const at::Tensor queries = query.view({sequence, batch, layout_.groups, own.count, channels_});
+  return rotated(at::cat({queries, key.unsqueeze(3), parts[2]}, 3), {0, own.count}, tokens);
+}
+
+std::vector<at::Tensor> SelfAttention::rotated(const at::Tensor& packed,
+                                               const kernels::QueryRange& queries,
+                                               const TokenPositions& tokens) const {
+  const auto [query, key, value] = rotary_->heads_of(packed, queries, tokens.positions);
+  return {query, key, value};
+}
+
 at::Tensor SelfAttention::forward(const at::Tensor& hidden, const TokenPositions& tokens) const {
   at::Tensor features = linear_qkv_->forward(hidden);
   if (sharing_)
     features = gather_from_group(features, *sharing_, 2, GradientState::partial_sum, label_);
-  const int64_t sequence = features.size(0), batch = features.size(1);
-  const int64_t heads = layout_.heads_per_group;
-  const auto parts = features.view({sequence, batch, layout_.groups, heads + 2, channels_})
-                         .split_with_sizes({heads, 1, 1}, 3);
-  at::Tensor query = parts[0].reshape({sequence, batch, layout_.groups * heads, channels_});
-  if (sharing_) query = query.narrow(2, layout_.first_head % heads, layout_.own_heads);
-  at::Tensor key = parts[1].squeeze(3);
-  const at::Tensor value = parts[2].squeeze(3);
-  if (rotary_) {
-    query = rotary_->apply(query, tokens.positions);
-    key = rotary_->apply(key, tokens.positions);
-  }
+  const std::vector<at::Tensor> qkv = heads_of(features, tokens);
   const auto core = [core = core_, tokens,
-                     training = is_training()](const std::vector<at::Tensor>& qkv) {
-    return core->forward(qkv[0], qkv[1], qkv[2], tokens, training);
+                     training = is_training()](const std::vector<at::Tensor>& inputs) {
+    return core->forward(inputs[0], inputs[1], inputs[2], tokens, training);
   };
-  const std::vector<at::Tensor> qkv = {query, key, value};
   return linear_proj_->forward(recompute_core_ ? recompute(core, qkv) : core(qkv));
 }
 

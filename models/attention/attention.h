@@ -2,13 +2,19 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "lockstep/core/parameters.h"
 #include "lockstep/models/layer_context.h"
 #include "lockstep/models/linear.h"
+#include "lockstep/models/normalization.h"
 #include "lockstep/models/token_positions.h"
 
 namespace lockstep {
+
+namespace kernels {
+struct QueryRange;
+}
 
 class CoreAttention;
 class RotaryEmbedding;
@@ -36,6 +42,9 @@ HeadLayout head_layout(const TransformerConfig& config, int64_t rank, int64_t ra
 ///   kv_channels, hidden_size]. Its rows come group by group: the query heads of the group, its key
 ///   head, its value head, as in Megatron Core.
 /// - `linear_proj`: row-parallel, weight [hidden_size, num_attention_heads * kv_channels]
+/// - `q_layernorm`, `k_layernorm`, with qk_layernorm: Norm over the kv_channels of each query and
+///   each key head, before they are rotated. The weights are on every rank of tp; their gradients
+///   are terms of a sum, because each rank has other query heads.
 class SelfAttention : public DescribedModule {
  public:
   explicit SelfAttention(const LayerContext& context);
@@ -47,6 +56,12 @@ class SelfAttention : public DescribedModule {
   at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens) const;
 
  private:
+  /// Query, key and value out of linear_qkv's output, in the shapes of CoreAttention, rotated if
+  /// the model asks for it.
+  std::vector<at::Tensor> heads_of(const at::Tensor& features, const TokenPositions& tokens) const;
+  std::vector<at::Tensor> rotated(const at::Tensor& packed, const kernels::QueryRange& queries,
+                                  const TokenPositions& tokens) const;
+
   HeadLayout layout_;
   int64_t channels_;
   bool recompute_core_;
@@ -54,6 +69,8 @@ class SelfAttention : public DescribedModule {
   std::optional<ProcessGroup> sharing_;  ///< the ranks that have a group with this one
   std::shared_ptr<ColumnParallelLinear> linear_qkv_;
   std::shared_ptr<RowParallelLinear> linear_proj_;
+  std::shared_ptr<Norm> q_layernorm_;  ///< null without
+  std::shared_ptr<Norm> k_layernorm_;
   std::shared_ptr<const RotaryEmbedding> rotary_;  ///< null without
   std::shared_ptr<const CoreAttention> core_;
 };

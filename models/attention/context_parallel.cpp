@@ -89,7 +89,7 @@ at::Tensor return_heads(const at::Tensor& output, const ProcessGroup& group,
                          "attention output");
 }
 
-at::Tensor gathered_attention(const Heads& x, const ContextParallel& context, bool causal,
+at::Tensor gathered_attention(const Heads& x, const ContextParallel& context, const TokenView& view,
                               const Lengths& documents) {
   const ProcessGroup& group = context.group;
   const int64_t ranks = group.size(), groups = x.key.size(2);
@@ -97,17 +97,17 @@ at::Tensor gathered_attention(const Heads& x, const ContextParallel& context, bo
                                             GradientState::partial_sum, "keys and values");
   const auto parts = to_sequence_order(both, ranks, documents).split(groups, 2);
   return ring_attention(x.query, parts[0], parts[1], context.ring,
-                        {gathered_blocks(documents, ranks, group.rank(), causal)});
+                        {gathered_blocks(documents, ranks, group.rank(), view)});
 }
 
-at::Tensor exchanged_attention(const Heads& x, const ContextParallel& context, bool causal,
-                               const Lengths& documents) {
+at::Tensor exchanged_attention(const Heads& x, const ContextParallel& context,
+                               const TokenView& view, const Lengths& documents) {
   const int64_t ranks = context.ring.size(), rank = context.ring.rank();
   const Lengths inner = divided(documents, ranks);
   const Heads y = exchange_heads(x, context.heads, inner);
   std::vector<std::vector<AttentionBlock>> blocks;
   for (int64_t step = 0; step < ranks; ++step)
-    blocks.push_back(ring_blocks(documents, ranks, rank, (rank + ranks - step) % ranks, causal));
+    blocks.push_back(ring_blocks(documents, ranks, rank, (rank + ranks - step) % ranks, view));
   return return_heads(ring_attention(y.query, y.key, y.value, context.ring, blocks), context.heads,
                       inner);
 }
@@ -177,10 +177,11 @@ at::Tensor context_attention(const at::Tensor& query, const at::Tensor& key,
                              const ContextAttentionOptions& options) {
   const Heads x{query, key, value};
   check_shapes(x, context);
+  const TokenView view{options.causal, options.window};
   const Lengths documents = documents_of(options.documents, query.size(0) * context.group.size());
   const bool gathered = context.communication == ContextCommunication::all_gather;
-  const at::Tensor output = gathered ? gathered_attention(x, context, options.causal, documents)
-                                     : exchanged_attention(x, context, options.causal, documents);
+  const at::Tensor output = gathered ? gathered_attention(x, context, view, documents)
+                                     : exchanged_attention(x, context, view, documents);
   return output.flatten(2);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -44,6 +45,8 @@ at::Tensor context_positions(int64_t length, const ProcessGroup& group);
 
 struct ContextAttentionOptions {
   bool causal = true;  ///< a token sees itself and those before it, in its document
+  /// With `causal`: of these the last `window` alone, itself included.
+  std::optional<int64_t> window = {};
   std::vector<int64_t> documents = {};  ///< of the whole sequence; see cut_for_context()
 };
 
@@ -61,8 +64,10 @@ struct ContextAttentionOptions {
 ///   Needs key-heads divisible by n. Memory for n s tokens of heads / n.
 /// - a2a+p2p: a2a inside `heads`, p2p over `ring`.
 ///
-/// Errors: UsageError for shapes and documents that do not fit, and for backward with create_graph;
-/// CommunicationError.
+/// A window changes none of these: blocks of keys that no query of a rank sees are not computed.
+///
+/// Errors: UsageError for shapes, documents and windows that do not fit, and for backward with
+/// create_graph; CommunicationError.
 at::Tensor context_attention(const at::Tensor& query, const at::Tensor& key,
                              const at::Tensor& value, const ContextParallel& context,
                              const ContextAttentionOptions& options = {});

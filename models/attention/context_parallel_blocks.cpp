@@ -22,7 +22,9 @@ struct Gradients {
 /// What a kernel takes: [batch, heads, sequence, channels].
 struct Operands {
   at::Tensor query, key, value;
-  bool causal = false;
+  BlockMask mask = BlockMask::none;
+
+  bool causal() const { return mask == BlockMask::causal; }
 };
 
 at::Tensor heads_first(const at::Tensor& x, const Chunk& rows) {
@@ -43,13 +45,13 @@ at::Tensor fold(const at::Tensor& gradient, int64_t heads) {
 
 Operands spread(const Operands& x) {
   const int64_t heads = x.query.size(1);
-  return {x.query, spread(x.key, heads), spread(x.value, heads), x.causal};
+  return {x.query, spread(x.key, heads), spread(x.value, heads), x.mask};
 }
 
 at::Tensor plain_scores(const Operands& x) {
   const at::Tensor scores = at::matmul(x.query, x.key.transpose(-1, -2)) /
                             std::sqrt(static_cast<double>(x.query.size(-1)));
-  if (!x.causal) return scores;
+  if (!x.causal()) return scores;
   const at::Tensor later =
       at::ones({x.query.size(2), x.key.size(2)}, scores.options().dtype(at::kBool)).triu(1);
   return scores.masked_fill(later, -std::numeric_limits<double>::infinity());
@@ -70,17 +72,28 @@ Gradients plain_backward(const Operands& x, const at::Tensor& grad, const Output
           at::matmul(weights.transpose(-1, -2), grad)};
 }
 
+/// In the other order of queries and of keys, in which what was anti-causal is causal.
+at::Tensor reversed(const at::Tensor& x) { return x.flip(2); }
+
+Operands reversed(const Operands& x) {
+  return {reversed(x.query), reversed(x.key), reversed(x.value), BlockMask::causal};
+}
+
 Output forward_block(const Operands& x, AttentionKernel kernel) {
+  if (x.mask == BlockMask::anti_causal) {
+    const Output y = forward_block(reversed(x), kernel);
+    return {reversed(y.out), reversed(y.log_sum_exp)};
+  }
   switch (kernel) {
     case AttentionKernel::cpu_flash: {
       const auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
-          x.query, x.key, x.value, /*dropout_p=*/0.0, x.causal);
+          x.query, x.key, x.value, /*dropout_p=*/0.0, x.causal());
       return {out, log_sum_exp};
     }
     case AttentionKernel::cuda_flash: {
       const Operands y = spread(x);
       const auto result = at::_scaled_dot_product_flash_attention(y.query, y.key, y.value,
-                                                                  /*dropout_p=*/0.0, y.causal);
+                                                                  /*dropout_p=*/0.0, y.causal());
       return {std::get<0>(result), std::get<1>(result)};
     }
     default:
@@ -92,15 +105,20 @@ Gradients cuda_flash_backward(const Operands& x, const at::Tensor& grad, const O
   const at::Tensor no_seed = at::zeros({2}, grad.options().dtype(at::kLong));
   const auto [query, key, value] = at::_scaled_dot_product_flash_attention_backward(
       grad, x.query, x.key, x.value, y.out, y.log_sum_exp.contiguous(), {}, {}, x.query.size(2),
-      x.key.size(2), /*dropout_p=*/0.0, x.causal, no_seed, no_seed);
+      x.key.size(2), /*dropout_p=*/0.0, x.causal(), no_seed, no_seed);
   return {query, key, value};
 }
 
 Gradients backward_block(const Operands& x, const at::Tensor& grad, const Output& y,
                          AttentionKernel kernel) {
+  if (x.mask == BlockMask::anti_causal) {
+    const Gradients z = backward_block(reversed(x), reversed(grad),
+                                       {reversed(y.out), reversed(y.log_sum_exp)}, kernel);
+    return {reversed(z.query), reversed(z.key), reversed(z.value)};
+  }
   if (kernel == AttentionKernel::cpu_flash) {
     const auto [query, key, value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-        grad, x.query, x.key, x.value, y.out, y.log_sum_exp, /*dropout_p=*/0.0, x.causal);
+        grad, x.query, x.key, x.value, y.out, y.log_sum_exp, /*dropout_p=*/0.0, x.causal());
     return {query, key, value};
   }
   const int64_t heads = x.key.size(1);
@@ -127,7 +145,7 @@ void BlockwiseAttention::add(const AttentionBlock& block, const at::Tensor& key,
                              const at::Tensor& value) {
   const Output part =
       forward_block({heads_first(query_, block.queries), heads_first(key, block.keys),
-                     heads_first(value, block.keys), block.causal},
+                     heads_first(value, block.keys), block.mask},
                     kernel_);
   const auto wide = BlockwiseAttentionGradient::wide(query_);
   const at::Tensor out = sequence_first(part.out).to(wide);
@@ -172,7 +190,7 @@ void BlockwiseAttentionGradient::add(const AttentionBlock& block, const at::Tens
                                      const at::Tensor& value_gradient) {
   const Gradients part =
       backward_block({heads_first(query_, block.queries), heads_first(key, block.keys),
-                      heads_first(value, block.keys), block.causal},
+                      heads_first(value, block.keys), block.mask},
                      heads_first(grad_output_, block.queries),
                      {heads_first(output_, block.queries),
                       log_sum_exp_.narrow(2, block.queries.start, block.queries.size)},

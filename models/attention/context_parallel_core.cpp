@@ -8,22 +8,25 @@ namespace {
 
 class ContextCoreAttention : public CoreAttention {
  public:
-  explicit ContextCoreAttention(ContextParallel context) : context_(std::move(context)) {}
+  ContextCoreAttention(ContextParallel context, std::optional<int64_t> window)
+      : context_(std::move(context)), options_{.window = window} {}
 
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const TokenPositions& /*tokens*/, bool /*training*/) const override {
-    return context_attention(query, key, value, context_);
+    return context_attention(query, key, value, context_, options_);
   }
 
  private:
   ContextParallel context_;
+  ContextAttentionOptions options_;
 };
 
 }  // namespace
 
 std::shared_ptr<const CoreAttention> make_context_core_attention(const LayerContext& context) {
-  return std::make_shared<ContextCoreAttention>(ContextParallel::of(
-      context.state, context_communication(context.config, context.parallel, context.layer)));
+  const auto communication = context_communication(context.config, context.parallel, context.layer);
+  return std::make_shared<ContextCoreAttention>(ContextParallel::of(context.state, communication),
+                                                context.config.window_size);
 }
 
 }  // namespace lockstep

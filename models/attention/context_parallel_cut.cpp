@@ -1,5 +1,8 @@
 #include "lockstep/models/context_parallel_cut.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
 
@@ -21,12 +24,77 @@ void for_documents(const std::vector<int64_t>& documents, int64_t ranks, Visit v
   }
 }
 
+BlockMask mask_of(bool causal) { return causal ? BlockMask::causal : BlockMask::none; }
+
 std::vector<AttentionBlock> whole_documents(const std::vector<int64_t>& documents, bool causal) {
   std::vector<AttentionBlock> blocks;
   int64_t start = 0;
   for (const int64_t length : documents) {
-    blocks.push_back({{start, length}, {start, length}, causal});
+    blocks.push_back({{start, length}, {start, length}, mask_of(causal)});
     start += length;
+  }
+  return blocks;
+}
+
+/// Whether the window hides anything.
+bool is_windowed(const std::vector<int64_t>& documents, const TokenView& view) {
+  if (!view.window) return false;
+  require<UsageError>(*view.window >= 1 && view.causal,
+                      "attention: found a window of {} tokens{}, allowed: >= 1 token, with causal "
+                      "attention",
+                      *view.window, view.causal ? "" : " without causal attention");
+  return std::any_of(documents.begin(), documents.end(),
+                     [&](int64_t length) { return length > *view.window; });
+}
+
+/// Neighbouring queries of a sequence and what they see, as places in the sequence. The band that
+/// they see of the keys is a triangle at its lower end, a rectangle and the causal triangle.
+struct Band {
+  Chunk queries;  ///< fewer than `window`, or one
+  int64_t local;  ///< place of the first among the tensors' queries
+  int64_t document;
+  int64_t window;
+
+  /// Adds what of it lies in `piece`, whose keys the tensors have from `keys` on.
+  void add_to(std::vector<AttentionBlock>& blocks, const Chunk& piece, int64_t keys) const {
+    const int64_t end = piece.start + piece.size, lowest = queries.start - window + 1;
+    const int64_t first = std::max(piece.start, document);
+    const auto add = [&](int64_t row, int64_t rows, int64_t from, int64_t to, BlockMask mask) {
+      if (rows > 0 && from < to)
+        blocks.push_back({{local + row, rows}, {keys + from - piece.start, to - from}, mask});
+    };
+    if (window > 1) {
+      const int64_t from = std::max(lowest, first), to = std::min(lowest + queries.size, end);
+      add(0, from - lowest, from, to, BlockMask::none);
+      add(from - lowest, to - from, from, to, BlockMask::anti_causal);
+      add(0, queries.size, std::max(lowest + queries.size, first), std::min(queries.start, end),
+          BlockMask::none);
+    }
+    if (first <= queries.start && queries.start < end)
+      add(0, queries.size, queries.start, queries.start + queries.size, BlockMask::causal);
+  }
+};
+
+/// Of the queries in `own` and the keys in `pieces`, both in the order of the tensors.
+std::vector<AttentionBlock> window_blocks(const std::vector<int64_t>& documents,
+                                          const std::vector<Chunk>& own,
+                                          const std::vector<Chunk>& pieces, int64_t window) {
+  std::vector<AttentionBlock> blocks;
+  const int64_t longest = std::max<int64_t>(1, window - 1);
+  int64_t local = 0, document = 0;
+  size_t next = 0;
+  for (const Chunk& part : own) {
+    while (part.start >= document + documents[next]) document += documents[next++];
+    for (int64_t done = 0; done < part.size; done += longest) {
+      const Chunk queries = {part.start + done, std::min(longest, part.size - done)};
+      const Band band{queries, local + done, document, window};
+      int64_t keys = 0;
+      for (const Chunk& piece : pieces) {
+        band.add_to(blocks, piece, keys);
+        keys += piece.size;
+      }
+    }
+    local += part.size;
   }
   return blocks;
 }
@@ -53,34 +121,42 @@ std::vector<Chunk> context_pieces(const std::vector<int64_t>& documents, int64_t
 }
 
 std::vector<AttentionBlock> ring_blocks(const std::vector<int64_t>& documents, int64_t ranks,
-                                        int64_t rank, int64_t key_rank, bool causal) {
-  if (ranks == 1) return whole_documents(documents, causal);
+                                        int64_t rank, int64_t key_rank, const TokenView& view) {
+  if (is_windowed(documents, view))
+    return window_blocks(documents, context_pieces(documents, ranks, rank),
+                         context_pieces(documents, ranks, key_rank), *view.window);
+  if (ranks == 1) return whole_documents(documents, view.causal);
   std::vector<AttentionBlock> blocks;
   for_documents(documents, ranks, [&](int64_t /*start*/, int64_t chunk, int64_t local) {
     const Chunk both{local, 2 * chunk}, first{local, chunk}, second{local + chunk, chunk};
-    if (!causal || rank == key_rank)
-      blocks.push_back({both, both, causal});
+    if (!view.causal || rank == key_rank)
+      blocks.push_back({both, both, mask_of(view.causal)});
     else if (key_rank < rank)
-      blocks.push_back({both, first, false});
+      blocks.push_back({both, first});
     else
-      blocks.push_back({second, both, false});
+      blocks.push_back({second, both});
   });
   return blocks;
 }
 
 std::vector<AttentionBlock> gathered_blocks(const std::vector<int64_t>& documents, int64_t ranks,
-                                            int64_t rank, bool causal) {
-  if (ranks == 1) return whole_documents(documents, causal);
+                                            int64_t rank, const TokenView& view) {
+  if (is_windowed(documents, view)) {
+    const int64_t total = std::accumulate(documents.begin(), documents.end(), int64_t{0});
+    return window_blocks(documents, context_pieces(documents, ranks, rank), {{0, total}},
+                         *view.window);
+  }
+  if (ranks == 1) return whole_documents(documents, view.causal);
   std::vector<AttentionBlock> blocks;
   for_documents(documents, ranks, [&](int64_t start, int64_t chunk, int64_t local) {
-    if (!causal) {
-      blocks.push_back({{local, 2 * chunk}, {start, 2 * ranks * chunk}, false});
+    if (!view.causal) {
+      blocks.push_back({{local, 2 * chunk}, {start, 2 * ranks * chunk}});
       return;
     }
     for (const int64_t index : {rank, 2 * ranks - 1 - rank}) {
       const Chunk queries{index == rank ? local : local + chunk, chunk};
-      blocks.push_back({queries, {start + index * chunk, chunk}, true});
-      if (index > 0) blocks.push_back({queries, {start, index * chunk}, false});
+      blocks.push_back({queries, {start + index * chunk, chunk}, BlockMask::causal});
+      if (index > 0) blocks.push_back({queries, {start, index * chunk}});
     }
   });
   return blocks;

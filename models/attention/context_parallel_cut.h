@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "lockstep/parallel_state/shard_layout.h"
@@ -23,21 +24,35 @@ int64_t padded_for_context(int64_t length, int64_t ranks);
 std::vector<Chunk> context_pieces(const std::vector<int64_t>& documents, int64_t ranks,
                                   int64_t rank);
 
+/// Which tokens of its document a token sees.
+struct TokenView {
+  bool causal = true;  ///< itself and those before it; else all
+  /// With `causal`: of these the last `window` alone, itself included.
+  std::optional<int64_t> window = {};
+};
+
+/// Which keys of a block its queries see. With causal and anti_causal the block is square.
+enum class BlockMask {
+  none,        ///< all
+  causal,      ///< query i the keys 0 ... i
+  anti_causal  ///< query i the keys from i on
+};
+
 /// A block of the matrix of queries times keys. Offsets count tokens of the tensors at hand.
 struct AttentionBlock {
   Chunk queries;
   Chunk keys;
-  bool causal = false;  ///< key i is seen by the queries from i on; the block is square
+  BlockMask mask = BlockMask::none;
 };
 
 /// What the queries that `rank` holds see of the keys that `key_rank` holds, without the blocks
-/// that are empty under a causal mask.
+/// that are empty. UsageError: a window of fewer than 1 token, or one that is not causal.
 std::vector<AttentionBlock> ring_blocks(const std::vector<int64_t>& documents, int64_t ranks,
-                                        int64_t rank, int64_t key_rank, bool causal);
+                                        int64_t rank, int64_t key_rank, const TokenView& view);
 
 /// What the queries that `rank` holds see of the keys of the whole sequence, which lie in the order
-/// of the sequence.
+/// of the sequence. UsageError as above.
 std::vector<AttentionBlock> gathered_blocks(const std::vector<int64_t>& documents, int64_t ranks,
-                                            int64_t rank, bool causal);
+                                            int64_t rank, const TokenView& view);
 
 }  // namespace lockstep

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/models/context_parallel_core.h"
+#include "lockstep/models/context_parallel_ring.h"
 
 namespace lockstep {
 namespace {
@@ -24,25 +25,31 @@ at::Tensor spread_over_heads(const at::Tensor& heads, int64_t count) {
 /// [batch, heads, sequence, channels] -> [sequence, batch, heads * channels]
 at::Tensor joined_heads(const at::Tensor& heads) { return heads.permute({2, 0, 1, 3}).flatten(2); }
 
-/// libtorch's fused attention; with dropout of the weights, in separate operations.
+/// libtorch's fused attention, with a window block by block; with dropout of the weights, in
+/// separate operations.
 class LocalAttention : public CoreAttention {
  public:
   LocalAttention(const LayerContext& context, int64_t first_head)
       : dropout_(context.child("core_attention"), context.config.attention_dropout),
         drops_(context.config.attention_dropout > 0),
-        first_head_(first_head) {}
+        first_head_(first_head),
+        alone_(context.state.group(GroupKind::cp)),
+        window_(context.config.window_size) {}
 
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const TokenPositions& tokens, bool training) const override {
-    if (!drops_ || !training) return causal_attention(query, key, value);
     const int64_t heads = query.size(2), length = query.size(0);
+    const bool windowed = window_ && length > *window_;
+    if (!drops_ || !training)
+      return windowed ? within_window(query, key, value) : causal_attention(query, key, value);
     const double scale = 1 / std::sqrt(static_cast<double>(query.size(3)));
-    const at::Tensor future =
+    at::Tensor unseen =
         at::ones({length, length}, query.options().dtype(at::kBool)).triu_(/*diagonal=*/1);
+    if (windowed) unseen.logical_or_(at::ones_like(unseen).tril_(-*window_));
     const at::Tensor scores =
         at::matmul(query.permute({1, 2, 0, 3}), spread_over_heads(key, heads).transpose(2, 3))
             .mul(scale)
-            .masked_fill(future, -std::numeric_limits<double>::infinity());
+            .masked_fill(unseen, -std::numeric_limits<double>::infinity());
     const auto wide = query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     const at::Tensor weights = at::softmax(scores, -1, wide).to(query.scalar_type());
     const at::Tensor kept = dropout_.apply_to_attention(weights, tokens, first_head_, training);
@@ -50,9 +57,18 @@ class LocalAttention : public CoreAttention {
   }
 
  private:
+  at::Tensor within_window(const at::Tensor& query, const at::Tensor& key,
+                           const at::Tensor& value) const {
+    const TokenView view{.window = window_};
+    const auto blocks = gathered_blocks({query.size(0)}, /*ranks=*/1, /*rank=*/0, view);
+    return ring_attention(query, key, value, alone_, {blocks}).flatten(2);
+  }
+
   Dropout dropout_;
   bool drops_;
   int64_t first_head_;
+  ProcessGroup alone_;
+  std::optional<int64_t> window_;
 };
 
 }  // namespace

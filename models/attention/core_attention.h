@@ -10,7 +10,8 @@
 
 namespace lockstep {
 
-/// Causal attention of the heads that this rank of tp has, between linear_qkv and linear_proj.
+/// Causal attention of the heads that this rank of tp has, between linear_qkv and linear_proj; with
+/// window_size each token sees that many tokens alone, itself included.
 class CoreAttention {
  public:
   virtual ~CoreAttention() = default;

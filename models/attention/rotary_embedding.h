@@ -2,29 +2,35 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/kernels/rotary.h"
 #include "lockstep/models/layer_context.h"
 
 namespace lockstep {
 
+/// The angles by which one position turns the pairs of `rotated` channels: [rotated / 2] of fp64,
+/// base^(-2i/rotated), stretched as rope_scaling_type says. llama3: a frequency f, of which the
+/// original context holds n = f * original / 2 pi waves, is f / factor where n <= low, f where n >=
+/// high, and between them goes from one to the other linearly in n, as in Llama 3.1.
+at::Tensor rotary_frequencies(const TransformerConfig& config, int64_t rotated);
+
 /// Rotary position embedding (Su et al., "RoFormer", 2021) in the form of Llama and Megatron Core:
 /// channel i and channel i + d/2 form a pair that is rotated by position * base^(-2i/d), where d =
-/// kv_channels * rotary_percent channels are rotated and the others pass.
+/// kv_channels * rotary_percent channels are rotated and the others pass. For scaled frequencies
+/// see rotary_frequencies().
 class RotaryEmbedding {
  public:
-  /// Tables for positions 0 ... seq_length - 1, computed in fp64.
+  /// Tables for positions 0 ... seq_length - 1, computed in fp64, kept in fp32, or fp64 for fp64.
   explicit RotaryEmbedding(const LayerContext& context);
 
-  /// `heads` [sequence, batch, heads, kv_channels] -> the same shape. `positions` [sequence] of
-  /// int64, each < seq_length; undefined: 0 ... sequence - 1.
-  at::Tensor apply(const at::Tensor& heads, const at::Tensor& positions = {}) const;
+  /// Heads out of `packed` [sequence, batch, groups, heads + 2, kv_channels], the output of
+  /// linear_qkv, as rotate_heads() says. `positions` [sequence] of int64, each < seq_length;
+  /// undefined: 0 ... sequence - 1. Backward with create_graph is a UsageError.
+  kernels::AttentionHeads heads_of(const at::Tensor& packed, const kernels::QueryRange& queries,
+                                   const at::Tensor& positions = {}) const;
 
  private:
-  at::Tensor rows(const at::Tensor& table, const at::Tensor& heads,
-                  const at::Tensor& positions) const;
-
-  int64_t rotated_;  ///< channels
-  at::Tensor cos_;   ///< [seq_length, 1, 1, rotated]
-  at::Tensor sin_;   ///< likewise, the first half negated
+  at::Tensor cos_;  ///< [seq_length, d / 2]
+  at::Tensor sin_;  ///< likewise
 };
 
 }  // namespace lockstep

@@ -19,10 +19,11 @@ TransformerLayer::TransformerLayer(const LayerContext& context)
     : TransformerLayer(context, transformer_layer_params(context.settings())) {}
 
 at::Tensor TransformerLayer::forward(const at::Tensor& hidden, const TokenPositions& tokens) const {
-  const at::Tensor attention = self_attention_->forward(input_layernorm_->forward(hidden), tokens);
-  const at::Tensor attended = hidden + attention_dropout_.apply(attention, tokens, is_training());
-  const at::Tensor fed = mlp_->forward(pre_mlp_layernorm_->forward(attended));
-  return attended + mlp_dropout_.apply(fed, tokens, is_training());
+  const auto [residual, normalized] = input_layernorm_->beside(hidden);
+  const at::Tensor attention = self_attention_->forward(normalized, tokens);
+  const auto [attended, input] = pre_mlp_layernorm_->of_sum(
+      attention_dropout_.apply(attention, tokens, is_training()), residual);
+  return attended + mlp_dropout_.apply(mlp_->forward(input), tokens, is_training());
 }
 
 }  // namespace lockstep

@@ -136,6 +136,9 @@ ModuleSpec self_attention_params(const LayerSettings& settings) {
                  row_parallel_linear_params(settings.replicated_gradient_state(), query_rows,
                                             config.hidden_size, config.add_bias_linear,
                                             output_layer_init_std(config)));
+  if (!config.qk_layernorm) return spec;
+  for (const char* const name : {"q_layernorm", "k_layernorm"})
+    spec.add_child(name, norm_params(channels, config.normalization, GradientState::partial_sum));
   return spec;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "lockstep/core/parameters.h"
@@ -23,10 +24,25 @@ class Norm : public DescribedModule {
   Norm(const LayerContext& context, const ModuleSpec& spec);
 
   /// `input` [..., width] of the dtype of the weights, or bf16 or fp16 beside fp32 -> the same
-  /// shape. UsageError naming the layer for another.
+  /// shape. UsageError naming the layer for another. Backward with create_graph is a UsageError.
   at::Tensor forward(const at::Tensor& input) const;
 
+  /// What goes past a network, and what goes into it.
+  struct Branches {
+    at::Tensor residual;
+    at::Tensor normalized;
+  };
+
+  /// `input` itself and forward(input). In backward the gradients of both are added in one pass.
+  Branches beside(const at::Tensor& input) const;
+
+  /// input + residual, of the same shape and dtype (UsageError), and forward() of this sum, in one
+  /// pass forward and one backward.
+  Branches of_sum(const at::Tensor& input, const at::Tensor& residual) const;
+
  private:
+  Branches run(const at::Tensor& input, const std::optional<at::Tensor>& residual) const;
+
   Norm(const ParallelContext& context, const ModuleSpec& spec, Normalization kind, double epsilon);
 
   Normalization kind_;

@@ -140,7 +140,7 @@ std::map<GroupKind, GroupOptions> parse_group_options(const std::vector<std::str
                          "{}: found '{}', allowed: options after a colon, as in {}: max_ctas=16",
                          kField, text, to_string(kind));
     require<ConfigError>(options.emplace(kind, parse_options(text.substr(colon + 1), text)).second,
-                         "{}: {} is there twice, allowed: once", kField, to_string(kind));
+                         "{}: {} is given twice, allowed: once", kField, to_string(kind));
   }
   return options;
 }

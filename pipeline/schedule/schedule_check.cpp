@@ -36,7 +36,7 @@ void check_rank(const PipelineSchedule& schedule, int64_t rank) {
                         schedule.split_backward ? ", backward split" : "",
                         schedule.forward_only ? ", forward only" : "");
     int64_t& position = positions[task];
-    require<UsageError>(position < 0, "rank {}: task {} stands there twice, at {} and {}", rank,
+    require<UsageError>(position < 0, "rank {}: task {} appears twice, at {} and {}", rank,
                         to_string(task), position, i);
     position = static_cast<int64_t>(i);
   }

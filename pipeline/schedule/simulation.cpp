@@ -50,7 +50,7 @@ class Simulation {
 };
 
 [[noreturn]] void fail_stuck(const std::vector<std::string>& stuck) {
-  fail<UsageError>("the schedule locks up: {}", fmt::join(stuck, "; "));
+  fail<UsageError>("the schedule deadlocks: {}", fmt::join(stuck, "; "));
 }
 
 /// Transfers block nobody.

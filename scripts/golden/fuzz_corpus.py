@@ -1,6 +1,8 @@
 """Writes tests/fuzz/corpus: what the fuzz targets begin with, a folder each."""
 
 import base64
+import ctypes
+import gzip
 import json
 import pathlib
 import struct
@@ -60,6 +62,18 @@ def ranks(tokens, first):
     return "".join(f"{base64.b64encode(token).decode()} {first + i}\n"
                    for i, token in enumerate(tokens))
 
+
+def zstd(text):
+    library = ctypes.CDLL("libzstd.so.1")
+    library.ZSTD_compressBound.restype = library.ZSTD_compress.restype = ctypes.c_size_t
+    room = library.ZSTD_compressBound(ctypes.c_size_t(len(text)))
+    frame = ctypes.create_string_buffer(room)
+    size = library.ZSTD_compress(frame, ctypes.c_size_t(room), text, ctypes.c_size_t(len(text)), 3)
+    return frame.raw[:size]
+
+
+LINES = (b'{"text": "a\\n\\u00e9\\ud83d\\ude00", "id": [1, -2.5e3, true, null, {"n": {}}]}\r\n\n'
+         b'{"id": 1}\n{"text": 7}\nplain\n{"text": "first", "text": "\xe2\x82\xac"}')
 
 MANIFEST = """format_version: 1
 iteration: 10
@@ -137,6 +151,10 @@ def main():
     write("safetensors", "scalar", safetensors(
         {"s": {"dtype": "I64", "shape": [], "data_offsets": [0, 8]},
          "n": {"dtype": "U8", "shape": [0, 5], "data_offsets": [8, 8]}}, 8))
+    write("safetensors_index", "shards", json.dumps(
+        {"metadata": {"total_size": 24}, "weight_map": {
+            "lm_head.weight": "model-00002-of-00002.safetensors",
+            "model.embed_tokens.weight": "model-00001-of-00002.safetensors"}}, indent=2))
     write("gpt2_vocabulary", "merges", gpt2(["t h", "Ġ t", "Ġt h", "Ġth e", "th e", "1 2", "æ Ŀ"]))
     write("gpt2_vocabulary", "bytes", gpt2([]))
     write("tiktoken_ranks", "merges", ranks([b" t", b"he", b" the", b"12", b"\xe6\x9d", b"the"], 256))
@@ -149,12 +167,35 @@ def main():
     for name, patch in HUGGING_FACE_PATCHES.items():
         write("hugging_face_tokenizer", name, json.dumps(patch, ensure_ascii=False))
     write("manifest", "small", MANIFEST)
+    write("json_lines", "lines", b"\4" + LINES)
+    write("json_lines", "mark", b"\0\xef\xbb\xbf" + LINES + b"\n")
+    write("compressed_input", "members", gzip.compress(LINES, mtime=0)
+          + gzip.compress(b"", mtime=0) + bytes(3) + gzip.compress(LINES * 20, mtime=0))
+    write("compressed_input", "frames", zstd(LINES) + zstd(b"") + zstd(LINES * 20))
     write("hugging_face_config", "llama", json.dumps(
         {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
          "intermediate_size": 172, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "max_position_embeddings": 128, "vocab_size": 256,
          "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
          "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False}))
+    write("hugging_face_config", "llama3", json.dumps(
+        {"model_type": "llama", "hidden_size": 64, "intermediate_size": 172,
+         "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128,
+         "vocab_size": 256, "rope_parameters": {
+             "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+             "high_freq_factor": 4.0, "original_max_position_embeddings": 64}}))
+    write("hugging_face_config", "qwen3_moe", json.dumps(
+        {"model_type": "qwen3_moe", "hidden_size": 64, "intermediate_size": 172,
+         "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "head_dim": 32, "max_position_embeddings": 128, "vocab_size": 256,
+         "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0,
+         "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+         "norm_topk_prob": True, "decoder_sparse_step": 2, "mlp_only_layers": [1]}))
+    write("hugging_face_config", "qwen2", json.dumps(
+        {"model_type": "qwen2", "hidden_size": 64, "intermediate_size": 172,
+         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "max_position_embeddings": 128, "vocab_size": 256, "use_sliding_window": True,
+         "sliding_window": 16, "layer_types": ["sliding_attention", "sliding_attention"]}))
     write("hugging_face_config", "gpt2", json.dumps(
         {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 2,
          "n_head": 4, "n_positions": 128, "n_ctx": 128, "vocab_size": 256, "n_inner": None,

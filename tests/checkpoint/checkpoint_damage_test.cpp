@@ -164,9 +164,9 @@ TEST_F(CheckpointDamageTest, LiesOfTheManifestAreNamed) {
   EXPECT_TRUE(refuses("rank_00001.safetensors", "../rank_1", "file '../rank_1': allowed: a plain"));
   EXPECT_TRUE(refuses("rank_00001.safetensors", "/etc/passwd", "allowed: a plain name"));
   EXPECT_TRUE(refuses("rank_00001.safetensors", "..", "allowed: a plain name"));
-  EXPECT_TRUE(refuses("rank_00001", "rank_00000", "file 'rank_00000.safetensors' is there twice"));
+  EXPECT_TRUE(refuses("rank_00001", "rank_00000", "file 'rank_00000.safetensors' is listed twice"));
   EXPECT_TRUE(refuses("format_version: 1", "format_version: 2", "newer version"));
-  EXPECT_TRUE(refuses("name: \"b\"", "name: \"w\"", "tensor 'w' is there twice"));
+  EXPECT_TRUE(refuses("name: \"b\"", "name: \"w\"", "tensor 'w' is listed twice"));
   EXPECT_TRUE(refuses("name: \"w\"", "name: \"\"", "a tensor has no name"));
   EXPECT_TRUE(refuses("\"F32\"", "\"F128\"", "unknown dtype 'F128'"));
   EXPECT_TRUE(refuses("\"F32\"", "\"F64\"", "overlap at byte"));
@@ -175,7 +175,8 @@ TEST_F(CheckpointDamageTest, LiesOfTheManifestAreNamed) {
   EXPECT_TRUE(refuses("shape: [4, 6]", "shape: [4, 4611686018427387904]", "64 bits"));
   EXPECT_TRUE(refuses("shape: [4, 6]", "shape: [-4, 6]", "found -4"));
   EXPECT_TRUE(refuses("shape: [4, 6]", "shape: [4]", "a piece of 2 dimensions, allowed: 1"));
-  EXPECT_TRUE(refuses("start: [0, 3]", "start: [0, 0]", "element 0 of block [0:4, 0:3] is there "));
+  EXPECT_TRUE(
+      refuses("start: [0, 3]", "start: [0, 0]", "element 0 of block [0:4, 0:3] appears twice"));
   EXPECT_TRUE(refuses("last: 12", "last: 13", "allowed: inside 12"));
   EXPECT_TRUE(refuses("last: 12", "last: 11", "has 12 elements, of which 11 are there"));
   EXPECT_TRUE(refuses("file: 1", "file: 9", "file number 9"));

@@ -6,7 +6,6 @@
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/checkpoint/checkpoint_reader.h"
-#include "lockstep/checkpoint/hugging_face_config.h"
 #include "lockstep/checkpoint/manifest.h"
 #include "lockstep/checkpoint/save_plan.h"
 #include "lockstep/checkpoint/shard_file.h"
@@ -105,7 +104,7 @@ TEST(TensorBox, TilingErrorsAreNamed) {
   EXPECT_EQ(tiling_error({4, 6}, {left, part({0, 3}, {4, 3}, 0, 5), part({0, 3}, {4, 3}, 6, 12)}),
             "elements 5 to 5 of block [0:4, 3:6] are missing");
   EXPECT_EQ(tiling_error({4, 6}, {left, part({0, 3}, {4, 3}, 0, 5), part({0, 3}, {4, 3}, 4, 12)}),
-            "element 4 of block [0:4, 3:6] is there twice");
+            "element 4 of block [0:4, 3:6] appears twice");
   EXPECT_EQ(tiling_error({4, 6}, {}), "no part of it is there");
 }
 
@@ -202,7 +201,8 @@ TEST(CheckpointFolder, InterruptedSavesNeverCountAndGoWithTheNextOne) {
   leave_unfinished(path, 90);
   EXPECT_FALSE(has_checkpoint(path));
   EXPECT_TRUE(throws_with<FileError>([&] { find_checkpoint(path); }, "no complete step_N/"));
-  EXPECT_TRUE(throws_with<FileError>([&] { find_checkpoint(path + "/no"); }, "/no' is no folder"));
+  EXPECT_TRUE(
+      throws_with<FileError>([&] { find_checkpoint(path + "/no"); }, "/no' is not a folder"));
   save_empty(path, 10);
   leave_unfinished(path, 20);
   std::filesystem::create_directories(folder.path() / "step_30");
@@ -303,79 +303,6 @@ TEST(ShardFile, ReadsOnlyTheBlocksThatHoldWhatIsAsked) {
   reader.read(shard.offsets[0] + 4 * 300001, 2800000, reinterpret_cast<char*>(out.data()), "w");
   EXPECT_EQ(out.back(), 1000000);
   EXPECT_EQ(reader.find_damage(), -1);
-}
-
-TEST(HuggingFaceConfig, TellsWhichFieldFitsNoFamily) {
-  const auto model = [](const std::string& text) {
-    return parse_config("model { " + text + " }", "test").model;
-  };
-  const auto refuses = [&](const std::string& text, const std::string& part) {
-    return throws_with<ConfigError>([&] { hugging_face_family(model(text)); }, part);
-  };
-  EXPECT_EQ(hugging_face_family(model("")), HuggingFaceFamily::llama);
-  EXPECT_TRUE(refuses("add_bias_linear: true", "model.add_bias_linear: found true"));
-  EXPECT_TRUE(refuses("activation: \"gelu\"", "model.activation: found gelu"));
-  EXPECT_TRUE(refuses("position_embedding_type: \"none\"", "allowed: learned_absolute"));
-  EXPECT_TRUE(refuses("position_embedding_type: \"learned_absolute\"", "found RMSNorm"));
-}
-
-TEST(HuggingFaceConfig, ComesBack) {
-  for (const char* const text :
-       {"num_query_groups: 2 rotary_base: 5000 untie_embeddings_and_output_weights: true",
-        "kv_channels: 16 layernorm_epsilon: 1e-6",
-        "position_embedding_type: \"learned_absolute\" normalization: \"LayerNorm\" "
-        "activation: \"gelu\" add_bias_linear: true ffn_hidden_size: 96",
-        "position_embedding_type: \"learned_absolute\" normalization: \"LayerNorm\" "
-        "activation: \"gelu_tanh\" add_bias_linear: true"}) {
-    const Config config = parse_config("model { " + std::string(text) + " }", "test");
-    const std::string json = format_hugging_face_config(config.model);
-    Config found = config;
-    found.model = parse_hugging_face_config(json, "config.json");
-    EXPECT_EQ(print_config(found), print_config(config)) << json;
-  }
-}
-
-TEST(HuggingFaceConfig, DamageIsNamed) {
-  const auto refuses = [](const std::string& json, const std::string& part) {
-    return throws_with<FileError>([&] { parse_hugging_face_config(json, "config.json"); }, part);
-  };
-  EXPECT_TRUE(refuses("{", "'config.json' is no JSON object"));
-  EXPECT_TRUE(refuses("{}", "'model_type' is missing"));
-  EXPECT_TRUE(refuses(R"({"model_type":"bert"})", "found bert, allowed: gpt2, llama"));
-  for (const std::string name : {"relu", "gelu_fast", "quick_gelu", "swiglu"})
-    EXPECT_TRUE(refuses(
-        R"({"model_type":"gpt2","activation_function":")" + name + "\"}",
-        "'activation_function': found " + name + ", allowed: gelu, gelu_new, gelu_pytorch_tanh"));
-  EXPECT_TRUE(refuses(R"({"model_type":"llama","hidden_size":"x"})", "'num_hidden_layers'"));
-  EXPECT_TRUE(refuses(R"({"model_type":"llama","num_hidden_layers":0})", "found 0, allowed: >= 1"));
-  EXPECT_TRUE(
-      refuses(R"({"model_type":"llama","attention_bias":true})", "'attention_bias': found"));
-  EXPECT_TRUE(refuses(R"({"model_type":"llama","num_hidden_layers":1.5})",
-                      "'num_hidden_layers': found 1.5, allowed: a whole number"));
-}
-
-// transformers takes rope_scaling, where it is not empty, and then nothing of rope_parameters.
-TEST(HuggingFaceConfig, RotaryAnglesAreThoseOfTransformers) {
-  const auto parse = [](const std::string& rope) {
-    return parse_hugging_face_config(
-        R"({"model_type":"llama","num_hidden_layers":1,"hidden_size":32,"num_attention_heads":4,)"
-        R"("intermediate_size":48,"max_position_embeddings":16,"vocab_size":64)" +
-            rope + "}",
-        "config.json");
-  };
-  const std::string theirs = R"(,"rope_parameters":{"rope_type":"default","rope_theta":5e5})";
-  EXPECT_EQ(parse("").rotary_base, 1e4);
-  EXPECT_EQ(parse(theirs).rotary_base, 5e5);
-  EXPECT_EQ(parse(theirs + R"(,"rope_scaling":null,"rope_theta":7)").rotary_base, 5e5);
-  EXPECT_EQ(parse(theirs + R"(,"rope_scaling":{},"rope_theta":7)").rotary_base, 5e5);
-  EXPECT_EQ(parse(theirs + R"(,"rope_scaling":{"type":"default"},"rope_theta":7)").rotary_base, 7);
-  for (const std::string both : {"", theirs.c_str()}) {
-    EXPECT_TRUE(throws_with<FileError>(
-        [&] { parse(both + R"(,"rope_scaling":{"rope_type":"llama3","factor":8})"); },
-        "'rope_type': found llama3, allowed: default"));
-    EXPECT_TRUE(throws_with<FileError>([&] { parse(both + R"(,"rope_scaling":8)"); },
-                                       "'rope_scaling': found 8, allowed: an object"));
-  }
 }
 
 }  // namespace

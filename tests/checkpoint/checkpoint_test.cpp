@@ -277,17 +277,31 @@ TEST_F(CheckpointTest, WhatCannotBeLoadedIsNamed) {
 TEST_F(CheckpointTest, LayersThatTheModelDoesNotHaveAreNotDropped) {
   const std::string into = folder("four layers");
   save(layouts()[0], into);
-  for (const char* const finetune : {"false", "true"})
-    run_ranks(layouts()[1],
-              {"model.num_layers=2", "checkpoint.load=" + into,
-               "checkpoint.finetune=" + std::string(finetune)},
-              [](Trainer& trainer, const ParallelState& state) {
-                const at::Tensor before = trainer.state(false).front().values.clone();
+  run_ranks(layouts()[1],
+            {"model.num_layers=2", "checkpoint.load=" + into, "checkpoint.finetune=true"},
+            [](Trainer& trainer, const ParallelState& state) {
+              const at::Tensor before = trainer.state(false).front().values.clone();
+              RunCheckpoints checkpoints(trainer.config().checkpoint, "", state);
+              EXPECT_TRUE(throws_with<FileError>(
+                  [&] { checkpoints.load(trainer); },
+                  "tensor 'decoder.layers.2.input_layernorm.weight' belongs to no parameter"));
+              EXPECT_TRUE(at::equal(trainer.state(false).front().values, before));
+            });
+}
+
+TEST_F(CheckpointTest, AModelWhoseWeightsHaveOtherShapesIsRefusedByTheFieldThatWasSet) {
+  const std::string into = folder("other shapes");
+  save(layouts()[0], into);
+  const std::string end = ", as in the run that saved '" + into + "/step_3'";
+  const std::vector<std::pair<std::string, std::string>> changes = {
+      {"model.num_layers=2", "model.num_layers: found 2, allowed: 4" + end},
+      {"model.hidden_size=32", "model.hidden_size: found 32, allowed: 16" + end},
+      {"model.ffn_hidden_size=48", "model.ffn_hidden_size: found 48, allowed: 24" + end}};
+  for (const auto& [override, expected] : changes)
+    run_ranks(layouts()[1], {override, "checkpoint.load=" + into},
+              [&](Trainer& trainer, const ParallelState& state) {
                 RunCheckpoints checkpoints(trainer.config().checkpoint, "", state);
-                EXPECT_TRUE(throws_with<FileError>(
-                    [&] { checkpoints.load(trainer); },
-                    "tensor 'decoder.layers.2.input_layernorm.weight' belongs to no parameter"));
-                EXPECT_TRUE(at::equal(trainer.state(false).front().values, before));
+                EXPECT_TRUE(throws_with<ConfigError>([&] { checkpoints.load(trainer); }, expected));
               });
 }
 

@@ -207,10 +207,27 @@ TEST(Config, ContradictionsAreNamed) {
        "parallel.virtual_pipeline_model_parallel_size: found 2"},
       {{"data.split=90;10"}, "data.split: found '90;10'"},
       {{"data.split=0,10"}, "data.split: found '0,10'"},
+      {{"data.split=1,0", "data.valid_path=a"},
+       "data.split: found '1,0', allowed: none beside data.valid_path"},
+      {{"data.test_path=a"},
+       "data.test_path: allowed with data.valid_path alone, which is not set"},
+      {{"data.mock=true", "data.valid_path=a"},
+       "data.mock: found true, allowed: false beside data.valid_path"},
+      {{"data.mock=true", "data.path=a", "data.blend=1"},
+       "data.mock: found true, allowed: false beside data.blend"},
       {{"train.sample_tokens=3", "train.sample_prompt="}, "train.sample_prompt: is empty"},
   };
   for (const auto& [overrides, message] : cases)
     EXPECT_TRUE(refusal("", overrides).starts_with(message)) << refusal("", overrides);
+}
+
+TEST(Config, AllOfThePathIsForTrainingBesideAValidPath) {
+  EXPECT_EQ(parse_config("", "x").data.split, "90,10");
+  const Config config =
+      parse_config("", "x", {"data.valid_path=a", "data.test_path=[\"b\", \"c\"]"});
+  EXPECT_EQ(config.data.split, std::nullopt);
+  EXPECT_EQ(split_of(config.data), "1,0");
+  EXPECT_EQ(print_config(parse_config(print_config(config), "again")), print_config(config));
 }
 
 TEST(Config, LayersWithExpertsAreANumberOrAList) {

@@ -199,6 +199,53 @@ TEST_F(SampleSourceTest, BlendsTakeTheirShares) {
                         order[static_cast<size_t>(k)].sample));
 }
 
+TEST_F(SampleSourceTest, ValidationAndTestHaveDataOfTheirOwn) {
+  const std::string train = write("train", {Ids(100, 1)}), more = write("more", {Ids(50, 2)});
+  const std::string text = folder_.write("text", std::string(60, '\x03'));
+  const std::string test = write("test", {Ids(30, 4)});
+  DataConfig config;
+  config.path = {train};
+  config.valid_path = {more, text};
+  config.test_path = {test};
+  for (const char* blend : {"", "2"}) {
+    if (*blend) config.blend = blend;
+    const SampleSources sources = open_samples(config, kVocabulary, kLength, 1234);
+    for (int64_t sample = 0; sample < 30; ++sample)
+      EXPECT_EQ(sample_of(*sources.training, sample), Ids(kLength + 1, 1));
+    EXPECT_EQ(sources.validation->size(), 109 / kLength);
+    EXPECT_EQ(sample_of(*sources.validation, 0), Ids(kLength + 1, 2));
+    EXPECT_EQ(sample_of(*sources.validation, 108 / kLength - 1), Ids(kLength + 1, 3));
+    ASSERT_NE(sources.test, nullptr);
+    EXPECT_EQ(sample_of(*sources.test, 0), Ids(kLength + 1, 4));
+  }
+  config.test_path = {train + "none"};
+  EXPECT_TRUE(throws_with<FileError>([&] { open_samples(config, kVocabulary, kLength, 1); },
+                                     "data.test_path: '" + train + "none' cannot be read"));
+  EXPECT_EQ(open({train}).test, nullptr);
+}
+
+TEST_F(SampleSourceTest, MadeUpSamplesCountUpAndNeedNoFile) {
+  DataConfig config;
+  config.mock = true;
+  config.path = {"/nowhere/text"};
+  const SampleSources sources = open_samples(config, 7, kLength, 1);
+  const SampleSources other = open_samples(config, 7, kLength, 2);
+  std::set<int64_t> starts;
+  int differing = 0;
+  for (int64_t sample = 0; sample < 200; ++sample) {
+    const Ids ids = sample_of(*sources.training, sample);
+    EXPECT_EQ(ids, sample_of(*sources.training, sample));
+    for (size_t i = 1; i < ids.size(); ++i) EXPECT_EQ(ids[i], (ids[i - 1] + 1) % 7);
+    starts.insert(ids[0]);
+    differing += ids != sample_of(*other.training, sample);
+    differing += ids != sample_of(*sources.validation, sample);
+  }
+  EXPECT_EQ(starts.size(), 7u);
+  EXPECT_GT(differing, 300);
+  EXPECT_EQ(sources.validation->size(), SampleSource::kEndless);
+  EXPECT_EQ(sources.test, nullptr);
+}
+
 TEST_F(SampleSourceTest, NamesWhatIsWrong) {
   const std::string set = write("set", documents(3, 9)), text = folder_.write("text", "words");
   EXPECT_TRUE(throws_with<ConfigError>([&] { open({}); }, "data.path: is not set"));

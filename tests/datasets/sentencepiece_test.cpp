@@ -2,6 +2,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/datasets/build_dataset.h"
+#include "lockstep/datasets/indexed_dataset.h"
 #include "lockstep/datasets/sentencepiece_tokenizer.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -56,7 +57,8 @@ TEST_F(SentencepieceTest, BuildsDatasets) {
   const auto tokenizer = make_tokenizer("sentencepiece:" + model_, "field");
   const auto done = build_dataset(
       {.input = {folder_.path() / "text"}, .output = folder_.path() / "set", .append_eod = true},
-      *tokenizer, [](const BuildProgress&) {});
+      [&] { return make_tokenizer("sentencepiece:" + model_, "field"); },
+      [](const BuildProgress&) {});
   const IndexedDataset dataset(folder_.path() / "set");
   std::vector<int64_t> ids(static_cast<size_t>(done.tokens));
   dataset.tokens().read(0, ids);
@@ -70,9 +72,10 @@ TEST_F(SentencepieceTest, NamesWhatIsWrong) {
     return [=] { make_tokenizer("sentencepiece:" + path, "field"); };
   };
   EXPECT_TRUE(throws_with<FileError>(open(folder_.path() / "none"), "none' cannot be read"));
-  EXPECT_TRUE(throws_with<FileError>(open(folder_.path() / "text"), "is no SentencePiece model"));
   EXPECT_TRUE(
-      throws_with<FileError>(open(folder_.write("empty", "")), "is no SentencePiece model"));
+      throws_with<FileError>(open(folder_.path() / "text"), "is not a SentencePiece model"));
+  EXPECT_TRUE(
+      throws_with<FileError>(open(folder_.write("empty", "")), "is not a SentencePiece model"));
 }
 
 TEST(Sentencepiece, IsRefusedByNameWhereItIsNot) {

@@ -224,7 +224,7 @@ class Checkpoints(EndToEnd):
 
         result = subprocess.run(command, capture_output=True, env=clean_environment(), timeout=120,
                                 preexec_fn=lower, check=False)
-        self.assert_failed(result, 1, "no checkpoint after iteration 8, training goes on: ",
+        self.assert_failed(result, 1, "no checkpoint after iteration 8, training continues: ",
                            "step_12.partial/rank_00000.safetensors' cannot be written: File too")
         self.assertEqual(list(losses(output)), list(range(1, 13)))
         self.assertEqual(sorted(p.name for p in (output / "checkpoint").iterdir()),

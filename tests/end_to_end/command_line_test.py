@@ -25,8 +25,10 @@ class CommandLine(EndToEnd):
         self.assertIn("--set", text)
         self.assertIn("in tokens", text)
         self.assertIn("(string, default \\n)", text)
+        program = run(LOCKSTEP, "--help").stdout.decode()
         for command in ("train", "generate", "doctor"):
-            self.assertIn(command, run(LOCKSTEP, "--help").stdout.decode())
+            self.assertIn(command, program)
+        for command in ("generate", "doctor"):
             self.assertEqual(run(LOCKSTEP, command, "--help").returncode, 0)
 
     def test_help_tells_every_exit_status(self):
@@ -119,6 +121,34 @@ class CommandLine(EndToEnd):
                            "unknown command 'frobnicate'; allowed: groups, buckets, ")
         self.assert_failed(run(LOCKSTEP, "generate", self.folder, "--prompt", ""), 1)
         self.assert_failed(run(LOCKSTEP, "train", self.config, RANK=1), 2, "WORLD_SIZE")
+
+    def test_every_error_of_arguments_is_one_line_that_names_the_help(self):
+        for arguments, told in (
+                (("train",), "CONFIG is required; see `lockstep train --help`"),
+                (("plan", "schedule", "--pipeline", "x"),
+                 "--pipeline: found 'x', allowed: an integer of 64 bits; see `lockstep plan "
+                 "schedule --help`"),
+                (("plan", "groups", "--world-size"),
+                 "--world-size: 1 required INT missing; see `lockstep plan groups --help`"),
+                (("completion", "fish"),
+                 "SHELL: found 'fish', allowed: bash, zsh; see `lockstep completion --help`"),
+                (("launch", "-n", 0),
+                 "--ranks: found '0', allowed: an integer >= 1 of 64 bits; see `lockstep launch "
+                 "--help`"),
+                ((), "A subcommand is required; see `lockstep --help`"),
+                (("plan",), "A subcommand is required; see `lockstep plan --help`")):
+            with self.subTest(arguments):
+                result = run(LOCKSTEP, *arguments)
+                self.assertEqual(result.returncode, 2)
+                self.assertEqual(result.stderr.decode(), f"lockstep: {told}\n")
+
+    def test_what_goes_into_a_folder_needs_one(self):
+        for arguments, told in (
+                (("--set", "train.tensorboard=true"),
+                 "train.tensorboard: --output is missing, which names the folder of the event"),
+                (("--profile", "1:2"), "--profile: --output is missing")):
+            with self.subTest(told):
+                self.assert_failed(self.train(self.config, *arguments), 2, told)
 
     def test_options_may_stand_before_the_configuration(self):
         result = self.train("--set", "train.seed=7", self.config, "--print-config")

@@ -7,13 +7,16 @@ import unittest
 
 from support import LOCKSTEP, EndToEnd, run
 
+# A dot ends what is offered at each of the lines.
 BASH = """
 source "$1"
 compopt() { :; }
-COMP_LINE=$2 COMP_POINT=${#2}
-[ -z "$3" ] || COMP_WORDBREAKS=$3
-_lockstep
-printf '%s\\n' "${COMPREPLY[@]}"
+[ -z "$2" ] || COMP_WORDBREAKS=$2
+for COMP_LINE in "${@:3}"; do
+  COMP_POINT=${#COMP_LINE}
+  _lockstep
+  printf '%s\\n' "${COMPREPLY[@]}" .
+done
 """
 # compadd and its companions work inside of zsh's own completion only.
 ZSH = """
@@ -32,22 +35,35 @@ _lockstep
 
 
 class Completion(EndToEnd):
+    @classmethod
+    def setUpClass(cls):
+        cls.scripts = {shell: run(LOCKSTEP, "completion", shell) for shell in ("bash", "zsh")}
+
     def setUp(self):
         super().setUp()
-        for shell in ("bash", "zsh"):
-            script = run(LOCKSTEP, "completion", shell)
+        for shell, script in self.scripts.items():
             self.assertEqual(script.returncode, 0, script.stderr)
             (self.folder / shell).write_bytes(script.stdout)
         (self.folder / "some.textproto").touch()
         (self.folder / "other").touch()
 
-    def bash(self, line, breaks=""):
-        """What bash offers at the end of `line`."""
-        result = subprocess.run(["bash", "--norc", "-c", BASH, "bash", self.folder / "bash", line,
-                                 breaks], capture_output=True, text=True, check=True,
+    def bash_each(self, lines, breaks=""):
+        """What bash offers at the end of each of `lines`."""
+        result = subprocess.run(["bash", "--norc", "-c", BASH, "bash", self.folder / "bash", breaks,
+                                 *lines], capture_output=True, text=True, check=True,
                                 cwd=self.folder)
         self.assertEqual(result.stderr, "")
-        return [word for word in result.stdout.split("\n") if word]
+        offers = [[]]
+        for word in result.stdout.splitlines():
+            if word == ".":
+                offers.append([])
+            else:
+                offers[-1].append(word)
+        return offers[:-1]
+
+    def bash(self, line, breaks=""):
+        offer, = self.bash_each([line], breaks)
+        return offer
 
     def test_commands(self):
         inside = self.bash("lockstep ")
@@ -59,26 +75,24 @@ class Completion(EndToEnd):
         self.assertEqual(set(self.bash("lockstep checkpoint in")), {"inspect"})
         self.assertEqual(self.bash("lockstep nonsense "), [])
 
-    def commands_of_help(self, *command):
-        text = run(LOCKSTEP, *command, "--help").stdout.decode()
-        part = re.search(r"^Subcommands:\n((?:  .*\n)+)", text, re.MULTILINE)
-        return re.findall(r"^  ([a-z-]+)", part[1], re.MULTILINE) if part else []
-
     def test_every_option_of_every_command_of_help(self):
-        todo, seen = [()], 0
-        while todo:
-            command = todo.pop()
-            inside = self.commands_of_help(*command)
-            todo += [(*command, name) for name in inside]
-            line = " ".join(("lockstep", *command, ""))
-            self.assertEqual(set(inside) - set(self.bash(line)), set(), command)
+        commands, inside, options = [()], {}, {}
+        for command in commands:
             text = run(LOCKSTEP, *command, "--help").stdout.decode()
-            text = re.search(r"^Options:\n((?:  .*\n)+)", text, re.MULTILINE)[1]
-            options = set(re.findall(r"^  (?:-\w,)?(--[a-z-]+)", text, re.MULTILINE))
-            self.assertIn("--help", options, command)
-            self.assertEqual(options, set(self.bash(line + "--")), command)
-            seen += len(options)
-        self.assertGreater(seen, 60)
+            part = re.search(r"^Subcommands:\n((?:  .*\n)+)", text, re.MULTILINE)
+            names = re.findall(r"^  ([a-z-]+)", part[1], re.MULTILINE) if part else []
+            commands += [(*command, name) for name in names]
+            part = re.search(r"^Options:\n((?:  .*\n)+)", text, re.MULTILINE)[1]
+            inside[command] = set(names)
+            options[command] = set(re.findall(r"^  (?:-\w,)?(--[a-z-]+)", part, re.MULTILINE))
+            self.assertIn("--help", options[command], command)
+        lines = [" ".join(("lockstep", *command, "")) for command in commands]
+        offers = self.bash_each([*lines, *(line + "--" for line in lines)])
+        self.assertEqual(len(offers), 2 * len(commands))
+        for command, words, flags in zip(commands, offers, offers[len(commands):]):
+            self.assertEqual(inside[command] - set(words), set(), command)
+            self.assertEqual(options[command], set(flags), command)
+        self.assertGreater(sum(map(len, options.values())), 60)
 
     def test_paths_and_values_of_set(self):
         self.assertEqual(self.bash("lockstep train --set model.num_l"), ["model.num_layers="])
@@ -91,11 +105,23 @@ class Completion(EndToEnd):
         self.assertEqual(self.bash("lockstep train --set model.num_layers="), [])
         self.assertEqual(self.bash("lockstep train --set a=b --set data.sp"), ["data.split="])
 
+    def configs(self):
+        """The names that `lockstep configs` lists."""
+        names = [line.split()[0] for line in run(LOCKSTEP, "configs").stdout.decode().splitlines()]
+        self.assertIn("tiny", names)
+        return names
+
+    def test_names_of_configurations(self):
+        self.assertEqual(self.bash("lockstep configs --show "), self.configs())
+        self.assertEqual(self.bash("lockstep configs --path moe"), ["moe_tiny"])
+
     def test_values_of_options_and_files(self):
         self.assertEqual(self.bash("lockstep plan schedule --schedule "),
                          ["1f1b", "gpipe", "zb-h1"])
         self.assertEqual(self.bash("lockstep plan schedule --svg "), [])  # bash's own: all files
-        self.assertEqual(self.bash("lockstep train "), ["small.textproto", "some.textproto"])
+        files = ["small.textproto", "some.textproto"]
+        self.assertEqual(self.bash("lockstep train "), [*self.configs(), *files])
+        self.assertEqual(self.bash("lockstep train ti"), ["tiny"])
         self.assertEqual(self.bash("lockstep plan memory o"), [])
         (self.folder / "folder with a space").mkdir()
         self.assertEqual(self.bash("lockstep train fol"), ["folder with a space"])
@@ -119,7 +145,7 @@ class Completion(EndToEnd):
         self.assertIn("model.num_layers", zsh("lockstep train --set model.num"))
         self.assertEqual(zsh("lockstep train --set train.precision="),
                          ["fp32", "fp64", "bf16", "fp16"])
-        self.assertEqual(zsh("lockstep train "), ["FILES -g *.textproto"])
+        self.assertEqual(zsh("lockstep train "), [*self.configs(), "FILES -g *.textproto"])
         self.assertEqual(zsh("lockstep plan schedule --schedule "), ["1f1b", "gpipe", "zb-h1"])
         self.assertEqual(zsh("lockstep train --output "), ["FILES "])
 

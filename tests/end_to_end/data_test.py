@@ -141,7 +141,8 @@ class Data(EndToEnd):
         self.assert_failed(run(LOCKSTEP, "data", "build", "--input", text), 2, "required")
         self.assert_failed(run(LOCKSTEP, "data", "build", "--input", text, "--tokenizer", "byte",
                                "--output", ""), 2, "--output: found '', allowed: a path")
-        self.assert_failed(run(LOCKSTEP, "data", "make"), 2, "allowed: build, inspect")
+        self.assert_failed(run(LOCKSTEP, "data", "make"), 2,
+                           "allowed: build, inspect, merge")
         self.assertEqual(list(self.folder.glob("set*")), [])
         self.build(text)
         idx = (self.folder / "set.idx").read_bytes()

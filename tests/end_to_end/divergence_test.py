@@ -178,7 +178,7 @@ class Divergence(Ranks):
         for more in ((), ("checkpoint.async_save=true",)):
             result = self.train(*going_on, *more, "checkpoint.save_interval=1")
             told = "the last checkpoint failed: " if more else \
-                "no checkpoint after iteration 2, training goes on: "
+                "no checkpoint after iteration 2, training continues: "
             self.assert_failed(result, 4, "iteration 3: the loss is not a number" + good,
                                told + "rank 0: tensor '")
             self.assertEqual(sorted(path.name for path in self.checkpoints.iterdir()),

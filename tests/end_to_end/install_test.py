@@ -31,11 +31,9 @@ class Install(InstalledProjects):
 
     def test_a_tensor_parallel_model_learns_the_same_on_every_layout(self):
         build = self.build(SOURCE / "examples/tensor_parallel_model", self.install())
-        torchrun = [TORCHRUN, "--standalone", "--no-python", "--nproc-per-node"]
         trained = []
-        for launcher, tensor in (([], 1), (torchrun + [2], 1), (torchrun + [2], 2),
-                                 (torchrun + [4], 2)):
-            output = self.command(*launcher, build / "tensor_parallel_model", tensor)
+        for ranks, tensor in ((1, 1), (2, 1), (2, 2), (4, 2)):
+            output = self.on_ranks(ranks, build / "tensor_parallel_model", tensor)
             trained.append([float(x) for x in re.findall(r"loss (\S+)", output)])
         self.assertEqual(len(trained[0]), 7)
         self.assertGreater(trained[0][0], 3)
@@ -48,8 +46,8 @@ class Install(InstalledProjects):
     def test_an_update_rule_of_ones_own_learns_alike_on_one_and_two_ranks(self):
         build = self.build(SOURCE / "examples/update_rule", self.install())
         runs = []
-        for launcher in ([], [TORCHRUN, "--standalone", "--no-python", "--nproc-per-node", 2]):
-            output = self.command(*launcher, build / "update_rule")
+        for ranks in (1, 2):
+            output = self.on_ranks(ranks, build / "update_rule")
             losses = [float(x) for x in re.findall(r"loss (\d\S*\d)", output)]
             self.assertEqual(len(losses), 7)
             self.assertGreater(losses[0], 1)

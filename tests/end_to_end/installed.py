@@ -2,7 +2,7 @@
 
 import re
 
-from support import BUILD, EndToEnd, run
+from support import BUILD, EndToEnd, launch, run
 
 
 class InstalledProjects(EndToEnd):
@@ -11,6 +11,12 @@ class InstalledProjects(EndToEnd):
         output = result.stdout.decode() + result.stderr.decode()
         self.assertEqual(result.returncode, 0, output)
         return output
+
+    def on_ranks(self, ranks, *command):
+        """What all ranks print on standard output."""
+        result = launch(ranks, *command)
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        return result.stdout.decode()
 
     def install(self):
         prefix = self.folder / "prefix"

@@ -1,8 +1,8 @@
-"""Tensor, pipeline and context parallelism as a user runs them: real processes under a launcher."""
+"""Tensor, pipeline and context parallelism as a user runs them: real processes."""
 
 import unittest
 
-from support import LOCKSTEP, EndToEnd, metrics, run, torchrun
+from support import LOCKSTEP, EndToEnd, launch, metrics, run
 
 MODEL = ("model.num_layers=4", "model.num_attention_heads=4", "train.train_iters=6",
          "train.eval_interval=3", "train.precision=fp64")
@@ -17,7 +17,7 @@ class Layouts(EndToEnd):
         output = self.folder / "-".join([str(ranks), *overrides]).replace("/", "_")
         command = [LOCKSTEP, "train", self.config, "--output", output,
                    *options(*MODEL, *overrides)]
-        result = run(*command) if ranks == 1 else torchrun(ranks, *command)
+        result = launch(ranks, *command)
         self.assertEqual(result.returncode, 0, result.stderr.decode())
         iterations, validations = metrics(output)
         self.assertEqual([line["iteration"] for line in iterations], [1, 2, 3, 4, 5, 6])

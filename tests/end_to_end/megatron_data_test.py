@@ -59,6 +59,12 @@ class MegatronData(unittest.TestCase):
                    for i in range(3)]
         cls.blend = cls.samples_request([f"part{i}" for i in range(3)], [0.3, 0.5, 0.2],
                                         "900,100,0", 20, 7, 300)
+        cls.lines = [rng.choice(["", "a", "wörld €\n", "x" * 300]) * rng.randint(0, 4)
+                     for _ in range(500)]
+        writes.append({"call": "write_documents", "prefix": cls.prefix("lines"), "dtype": "uint16",
+                       "documents": [[*text.encode(), 256] if text else [] for text in cls.lines]})
+        writes.append({"call": "merge", "prefix": cls.prefix("merged"), "dtype": "int32",
+                       "parts": [cls.prefix(name) for name in ("part0", "int32", "part2")]})
         cls.texts = [bytes(range(256)), "wörld €\n".encode(), b"a"]
         cls.build_ours()
         requests = [*writes, {"call": "read", "prefix": cls.prefix("ours")}, cls.blend,
@@ -123,6 +129,28 @@ class MegatronData(unittest.TestCase):
         self.assertEqual(self.read_answer,
                          {"sequences": [list(text) + [256] for text in self.texts],
                           "documents": [0, 1, 2, 3], "dtype": "uint16"})
+
+    def assert_same_files(self, ours, theirs):
+        for end in (".bin", ".idx"):
+            self.assertEqual(pathlib.Path(self.prefix(ours) + end).read_bytes(),
+                             pathlib.Path(self.prefix(theirs) + end).read_bytes(), end)
+
+    def test_json_lines_are_built_as_megatron_does(self):
+        path = self.folder / "lines.jsonl"
+        path.write_text("".join(json.dumps({"id": i, "text": text}) + "\n"
+                                for i, text in enumerate(self.lines)))
+        for workers in (1, 2):
+            result = run(LOCKSTEP, "data", "build", "--input", path, "--tokenizer", "byte",
+                         "--append-eod", "--workers", workers, "--output", self.prefix("our_lines"))
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assert_same_files("our_lines", "lines")
+
+    def test_sets_are_merged_as_megatron_does(self):
+        result = run(LOCKSTEP, "data", "merge", "--input",
+                     *(self.prefix(name) for name in ("part0", "int32", "part2")), "--output",
+                     self.prefix("our_merged"))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assert_same_files("our_merged", "merged")
 
     def test_g107_g115_samples_and_indices_are_megatrons(self):
         for (request, first_epoch), answer in zip(self.orders, self.order_answers, strict=True):

@@ -132,7 +132,7 @@ def parsed(text):
             group = groups.setdefault(line[:-2], {})
         elif match := re.match(r"  (\w+): (.*)", line):
             name, value = match.groups()
-            if name == "path":
+            if name in ("path", "valid_path", "test_path"):
                 group.setdefault(name, []).append(value)
             else:
                 assert name not in group, name
@@ -222,6 +222,11 @@ class MegatronFlags(EndToEnd):
             ("--num-experts 4 --moe-layer-freq ([0]*1+[1]*3)",
              {"model.moe_layer_freq": "[0, 1, 1, 1]"}),
             ("--num-experts 4 --moe-layer-freq ([0,1])*2", {"model.moe_layer_freq": "[0, 1, 0, 1]"}),
+            ("--qk-layernorm", {"model.qk_layernorm": "true"}),
+            ("--position-embedding-type rope --use-rope-scaling --rope-scaling-factor 32.0",
+             {"model.rope_scaling_type": '"llama3"', "model.rope_scaling_factor": "32"}),
+            ("--window-size 1023,0", {"model.window_size": "1024"}),
+            ('--window-size "(127, 0)"', {"model.window_size": "128"}),
             ("--num-experts 4 --moe-layer-freq 2", {"model.moe_layer_freq": "2"}),
             ("--cp-comm-type a2a p2p p2p p2p --attention-dropout 0",
              {"parallel.cp_comm_type_of_layers": '"a2a,p2p,p2p,p2p"'}),
@@ -237,6 +242,11 @@ class MegatronFlags(EndToEnd):
             ("--tokenizer-type Llama2Tokenizer --tokenizer-model m.model --vocab-size 32000",
              {"data.tokenizer": '"sentencepiece:m.model"', "model.vocab_size": "32000"}),
             ("--data-path a b c", {"data.path": ['"a"', '"b"', '"c"'], "data.blend": None}),
+            ("--train-data-path 1 a 3 b --valid-data-path 1 c --test-data-path d e",
+             {"data.path": ['"a"', '"b"'], "data.blend": '"1,3"', "data.valid_path": ['"c"'],
+              "data.test_path": ['"d"', '"e"'], "data.split": None}),
+            ("--mock-data", {"data.mock": "true", "data.split": '"969,30,1"'}),
+            ("--test-data-path d", {"data.test_path": None}),
             ("--loss-scale-window 500.0", {"optimizer.loss_scale_window": "500"}),
             ("--seed=7 --seed 8", {"train.seed": "8"}),
             ('--save "a \\"b\\" c"', {"checkpoint.save": '"a \\"b\\" c"'}),
@@ -248,7 +258,8 @@ class MegatronFlags(EndToEnd):
 
     def test_what_is_not_there_is_said(self):
         for flags, note in (
-                ("--qk-layernorm", "--qk-layernorm: not there: "),
+                ("--qk-l2-norm", "--qk-l2-norm: not there: "),
+                ("--rope-scaling-factor 4", "--rope-scaling-factor: not needed: "),
                 ("--fp8-format hybrid", "--fp8-format: not there: "),
                 ("--wandb-project x", "--wandb-project: not needed: "),
                 ("--position-embedding-type yarn",
@@ -269,6 +280,8 @@ class MegatronFlags(EndToEnd):
                 ("--num-layer 24", "unknown flag '--num-layer'; did you mean '--num-layers'?"),
                 ("--frobnicate", "unknown flag '--frobnicate'; `lockstep megatron-flags --list`"),
                 ("24", "found '24', allowed first: a flag"),
+                ("--window-size 4,4", "--window-size: found '4,4', allowed: LEFT,0 with LEFT >= 0"),
+                ("--window-size 4", "--window-size: found '4', allowed: LEFT,0 with LEFT >= 0"),
                 ("--num-layers many", "--num-layers: found 'many', allowed: a whole number"),
                 ("--num-layers 2.5", "--num-layers: found '2.5', allowed: a whole number"),
                 ("--lr high", "--lr: found 'high', allowed: a number"),

@@ -23,6 +23,21 @@ def write(prefix, dtype, documents):
     builder.finalize(prefix + ".idx")
 
 
+def write_documents(prefix, dtype, documents):
+    """As preprocess_data.py: `documents` are lists of ids, each a sequence unless it is empty."""
+    builder = IndexedDatasetBuilder(prefix + ".bin", dtype=getattr(numpy, dtype))
+    for ids in documents:
+        builder.add_document(ids, [len(ids)] if ids else [])
+    builder.finalize(prefix + ".idx")
+
+
+def merge(prefix, dtype, parts):
+    builder = IndexedDatasetBuilder(prefix + ".bin", dtype=getattr(numpy, dtype))
+    for part in parts:
+        builder.add_index(part)
+    builder.finalize(prefix + ".idx")
+
+
 def read(prefix):
     dataset = IndexedDataset(prefix)
     return {"sequences": [dataset[i].tolist() for i in range(len(dataset))],

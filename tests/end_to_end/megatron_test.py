@@ -9,7 +9,7 @@ import sys
 import tempfile
 import unittest
 
-from support import BUILD, clean_environment, free_port, megatron_python, torchrun
+from support import BUILD, clean_environment, free_port, launch, megatron_python
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -20,7 +20,7 @@ class Megatron(unittest.TestCase):
         import torch
         with tempfile.TemporaryDirectory() as folder:
             ours_file, theirs_file = (pathlib.Path(folder) / name for name in ("ours", "theirs"))
-            ran = torchrun(2, BUILD / "tests/gpt_steps", ours_file)
+            ran = launch(2, BUILD / "tests/gpt_steps", ours_file)
             self.assertEqual(ran.returncode, 0, ran.stderr.decode())
             ran = subprocess.run(
                 [megatron_python(), "-W", "ignore", "-m", "torch.distributed.run",

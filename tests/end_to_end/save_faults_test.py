@@ -180,7 +180,7 @@ class SaveFaults(EndToEnd):
                   and "/latest" in line]
         last = max(i for i, line in enumerate(opened, 1) if line.endswith("/latest"))
         result = self.save(folder, "3:1", keep=1, **faults(f"open:EIO:{last}:{folder}/latest"))
-        self.assertEqual(result.stderr.decode(), f"older checkpoints in '{folder}' stay: "
+        self.assertEqual(result.stderr.decode(), f"older checkpoints in '{folder}' are kept: "
                          f"'{folder}/latest' cannot be read: Input/output error\n")
         self.assertEqual(self.newest(folder), (3, 1))
 

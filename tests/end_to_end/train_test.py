@@ -14,15 +14,15 @@ from support import (BATCH_OF_3, LOCKSTEP, EndToEnd, Ranks, clean_environment, e
 
 
 class Train(EndToEnd):
-    def train(self, ranks, *arguments):
+    def train(self, ranks, *arguments, launcher=launch):
         output = self.folder / f"ranks{ranks}"
         command = [LOCKSTEP, "train", self.config, "--output", output, *arguments]
-        result = run(*command) if ranks == 1 else torchrun(ranks, *command)
+        result = run(*command) if ranks == 1 else launcher(ranks, *command)
         self.assertEqual(result.returncode, 0, result.stderr.decode())
         return output, result
 
     def test_two_ranks_write_what_the_contract_says(self):
-        output, result = self.train(2, "--set", "train.sample_tokens=20")
+        output, result = self.train(2, "--set", "train.sample_tokens=20", launcher=torchrun)
         iterations, validations = metrics(output)
         self.assertEqual([line["iteration"] for line in iterations], list(range(1, 13)))
         self.assertEqual(set(iterations[0]), {
@@ -120,6 +120,14 @@ class Train(EndToEnd):
         self.assertEqual(len(first.stdout), len("7 squared") + 30 + 1)
         self.assertEqual(first.stdout, again.stdout)
         self.assertNotEqual(first.stdout, other.stdout)
+
+    def test_a_run_that_has_done_all_its_iterations_says_so(self):
+        output, result = self.train(1)
+        self.assertIn("on 1 data-parallel rank (cpu)", result.stderr.decode())
+        before = (output / "metrics.jsonl").read_bytes()
+        _, result = self.train(1, "--set", f"checkpoint.load={output / 'checkpoint'}")
+        self.assertIn("nothing is left to train: train.train_iters is 12", result.stderr.decode())
+        self.assertEqual((output / "metrics.jsonl").read_bytes(), before)
 
     def test_a_second_run_keeps_the_metrics_of_the_first(self):
         output, _ = self.train(1)

@@ -46,11 +46,6 @@ def losses_by_torch():
 
 
 class Tutorials(InstalledProjects):
-    def on_ranks(self, ranks, *command):
-        result = launch(ranks, *command)
-        self.assertEqual(result.returncode, 0, result.stderr.decode())
-        return result.stdout.decode()
-
     def assert_same(self, losses, expected):
         self.assertEqual(len(losses), len(expected))
         for one, other in zip(losses, expected):
@@ -109,7 +104,7 @@ class Tutorials(InstalledProjects):
             time = busy + fill * (3 + 2 * transfer)  # as long as messages hold nobody up
             self.assertEqual(found[name, transfer], (time, round(1 - busy / time, 3), live))
         self.assertGreater(found["1F1B", 1][0], found["eager 1F1B", 1][0])
-        self.assertRegex(outputs[0], r"refused: the schedule locks up: rank 0 waits at position 7")
+        self.assertRegex(outputs[0], r"refused: the schedule deadlocks: rank 0 waits at position 7")
         self.assertEqual(picture.read_text(),
                          (SOURCE / "docs/images/eager-1f1b.svg").read_text())
         self.assert_failed(launch(3, program), 2, "ranks: allowed: 1, 2, 4")

@@ -194,13 +194,13 @@ Tensors through_blocks(c10::Device device, at::ScalarType dtype) {
         .view({kLength, 2, heads, 16})
         .to(device, dtype);
   };
-  // The second half of the queries sees all of the first half of the keys, then its own causally.
+  // The second half of the queries sees itself and the kHalf tokens before it: a window.
   const at::Tensor query = values(4, 0.7).slice(0, kHalf), key = values(2, 0.3),
                    value = values(2, 1.1), grad = values(4, 0.9).slice(0, kHalf);
   const AttentionKernel kernel = attention_kernel(query);
   const std::vector<AttentionBlock> blocks = {
-      {.queries = {0, kHalf}, .keys = {0, kHalf}, .causal = false},
-      {.queries = {0, kHalf}, .keys = {kHalf, kHalf}, .causal = true}};
+      {.queries = {0, kHalf}, .keys = {0, kHalf}, .mask = BlockMask::anti_causal},
+      {.queries = {0, kHalf}, .keys = {kHalf, kHalf}, .mask = BlockMask::causal}};
   BlockwiseAttention attention(query, kernel);
   for (const AttentionBlock& block : blocks) attention.add(block, key, value);
   const auto wide = at::TensorOptions(device).dtype(BlockwiseAttentionGradient::wide(query));

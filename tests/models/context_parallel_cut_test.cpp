@@ -57,41 +57,73 @@ using Pairs = std::map<std::pair<int64_t, int64_t>, int64_t>;
 void count_pairs(const std::vector<AttentionBlock>& blocks, const Tokens& queries,
                  const Tokens& keys, Pairs& pairs) {
   for (const AttentionBlock& block : blocks)
-    for (int64_t q = 0; q < block.queries.size; ++q)
-      for (int64_t k = 0; k < (block.causal ? q + 1 : block.keys.size); ++k)
-        ++pairs[{queries[static_cast<size_t>(block.queries.start + q)],
-                 keys[static_cast<size_t>(block.keys.start + k)]}];
+    for (int64_t q = 0; q < block.queries.size; ++q) {
+      const int64_t first = block.mask == BlockMask::anti_causal ? q : 0;
+      const int64_t end = block.mask == BlockMask::causal ? q + 1 : block.keys.size;
+      EXPECT_TRUE(block.mask == BlockMask::none || block.queries.size == block.keys.size);
+      for (int64_t k = first; k < end; ++k)
+        ++pairs[{queries.at(static_cast<size_t>(block.queries.start + q)),
+                 keys.at(static_cast<size_t>(block.keys.start + k))}];
+    }
 }
 
-Pairs expected_pairs(const Tokens& documents, bool causal) {
+Pairs expected_pairs(const Tokens& documents, const TokenView& view) {
   Pairs pairs;
   int64_t start = 0;
   for (const int64_t length : documents) {
     for (int64_t q = 0; q < length; ++q)
-      for (int64_t k = 0; k < (causal ? q + 1 : length); ++k) pairs[{start + q, start + k}] = 1;
+      for (int64_t k = 0; k < (view.causal ? q + 1 : length); ++k)
+        if (!view.window || q - k < *view.window) pairs[{start + q, start + k}] = 1;
     start += length;
   }
   return pairs;
 }
 
+/// Of a ring and of gathered keys.
+void expect_each_pair_once(const Tokens& documents, int64_t ranks, const TokenView& view) {
+  int64_t total = 0;
+  for (const int64_t length : documents) total += length;
+  const Tokens all = tokens({total}, 1, 0);
+  Pairs ring, gathered;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    const Tokens own = tokens(documents, ranks, rank);
+    count_pairs(gathered_blocks(documents, ranks, rank, view), own, all, gathered);
+    for (int64_t other = 0; other < ranks; ++other)
+      count_pairs(ring_blocks(documents, ranks, rank, other, view), own,
+                  tokens(documents, ranks, other), ring);
+  }
+  EXPECT_EQ(ring, expected_pairs(documents, view)) << ranks;
+  EXPECT_EQ(gathered, expected_pairs(documents, view)) << ranks;
+}
+
 TEST(ContextCut, BlocksCoverWhatTheMaskLetsThroughOnce) {
   for (const int64_t ranks : {1, 2, 3, 4, 5})
     for (const Tokens& documents : {Tokens{2 * ranks}, Tokens{4 * ranks, 2 * ranks, 6 * ranks}})
-      for (const bool causal : {true, false}) {
-        int64_t total = 0;
-        for (const int64_t length : documents) total += length;
-        const Tokens all = tokens({total}, 1, 0);
-        Pairs ring, gathered;
-        for (int64_t rank = 0; rank < ranks; ++rank) {
-          const Tokens own = tokens(documents, ranks, rank);
-          count_pairs(gathered_blocks(documents, ranks, rank, causal), own, all, gathered);
-          for (int64_t other = 0; other < ranks; ++other)
-            count_pairs(ring_blocks(documents, ranks, rank, other, causal), own,
-                        tokens(documents, ranks, other), ring);
-        }
-        EXPECT_EQ(ring, expected_pairs(documents, causal)) << ranks;
-        EXPECT_EQ(gathered, expected_pairs(documents, causal)) << ranks;
+      for (const bool causal : {true, false})
+        expect_each_pair_once(documents, ranks, {.causal = causal});
+}
+
+TEST(ContextCut, BlocksCoverAWindowOnce) {
+  for (const int64_t ranks : {1, 2, 3, 4})
+    for (const Tokens& documents : {Tokens{10 * ranks}, Tokens{4 * ranks, 2 * ranks, 12 * ranks}})
+      for (const int64_t window : {1, 2, 3, 4, 5, 7, 8, 11, 13, 17, 30, 48, 100}) {
+        SCOPED_TRACE(window);
+        expect_each_pair_once(documents, ranks, {.window = window});
       }
+}
+
+TEST(ContextCut, AWindowOfALongSequenceIsFewLargeBlocks) {
+  const auto blocks = gathered_blocks({8192}, 1, 0, {.window = 1025});
+  EXPECT_EQ(blocks.size(), 8U + 7U);  // causal triangles of 1,024 tokens, and those before them
+  for (const AttentionBlock& block : blocks) EXPECT_EQ(block.queries.size, 1024);
+}
+
+TEST(ContextCut, WindowsThatCannotBe) {
+  EXPECT_TRUE(throws_with<UsageError>([] { gathered_blocks({8}, 1, 0, {.window = 0}); },
+                                      "found a window of 0 tokens, allowed: >= 1 token"));
+  EXPECT_TRUE(
+      throws_with<UsageError>([] { ring_blocks({8}, 2, 0, 1, {.causal = false, .window = 2}); },
+                              "a window of 2 tokens without causal attention, allowed"));
 }
 
 TEST(ContextCut, CausalWorkIsTheSameOnAllRanksInEveryStep) {
@@ -102,7 +134,7 @@ TEST(ContextCut, CausalWorkIsTheSameOnAllRanksInEveryStep) {
     for (int64_t rank = 0; rank < ranks; ++rank) {
       int64_t area = 0;
       for (const AttentionBlock& block :
-           ring_blocks(documents, ranks, rank, (rank + ranks - step) % ranks, true))
+           ring_blocks(documents, ranks, rank, (rank + ranks - step) % ranks, {}))
         area += block.queries.size * block.keys.size;
       work.insert(area);
     }

@@ -27,6 +27,7 @@ struct Problem {
   int64_t length = 48, batch = 2, heads = 8, groups = 4, channels = 6;
   bool causal = true;
   std::vector<int64_t> documents = {};
+  std::optional<int64_t> window = {};
 };
 
 at::Tensor numbers(std::vector<int64_t> shape, double seed) {
@@ -61,6 +62,7 @@ struct Whole {
     for (const int64_t length : problem.documents)
       document += at::ge(position, end += length).to(at::kLong);
     at::Tensor seen = document.unsqueeze(1) == document.unsqueeze(0);
+    if (problem.window) seen = seen.triu(1 - *problem.window);
     return problem.causal ? seen.tril() : seen;
   }
 
@@ -88,9 +90,9 @@ void expect_part_of(const Whole& whole, const Problem& problem, const ContextPar
   std::vector<at::Tensor> leaves;
   for (const at::Tensor& input : whole.inputs)
     leaves.push_back(part(input).to(dtype).clone().requires_grad_(true));
-  const at::Tensor output =
-      context_attention(leaves[0], leaves[1], leaves[2], context,
-                        {.causal = problem.causal, .documents = problem.documents});
+  const at::Tensor output = context_attention(
+      leaves[0], leaves[1], leaves[2], context,
+      {.causal = problem.causal, .window = problem.window, .documents = problem.documents});
   ASSERT_EQ(output.sizes(), part(whole.output).sizes());
   EXPECT_EQ(output.scalar_type(), dtype);
   EXPECT_LT(distance(output.detach(), part(whole.output)), tolerance);
@@ -138,6 +140,21 @@ TEST(ContextParallel, RingAndGatherTakeAnyNumberOfHeadsAndRanks) {
         expect_equal_to_one_rank(ranks, communication, {.heads = 3, .groups = groups});
 }
 
+TEST(ContextParallel, AWindowHidesTheSameTokensHoweverTheSequenceIsCut) {
+  for (const int64_t window : {1, 2, 5, 13, 20, 47, 48})
+    for (const auto communication : {kRing, kGather, kHeads})
+      for (const int64_t ranks : {1, 2, 4})
+        expect_equal_to_one_rank(ranks, communication, {.window = window});
+  for (const int64_t window : {3, 9, 17}) {
+    const Problem packed{.documents = {16, 8, 24}, .window = window};
+    for (const auto communication : {kRing, kGather, kHeads})
+      expect_equal_to_one_rank(4, communication, packed);
+    expect_equal_to_one_rank(4, kBoth, packed, at::kDouble, {2, 2});
+    expect_equal_to_one_rank(2, kRing, {.window = window}, at::kFloat);
+    expect_equal_to_one_rank(2, kRing, {.window = window}, at::kBFloat16);
+  }
+}
+
 TEST(ContextParallel, HeadsInsideAndARingAcross) {
   for (const bool causal : {true, false}) {
     const Problem problem{.causal = causal};
@@ -179,7 +196,7 @@ TEST(ContextParallel, SinglePrecisionAndBf16) {
 TEST(ContextParallel, PlainKernelEqualsFlash) {
   const Problem problem{.groups = 2};
   const Whole whole(problem);
-  const AttentionBlock block{{0, problem.length}, {0, problem.length}, true};
+  const AttentionBlock block{{0, problem.length}, {0, problem.length}, BlockMask::causal};
   BlockwiseAttention attention(whole.inputs[0], AttentionKernel::plain);
   attention.add(block, whole.inputs[1], whole.inputs[2]);
   EXPECT_LT(distance(attention.output().flatten(2), whole.output), 1e-12);

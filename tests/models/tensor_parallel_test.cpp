@@ -139,6 +139,20 @@ TEST(TensorParallel, OneGroupForAllRanksAndDataParallelRanksBeside) {
   expect_equal(on_layout(config, {2, false, 2}, ddp), expected);
 }
 
+TEST(TensorParallel, EachRankHasATermOfTheGradientOfTheNormsOfQueriesAndKeys) {
+  TransformerConfig config = small_gpt();
+  config.qk_layernorm = true;
+  for (const int64_t groups : {1, 2, 4}) {
+    config.num_query_groups = groups;
+    config.normalization = groups == 2 ? Normalization::LayerNorm : Normalization::RMSNorm;
+    const Outcome expected = one_process(config);
+    for (const Layout& layout : {Layout{2}, {2, true}, {4}, {4, true}, {2, false, 2}}) {
+      SCOPED_TRACE(fmt::format("{} groups, {}", groups, layout.text()));
+      expect_equal(on_layout(config, layout), expected);
+    }
+  }
+}
+
 TEST(TensorParallel, DropoutDrawsTheSameNumbersOnEveryLayoutAndWhenRecomputed) {
   TransformerConfig config = small_gpt();
   config.num_layers = 3;

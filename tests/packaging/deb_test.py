@@ -49,7 +49,8 @@ class Deb(Installed):
             ["dpkg-deb", "--field", self.package], capture_output=True, text=True,
             check=True).stdout, re.M))
         self.assertEqual((fields["Package"], fields["Architecture"]), ("lockstep", "amd64"))
-        for package in ("libc6 (>=", "libgomp1", "libprotobuf32 (>=", "libstdc++6 (>="):
+        for package in ("libc6 (>=", "libgomp1", "libprotobuf32 (>=", "libstdc++6 (>=",
+                        "libzstd1 (>=", "zlib1g (>="):
             self.assertIn(package, fields["Depends"])
         listing = subprocess.run(["dpkg-deb", "--contents", self.package], capture_output=True,
                                  text=True, check=True).stdout

@@ -3,7 +3,11 @@
 import importlib.machinery
 import importlib.util
 import json
+import os
 import pathlib
+import shutil
+import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -81,6 +85,36 @@ class Recipe(unittest.TestCase):
                 self.apply(text)
         with self.assertRaisesRegex(recipe.Unusable, "FROM ubuntu:24.04: found another image"):
             recipe.Image(self.root, {}).apply("FROM", "ubuntu:24.04")
+
+    def run_in_chroot(self, **programs):
+        """The program where PATH has these shell scripts alone."""
+        path = self.root / "path"
+        path.mkdir()
+        for name, script in programs.items():
+            (path / name).write_text("#!/bin/sh\n" + script)
+            (path / name).chmod(0o755)
+        return subprocess.run(
+            [sys.executable, SOURCE / "docker/run_in_chroot", self.root / "root"],
+            env={"PATH": str(path)}, capture_output=True, text=True, check=False)
+
+    def test_a_machine_that_cannot_make_a_root_folder_has_a_status_of_its_own(self):
+        result = self.run_in_chroot()
+        self.assertEqual(result.returncode, 77, result.stderr)
+        self.assertRegex(result.stderr, "^run_in_chroot: not on this machine: (needs root|"
+                         "debootstrap is not installed)\n$")
+
+    @unittest.skipUnless(os.geteuid() == 0, "a chroot needs root")
+    def test_what_is_not_permitted_has_that_status_too(self):
+        own_mounts = 'shift; case $1 in *chroot) exit 0 ;; esac; exec "$@"'
+        for scripts, told in (
+                ({"unshare": "echo 'unshare: Operation not permitted' >&2; exit 1"},
+                 "unshare failed with status 1: unshare: Operation not permitted"),
+                ({"unshare": own_mounts}, "debootstrap failed with status 3: E: no mirror")):
+            with self.subTest(told):
+                result = self.run_in_chroot(**scripts, debootstrap="echo 'E: no mirror'; exit 3")
+                self.assertEqual(result.returncode, 77, result.stderr)
+                self.assertIn(f"not on this machine: {told}\n", result.stderr)
+            shutil.rmtree(self.root / "path")
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ TEST(GroupOptions, MistakesAreNamed) {
             "parallel.group_options: found 'tp', allowed: options after a colon, as in tp: "
             "max_ctas=16");
   EXPECT_EQ(option_refusal({"tp: max_ctas=2", "tp: min_ctas=1"}),
-            "parallel.group_options: tp is there twice, allowed: once");
+            "parallel.group_options: tp is given twice, allowed: once");
   EXPECT_EQ(option_refusal({"tp: ctas=2"}),
             "parallel.group_options: in 'tp: ctas=2', found 'ctas', allowed: timeout_seconds, "
             "high_priority_stream, min_ctas, max_ctas, cga_cluster_size, each with = and a value");

@@ -40,9 +40,9 @@ TEST(ScheduleCheck, WrongListsOfTasks) {
   EXPECT_TRUE(refused(wrong, "rank 0: task B3.0 is missing"));
   wrong = small();
   wrong.ranks[0].push_back({TaskKind::forward, 2, 0});
-  EXPECT_TRUE(refused(wrong, "rank 0: task F2.0 stands there twice, at 3 and 8"));
+  EXPECT_TRUE(refused(wrong, "rank 0: task F2.0 appears twice, at 3 and 8"));
   wrong.ranks[0].back().microbatch = 0;
-  EXPECT_TRUE(refused(wrong, "rank 0: task F0.0 stands there twice, at 0 and 8"));
+  EXPECT_TRUE(refused(wrong, "rank 0: task F0.0 appears twice, at 0 and 8"));
   wrong = small();
   std::swap(wrong.ranks[1][0], wrong.ranks[1][1]);
   EXPECT_TRUE(refused(wrong, "rank 1: task B0.0 at position 0 comes before F0.0 at 1"));
@@ -74,7 +74,7 @@ TEST(ScheduleCheck, DependenciesThatAreNeverMet) {
   check_schedule(wrong);
   std::swap(wrong.ranks[1][1], wrong.ranks[1][2]);
   EXPECT_TRUE(refused(wrong,
-                      "the schedule locks up: rank 0 waits at position 1, task B0.0, for "
+                      "the schedule deadlocks: rank 0 waits at position 1, task B0.0, for "
                       "B0.0 of rank 1; rank 1 waits at position 1, task F1.0, for F1.0 of "
                       "rank 0"));
 }
@@ -186,7 +186,7 @@ TEST(CommunicationSteps, TheNaiveOrderLocksUp) {
   const PipelineSchedule schedule = small();
   EXPECT_TRUE(throws_with<UsageError>(
       [&] { simulate_rendezvous(schedule, naive_steps(schedule), reference_cost(schedule)); },
-      "the schedule locks up: rank 0 is stuck at step 3, send F1.0 to rank 1; rank 1 is stuck at "
+      "the schedule deadlocks: rank 0 is stuck at step 3, send F1.0 to rank 1; rank 1 is stuck at "
       "step 3, send B0.0 to rank 0"));
 }
 

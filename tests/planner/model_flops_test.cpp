@@ -70,6 +70,16 @@ TEST(ModelFlops, HeadsNeedNotBeAsWideAsTheModel) {
             6 * (elements + 2 * (2 * 96) * 64));
 }
 
+TEST(ModelFlops, AWindowHidesTokensFromThoseBehindIt) {
+  const double plain = model_flops_per_token(flops_model({}));
+  // A window of 32 of 128: the first 32 tokens see 16 on average, the other 96 see 32.
+  const double seen = (32 * 16 + 96 * 32) / 128.0;
+  EXPECT_EQ(model_flops_per_token(flops_model({"model.window_size=32"})),
+            plain - 6 * (kAttention - 2 * (2 * 64) * seen));
+  EXPECT_EQ(model_flops_per_token(flops_model({"model.window_size=128"})), plain);
+  EXPECT_EQ(model_flops_per_token(flops_model({"model.window_size=1000"})), plain);
+}
+
 TEST(ModelFlops, RecomputationDoesNotCountAndPaddingOfTheVocabularyDoes) {
   const double plain = model_flops_per_token(flops_model({}));
   EXPECT_EQ(model_flops_per_token(flops_model({"model.recompute_granularity=full"})), plain);

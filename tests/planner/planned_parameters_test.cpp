@@ -32,6 +32,7 @@ const std::vector<Settings> kDenseModels = {
     {},
     {"model.num_query_groups=2", kBias, kGelu},
     {"model.num_query_groups=1", kUntied, "model.add_qkv_bias=true"},
+    {"model.num_query_groups=1", "model.qk_layernorm=true"},
     {kLayerNorm, "model.position_embedding_type=learned_absolute",
      "model.make_vocab_size_divisible_by=8"},
 };

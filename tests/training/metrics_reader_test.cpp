@@ -49,6 +49,18 @@ TEST(MetricsReader, ReadsNumbersWithIterationTokensAndSeconds) {
   EXPECT_EQ(metrics.iterations, 2);
 }
 
+TEST(MetricsReader, ATestIsNoIteration) {
+  const testing::TemporaryFolder folder;
+  folder.write("metrics.jsonl", metrics_line(1, 5.5) + metrics_line(2, 4.5) +
+                                    R"({"iteration":2,"test_loss":4.75,"test_perplexity":115})"
+                                    "\n");
+  const RunMetrics metrics = read_run_metrics(folder.path(), {"lm_loss", "test_loss"});
+  EXPECT_EQ(metrics.of("lm_loss").size(), 2);
+  ASSERT_EQ(metrics.of("test_loss").size(), 1);
+  EXPECT_EQ(metrics.of("test_loss")[0].tokens, 200);
+  EXPECT_EQ(metrics.iterations, 2);
+}
+
 TEST(MetricsReader, FieldsInsideObjectsAndKeysWithDots) {
   const testing::TemporaryFolder folder;
   const std::string path = folder.write(

@@ -32,6 +32,8 @@ TEST(Metrics, LinesHaveTheContractsFieldsInFullPrecision) {
             R"({"iteration":120,"lm_loss":0.30000000000000004,"grad_norm":1.5,)"
             R"("learning_rate":0.0003,"consumed_samples":1920,"num_tokens":2048,)"
             R"("iteration_ms":50.0,"tokens_per_second":40960.0,"skipped":false})");
+  EXPECT_EQ(to_json(TestMetrics{100, 2.5, 12.25}),
+            R"({"iteration":100,"test_loss":2.5,"test_perplexity":12.25})");
   EXPECT_EQ(to_json(ValidationMetrics{100, 2.5, 12.25}),
             R"({"iteration":100,"validation_loss":2.5,"perplexity":12.25})");
 }

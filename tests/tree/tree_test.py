@@ -28,9 +28,10 @@ ROOMS = {
     "program": {"core", "parallel_state", "distributed", "pipeline", "datasets", "planner",
                 "checkpoint", "training"},
 }
-# The same for the sub-rooms of a room. A file that stands in none may include all of them.
+# The same for the sub-rooms of a room, "" for the files that stand in none, which may include all.
 SUBROOMS = {
     "core": {"base": set(), "config": {"base"}, "parameters": {"base"}},
+    "kernels": {"layers": {""}},
     "parallel_state": {
         "grids": set(),
         "store": set(),
@@ -69,6 +70,7 @@ SUBROOMS = {
         "pieces": set(),
         "tokenizers": {"files", "pieces"},
         "indexed": {"files", "tokenizers"},
+        "documents": {"files", "tokenizers", "indexed"},
         "samples": {"files", "tokenizers", "indexed"},
     },
     "checkpoint": {
@@ -83,7 +85,8 @@ SUBROOMS = {
 PUBLIC_HEADERS = {
     "lockstep.h", "core/config_io.h", "parallel_state/planning.h", "models/context_parallel.h",
     "models/moe_layer.h", "models/recompute.h", "optimizer/orthogonalize.h",
-    "datasets/build_dataset.h", "datasets/microbatch_loader.h",
+    "datasets/build_dataset.h", "datasets/dataset_summary.h", "datasets/merge_datasets.h",
+    "datasets/microbatch_loader.h",
     "datasets/tokenizer.h", "planner/memory_plan.h", "checkpoint/checkpoint_folder.h",
     "checkpoint/checkpoint_reader.h", "checkpoint/checkpoint_saver.h",
     "checkpoint/hugging_face.h", "checkpoint/training_state.h",

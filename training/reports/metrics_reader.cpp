@@ -119,10 +119,10 @@ void MetricsReader::take(std::string_view line) {
     return;
   }
   const auto iteration = json->at("iteration").get<int64_t>();
-  const bool validation = !json->contains("lm_loss") && json->contains("validation_loss");
-  if (validation) {
+  const bool of_step = json->contains("lm_loss");
+  if (!of_step && json->contains("validation_loss")) {
     metrics_.last_validation = line;
-  } else {
+  } else if (of_step || !json->contains("test_loss")) {
     if (!steps_.empty() && steps_.back().iteration >= iteration) drop_from(iteration);
     const Step before = steps_.empty() ? Step{0, 0, 0} : steps_.back();
     steps_.push_back({iteration, before.tokens + number_of(*json, "num_tokens"),

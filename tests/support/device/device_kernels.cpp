@@ -4,6 +4,9 @@
 
 #include "lockstep/kernels/adamw.h"
 #include "lockstep/kernels/grouped_mm.h"
+#include "lockstep/kernels/layer_kernels.h"
+#include "lockstep/kernels/norm_operands.h"
+#include "lockstep/kernels/rotary_operands.h"
 #include "lockstep/kernels/sgd.h"
 #include "lockstep/kernels/sum_of_squares.h"
 #include "lockstep/tests/support/device/device_memory.h"
@@ -117,6 +120,61 @@ at::Tensor grouped_sums_lagging(const at::Tensor& x, const at::Tensor&, const at
   return output;
 }
 
+void norm_lagging(const kernels::NormTensors& t) {
+  const kernels::NormTensors views = {
+      host_view(t.x),    host_view(t.residual), host_view(t.weight),
+      host_view(t.bias), host_view(t.sum),      host_view(t.normalized),
+      host_view(t.mean), host_view(t.root),     t.epsilon};
+  enqueue(launch_stream({t.x, t.residual, t.weight, t.bias, t.sum, t.normalized, t.mean, t.root}),
+          "norm", [views] { kernels::norm_cpu(views); });
+}
+
+void norm_gradient_lagging(const kernels::NormGradientTensors& t) {
+  const kernels::NormGradientTensors views = {host_view(t.grad),
+                                              host_view(t.sum_grad),
+                                              host_view(t.source),
+                                              host_view(t.mean),
+                                              host_view(t.root),
+                                              host_view(t.weight),
+                                              host_view(t.input_grad),
+                                              host_view(t.weight_parts),
+                                              host_view(t.bias_parts),
+                                              t.num_parts,
+                                              t.rows_a_part};
+  enqueue(launch_stream({t.grad, t.sum_grad, t.source, t.mean, t.root, t.weight, t.input_grad,
+                         t.weight_parts, t.bias_parts}),
+          "norm_gradient", [views] { kernels::norm_gradient_cpu(views); });
+}
+
+void rotary_lagging(const kernels::RotaryTensors& t) {
+  const kernels::AttentionHeads& heads = t.heads;
+  const kernels::RotaryTable& table = t.table;
+  const kernels::RotaryTensors views = {
+      host_view(t.packed),
+      {host_view(heads.query), host_view(heads.key), host_view(heads.value)},
+      {host_view(table.cos), host_view(table.sin), host_view(table.positions)},
+      t.queries,
+      t.backward};
+  enqueue(launch_stream({t.packed, heads.query, heads.key, heads.value, table.cos, table.sin,
+                         table.positions}),
+          "rotary", [views] { kernels::rotary_cpu(views); });
+}
+
+void swiglu_lagging(const at::Tensor& inner, const at::Tensor& result) {
+  enqueue(launch_stream({inner, result}), "swiglu",
+          [inner = host_view(inner), result = host_view(result)] {
+            kernels::swiglu_cpu(inner, result);
+          });
+}
+
+void swiglu_gradient_lagging(const at::Tensor& grad, const at::Tensor& inner,
+                             const at::Tensor& of_inner) {
+  enqueue(launch_stream({grad, inner, of_inner}), "swiglu_gradient",
+          [grad = host_view(grad), inner = host_view(inner), of_inner = host_view(of_inner)] {
+            kernels::swiglu_gradient_cpu(grad, inner, of_inner);
+          });
+}
+
 }  // namespace
 
 void register_lockstep_kernels() {
@@ -125,7 +183,12 @@ void register_lockstep_kernels() {
                                               .sum_of_squares = &sum_of_squares_lagging,
                                               .grouped_rows = &grouped_rows_lagging,
                                               .grouped_matrices = &grouped_matrices_lagging,
-                                              .grouped_sums = &grouped_sums_lagging});
+                                              .grouped_sums = &grouped_sums_lagging,
+                                              .norm = &norm_lagging,
+                                              .norm_gradient = &norm_gradient_lagging,
+                                              .rotary = &rotary_lagging,
+                                              .swiglu = &swiglu_lagging,
+                                              .swiglu_gradient = &swiglu_gradient_lagging});
 }
 
 }  // namespace lockstep::testing

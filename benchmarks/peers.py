@@ -1,0 +1,170 @@
+"""Training a GPT from end to end: `lockstep train` and the same model in PyTorch with every way of
+training on data-parallel ranks that peer_wrappers.py has, in turns.
+python benchmarks/peers.py BUILD [--models tiny small many] [--ranks 2] [--rounds 4] [--steps 20]
+                           [--peers ddp ...] [--set FIELD=VALUE ...]
+
+Each round starts each program once; the first to run changes from round to round. A rank has one
+thread. All start from the same weights and read the same samples in Megatron's order: a peer counts
+if its first ten losses are within 1e-4 of ours. Ratios are of medians inside a round. `scripts/setup text megatron` fetches the text and
+Megatron Core; without it, its rows are left out."""
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from peer_wrappers import KINDS
+from rounds import run_ranks, show
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+TEXT, PEER = ROOT / "data/alice29.txt", ROOT / "benchmarks/peer_train.py"
+TORCH, MEGATRON = ROOT / ".venv/bin/python", ROOT / ".venv-megatron/bin/python"
+COMPARED, WARMUPS, ALLOWED = 10, 5, 1e-4
+# name: layers, hidden size, heads, width of the feed-forward network, sequence, samples of a
+# micro-batch, micro-batches of a step
+MODELS = {"tiny": (4, 128, 4, 384, 128, 8, 1), "small": (6, 384, 6, 1024, 256, 4, 2),
+          "many": (24, 64, 4, 192, 64, 4, 1)}
+OURS = {"ours": [], "ours-distributed": ["ddp.use_distributed_optimizer=true",
+                                         "ddp.overlap_param_gather=true"]}
+
+
+class Programs:
+    """Lockstep and its peers on one model."""
+
+    def __init__(self, build, folder, model, ranks, steps, settings):
+        """`steps` is the number of steps that the data lasts."""
+        self.program, self.folder = build / "lockstep", folder
+        self.ranks, self.steps, self.settings = ranks, steps, settings
+        layers, hidden, heads, ffn, self.length, self.rows, self.micro_batches = MODELS[model]
+        self.text, self.config = folder / "text", folder / "config.textproto"
+        self.weights, self.untrained = folder / "weights", folder / "untrained"
+        samples = self.rows * self.micro_batches * ranks
+        self.text.write_bytes(TEXT.read_bytes()[:samples * steps * self.length + 1])
+        self.config.write_text(f"""
+            model {{ num_layers: {layers} hidden_size: {hidden} num_attention_heads: {heads}
+                     ffn_hidden_size: {ffn} seq_length: {self.length} vocab_size: 320 }}
+            ddp {{ overlap_grad_reduce: true }}
+            optimizer {{ lr: 1e-3 lr_decay_style: "constant" weight_decay: 0.1 adam_beta2: 0.95
+                         clip_grad: 1 }}
+            data {{ path: "{self.text}" split: "1,0" }}
+            train {{ micro_batch_size: {self.rows} global_batch_size: {samples} eval_iters: 0 }}
+            """)
+        self.lockstep("data", "build", "--input", self.text, "--tokenizer", "byte", "--output",
+                      self.text)
+        self.lockstep("train", self.config, "--set", "train.train_iters=0", "--set",
+                      f"checkpoint.save={self.untrained}")
+        self.lockstep("checkpoint", "export", "--hf", self.weights, self.untrained)
+
+    def lockstep(self, *words):
+        subprocess.run([self.program, *words], check=True, stdout=subprocess.DEVNULL,
+                       stderr=subprocess.DEVNULL)
+
+    def run(self, name, steps):
+        """Of rank 0: the milliseconds and the loss of each step, and the peak memory in bytes."""
+        if name in OURS:
+            return self.run_ours(OURS[name] + self.settings, steps)
+        python = MEGATRON if name.startswith("megatron") else TORCH
+        return json.loads(run_ranks(
+            [python, "-W", "ignore", PEER, name, self.weights, self.text, self.rows,
+             self.micro_batches, steps], self.ranks).splitlines()[-1])
+
+    def run_ours(self, settings, steps):
+        output = self.folder / "run"
+        words = [word for setting in settings for word in ("--set", setting)]
+        run_ranks([self.program, "train", self.config, "--output", output, "--set",
+                   f"train.train_iters={steps}", *words], self.ranks)
+        lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+        (output / "metrics.jsonl").unlink()
+        return {"step": [line["iteration_ms"] for line in lines],
+                "loss": [line["lm_loss"] for line in lines],
+                "memory": lines[-1]["peak_memory_bytes"]}
+
+
+def rounds_of(programs, names, options):
+    """A list of {name: result of a run}."""
+    rounds, order = [], list(names)
+    for _ in range(options.rounds):
+        results = {}
+        for name in order:
+            results[name] = programs.run(name, programs.steps)
+            begin = time.perf_counter()
+            programs.run(name, 1)
+            results[name]["start"] = time.perf_counter() - begin
+        rounds.append(results)
+        order.append(order.pop(0))
+    return rounds
+
+
+def difference(results, name):
+    pairs = zip(results["ours"]["loss"][:COMPARED], results[name]["loss"][:COMPARED])
+    return max(abs(ours - theirs) for ours, theirs in pairs)
+
+
+def report(names, rounds):
+    """Prints the table of one model; False if a peer's losses are not ours."""
+    def step(results, name):
+        return statistics.median(results[name]["step"][WARMUPS:])
+
+    counted = []
+    for name in names:
+        apart = max(difference(results, name) for results in rounds)
+        if apart > ALLOWED:
+            print(f"  {name}: does not count, its losses differ by {apart:.1e}")
+            continue
+        counted.append(name)
+        show(f"{name}, ms a step", [step(results, name) for results in rounds])
+        show(f"{name}, MiB at the peak", [r[name]["memory"] / 2**20 for r in rounds])
+        show(f"{name}, s of a run of one step", [r[name]["start"] for r in rounds])
+    for ours in OURS:
+        for peer in counted:
+            if peer not in OURS:
+                show(f"{ours} / {peer}", [step(r, ours) / step(r, peer) for r in rounds])
+        peers = [name for name in counted if name not in OURS]
+        if peers:
+            show(f"{ours} / the fastest of them",
+                 [step(r, ours) / min(step(r, peer) for peer in peers) for r in rounds])
+    return len(counted) == len(names)
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--peers", nargs="+", default=KINDS, choices=KINDS)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2])
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--set", dest="settings", action="append", default=[],
+                        metavar="FIELD=VALUE", help="for Lockstep")
+    options = parser.parse_args()
+    if options.steps + WARMUPS < COMPARED:
+        parser.error(f"--steps: found {options.steps}, allowed: at least {COMPARED - WARMUPS}")
+    return options
+
+
+def main():
+    options = parse_arguments()
+    names = list(OURS) + [peer for peer in options.peers
+                          if not peer.startswith("megatron") or MEGATRON.exists()]
+    same = True
+    for model in options.models:
+        for ranks in options.ranks:
+            with tempfile.TemporaryDirectory() as folder:
+                programs = Programs(options.build.resolve(), pathlib.Path(folder), model, ranks,
+                                    options.steps + WARMUPS, options.settings)
+                rounds = rounds_of(programs, names, options)
+            tokens = programs.length * programs.rows * programs.micro_batches
+            print(f"{model}: {ranks} ranks, {options.rounds} rounds of {options.steps} steps of "
+                  f"{tokens} tokens a rank")
+            same = report(names, rounds) and same
+    if not same:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/checkpoint/checkpoint_folder.h"
+#include "lockstep/checkpoint/folder_lock.h"
+#include "lockstep/checkpoint/manifest.h"
+#include "lockstep/checkpoint/shard_file.h"
+#include "lockstep/core/config.h"
+
+namespace lockstep {
+
+/// A weight that is to be written, whole and without padding.
+struct NewWeight {
+  std::string name;   ///< global name of the parameter
+  std::string dtype;  ///< as safetensors calls it
+  std::vector<int64_t> shape;
+};
+
+/// Writes a checkpoint of iteration 0 with weights alone, one after another, so that only one need
+/// be in memory. It is complete after commit() or, without that, removed. Needs no libtorch.
+class WeightsWriter {
+ public:
+  /// `weights` in the order in which they will come. Locks `folder` (see folder_lock.h). FileError.
+  WeightsWriter(const std::string& folder, const Config& config,
+                const std::vector<NewWeight>& weights);
+  ~WeightsWriter();
+  WeightsWriter(const WeightsWriter&) = delete;
+  WeightsWriter& operator=(const WeightsWriter&) = delete;
+
+  /// The bytes of the next weight. FileError.
+  void write(std::string_view bytes);
+
+  /// Returns the path of the checkpoint. FileError; UsageError where weights have not come.
+  std::string commit();
+
+ private:
+  FolderLock lock_;
+  PartialCheckpoint checkpoint_;
+  Manifest manifest_;
+  std::optional<ShardWriter> shard_;
+  int64_t bytes_ = 0;  ///< of the shard, once all weights have come
+  int64_t written_ = 0;
+  bool complete_ = false;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,135 @@
+#include "lockstep/checkpoint/companion_files.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/checkpoint/checkpoint_folder.h"
+#include "lockstep/core/check.h"
+#include "lockstep/core/input_file.h"
+#include "lockstep/datasets/tokenizer.h"
+
+namespace lockstep {
+namespace {
+
+namespace paths = std::filesystem;
+
+constexpr int64_t kLongestCompanion = int64_t{1} << 30;
+constexpr const char* kTokenizerJson = "tokenizer.json";
+constexpr const char* kTokenizerModel = "tokenizer.model";
+constexpr const char* kVocabulary = "vocab.json";
+constexpr const char* kMerges = "merges.txt";
+constexpr const char* kCompanions[] = {
+    kTokenizerJson,          kTokenizerModel,           kVocabulary,         kMerges,
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    kGenerationConfigFile};
+
+bool has_file(const paths::path& path) { return kind_of_file(path) == FileKind::regular; }
+
+paths::path kept_in(const std::string& folder) {
+  return paths::weakly_canonical(paths::absolute(folder)) / "hugging_face";
+}
+
+/// A form in which a tokenizer comes, for data.tokenizer.
+struct TokenizerForm {
+  const char* kind;
+  const char* file;  ///< empty: the folder
+  std::vector<const char*> needed;
+
+  std::string name_in(const paths::path& folder) const {
+    return std::string(kind) + ":" + (*file == 0 ? folder : folder / file).string();
+  }
+};
+
+/// The best first.
+std::vector<TokenizerForm> forms_in(const paths::path& folder, bool is_gpt2) {
+  std::vector<TokenizerForm> forms = {{"hf", kTokenizerJson, {kTokenizerJson}},
+                                      {"sentencepiece", kTokenizerModel, {kTokenizerModel}}};
+  if (is_gpt2) forms.push_back({"gpt2", "", {kVocabulary, kMerges}});
+  std::erase_if(forms, [&](const TokenizerForm& form) {
+    return !std::all_of(form.needed.begin(), form.needed.end(),
+                        [&](const char* name) { return has_file(folder / name); });
+  });
+  return forms;
+}
+
+/// The files of a tokenizer, by the names that Hugging Face has for them.
+std::map<std::string, std::string> tokenizer_files(const std::string& name) {
+  const size_t colon = name.find(':');
+  if (colon == std::string::npos) return {};
+  const std::string kind = name.substr(0, colon);
+  const paths::path path = name.substr(colon + 1);
+  const paths::path folder = kind == "gpt2" ? path : path.parent_path();
+  std::map<std::string, std::string> files;
+  if (kind != "sentencepiece" || path.filename() == kTokenizerModel)
+    for (const char* const companion : kCompanions)
+      if (has_file(folder / companion)) files[companion] = folder / companion;
+  if (kind == "hf") files[kTokenizerJson] = path;
+  if (kind == "sentencepiece") files[kTokenizerModel] = path;
+  if (kind == "gpt2" && has_file(folder / "encoder.json")) {
+    files[kVocabulary] = folder / "encoder.json";
+    files[kMerges] = folder / "vocab.bpe";
+  }
+  return files;
+}
+
+std::string new_generation_config(const Config& config, Tokenizer& tokenizer) {
+  nlohmann::ordered_json json = {{"_from_model_config", true}};
+  try {
+    if (const int64_t id = tokenizer.end_of_document(); id < config.model.vocab_size)
+      json["eos_token_id"] = id;
+  } catch (const FileError&) {
+    // A vocabulary need not have one.
+  }
+  return json.dump(2) + "\n";
+}
+
+}  // namespace
+
+KeptTokenizer choose_tokenizer(const std::string& in, const std::string& folder, bool is_gpt2) {
+  KeptTokenizer result{"byte", ""};
+  for (const TokenizerForm& form : forms_in(in, is_gpt2)) {
+    try {
+      make_tokenizer(form.name_in(in), "data.tokenizer");
+      return {form.name_in(kept_in(folder)), ""};
+    } catch (const Error& error) {
+      if (result.note.empty())
+        result.note = fmt::format("data.tokenizer is byte: {}", error.what());
+    }
+  }
+  return result;
+}
+
+void keep_companions(const std::string& in, const std::string& folder) {
+  const paths::path kept = kept_in(folder);
+  std::error_code failure;
+  paths::create_directories(kept, failure);
+  require<FileError>(!failure, "'{}' cannot be made: {}", kept.string(), failure.message());
+  for (const char* const name : kCompanions) {
+    const paths::path from = paths::path(in) / name;
+    paths::remove(kept / name, failure);
+    if (has_file(from))
+      write_file(kept / name, {read_file(from, kLongestCompanion, /*follow_links=*/true)});
+  }
+}
+
+Companions find_companions(const Config& config) {
+  Companions result;
+  const std::string& name = config.data.tokenizer;
+  try {
+    const auto tokenizer = make_tokenizer(name, "data.tokenizer");
+    result.files = tokenizer_files(name);
+    const auto found = result.files.find(kGenerationConfigFile);
+    result.generation_config = found == result.files.end()
+                                   ? new_generation_config(config, *tokenizer)
+                                   : read_file(found->second, kLongestCompanion, true);
+    result.files.erase(kGenerationConfigFile);
+  } catch (const Error& error) {
+    result = {.files = {},
+              .generation_config = "{\n  \"_from_model_config\": true\n}\n",
+              .note = fmt::format("the tokenizer '{}' is left out: {}", name, error.what())};
+  }
+  return result;
+}
+
+}  // namespace lockstep

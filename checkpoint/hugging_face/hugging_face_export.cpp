@@ -1,0 +1,135 @@
+#include <memory>
+#include <set>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/checkpoint/checkpoint_folder.h"
+#include "lockstep/checkpoint/checkpoint_reader.h"
+#include "lockstep/checkpoint/companion_files.h"
+#include "lockstep/checkpoint/export_folder.h"
+#include "lockstep/checkpoint/finite_values.h"
+#include "lockstep/checkpoint/hugging_face.h"
+#include "lockstep/checkpoint/hugging_face_config.h"
+#include "lockstep/checkpoint/hugging_face_weights.h"
+#include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/checkpoint/sharded_safetensors.h"
+#include "lockstep/checkpoint/step_folders.h"
+#include "lockstep/checkpoint/training_state.h"
+#include "lockstep/checkpoint/whole_model.h"
+#include "lockstep/core/check.h"
+#include "lockstep/core/config_io.h"
+#include "lockstep/core/input_file.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kLongestTokenizer = int64_t{1} << 30;
+
+at::ScalarType scalar_type_of(ExportDtype dtype) {
+  return dtype == ExportDtype::bf16 ? at::kBFloat16 : at::kFloat;
+}
+
+/// The weights of a checkpoint, whole; on the device `meta` or read from the disk.
+class SavedWeights : public TensorSource {
+ public:
+  SavedWeights(CheckpointReader& checkpoint, at::ScalarType dtype, bool meta)
+      : checkpoint_(checkpoint), dtype_(dtype), meta_(meta) {}
+
+  std::vector<std::string> names() const override {
+    std::vector<std::string> names;
+    for (const ManifestTensor& tensor : checkpoint_.manifest().tensors)
+      if (tensor.state.empty()) names.push_back(tensor.name);
+    return names;
+  }
+
+  at::Tensor read(const std::string& name) const override {
+    const ManifestTensor* const tensor = checkpoint_.find(name);
+    require<FileError>(tensor != nullptr, "'{}': tensor '{}' is missing", checkpoint_.path(), name);
+    if (meta_) return at::empty(tensor->shape, at::TensorOptions(dtype_).device(at::kMeta));
+    const at::Tensor values = at::empty({tensor->numel()}, at::kFloat);
+    const TensorBox box = whole_box(tensor->shape);
+    load_state(checkpoint_, {{name, "", {box, {0, box.numel()}}, values}});
+    const int64_t count = count_not_finite(values);
+    require<FileError>(count == 0, "'{}': {}", checkpoint_.path(),
+                       describe_not_finite(name, count, values.numel()));
+    return values.view(tensor->shape).to(dtype_);
+  }
+
+ private:
+  CheckpointReader& checkpoint_;
+  at::ScalarType dtype_;
+  bool meta_;
+};
+
+/// The shapes of the checkpoint against those of its model.
+void check_saved_shapes(const CheckpointReader& checkpoint, const Config& config) {
+  std::set<std::string> names;
+  for (const WholeParameter& param : whole_parameters(config)) {
+    const ManifestTensor* const found = checkpoint.find(param.name);
+    require<FileError>(found != nullptr, "'{}': tensor '{}' is missing", checkpoint.path(),
+                       param.name);
+    require<FileError>(found->shape == param.shape,
+                       "'{}': tensor '{}': found shape [{}], allowed: [{}]", checkpoint.path(),
+                       param.name, fmt::join(found->shape, ", "), fmt::join(param.shape, ", "));
+    names.insert(param.name);
+  }
+  for (const ManifestTensor& tensor : checkpoint.manifest().tensors)
+    require<FileError>(names.contains(tensor.name),
+                       "'{}': tensor '{}' belongs to no parameter of the model", checkpoint.path(),
+                       tensor.name);
+}
+
+/// What is to be written, in its order.
+std::vector<SafetensorsEntry> exported_tensors(const Config& config, CheckpointReader& checkpoint,
+                                               at::ScalarType dtype) {
+  std::vector<SafetensorsEntry> tensors;
+  to_hugging_face(
+      config.model, SavedWeights(checkpoint, dtype, /*meta=*/true),
+      [&](const std::string& name, const at::Tensor& tensor) {
+        tensors.push_back(
+            {.name = name, .dtype = safetensors_dtype(dtype), .shape = tensor.sizes().vec()});
+      });
+  return tensors;
+}
+
+std::string export_checkpoint(CheckpointReader& checkpoint, const std::string& out,
+                              const ExportOptions& options) {
+  const at::NoGradGuard no_grad;
+  const Config config = whole_config(checkpoint.config());
+  const at::ScalarType dtype = scalar_type_of(options.dtype);
+  const std::string config_json = format_hugging_face_config(
+      config.model, options.dtype == ExportDtype::bf16 ? "bfloat16" : "float32");
+  check_saved_shapes(checkpoint, config);
+  ShardedSafetensors weights(exported_tensors(config, checkpoint, dtype), options.max_shard_size);
+  const Companions companions = find_companions(config);
+
+  std::vector<std::string> names = weights.file_names();
+  for (const auto& [name, original] : companions.files) names.push_back(name);
+  names.insert(names.end(), {kGenerationConfigFile, kConfigFile});
+  ExportFolder files(out, names, "--hf", is_weights_file);
+  const auto path_of = [&files](const std::string& name) { return files.file(name); };
+  to_hugging_face(config.model, SavedWeights(checkpoint, dtype, /*meta=*/false),
+                  [&](const std::string& /*name*/, const at::Tensor& tensor) {
+                    weights.write(bytes_of(tensor), path_of);
+                  });
+  weights.finish(path_of);
+  for (const auto& [name, original] : companions.files)
+    write_file(files.file(name), {read_file(original, kLongestTokenizer, /*follow_links=*/true)});
+  write_file(files.file(kGenerationConfigFile), {companions.generation_config});
+  write_file(files.file(kConfigFile), {config_json});
+  return join_problems({files.publish(), companions.note});
+}
+
+}  // namespace
+
+std::string export_to_hugging_face(const std::string& folder, const std::string& out,
+                                   const ExportOptions& options) {
+  std::string notes;
+  with_newest_checkpoint(folder, [&](CheckpointReader& checkpoint) {
+    notes = export_checkpoint(checkpoint, out, options);
+    return true;
+  });
+  return notes;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,74 @@
+#pragma once
+
+// Internal.
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "lockstep/core/check.h"
+
+namespace lockstep {
+
+/// Reads the keys of an object of JSON. Every refusal is a FileError with `path`, the key, what was
+/// found and what is allowed. A key whose value is null counts as missing.
+class JsonKeys {
+ public:
+  using Json = nlohmann::json;
+
+  /// Refers to both.
+  JsonKeys(const Json& json, const std::string& path) : json_(json), path_(path) {}
+
+  /// Even if it is null.
+  bool mentions(const char* key) const { return json_.contains(key); }
+  bool has(const char* key) const { return json_.contains(key) && !json_.at(key).is_null(); }
+
+  /// An array or object without elements, or null.
+  bool is_empty(const char* key) const { return json_.at(key).empty(); }
+
+  /// The value, or `otherwise`, without which the key must be there.
+  template <class Value>
+  Value get(const char* key, const std::optional<Value>& otherwise = {}) const {
+    if (!has(key) && otherwise) return *otherwise;
+    require<FileError>(has(key), "'{}': '{}' is missing", path_, key);
+    try {
+      return json_.at(key).template get<Value>();
+    } catch (const Json::exception& error) {
+      fail<FileError>("'{}': '{}': {}", path_, key, error.what());
+    }
+  }
+
+  /// A whole number of at least 1.
+  int64_t size(const char* key, std::optional<int64_t> otherwise = {}) const {
+    const int64_t value = get<int64_t>(key, otherwise);
+    check(!has(key) || json_.at(key).is_number_integer(), key, json_.value(key, Json()).dump(),
+          "a whole number");
+    require<FileError>(value >= 1, "'{}': '{}': found {}, allowed: >= 1", path_, key, value);
+    return value;
+  }
+
+  /// Refuses any value but `allowed`; `otherwise` is what a missing key means.
+  template <class Value>
+  void allow(const char* key, const Value& otherwise, const Value& allowed) const {
+    const Value found = get<Value>(key, otherwise);
+    check(found == allowed, key, found, allowed);
+  }
+
+  /// The object under `key`.
+  JsonKeys object(const char* key) const {
+    check(json_.at(key).is_object(), key, json_.at(key).dump(), "an object");
+    return {json_.at(key), path_};
+  }
+
+  template <class Value, class Allowed>
+  void check(bool good, const char* key, const Value& found, const Allowed& allowed) const {
+    require<FileError>(good, "'{}': '{}': found {}, allowed: {}", path_, key, found, allowed);
+  }
+
+ private:
+  const Json& json_;
+  const std::string& path_;
+};
+
+}  // namespace lockstep

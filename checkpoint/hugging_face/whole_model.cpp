@@ -1,0 +1,25 @@
+#include "lockstep/checkpoint/whole_model.h"
+
+#include "lockstep/core/config_io.h"
+#include "lockstep/planner/stage_shapes.h"
+
+namespace lockstep {
+
+Config whole_config(Config config) {
+  config.parallel = {};
+  return resolve(config);
+}
+
+std::vector<WholeParameter> whole_parameters(const Config& config) {
+  const ModelChunk whole = {
+      .num_layers = config.model.num_layers, .has_embedding = true, .has_output = true};
+  std::vector<WholeParameter> parameters;
+  for (const ShapedParameter& param : chunk_parameters(config, whole)) {
+    WholeParameter one{param.name, param.shape};
+    if (const auto& rows = param.description.unpadded_rows) one.shape.front() = *rows;
+    parameters.push_back(std::move(one));
+  }
+  return parameters;
+}
+
+}  // namespace lockstep

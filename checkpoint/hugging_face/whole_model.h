@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/core/config.h"
+
+/// A GPTModel that no axis cuts, as checkpoints and Hugging Face's files hold it. Needs no
+/// libtorch.
+namespace lockstep {
+
+inline constexpr const char* kConfigFile = "config.json";
+
+struct WholeParameter {
+  std::string name;
+  std::vector<int64_t> shape;  ///< without padding
+};
+
+/// The configuration for one process, resolved.
+Config whole_config(Config config);
+
+/// The parameters, in the order in which GPTModel registers them. `config` as above.
+std::vector<WholeParameter> whole_parameters(const Config& config);
+
+}  // namespace lockstep

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/datasets/document_encoder.h"
+#include "lockstep/datasets/token_type.h"
+
+namespace lockstep {
+
+/// A document, or a line, that cannot be used.
+struct BadDocument {
+  std::string path;
+  int64_t line = 0;  ///< 0: of a text
+  std::string problem;
+
+  /// "'corpus.jsonl': line 3: byte 10: found ..."
+  std::string message() const;
+};
+
+/// Whole documents of any inputs, which one worker takes at once.
+struct DocumentBatch {
+  struct Document {
+    size_t begin = 0;  ///< in `bytes`
+    size_t size = 0;
+    InputForm form = InputForm::text;
+    size_t input = 0;
+    int64_t line = 0;
+  };
+
+  std::string bytes;
+  std::vector<Document> documents;
+};
+
+/// What became of a batch.
+struct EncodedBatch {
+  static constexpr int64_t kNoSequence = -1;
+
+  struct Output {
+    std::string packed;            ///< the ids of all documents
+    std::vector<int64_t> lengths;  ///< of each good document, in ids, or kNoSequence
+  };
+
+  std::vector<Output> outputs;
+  std::vector<BadDocument> bad;
+  int64_t documents = 0;
+  int64_t tokens = 0;
+};
+
+struct BatchOptions {
+  EncoderOptions encoder;
+  TokenType type = TokenType::uint16;
+  bool skip_bad = false;            ///< otherwise a bad document is the last that is looked at
+  std::vector<std::string> inputs;  ///< their paths
+};
+
+EncodedBatch encode_batch(const DocumentBatch& batch, const BatchOptions& options,
+                          Tokenizer& tokenizer);
+
+}  // namespace lockstep

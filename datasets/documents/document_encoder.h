@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/datasets/json_line.h"
+#include "lockstep/datasets/tokenizer.h"
+
+namespace lockstep {
+
+/// What an input holds.
+enum class InputForm {
+  text,       ///< one document, any bytes
+  json_lines  ///< a document a line
+};
+
+struct EncoderOptions {
+  std::vector<std::string> keys = {"text"};  ///< of JSON lines; each has an output
+  bool append_eod = false;
+};
+
+/// Where the token ids of documents go. A document has a sequence in each output; with JSON lines,
+/// one whose text has no token has none, as Megatron's preprocess_data.py does it.
+class DocumentSink {
+ public:
+  virtual ~DocumentSink() = default;
+
+  virtual void append(size_t output, std::span<const int64_t> ids) = 0;
+  /// Drops what the document has got in this output.
+  virtual void drop(size_t output) = 0;
+  /// The document is complete in this output.
+  virtual void end(size_t output, bool with_sequence) = 0;
+};
+
+/// Turns documents, which come piece by piece, into token ids. Keeps a piece of the text and what
+/// the tokenizer cannot decide about yet. Needs no libtorch.
+class DocumentEncoder : JsonLineParser::Strings {
+ public:
+  /// `tokenizer` and `sink` outlive this.
+  DocumentEncoder(EncoderOptions options, Tokenizer& tokenizer, DocumentSink& sink);
+
+  void begin_document(InputForm form);
+  void feed(std::string_view piece);
+  /// What is wrong with the document, which is dropped then; nothing of a good one, and of a blank
+  /// line, which is none.
+  std::optional<std::string> end_document();
+  /// Drops the document that was begun.
+  void abandon_document();
+
+  int64_t num_documents() const { return num_documents_; }
+  int64_t num_tokens() const { return num_tokens_; }  ///< over all outputs
+
+ private:
+  void begin(size_t key) override;
+  void append(std::string_view text) override;
+  void end(size_t key) override;
+  void encode(bool last);
+
+  EncoderOptions options_;
+  Tokenizer& tokenizer_;
+  DocumentSink& sink_;
+  JsonLineParser json_;
+  InputForm form_ = InputForm::text;
+  std::string text_;      ///< that has no ids yet
+  size_t encode_at_ = 0;  ///< bytes of text_ that are worth a call of the tokenizer
+  std::vector<int64_t> ids_;
+  size_t output_ = 0;            ///< that is being written
+  std::vector<int64_t> tokens_;  ///< of the document, in each output
+  int64_t num_documents_ = 0;
+  int64_t num_tokens_ = 0;
+};
+
+}  // namespace lockstep

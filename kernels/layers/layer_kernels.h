@@ -1,0 +1,23 @@
+#pragma once
+
+// Internal: who runs the operations of layers.
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/kernels/device_kernels.h"
+
+namespace lockstep::kernels {
+
+/// The kernels for the device of `tensor`, the CPU included, of which those of layers are set.
+/// UsageError, naming `kernel`, where there are none.
+const DeviceKernels& layer_kernels(const char* kernel, const at::Tensor& tensor);
+
+/// The CPU's, see DeviceKernels.
+void norm_cpu(const NormTensors& t);
+void norm_gradient_cpu(const NormGradientTensors& t);
+void rotary_cpu(const RotaryTensors& t);
+void swiglu_cpu(const at::Tensor& inner, const at::Tensor& result);
+void swiglu_gradient_cpu(const at::Tensor& grad, const at::Tensor& inner,
+                         const at::Tensor& of_inner);
+
+}  // namespace lockstep::kernels

@@ -1,0 +1,103 @@
+#include "lockstep/kernels/norm.h"
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include "lockstep/core/integers.h"
+#include "lockstep/kernels/layer_kernels.h"
+#include "lockstep/kernels/norm_loop.h"
+#include "lockstep/kernels/norm_operands.h"
+
+namespace lockstep::kernels {
+namespace {
+
+constexpr int64_t kElementsOfThread = 1 << 15;
+constexpr int64_t kMostParts = 512, kLeastRowsOfPart = 16;
+
+at::Tensor as_rows(const at::Tensor& x, int64_t width) {
+  return x.defined() ? x.reshape({-1, width}).contiguous() : x;
+}
+
+}  // namespace
+
+void norm_cpu(const NormTensors& t) {
+  for_storage("norm", t.x.scalar_type(), [&](auto element) {
+    const auto rows = t.rows<decltype(element)>();
+    const int64_t grain =
+        std::max<int64_t>(1, kElementsOfThread / std::max<int64_t>(1, rows.width));
+    at::parallel_for(0, t.num_rows(), grain,
+                     [&](int64_t first, int64_t end) { norm_loop(t.centred(), rows, first, end); });
+  });
+}
+
+void norm_gradient_cpu(const NormGradientTensors& t) {
+  for_storage("norm", t.source.scalar_type(), [&](auto element) {
+    using T = decltype(element);
+    const auto rows = t.rows<T>();
+    auto *const of_weight = elements<Wide<T>>(t.weight_parts), *const of_bias =
+                                                                   elements<Wide<T>>(t.bias_parts);
+    const int64_t a_part = std::max<int64_t>(1, t.rows_a_part * rows.width);
+    const int64_t grain = std::max<int64_t>(1, kElementsOfThread / a_part);
+    at::parallel_for(0, t.num_parts, grain, [&](int64_t begin, int64_t stop) {
+      for (int64_t part = begin; part < stop; ++part)
+        norm_gradient_loop(t.centred(), rows, part * t.rows_a_part,
+                           std::min(t.num_rows(), (part + 1) * t.rows_a_part),
+                           of_weight ? of_weight + part * rows.width : nullptr,
+                           of_bias ? of_bias + part * rows.width : nullptr);
+    });
+  });
+}
+
+NormResult norm_forward(NormKind kind, const at::Tensor& x, const at::Tensor& residual,
+                        const at::Tensor& weight, const at::Tensor& bias, double epsilon) {
+  // to() is an operator, which recomputation sees, also where nothing changes.
+  const at::ScalarType wide = wide_dtype(x.scalar_type());
+  const at::Tensor wide_weight = weight.to(wide).contiguous();
+  const bool centred = kind == NormKind::layer;
+  const at::Tensor wide_bias = centred ? bias.to(wide).contiguous() : at::Tensor();
+  const int64_t width = weight.size(0);
+  NormTensors t;
+  t.x = as_rows(x, width);
+  t.residual = as_rows(residual, width);
+  t.weight = wide_weight;
+  t.bias = wide_bias;
+  t.epsilon = epsilon;
+  if (residual.defined()) t.sum = at::empty_like(t.x);
+  t.normalized = at::empty_like(t.x);
+  if (centred) t.mean = at::empty({t.num_rows()}, t.x.options().dtype(wide));
+  t.root = at::empty({t.num_rows()}, t.x.options().dtype(wide));
+  const c10::DeviceGuard guard(x.device());
+  layer_kernels("norm", x).norm(t);
+  return {residual.defined() ? t.sum.view(x.sizes()) : x, t.normalized.view(x.sizes()), t.mean,
+          t.root};
+}
+
+NormGradients norm_backward(NormKind kind, const at::Tensor& grad, const at::Tensor& sum_grad,
+                            const NormResult& forward, const at::Tensor& weight,
+                            bool of_parameters) {
+  const at::Tensor& source = forward.sum;
+  const at::ScalarType wide = wide_dtype(source.scalar_type());
+  const at::Tensor wide_weight = weight.to(wide).contiguous();
+  const int64_t width = weight.size(0);
+  NormGradientTensors t;
+  t.grad = as_rows(grad, width);
+  t.sum_grad = as_rows(sum_grad, width);
+  t.source = as_rows(source, width);
+  t.mean = forward.mean;
+  t.root = forward.root;
+  t.weight = wide_weight;
+  t.input_grad = at::empty_like(t.source);
+  t.rows_a_part = std::max(kLeastRowsOfPart, ceil_div(t.num_rows(), kMostParts));
+  t.num_parts = ceil_div(t.num_rows(), t.rows_a_part);
+  const at::TensorOptions options = t.source.options().dtype(wide);
+  if (of_parameters) t.weight_parts = at::empty({t.num_parts, width}, options);
+  if (of_parameters && kind == NormKind::layer) t.bias_parts = at::empty_like(t.weight_parts);
+  const c10::DeviceGuard guard(source.device());
+  layer_kernels("norm", source).norm_gradient(t);
+  const auto total = [](const at::Tensor& parts) { return parts.defined() ? parts.sum(0) : parts; };
+  return {t.input_grad.view(source.sizes()), total(t.weight_parts), total(t.bias_parts)};
+}
+
+}  // namespace lockstep::kernels

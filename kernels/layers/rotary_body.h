@@ -1,0 +1,77 @@
+#pragma once
+
+// Internal: queries, keys and values of a token, for any block policy. No libtorch here, see
+// adamw_loop.h.
+
+#include <cstdint>
+
+#include "lockstep/kernels/float_storage.h"
+
+namespace lockstep::kernels {
+
+/// [sequence, batch, heads, channels], the channels side by side; strides in elements.
+template <class T>
+struct HeadStrides {
+  T* data;
+  int64_t token, sample, head;
+
+  LOCKSTEP_LANE T* at(int64_t t, int64_t b, int64_t h) const {
+    return data + t * token + b * sample + h * head;
+  }
+};
+
+/// See RotaryTensors. Query heads of a group from `first_query` on, `queries` of them, are taken.
+template <class T>
+struct RotaryHeads {
+  T* packed;
+  HeadStrides<T> query, key, value;
+  const Wide<T>*cos, *sin;
+  const int64_t* positions;  ///< null: the place in the sequence
+  int64_t batch, groups, heads, first_query, queries, channels, rotated;
+
+  LOCKSTEP_LANE int64_t slots() const { return groups * (heads + 2); }
+};
+
+/// Channels `from` -> `to`, of which the first `rotated` are rotated, back with `sign` -1.
+template <class Block, class T>
+LOCKSTEP_LANE void rotate_head(Block block, const T* from, T* to, const Wide<T>* cos,
+                               const Wide<T>* sin, Wide<T> sign, int64_t rotated,
+                               int64_t channels) {
+  const int64_t half = rotated / 2;
+  block.each(half, [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
+    const Wide<T> first = widen(from[i]), second = widen(from[half + i]);
+    const Wide<T> c = cos[i], s = sign * sin[i];
+    narrow(first * c - second * s, to[i]);
+    narrow(second * c + first * s, to[half + i]);
+  });
+  block.each(channels - rotated,
+             [=](int64_t i) LOCKSTEP_LANE_LAMBDA { to[rotated + i] = from[rotated + i]; });
+}
+
+/// Head `slot` of the packed heads of row `row` = token * batch + sample: out of `packed`, or, with
+/// kBackward, gradients back into it; zeros for query heads that are not taken.
+template <bool kBackward, class Block, class T>
+LOCKSTEP_LANE void rotary_slot(Block block, const RotaryHeads<T>& a, int64_t row, int64_t slot) {
+  const int64_t token = row / a.batch, sample = row % a.batch;
+  const int64_t group = slot / (a.heads + 2), head = slot % (a.heads + 2);
+  T* const packed = a.packed + (row * a.slots() + slot) * a.channels;
+  const bool is_query = head < a.heads;
+  if (is_query && (head < a.first_query || head >= a.first_query + a.queries)) {
+    if constexpr (kBackward)
+      block.each(a.channels, [=](int64_t i) LOCKSTEP_LANE_LAMBDA { packed[i] = T{}; });
+    return;
+  }
+  T* const apart = is_query ? a.query.at(token, sample, group * a.queries + head - a.first_query)
+                   : head == a.heads ? a.key.at(token, sample, group)
+                                     : a.value.at(token, sample, group);
+  const int64_t place = a.positions ? a.positions[token] : token;
+  const int64_t rotated = head == a.heads + 1 ? 0 : a.rotated;
+  const Wide<T>*const cos = a.cos + place * (a.rotated / 2), *const sin =
+                                                                 a.sin + place * (a.rotated / 2);
+  if constexpr (kBackward)
+    rotate_head(block, apart, packed, cos, sin, Wide<T>(-1), rotated, a.channels);
+  else
+    rotate_head(block, packed, apart, cos, sin, Wide<T>(1), rotated, a.channels);
+}
+
+}  // namespace lockstep::kernels

@@ -1,0 +1,97 @@
+#pragma once
+
+// Internal: one core that runs a body, see thread_block.cuh. No libtorch here, see adamw_loop.h.
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "lockstep/kernels/float_storage.h"
+
+namespace lockstep::kernels {
+
+/// The constants of exp() below.
+template <class T>
+struct ExpConstants;
+
+template <>
+struct ExpConstants<float> {
+  using Bits = uint32_t;
+  static constexpr int kMantissa = 23, kDegree = 7;
+  static constexpr float kLeast = -87.0F, kMost = 88.0F;
+  static constexpr float kShift =
+      0x1.8p23F;  // added, it leaves the nearest integer in the low bits
+  static constexpr float kHigh = 0x1.62e4p-1F, kLow = 0x1.7f7d1cp-20F;  // ln 2 in two parts
+  static constexpr float kOne = 1;
+};
+
+template <>
+struct ExpConstants<double> {
+  using Bits = uint64_t;
+  static constexpr int kMantissa = 52, kDegree = 13;
+  static constexpr double kLeast = -708.0, kMost = 709.0;
+  static constexpr double kShift = 0x1.8p52;
+  static constexpr double kHigh = 0x1.62e42fefa38p-1, kLow = 0x1.ef35793c7673p-45;
+  static constexpr double kOne = 1;
+};
+
+/// 1 / k! for k = 0 ... kDegree.
+template <class T, int kDegree>
+constexpr std::array<T, kDegree + 1> taylor_of_exp() {
+  std::array<T, kDegree + 1> terms = {1};
+  double factorial = 1;
+  for (int k = 1; k <= kDegree; ++k) {
+    factorial *= k;
+    terms[static_cast<size_t>(k)] = static_cast<T>(1 / factorial);
+  }
+  return terms;
+}
+
+/// A body's policy on the CPU: it goes over a row in vectors.
+struct VectorBlock {
+  /// Calls f(i) for i = 0 ... n - 1. No call depends on another.
+  template <class F>
+  LOCKSTEP_LANE static void each(int64_t n, F f) {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) f(i);
+  }
+
+  /// The sum of term(i), in an order that depends on n alone.
+  template <class T, class F>
+  LOCKSTEP_LANE static T sum(int64_t n, F term) {
+    constexpr int kLanes = 16;
+    T lanes[kLanes] = {};
+    const int64_t whole = n - n % kLanes;
+    for (int64_t i = 0; i < whole; i += kLanes)
+      for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += term(i + lane);
+    for (int64_t i = whole; i < n; ++i) lanes[i - whole] += term(i);
+    for (int step = kLanes / 2; step > 0; step /= 2)
+      for (int lane = 0; lane < step; ++lane) lanes[lane] += lanes[lane + step];
+    return lanes[0];
+  }
+
+  /// Whether this is who writes what a row has once.
+  LOCKSTEP_LANE static bool leads() { return true; }
+
+  /// e^x within 2 units of the last place, by a Taylor series around the nearest multiple of ln 2.
+  /// Beyond what a normal number holds it is that of the bound.
+  template <class T>
+  LOCKSTEP_LANE static T exp(T x) {
+    using C = ExpConstants<T>;
+    x = x > C::kMost ? C::kMost : x;
+    x = x < C::kLeast ? C::kLeast : x;
+    const T shifted = x * static_cast<T>(0x1.71547652b82fep0) + C::kShift;
+    const T count = shifted - C::kShift;
+    const T rest = (x - count * C::kHigh) - count * C::kLow;
+    constexpr auto kTerms = taylor_of_exp<T, C::kDegree>();
+    T series = kTerms[C::kDegree];
+    for (int k = C::kDegree; k > 0; --k) series = series * rest + kTerms[k - 1];
+    using Bits = typename C::Bits;
+    const Bits power =
+        (std::bit_cast<Bits>(shifted) << C::kMantissa) + std::bit_cast<Bits>(C::kOne);
+    return series * std::bit_cast<T>(power);
+  }
+};
+
+}  // namespace lockstep::kernels

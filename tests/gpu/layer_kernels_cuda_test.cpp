@@ -1,0 +1,88 @@
+// Kernels of layers against the CPU's, forward and backward.
+
+#include <vector>
+
+#include "lockstep/kernels/norm.h"
+#include "lockstep/kernels/rotary.h"
+#include "lockstep/kernels/swiglu.h"
+#include "lockstep/tests/gpu/cuda_fixture.h"
+
+namespace lockstep::testing {
+namespace {
+
+using Results = std::vector<at::Tensor>;
+
+const auto kLayerDtypes = {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf};
+
+/// A rounding of the largest value, or several in fp32 and fp64.
+double layer_tolerance(at::ScalarType dtype) {
+  if (dtype == at::kDouble) return 1e-13;
+  return dtype == at::kFloat ? 1e-5 : 0.01;
+}
+
+at::Tensor wave_on(c10::Device device, at::IntArrayRef shape, double speed, at::ScalarType dtype) {
+  return wave(c10::multiply_integers(shape), speed, dtype).view(shape).to(device);
+}
+
+void expect_same(const Results& found, const Results& expected, at::ScalarType dtype) {
+  for (size_t i = 0; i < expected.size(); ++i)
+    EXPECT_LT(relative_distance(found[i], expected[i]), layer_tolerance(dtype))
+        << "result " << i << ", " << at::toString(dtype);
+}
+
+Results norm_results(c10::Device device, kernels::NormKind kind, int64_t width,
+                     at::ScalarType dtype) {
+  const auto input = [&](double speed) { return wave_on(device, {1000, width}, speed, dtype); };
+  const at::Tensor weight = wave_on(device, {width}, 0.4, dtype);
+  const kernels::NormResult result =
+      kernels::norm_forward(kind, input(0.3), input(0.7), weight, weight, 1e-5);
+  const kernels::NormGradients gradients =
+      kernels::norm_backward(kind, input(0.2), input(0.9), result, weight, true);
+  Results all = {result.sum, result.normalized, result.root, gradients.input, gradients.weight};
+  if (gradients.bias.defined()) all.push_back(gradients.bias);
+  return all;
+}
+
+TEST(LayerKernels, NormsEqualTheCpu) {
+  for (const auto kind : {kernels::NormKind::rms, kernels::NormKind::layer})
+    for (const auto dtype : kLayerDtypes)
+      for (const int64_t width : {33, 4096, 13000}) {  // the last one fits no shared memory
+        const Results cpu = norm_results(at::kCPU, kind, width, dtype);
+        LOCKSTEP_NEEDS_CUDA();
+        expect_same(norm_results(kCuda, kind, width, dtype), cpu, dtype);
+      }
+}
+
+TEST(LayerKernels, SwigluEqualsTheCpu) {
+  for (const auto dtype : kLayerDtypes) {
+    const auto results = [&](c10::Device device) -> Results {
+      const at::Tensor inner = wave_on(device, {300, 2 * 513}, 0.3, dtype) * 5;
+      const at::Tensor grad = wave_on(device, {300, 513}, 0.7, dtype);
+      return {kernels::swiglu(inner), kernels::swiglu_backward(grad, inner)};
+    };
+    const Results cpu = results(at::kCPU);
+    LOCKSTEP_NEEDS_CUDA();
+    expect_same(results(kCuda), cpu, dtype);
+  }
+}
+
+TEST(LayerKernels, RotaryEmbeddingEqualsTheCpu) {
+  for (const auto dtype : kLayerDtypes) {
+    const auto results = [&](c10::Device device) -> Results {
+      const auto wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
+      const kernels::RotaryTable table = {wave_on(device, {64, 20}, 0.3, wide),
+                                          wave_on(device, {64, 20}, 0.4, wide),
+                                          at::arange(63, -1, -1, at::kLong).to(device)};
+      const kernels::AttentionHeads heads =
+          kernels::rotate_heads(wave_on(device, {64, 2, 3, 6, 64}, 0.3, dtype), table, {1, 2});
+      return {heads.query, heads.key, heads.value,
+              kernels::rotate_heads_backward(heads, table, {1, 2}, 4)};
+    };
+    const Results cpu = results(at::kCPU);
+    LOCKSTEP_NEEDS_CUDA();
+    expect_same(results(kCuda), cpu, dtype);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing
