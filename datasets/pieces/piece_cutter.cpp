@@ -13,38 +13,6 @@ namespace {
 constexpr size_t kMostStates = 512;
 constexpr size_t kMostClasses = 250;
 
-/// For each code point which sets hold it, as the number of a class; and the sets of each class.
-struct CharacterClasses {
-  std::vector<uint8_t> of_point;
-  std::vector<std::vector<bool>> sets;  ///< [class][set]
-};
-
-CharacterClasses classify(const SplitPattern& pattern, const std::string& place) {
-  std::map<uint32_t, std::vector<uint32_t>> changes;  // where sets begin or end
-  changes[0];
-  for (uint32_t set = 0; set < pattern.sets.size(); ++set)
-    for (const CodePointRange& range : pattern.sets[set]) {
-      changes[range.first].push_back(set);
-      changes[range.last + 1].push_back(set);
-    }
-  CharacterClasses classes{std::vector<uint8_t>(kMalformed + 1), {}};
-  std::map<std::vector<bool>, uint8_t> known;
-  std::vector<bool> inside(pattern.sets.size());
-  for (auto change = changes.begin(); change != changes.end(); ++change) {
-    for (const uint32_t set : change->second) inside[set] = !inside[set];
-    const auto [found, fresh] = known.emplace(inside, static_cast<uint8_t>(known.size()));
-    require<FileError>(known.size() <= kMostClasses,
-                       "{}: found more than {} classes of characters, allowed: fewer", place,
-                       kMostClasses);
-    if (fresh) classes.sets.push_back(inside);
-    const auto next = std::next(change);
-    const uint32_t end = next == changes.end() ? kMalformed + 1 : next->first;
-    std::fill(classes.of_point.begin() + change->first, classes.of_point.begin() + end,
-              found->second);
-  }
-  return classes;
-}
-
 }  // namespace
 
 /// Makes the table: a state is the list of steps at which a match may stand, the preferred first.
@@ -69,6 +37,14 @@ class PieceCutter::Builder {
   }
 
  private:
+  /// For each code point which sets hold it, as the number of a class; and the sets of each class.
+  struct CharacterClasses {
+    std::vector<uint8_t> of_point;
+    std::vector<std::vector<bool>> sets;  ///< [class][set]
+  };
+
+  static CharacterClasses classify(const SplitPattern& pattern, const std::string& place);
+
   size_t state_of(const std::vector<uint32_t>& steps) {
     const auto [found, fresh] = numbers_.emplace(steps, states_.size());
     if (fresh) states_.push_back(steps);
@@ -124,6 +100,33 @@ class PieceCutter::Builder {
   std::vector<bool> seen_;
   bool matched_ = false;
 };
+
+PieceCutter::Builder::CharacterClasses PieceCutter::Builder::classify(const SplitPattern& pattern,
+                                                                      const std::string& place) {
+  std::map<uint32_t, std::vector<uint32_t>> changes;  // where sets begin or end
+  changes[0];
+  for (uint32_t set = 0; set < pattern.sets.size(); ++set)
+    for (const CodePointRange& range : pattern.sets[set]) {
+      changes[range.first].push_back(set);
+      changes[range.last + 1].push_back(set);
+    }
+  CharacterClasses classes{std::vector<uint8_t>(kMalformed + 1), {}};
+  std::map<std::vector<bool>, uint8_t> known;
+  std::vector<bool> inside(pattern.sets.size());
+  for (auto change = changes.begin(); change != changes.end(); ++change) {
+    for (const uint32_t set : change->second) inside[set] = !inside[set];
+    const auto [found, fresh] = known.emplace(inside, static_cast<uint8_t>(known.size()));
+    require<FileError>(known.size() <= kMostClasses,
+                       "{}: found more than {} classes of characters, allowed: fewer", place,
+                       kMostClasses);
+    if (fresh) classes.sets.push_back(inside);
+    const auto next = std::next(change);
+    const uint32_t end = next == changes.end() ? kMalformed + 1 : next->first;
+    std::fill(classes.of_point.begin() + change->first, classes.of_point.begin() + end,
+              found->second);
+  }
+  return classes;
+}
 
 PieceCutter::PieceCutter(const SplitPattern& pattern, const std::string& place) {
   Builder(pattern, place, *this).build();

@@ -10,7 +10,7 @@ namespace {
 
 using Json = JsonField::Json;
 
-constexpr int64_t kLongestFile = int64_t{1} << 30;
+constexpr int64_t kLongestJson = int64_t{1} << 30;
 constexpr std::string_view kKnownEnds[] = {"<|endoftext|>", "</s>", "<|end_of_text|>",
                                            "<\xEF\xBD\x9C"
                                            "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>",
@@ -68,7 +68,7 @@ HuggingFaceTokenizerFile parse_hugging_face_tokenizer(std::string_view text,
 
 HuggingFaceTokenizerFile read_hugging_face_tokenizer(const std::string& path) {
   const auto read = [](const std::string& from) {
-    return read_file(from, kLongestFile, /*follow_links=*/true);
+    return read_file(from, kLongestJson, /*follow_links=*/true);
   };
   const std::filesystem::path beside =
       std::filesystem::path(path).parent_path() / "tokenizer_config.json";
