@@ -20,6 +20,7 @@ REASONS = {
     "tests install the library and build the examples",
     "needs a GPU",
     "needs Slurm",
+    "needs lm-evaluation-harness",
     "needs several hosts",
 }
 

@@ -69,13 +69,18 @@ class Activations {
   int64_t embedding() const { return sum(token_ids(), dropout_of_tokens()); }
   int64_t output() const {
     const int64_t held = std::min(config_.vocab_size, widths_.vocabulary);
-    const bool own = layout_.tensor_ranks > 1 || config_.label_smoothing > 0;
     return sum(norm(), product(tokens_, held, wide_), product(tokens_, wide_),
-               own ? product(10, tokens_) : sum(token_ids(), wide_));
+               own_loss() ? product(10, tokens_) : sum(token_ids(), wide_));
   }
-  int64_t output_gradients() const { return product(2, tokens_, widths_.vocabulary, wide_); }
+  int64_t output_gradients() const {
+    const int64_t narrowed = element_ == wide_ ? 0 : element_;
+    return product(tokens_, widths_.vocabulary, own_loss() ? sum(wide_, narrowed) : 2 * wide_);
+  }
 
  private:
+  /// Whether the loss is vocab_parallel_cross_entropy's own, not libtorch's.
+  bool own_loss() const { return layout_.tensor_ranks > 1 || config_.label_smoothing > 0; }
+
   /// Ids are turned into [sequence, batch], which is a copy if both are more than 1.
   int64_t token_ids() const { return sequence_ > 1 && batch_ > 1 ? product(tokens_, 8) : 0; }
 

@@ -18,15 +18,16 @@
 /// - norms: input and output 2 t h e, root t w, with LayerNorm the mean t w. Two a layer, and the
 ///   final one.
 /// - hidden dropout: t h, two a layer and one of the embedding.
-/// - attention: q T e of queries; q T e of the output; T * heads * w of log-sum-exp; keys and values
-///   spread over the query heads, 2 q T e. Where each query head has its own key head, or there is
-///   one key head, they are not spread, but 2 k T e; without rotation q is then that of all ranks
-///   that share a query group. With attention dropout, for a sequence of S tokens, S^2 + T S * heads
-///   (w + 1 + e) in place of the log-sum-exp; one key head is then spread for more than one sample.
-///   With a window of fewer tokens than the sequence, and without dropout, keys and values are kept
-///   once, 2 k T e, neither spread nor as views. qk_layernorm adds the norms' input, linear_qkv's
-///   output, with q T e of queries that are no view of it, and the norms' roots, with LayerNorm
-///   their means, T (heads + key heads) w each; without rotation keys are then kept, too.
+/// - attention: q T e of queries; q T e of the output; T * heads * w of log-sum-exp; keys and
+///   values spread over the query heads, 2 q T e. Where each query head has its own key head, or
+///   there is one key head, they are not spread, but 2 k T e; without rotation q is then that of
+///   all ranks that share a query group. With attention dropout, for a sequence of S tokens, S^2 +
+///   T S * heads (w + 1 + e) in place of the log-sum-exp; one key head is then spread for more than
+///   one sample. With a window of fewer tokens than the sequence, and without dropout, keys and
+///   values are kept once, 2 k T e, neither spread nor as views. qk_layernorm adds the norms'
+///   input, linear_qkv's output, with q T e of queries that are no view of it, and the norms'
+///   roots, with LayerNorm their means, T (heads + key heads) w each; without rotation keys are
+///   then kept, too.
 /// - feed-forward: SwiGLU 3 f T e (its input, the product), GELU 2 f T e.
 /// - experts, for t = T / tp tokens, E experts, k chosen, P = t k pairs (what capacity leaves or
 ///   fills up), R = P * expert-tp rows, F = moe_ffn_hidden_size / expert-tp, if experts get the
@@ -52,10 +53,10 @@ namespace lockstep {
 struct ActivationPlan {
   int64_t layers = 0;  ///< bytes of the chunk's layers
   int64_t ends = 0;    ///< bytes of embedding and output
-  /// Bytes that backward needs on top: gradients of logits and log-probabilities 2 T V w, or one
-  /// recomputed layer, piece or attention core and, with attention dropout, the numbers that it
-  /// draws, 20 T S * heads, whichever is more. An upper bound where other layers behind it are free
-  /// by then.
+  /// Bytes that backward needs on top: gradients of logits and log-probabilities 2 T V w (over tp,
+  /// and with label smoothing, T V w, and T V e where e < w), or one recomputed layer, piece or
+  /// attention core and, with attention dropout, the numbers that it draws, 20 T S * heads,
+  /// whichever is more. An upper bound where other layers behind it are free by then.
   int64_t working = 0;
 };
 

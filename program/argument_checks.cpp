@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <optional>
 
 #include "lockstep/core/check.h"
 
@@ -35,12 +36,28 @@ std::function<std::string(const std::string&)> check_at_least(int64_t minimum) {
   };
 }
 
-std::string check_not_negative(const std::string& text) {
+namespace {
+
+/// The finite number that all of `text` is.
+std::optional<double> parse_number(const std::string& text) {
   double found = 0;
   const char* const end = text.data() + text.size();
   const auto [after, error] = std::from_chars(text.data(), end, found);
-  const bool good = error == std::errc() && after == end && std::isfinite(found) && found >= 0;
+  if (error != std::errc() || after != end || !std::isfinite(found)) return {};
+  return found;
+}
+
+}  // namespace
+
+std::string check_not_negative(const std::string& text) {
+  const bool good = parse_number(text).value_or(-1) >= 0;
   return good ? "" : fmt::format("found '{}', allowed: a finite number >= 0", text);
+}
+
+std::string check_probability(const std::string& text) {
+  const double found = parse_number(text).value_or(0);
+  const bool good = found > 0 && found <= 1;
+  return good ? "" : fmt::format("found '{}', allowed: a number > 0 and <= 1", text);
 }
 
 std::string check_path(const std::string& text) {

@@ -23,6 +23,9 @@ std::function<std::string(const std::string&)> check_at_least(int64_t minimum);
 /// Of a finite number that is 0 or more.
 std::string check_not_negative(const std::string& text);
 
+/// Of a finite number that is more than 0 and at most 1.
+std::string check_probability(const std::string& text);
+
 /// Of a path: not empty.
 std::string check_path(const std::string& text);
 

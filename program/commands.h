@@ -13,6 +13,7 @@ void add_data_command(CLI::App& program);
 void add_train_command(CLI::App& program);
 void add_evaluate_command(CLI::App& program);
 void add_generate_command(CLI::App& program);
+void add_score_command(CLI::App& program);
 void add_doctor_command(CLI::App& program);
 void add_plot_command(CLI::App& program);
 void add_watch_command(CLI::App& program);

@@ -1,32 +1,211 @@
+#include <algorithm>
+#include <functional>
 #include <iostream>
+#include <limits>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
 
+#include "lockstep/checkpoint/checkpoint_reader.h"
 #include "lockstep/checkpoint/saved_model.h"
+#include "lockstep/core/check.h"
+#include "lockstep/core/config_io.h"
+#include "lockstep/core/input_file.h"
 #include "lockstep/datasets/tokenizer.h"
 #include "lockstep/parallel_state/launch_environment.h"
+#include "lockstep/parallel_state/rank_message.h"
 #include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
 #include "lockstep/training/generate.h"
 #include "lockstep/training/run_setup.h"
+#include "lockstep/training/stop_strings.h"
 
 namespace lockstep {
 namespace {
 
 struct GenerateArguments {
   std::string checkpoint;
-  std::string prompt;
+  std::vector<std::string> prompts;
+  std::string input;
+  std::vector<std::string> stop;
+  bool json = false;
+  ParallelConfig parallel;
   GenerateOptions options;
 };
 
+constexpr size_t kMostPrompts = 32;  // that go through the model together
+
+std::vector<std::string> lines_of(const std::string& path) {
+  std::string text = read_file(path, std::numeric_limits<int64_t>::max(), /*follow_links=*/true);
+  std::vector<std::string> lines;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    lines.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return lines;
+}
+
+std::vector<std::string> prompts_of(const GenerateArguments& arguments) {
+  std::vector<std::string> prompts = arguments.prompts;
+  if (!arguments.input.empty())
+    for (std::string& line : lines_of(arguments.input)) prompts.push_back(std::move(line));
+  require<ConfigError>(!prompts.empty(),
+                       "--prompt: found none, allowed: at least one, here or in "
+                       "the file of --input");
+  return prompts;
+}
+
+/// The model, on one rank or cut over all of them.
+struct LoadedModel {
+  SavedModel saved;
+  ParallelState state;
+};
+
+int64_t rank_count(const ParallelConfig& parallel) {
+  return parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size *
+         parallel.expert_model_parallel_size;
+}
+
+/// Continues `prompts` together; `on_text` gets the new text of each, piece by piece.
+void continue_prompts(const LoadedModel& model, Tokenizer& tokenizer,
+                      const std::vector<std::string>& prompts, const GenerateArguments& arguments,
+                      const StopStrings& stop,
+                      const std::function<void(size_t, const std::string&)>& on_text) {
+  std::vector<std::vector<int64_t>> tokens;
+  for (const std::string& prompt : prompts) tokens.push_back(tokenizer.encode(prompt));
+  std::vector<StopStrings> stops(prompts.size(), stop);
+  const auto listener = [&](size_t i, int64_t token) {
+    on_text(i, stops[i].add(tokenizer.decode_more({token})));
+    return !stops[i].found();
+  };
+  generate_batch(*model.saved.model, tokens, arguments.options, listener, model.state);
+  for (size_t i = 0; i < prompts.size(); ++i) on_text(i, stops[i].rest());
+}
+
+void print_texts(const GenerateArguments& arguments, const std::vector<std::string>& prompts,
+                 const std::vector<std::string>& texts) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  for (size_t i = 0; i < prompts.size(); ++i)
+    if (arguments.json)
+      json.push_back({{"prompt", prompts[i]}, {"text", texts[i]}});
+    else
+      std::cout << prompts[i] << texts[i] << '\n';
+  if (arguments.json)
+    std::cout << json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
+              << '\n';
+  std::cout << std::flush;
+}
+
+void write_texts(const GenerateArguments& arguments, const std::vector<std::string>& prompts,
+                 const StopStrings& stop, const LoadedModel& model) {
+  const bool tells = model.state.rank() == 0;
+  const auto tokenizer = make_tokenizer(model.saved.config.data.tokenizer, "data.tokenizer");
+  if (prompts.size() == 1 && !arguments.json) {
+    const auto tell = [tells](const std::string& text) {
+      if (tells) std::cout << text << std::flush;
+    };
+    tell(prompts.front());
+    continue_prompts(model, *tokenizer, prompts, arguments, stop,
+                     [&](size_t, const std::string& text) { tell(text); });
+    return tell("\n");
+  }
+  std::vector<std::string> texts(prompts.size());
+  for (size_t first = 0; first < prompts.size(); first += kMostPrompts) {
+    const auto begin = prompts.begin() + static_cast<std::ptrdiff_t>(first);
+    const size_t count = std::min(kMostPrompts, prompts.size() - first);
+    continue_prompts(model, *tokenizer, {begin, begin + static_cast<std::ptrdiff_t>(count)},
+                     arguments, stop,
+                     [&](size_t i, const std::string& text) { texts[first + i] += text; });
+  }
+  if (tells) print_texts(arguments, prompts, texts);
+}
+
+/// As one of the ranks that a launcher started, of which the first writes.
+void run_as_rank(const GenerateArguments& arguments, const std::vector<std::string>& prompts,
+                 const StopStrings& stop) {
+  const LaunchEnvironment environment = read_launch_environment();
+  require<ConfigError>(rank_count(arguments.parallel) == environment.world_size,
+                       "--tensor, --pipeline, --expert: found a product of {}, allowed: {}, the "
+                       "ranks that were started",
+                       rank_count(arguments.parallel), environment.world_size);
+  std::optional<ParallelState> state;
+  try {
+    Config config = CheckpointReader(arguments.checkpoint).config();
+    config.parallel = arguments.parallel;
+    const c10::Device device = choose_device(DeviceChoice::auto_, environment);
+    state.emplace(environment,
+                  parallel_options(resolve_for_device(config, device.is_cpu()), device));
+    write_texts(arguments, prompts, stop,
+                {load_model(arguments.checkpoint, arguments.parallel, *state), *state});
+  } catch (const std::exception& error) {
+    if (state) state->post_failure(error.what());
+    const bool config_error = dynamic_cast<const ConfigError*>(&error) != nullptr;
+    throw ExitStatus{config_error ? 2 : 1, told_by_rank(environment.rank, error.what())};
+  }
+}
+
 void run(const GenerateArguments& arguments) {
-  const SavedModel saved =
-      load_model(arguments.checkpoint, choose_device(DeviceChoice::auto_, LaunchEnvironment{}));
-  const auto tokenizer = make_tokenizer(saved.config.data.tokenizer, "data.tokenizer");
-  const auto prompt = tokenizer->encode(arguments.prompt);
-  std::cout << arguments.prompt << std::flush;
-  generate(*saved.model, prompt, arguments.options,
-           [&](int64_t token) { std::cout << tokenizer->decode_more({token}) << std::flush; });
-  std::cout << std::endl;
+  const StopStrings stop(arguments.stop);
+  const std::vector<std::string> prompts = prompts_of(arguments);
+  if (rank_count(arguments.parallel) > 1) return run_as_rank(arguments, prompts, stop);
+  const c10::Device device = choose_device(DeviceChoice::auto_, LaunchEnvironment{});
+  write_texts(arguments, prompts, stop,
+              {load_model(arguments.checkpoint, device), ParallelState::single_process()});
+}
+
+void add_layout_options(CLI::App& command, ParallelConfig& parallel) {
+  const auto add = [&command](const char* name, int64_t& size, const char* what) {
+    command
+        .add_option(name, size,
+                    fmt::format("Number of ranks over which {} are cut. A launcher starts as many "
+                                "ranks as the product of the three",
+                                what))
+        ->capture_default_str()
+        ->check(check_at_least(1));
+  };
+  add("--tensor", parallel.tensor_model_parallel_size, "the matrices of a layer");
+  add("--pipeline", parallel.pipeline_model_parallel_size, "the layers");
+  add("--expert", parallel.expert_model_parallel_size, "the experts");
+}
+
+/// Texts as they are given: CLI11 alone reads {} as none.
+void add_texts(CLI::App& command, const std::string& name, std::vector<std::string>& texts,
+               const std::string& meaning) {
+  const auto take = [&command, &texts, name](const CLI::results_t& /*changed*/) {
+    texts = command.get_option(name)->results();
+    return true;
+  };
+  command.add_option(name, take, meaning)
+      ->type_name("TEXT")
+      ->expected(1, CLI::detail::expected_max_vector_size)
+      ->allow_extra_args(false)
+      ->take_all();
+}
+
+void add_sampling_options(CLI::App& command, GenerateOptions& options) {
+  command.add_option("--max-tokens", options.max_tokens, "Number of tokens to generate")
+      ->capture_default_str()
+      ->check(check_at_least(0));
+  command
+      .add_option("--temperature", options.temperature,
+                  "Divides the logits; 0 takes the most likely token")
+      ->capture_default_str()
+      ->check(check_not_negative);
+  command
+      .add_option("--top-k", options.top_k,
+                  "Sample from this many of the most likely tokens; 0: from all")
+      ->capture_default_str()
+      ->check(check_at_least(0));
+  command
+      .add_option("--top-p", options.top_p,
+                  "Of these, sample from the fewest most likely whose probabilities reach this sum")
+      ->capture_default_str()
+      ->check(check_probability);
+  command
+      .add_option("--seed", options.seed, "Seed of the sampling; the same seed gives the same text")
+      ->capture_default_str()
+      ->check(check_at_least(0));
 }
 
 }  // namespace
@@ -34,31 +213,21 @@ void run(const GenerateArguments& arguments) {
 void add_generate_command(CLI::App& program) {
   auto arguments = std::make_shared<GenerateArguments>();
   CLI::App* const command =
-      program.add_subcommand("generate", "Continue a text with a model that `train` saved");
+      program.add_subcommand("generate", "Continue texts with a model that `train` saved");
   command
       ->add_option("CHECKPOINT", arguments->checkpoint,
                    "Folder of checkpoint.save; its newest checkpoint is taken")
       ->required();
-  command->add_option("--prompt", arguments->prompt, "Start of the text")->required();
-  GenerateOptions& options = arguments->options;
-  command->add_option("--max-tokens", options.max_tokens, "Number of tokens to generate")
-      ->capture_default_str()
-      ->check(check_at_least(0));
-  command
-      ->add_option("--temperature", options.temperature,
-                   "Divides the logits; 0 takes the most likely token")
-      ->capture_default_str()
-      ->check(check_not_negative);
-  command
-      ->add_option("--top-k", options.top_k,
-                   "Sample from this many of the most likely tokens; 0: from all")
-      ->capture_default_str()
-      ->check(check_at_least(0));
-  command
-      ->add_option("--seed", options.seed,
-                   "Seed of the sampling; the same seed gives the same text")
-      ->capture_default_str()
-      ->check(check_at_least(0));
+  add_texts(*command, "--prompt", arguments->prompts,
+            "Start of the text; may be repeated. Several go through the model together, and each "
+            "gets the text that it gets alone");
+  command->add_option("--input", arguments->input, "File with a prompt a line")->type_name("FILE");
+  add_texts(*command, "--stop", arguments->stop,
+            "Text that ends what is generated and does not belong to it; may be repeated");
+  command->add_flag("--json", arguments->json,
+                    "Print one JSON document: a list with \"prompt\" and \"text\" of each");
+  add_sampling_options(*command, arguments->options);
+  add_layout_options(*command, arguments->parallel);
   command->callback([arguments] { run(*arguments); });
 }
 

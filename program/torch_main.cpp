@@ -16,6 +16,7 @@ int main(int argc, char** argv) {
     lockstep::add_checkpoint_conversions(*lockstep::add_checkpoint_command(program));
     lockstep::add_evaluate_command(program);
     lockstep::add_generate_command(program);
+    lockstep::add_score_command(program);
     lockstep::add_doctor_command(program);
     lockstep::add_plot_command(program);
     lockstep::add_watch_command(program);

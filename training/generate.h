@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -16,13 +17,29 @@ struct GenerateOptions {
   /// Samples among this many most likely tokens; 0: among all.
   int64_t top_k = 40;
   uint64_t seed = 1;
+  /// Of these, samples among the fewest most likely whose probabilities reach this sum; 1: all.
+  double top_p = 1;
+  /// Keeps keys and values, so that each token is read once; false: reads all again for each.
+  bool use_cache = true;
 };
 
-/// Continues `prompt` (token ids, at least one) and returns the new tokens. The model sees the last
-/// seq_length tokens, without dropout. The same seed gives the same tokens. `on_token` (may be
-/// empty) is called for each as it comes. ConfigError names an option that is out of its bounds.
-/// UsageError: a logit is NaN.
-std::vector<int64_t> generate(const GPTModel& model, std::vector<int64_t> prompt,
+/// Gets each new token of prompt `prompt`. Whether that goes on.
+using TokenListener = std::function<bool(size_t prompt, int64_t token)>;
+
+/// Continues `prompts` (token ids, at least one each) together and returns the new tokens of each.
+/// The model sees the last seq_length tokens, without dropout. A prompt gets the tokens that it
+/// gets alone: the same seed gives the same tokens. `on_token` may be empty. Sequences longer than
+/// seq_length are read again for each token, because the positions in the window change with each.
+/// A model that is cut over the ranks of `state`, as load_model() makes it, is run by all of them
+/// with the same arguments, and all get the same tokens. ConfigError names an option that is out of
+/// its bounds. UsageError: a logit is NaN.
+std::vector<std::vector<int64_t>> generate_batch(
+    const GPTModel& model, const std::vector<std::vector<int64_t>>& prompts,
+    const GenerateOptions& options, const TokenListener& on_token = {},
+    const ParallelState& state = ParallelState::single_process());
+
+/// The same for one prompt.
+std::vector<int64_t> generate(const GPTModel& model, const std::vector<int64_t>& prompt,
                               const GenerateOptions& options,
                               const std::function<void(int64_t)>& on_token = {});
 

@@ -156,6 +156,24 @@ std::vector<NewWeight> expected_weights(const Config& config, const Config& long
   return weights;
 }
 
+/// Removes a folder that was not there before, unless it is kept.
+class NewFolder {
+ public:
+  explicit NewFolder(const std::string& path)
+      : path_(path), is_new_(kind_of_file(path) == FileKind::none) {}
+  ~NewFolder() {
+    std::error_code ignored;
+    if (is_new_) fs::remove_all(path_, ignored);
+  }
+  NewFolder(const NewFolder&) = delete;
+  NewFolder& operator=(const NewFolder&) = delete;
+  void keep() { is_new_ = false; }
+
+ private:
+  std::string path_;
+  bool is_new_;
+};
+
 /// What of it the model has, in fp32: a table of positions may be cut.
 at::Tensor imported_values(const at::Tensor& tensor, const NewWeight& weight) {
   const bool cut = tensor.dim() == static_cast<int64_t>(weight.shape.size()) &&
@@ -180,6 +198,7 @@ ImportedModel import_from_hugging_face(const std::string& in, const std::string&
   const bool is_gpt2 = hugging_face_family(config.model) == HuggingFaceFamily::gpt2;
   const KeptTokenizer tokenizer = choose_tokenizer(in, folder, is_gpt2);
   config.data.tokenizer = tokenizer.name;
+  NewFolder made(folder);
   WeightsWriter writer(folder, config, weights);
   keep_companions(in, folder);
   auto next = weights.begin();
@@ -187,7 +206,9 @@ ImportedModel import_from_hugging_face(const std::string& in, const std::string&
                     [&](const std::string& /*name*/, const at::Tensor& tensor) {
                       writer.write(bytes_of(imported_values(tensor, *next++)));
                     });
-  return {writer.commit(), tokenizer.note};
+  const std::string checkpoint = writer.commit();
+  made.keep();
+  return {checkpoint, tokenizer.note};
 }
 
 }  // namespace lockstep

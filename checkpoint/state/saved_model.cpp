@@ -7,6 +7,7 @@
 #include "lockstep/checkpoint/folder_lock.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/planner/stage_shapes.h"
 
 namespace lockstep {
 
@@ -22,13 +23,22 @@ std::string save_model(const std::string& folder, int64_t iteration, const Confi
 
 namespace {
 
-SavedModel read_model(CheckpointReader& checkpoint, c10::Device device) {
-  const Config config = resolve_for_device(checkpoint.config(), device.is_cpu());
+GPTStage stage_of_rank(const Config& config, const ParallelState& state) {
+  return chunks_of_stage(config, state.group(GroupKind::pp).rank()).front().stage();
+}
+
+SavedModel read_model(CheckpointReader& checkpoint, const ParallelConfig* parallel,
+                      const ParallelState& state, c10::Device device) {
+  Config config = checkpoint.config();
+  if (parallel != nullptr) config.parallel = *parallel;
+  config = resolve_for_device(config, device.is_cpu());
   GPTModelOptions options;
   options.dtype = config.train.precision == Precision::fp64 ? at::kDouble : at::kFloat;
   options.device = device;
-  auto model = std::make_shared<GPTModel>(config.model, options);
-  const ParallelState state = ParallelState::single_process();
+  const auto model = parallel == nullptr
+                         ? std::make_shared<GPTModel>(config.model, options)
+                         : std::make_shared<GPTModel>(config.model, config.parallel, state,
+                                                      stage_of_rank(config, state), options);
   const auto targets = model_state(*model, state);
   load_state(checkpoint, targets);
   check_no_weight_left(checkpoint, targets, state);
@@ -37,15 +47,25 @@ SavedModel read_model(CheckpointReader& checkpoint, c10::Device device) {
   return {config, model, checkpoint.path()};
 }
 
-}  // namespace
-
-SavedModel load_model(const std::string& folder, c10::Device device) {
+SavedModel load_newest(const std::string& folder, const ParallelConfig* parallel,
+                       const ParallelState& state, c10::Device device) {
   SavedModel saved;
   with_newest_checkpoint(folder, [&](CheckpointReader& checkpoint) {
-    saved = read_model(checkpoint, device);
+    saved = read_model(checkpoint, parallel, state, device);
     return true;
   });
   return saved;
+}
+
+}  // namespace
+
+SavedModel load_model(const std::string& folder, c10::Device device) {
+  return load_newest(folder, nullptr, ParallelState::single_process(), device);
+}
+
+SavedModel load_model(const std::string& folder, const ParallelConfig& parallel,
+                      const ParallelState& state) {
+  return load_newest(folder, &parallel, state, state.device());
 }
 
 }  // namespace lockstep

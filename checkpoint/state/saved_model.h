@@ -28,4 +28,10 @@ struct SavedModel {
 /// damaged, a tensor that is missing, left over, of another shape or not finite.
 SavedModel load_model(const std::string& folder, c10::Device device);
 
+/// The part of it that this rank has where the model is cut as `parallel` says, in one piece per
+/// stage. Collective over all ranks, whose sizes are those of `parallel`. ConfigError where it
+/// cannot be cut so.
+SavedModel load_model(const std::string& folder, const ParallelConfig& parallel,
+                      const ParallelState& state);
+
 }  // namespace lockstep

@@ -16,8 +16,9 @@ namespace {
 constexpr int64_t kElementsOfThread = 1 << 15;
 constexpr int64_t kMostParts = 512, kLeastRowsOfPart = 16;
 
+/// Detached: a view that is made without a graph would seem to be a leaf to recomputation.
 at::Tensor as_rows(const at::Tensor& x, int64_t width) {
-  return x.defined() ? x.reshape({-1, width}).contiguous() : x;
+  return x.defined() ? x.detach().reshape({-1, width}).contiguous() : x;
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/models/core_attention.h"
+#include "lockstep/models/key_value_cache.h"
 #include "lockstep/models/recompute.h"
 #include "lockstep/models/rotary_embedding.h"
 #include "lockstep/parallel_state/parallel_functions.h"
@@ -33,6 +34,8 @@ SelfAttention::SelfAttention(const LayerContext& context, const ModuleSpec& spec
     : layout_(head_layout(context.config, context.tensor_parallel().rank(),
                           context.tensor_parallel().size())),
       channels_(*context.config.kv_channels),
+      window_(context.config.window_size),
+      layer_(context.layer),
       recompute_core_(context.config.recompute_granularity == RecomputeGranularity::selective),
       label_(context.name + "query group"),
       core_(make_core_attention(context, layout_.first_head)) {
@@ -49,8 +52,11 @@ SelfAttention::SelfAttention(const LayerContext& context, const ModuleSpec& spec
 SelfAttention::SelfAttention(const LayerContext& context)
     : SelfAttention(context, self_attention_params(context.settings())) {}
 
-std::vector<at::Tensor> SelfAttention::heads_of(const at::Tensor& features,
+std::vector<at::Tensor> SelfAttention::heads_of(const at::Tensor& hidden,
                                                 const TokenPositions& tokens) const {
+  at::Tensor features = linear_qkv_->forward(hidden);
+  if (sharing_)
+    features = gather_from_group(features, *sharing_, 2, GradientState::partial_sum, label_);
   const int64_t sequence = features.size(0), batch = features.size(1);
   const int64_t heads = layout_.heads_per_group;
   const at::Tensor packed = features.view({sequence, batch, layout_.groups, heads + 2, channels_});
@@ -76,15 +82,21 @@ std::vector<at::Tensor> SelfAttention::rotated(const at::Tensor& packed,
 }
 
 at::Tensor SelfAttention::forward(const at::Tensor& hidden, const TokenPositions& tokens) const {
-  at::Tensor features = linear_qkv_->forward(hidden);
-  if (sharing_)
-    features = gather_from_group(features, *sharing_, 2, GradientState::partial_sum, label_);
-  const std::vector<at::Tensor> qkv = heads_of(features, tokens);
+  const std::vector<at::Tensor> qkv = heads_of(hidden, tokens);
+  if (tokens.cache)
+    return linear_proj_->forward(attend_cached(qkv[0], qkv[1], qkv[2], *tokens.cache));
   const auto core = [core = core_, tokens,
                      training = is_training()](const std::vector<at::Tensor>& inputs) {
     return core->forward(inputs[0], inputs[1], inputs[2], tokens, training);
   };
   return linear_proj_->forward(recompute_core_ ? recompute(core, qkv) : core(qkv));
+}
+
+at::Tensor SelfAttention::attend_cached(const at::Tensor& query, const at::Tensor& key,
+                                        const at::Tensor& value, KeyValueCache& cache) const {
+  const auto [keys, values] = cache.append(layer_, key, value);
+  if (cache.length() > 0) return cached_attention(query, keys, values, window_);
+  return core_->forward(query, key, value, {}, /*training=*/false);
 }
 
 }  // namespace lockstep

@@ -17,6 +17,7 @@ struct QueryRange;
 }
 
 class CoreAttention;
+class KeyValueCache;
 class RotaryEmbedding;
 
 /// How the heads of attention lie on a rank of tp. Where there are at least as many query groups as
@@ -52,18 +53,23 @@ class SelfAttention : public DescribedModule {
   SelfAttention(const LayerContext& context, const ModuleSpec& spec);
 
   /// `hidden` [sequence, batch, hidden_size], with sequence parallelism this rank's [sequence /
-  /// ranks, ...] -> the same shape
+  /// ranks, ...] -> the same shape. With tokens.cache also attends to what that holds.
   at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens) const;
 
  private:
-  /// Query, key and value out of linear_qkv's output, in the shapes of CoreAttention, rotated if
-  /// the model asks for it.
-  std::vector<at::Tensor> heads_of(const at::Tensor& features, const TokenPositions& tokens) const;
+  /// Query, key and value out of linear_qkv, in the shapes of CoreAttention, rotated if the model
+  /// asks for it.
+  std::vector<at::Tensor> heads_of(const at::Tensor& hidden, const TokenPositions& tokens) const;
   std::vector<at::Tensor> rotated(const at::Tensor& packed, const kernels::QueryRange& queries,
                                   const TokenPositions& tokens) const;
+  /// Attention of the tokens behind those of `cache`, which it joins.
+  at::Tensor attend_cached(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                           KeyValueCache& cache) const;
 
   HeadLayout layout_;
   int64_t channels_;
+  std::optional<int64_t> window_;
+  int64_t layer_;  ///< of the model
   bool recompute_core_;
   std::string label_;
   std::optional<ProcessGroup> sharing_;  ///< the ranks that have a group with this one

@@ -8,6 +8,7 @@
 #include "lockstep/core/upload.h"
 #include "lockstep/models/context_parallel.h"
 #include "lockstep/models/cross_entropy.h"
+#include "lockstep/models/key_value_cache.h"
 #include "lockstep/models/recompute.h"
 #include "lockstep/parallel_state/parallel_functions.h"
 
@@ -78,6 +79,19 @@ void check_positions(const at::Tensor& positions, int64_t sequence,
   require<UsageError>(low >= 0 && high < config.seq_length,
                       "GPTModel: positions: found {}, allowed: 0 to {} (model.seq_length - 1)",
                       low < 0 ? low : high, config.seq_length - 1);
+}
+
+/// A cache of `config` for `sequence` more tokens.
+void check_cache(const KeyValueCache* cache, const at::Tensor& positions, int64_t sequence,
+                 const TransformerConfig& config, bool cut) {
+  if (cache == nullptr) return;
+  require<UsageError>(!cut && !positions.defined(),
+                      "GPTModel: cache: found {}, allowed: whole sequences and no positions",
+                      cut ? "sequences that tp or cp cuts" : "positions beside it");
+  require<UsageError>(
+      cache->length() + sequence <= config.seq_length,
+      "GPTModel: cache: found {} tokens and {} more, allowed: {} (model.seq_length)",
+      cache->length(), sequence, config.seq_length);
 }
 
 /// The child `layers` of a TransformerBlock.
@@ -211,9 +225,11 @@ void GPTModel::check(const GPTInput& input) const {
     check_hidden(input.hidden, stage_.has_loss ? input.labels : at::Tensor(), config_, parts,
                  {config_, context_parallel_.size()});
   }
-  check_positions(input.positions.positions,
-                  stage_.has_embedding ? input.tokens.size(1) : input.hidden.size(0) * parts,
-                  config_);
+  const int64_t sequence =
+      stage_.has_embedding ? input.tokens.size(1) : input.hidden.size(0) * parts;
+  check_positions(input.positions.positions, sequence, config_);
+  check_cache(input.positions.cache.get(), input.positions.positions, sequence, config_,
+              sequence_parallel_ || context_parallel_.size() > 1);
   if (!stage_.has_loss || !input.labels.defined()) return;
   check_ids(input.labels, "labels");
   require<UsageError>(!stage_.has_embedding || input.labels.sizes() == input.tokens.sizes(),
@@ -236,11 +252,16 @@ at::Tensor GPTModel::output(const at::Tensor& hidden, const at::Tensor& labels) 
 
 TokenPositions GPTModel::positions_of(const GPTInput& input) const {
   TokenPositions result = input.positions;
-  if (result.positions.defined() || context_parallel_.size() == 1) return result;
+  const bool continues = result.cache && result.cache->length() > 0;
+  if (result.positions.defined() || (context_parallel_.size() == 1 && !continues)) return result;
   const int64_t parts = sequence_parallel_ ? tensor_parallel_.size() : 1;
   const at::Tensor& given = stage_.has_embedding ? input.tokens : input.hidden;
   const int64_t length = stage_.has_embedding ? given.size(1) : given.size(0) * parts;
-  result.positions = upload(context_positions(length, context_parallel_), given.device());
+  if (continues)
+    result.positions =
+        upload(at::arange(result.cache->length(), result.cache->length() + length), given.device());
+  else
+    result.positions = upload(context_positions(length, context_parallel_), given.device());
   return result;
 }
 
@@ -250,6 +271,7 @@ at::Tensor GPTModel::forward(const GPTInput& input) const {
   const at::Tensor hidden = decoder_->forward(
       stage_.has_embedding ? embedding_->forward(input.tokens, positions) : input.hidden,
       positions);
+  if (positions.cache) positions.cache->advance(hidden.size(0));
   return stage_.has_loss ? output(hidden, input.labels) : hidden;
 }
 

@@ -95,6 +95,8 @@ class GPTModel : public DescribedModule {
   /// in fp32 (fp64 for a model in fp64), the same on all ranks of tp; labels may be kIgnoredLabel.
   /// label_smoothing counts while the model is training (train(), eval()).
   /// With the loss and no labels: the logits [batch, sequence, vocabulary], gathered over tp.
+  /// With positions.cache the tokens follow those that the cache has, which gets theirs: see
+  /// KeyValueCache.
   /// Without the loss: activations [sequence, batch, hidden_size], with sequence parallelism this
   /// rank's [sequence / ranks, batch, hidden_size], which are the next stage's `hidden`.
   ///

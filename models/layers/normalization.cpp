@@ -38,7 +38,10 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
     if (!of_normalized.defined()) return {of_sum, adds ? of_sum : at::Tensor(), {}, {}, {}};
     const variable_list saved = context->get_saved_variables();
     const at::Tensor& weight = saved[1];
-    const kernels::NormResult forward = {.sum = saved[0], .mean = saved[2], .root = saved[3]};
+    kernels::NormResult forward;
+    forward.sum = saved[0];
+    forward.mean = saved[2];
+    forward.root = saved[3];
     const bool centred = forward.mean.defined();
     const size_t edge = adds ? 2 : 1;  // of the weight: inputs that are not there have none
     const bool trained =
@@ -78,7 +81,10 @@ Norm::Norm(const LayerContext& context) : Norm(context, norm_params(context.sett
 
 at::Tensor Norm::forward(const at::Tensor& input) const { return beside(input).normalized; }
 
-Norm::Branches Norm::beside(const at::Tensor& input) const { return run(input, std::nullopt); }
+Norm::Branches Norm::beside(const at::Tensor& input) const {
+  const Branches branches = run(input, std::nullopt);
+  return at::GradMode::is_enabled() ? branches : Branches{input, branches.normalized};
+}
 
 Norm::Branches Norm::of_sum(const at::Tensor& input, const at::Tensor& residual) const {
   check_normalized(input, weight_, label_);

@@ -1,12 +1,16 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include <ATen/core/Tensor.h>
 
 namespace lockstep {
 
-/// Where the tokens of a micro-batch stand: in their sequences, and among all samples of the run.
+class KeyValueCache;
+
+/// Where the tokens of a micro-batch stand: in their sequences, and among all samples of the run;
+/// and what attention has kept of the tokens before them.
 struct TokenPositions {
   /// [sequence] of int64, for the sequence that this rank holds before sequence parallelism cuts
   /// it. Undefined: 0, 1, ...
@@ -18,6 +22,9 @@ struct TokenPositions {
   /// The same number as int64 [] on the device, for a pass that is recorded once and launched for
   /// many micro-batches. Undefined: first_sample holds.
   at::Tensor first_sample_on_device = {};
+  /// Keys and values of the tokens before these, to which attention adds those of these; null:
+  /// these tokens are whole sequences.
+  std::shared_ptr<KeyValueCache> cache = {};
 };
 
 }  // namespace lockstep

@@ -253,7 +253,7 @@ class Divergence(Ranks):
         path.write_bytes(content)
         elements = entry["shape"][0] * entry["shape"][1]
         self.assert_failed(run(LOCKSTEP, "checkpoint", "import", "--hf", hf, back), 1,
-                           f"'{hf}': tensor '{name}': found 2 of {elements} elements that are not "
+                           f"'{path}': tensor '{name}': found 2 of {elements} elements that are not "
                            "finite")
         self.assertFalse(pathlib.Path(back).exists())
 

@@ -1,6 +1,6 @@
-"""Sharded files there and back: transformers reads what we export in shards, and we read what
-save_pretrained() writes in shards. Needs .venv-hugging-face, as hugging_face_test.py; without it
-the comparisons are skipped."""
+"""Sharded files there and back, and likelihoods: transformers reads what we export in shards, we
+read what save_pretrained() writes in shards, and `lockstep score` gives what its logits say. Needs
+.venv-hugging-face, as hugging_face_test.py; without it the comparisons are skipped."""
 
 import array
 import json
@@ -19,6 +19,7 @@ GROUPED = ("model.num_attention_heads=4", "model.num_query_groups=2", "model.num
 
 # python -c ... read FOLDER: prints the logits of the text's first 32 bytes as a list.
 # python -c ... write FOLDER SIZE DTYPE: saves a random model in shards, and prints the same.
+# python -c ... score FOLDER [[context, continuation], ...]: prints [logprob, is_greedy] of each.
 TRANSFORMERS = """
 import json, pathlib, sys, torch, transformers
 action, folder = sys.argv[1], pathlib.Path(sys.argv[2])
@@ -30,6 +31,13 @@ def read():
     assert not info["missing_keys"] and not info["unexpected_keys"], info
     return model.eval()
 
+def score(model, context, continuation):
+    ids = torch.tensor([*context, *continuation])[-33:]
+    logits = torch.log_softmax(model(ids[None, :-1]).logits[0].double(), -1)[-len(continuation):]
+    chosen = ids[-len(continuation):]
+    return [logits.gather(1, chosen[:, None]).sum().item(),
+            bool((logits.argmax(1) == chosen).all())]
+
 torch.manual_seed(3)
 with torch.no_grad():
     if action == "write":
@@ -39,7 +47,11 @@ with torch.no_grad():
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
         model.to(getattr(torch, sys.argv[4])).save_pretrained(folder, max_shard_size=sys.argv[3])
-    print(json.dumps(read()(inputs).logits.flatten().tolist()))
+    if action == "score":
+        model = read()
+        print(json.dumps([score(model, *pair) for pair in json.loads(sys.argv[3])]))
+    else:
+        print(json.dumps(read()(inputs).logits.flatten().tolist()))
 """
 
 
@@ -112,6 +124,28 @@ class Files(EndToEnd):
         sizes = [json.loads((folder / "model.safetensors.index.json").read_text())["metadata"]
                  ["total_size"] for folder in (self.folder / "theirs float32", again)]
         self.assertEqual(*sizes)
+
+    def test_scores_are_what_the_logits_of_transformers_say(self):
+        checkpoint = self.train()
+        whole = self.export("whole", checkpoint)
+        texts = [("3 squared", " is 9. 4"), ("3 squared ", "is 9"), ("x", "yz"), ("", "one"),
+                 ("so long a context that it does not fit into 32 tokens", " is 7"),
+                 ("caf\u00e9 ", "\u00e9"), ("a", "b" * 32)]
+        path = self.folder / "requests.jsonl"
+        path.write_text("".join(json.dumps({"context": a, "continuation": b}) + "\n"
+                                for a, b in texts))
+        found = [json.loads(line) for line in
+                 self.check(LOCKSTEP, "score", checkpoint, "--input", path).splitlines()]
+
+        def ids(context, continuation):
+            stripped = context.rstrip()
+            continuation = context[len(stripped):] + continuation
+            return [list(stripped.encode()) or [256], list(continuation.encode())]
+
+        expected = self.transformers("score", whole, json.dumps([ids(*pair) for pair in texts]))
+        for answer, (logprob, is_greedy) in zip(found, expected, strict=True):
+            self.assertAlmostEqual(answer["logprob"], logprob, delta=1e-4)
+            self.assertEqual(answer["is_greedy"], is_greedy)
 
 
 if __name__ == "__main__":

@@ -284,13 +284,13 @@ TEST(Recompute, PartsOfTheSavedInputsAreGatheredInBackward) {
 }
 
 // With T = 8 * 2 tokens, h = 16, f = 24 / 2, 4 / 2 heads of 4 channels, elements of e = 8 bytes and
-// RMSNorm, a layer keeps (see activation_plan.h) 2 norms, 2 (3 T h e + T e); attention, T e times 8
-// rotated queries, 8 rotated keys, 24 of linear_qkv's output, 8 of the core's output and 2
-// log-sum-exp; feed-forward 4 f T e. Full recomputation keeps T h e instead, and a rank of tp half
-// of that where it is distributed; selective all but the log-sum-exp.
+// RMSNorm, a layer keeps (see activation_plan.h) 2 norms, 2 (2 T h e + T e); attention, T e times 8
+// queries, 8 keys, 8 values, 8 of the core's output and 2 log-sum-exp; feed-forward 3 f T e. Full
+// recomputation keeps T h e instead, and a rank of tp half of that where it is distributed;
+// selective all but the log-sum-exp.
 TEST(Recompute, WhatIsKeptFallsAsTheFormulaSays) {
   constexpr int64_t kTe = 8 * kMicroBatch * 8, kHidden = 16, kFfn = 12;
-  constexpr int64_t kLayer = kTe * (2 * (3 * kHidden + 1) + (8 + 8 + 24 + 8 + 2) + 4 * kFfn);
+  constexpr int64_t kLayer = kTe * (2 * (2 * kHidden + 1) + (4 * 8 + 2) + 3 * kFfn);
   const TwoRanks none = run_on_two_ranks(recomputing(RecomputeGranularity::none));
   const TwoRanks selective = run_on_two_ranks(recomputing(RecomputeGranularity::selective));
   const TwoRanks full = run_on_two_ranks(recomputing(RecomputeGranularity::full));
@@ -318,7 +318,7 @@ int64_t kept_by(const TransformerConfig& config, const GPTStage& stage) {
 // what WhatIsKeptFallsAsTheFormulaSays counts for half of the heads and of f.
 TEST(Recompute, NumberOfLayersCountsFromTheFirstOfEachStage) {
   constexpr int64_t kTe = 8 * kMicroBatch * 8, kHidden = 16, kFfn = 24;
-  constexpr int64_t kLayer = kTe * (2 * (3 * kHidden + 1) + 2 * (8 + 8 + 24 + 8 + 2) + 4 * kFfn);
+  constexpr int64_t kLayer = kTe * (2 * (2 * kHidden + 1) + 2 * (4 * 8 + 2) + 3 * kFfn);
   TransformerConfig none = recomputing(RecomputeGranularity::none), full = none;
   none.num_layers = full.num_layers = 6;
   full.recompute_granularity = RecomputeGranularity::full;

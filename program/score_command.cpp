@@ -1,0 +1,65 @@
+#include <iostream>
+#include <limits>
+#include <memory>
+
+#include "lockstep/checkpoint/saved_model.h"
+#include "lockstep/core/check.h"
+#include "lockstep/core/input_file.h"
+#include "lockstep/datasets/tokenizer.h"
+#include "lockstep/parallel_state/launch_environment.h"
+#include "lockstep/program/commands.h"
+#include "lockstep/training/run_setup.h"
+#include "lockstep/training/score.h"
+
+namespace lockstep {
+namespace {
+
+struct ScoreArguments {
+  std::string checkpoint;
+  std::string input;
+};
+
+void run_score(const ScoreArguments& arguments) {
+  const std::string text = read_file(arguments.input, std::numeric_limits<int64_t>::max(),
+                                     /*follow_links=*/true);
+  const auto requests = parse_score_requests(text, arguments.input);
+  const SavedModel saved =
+      load_model(arguments.checkpoint, choose_device(DeviceChoice::auto_, LaunchEnvironment{}));
+  const TransformerConfig& model = saved.config.model;
+  const auto tokenizer = make_tokenizer(saved.config.data.tokenizer, "data.tokenizer");
+  std::vector<ScoreTokens> tokens;
+  for (const ScoreRequest& request : requests) try {
+      tokens.push_back(
+          encode_score_request(request, *tokenizer, model.seq_length, model.vocab_size));
+    } catch (const ConfigError& error) {
+      fail<FileError>("'{}': line {}: {}", arguments.input, tokens.size() + 1, error.what());
+    }
+  const std::vector<Score> scores = score(*saved.model, tokens);
+  for (size_t i = 0; i < scores.size(); ++i)
+    std::cout << format_score(requests[i], scores[i].logprob, scores[i].is_greedy) << '\n';
+  std::cout << std::flush;
+}
+
+}  // namespace
+
+void add_score_command(CLI::App& program) {
+  auto arguments = std::make_shared<ScoreArguments>();
+  CLI::App* const command = program.add_subcommand(
+      "score", "Compute how likely a checkpoint's model finds given continuations of texts");
+  command
+      ->add_option("CHECKPOINT", arguments->checkpoint,
+                   "Folder of checkpoint.save; its newest checkpoint is taken")
+      ->required();
+  command
+      ->add_option("--input", arguments->input,
+                   "File with one JSON object a line, with the texts \"context\" and "
+                   "\"continuation\". Each line is printed with \"logprob\" added, the "
+                   "log-likelihood of the continuation in nats, and \"is_greedy\", whether it is "
+                   "what the model would write. An empty context is the end of a document; of "
+                   "texts longer than model.seq_length the end counts")
+      ->type_name("FILE")
+      ->required();
+  command->callback([arguments] { run_score(*arguments); });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,135 @@
+"""Text from a model, and the likelihood of texts: `lockstep generate` and `lockstep score`."""
+
+import json
+import os
+import subprocess
+import sys
+import unittest
+
+from support import LOCKSTEP, SOURCE, EndToEnd, launch, run
+
+# What stands for lm-evaluation-harness: it asks twice and prints the answers.
+HARNESS = {
+    "lm_eval/__init__.py": """
+from types import SimpleNamespace
+def simple_evaluate(model, tasks):
+    texts = [("3 squared ", "is 9."), ("", "caf\\u00e9")]
+    asked = [SimpleNamespace(args=pair) for pair in texts]
+    return {"results": {"tasks": tasks, "answers": model.loglikelihood(asked)}}
+""",
+    "lm_eval/api/__init__.py": "",
+    "lm_eval/api/model.py": "class LM:\n    pass\n",
+}
+
+
+class Generate(EndToEnd):
+    def setUp(self):
+        super().setUp()
+        self.checkpoint = self.folder / "checkpoint"
+        result = run(LOCKSTEP, "train", self.config, "--output", self.folder, "--set",
+                     f"checkpoint.save={self.checkpoint}", "--set", "model.vocab_size=257")
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+
+    def check(self, *command):
+        result = run(LOCKSTEP, *command)
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        return result.stdout.decode(errors="replace")
+
+    def generate(self, *options, tokens=50):
+        return self.check("generate", self.checkpoint, "--max-tokens", tokens, *options)
+
+    def test_each_of_several_prompts_gets_the_text_that_it_gets_alone(self):
+        prompts = ["3 squared", "{}", "[7, 8]", "a much longer prompt that fills the window of it"]
+        alone = [self.generate("--prompt", prompt) for prompt in prompts]
+        options = [word for prompt in prompts for word in ("--prompt", prompt)]
+        self.assertEqual(self.generate(*options), "".join(alone))
+        lines = self.folder / "prompts"
+        lines.write_text("\n".join(prompts) + "\n")
+        self.assertEqual(self.generate("--input", lines), "".join(alone))
+        found = json.loads(self.generate("--input", lines, "--json"))
+        self.assertEqual([one["prompt"] + one["text"] + "\n" for one in found], alone)
+        self.assertEqual(json.loads(self.generate("--prompt", "{}", "--json"))[0], found[1])
+
+    def test_a_stop_string_ends_the_text_before_it(self):
+        whole = self.generate("--prompt", "3 squared", "--temperature", "0")
+        text = whole[len("3 squared"):-1]
+        for stop in (text[5:8], text[:1], "not in the text"):
+            for more in ((), ("--stop", "neither")):
+                found = self.generate("--prompt", "3 squared", "--temperature", "0", "--stop", stop,
+                                      *more)
+                self.assertEqual(found, "3 squared" + text.split(stop)[0] + "\n")
+
+    def test_ranks_of_a_launcher_write_what_one_writes(self):
+        options = ("--prompt", "3 squared", "--prompt", "7", "--temperature", "0")
+        ranks = launch(2, LOCKSTEP, "generate", self.checkpoint, "--max-tokens", "50", *options,
+                       "--tensor", "2")
+        self.assertEqual(ranks.returncode, 0, ranks.stderr.decode())
+        self.assertEqual(ranks.stdout.decode(errors="replace"), self.generate(*options))
+        result = run(LOCKSTEP, "generate", self.checkpoint, *options, "--pipeline", "2")
+        self.assert_failed(result, 2, "--tensor, --pipeline, --expert: found a product of 2, "
+                           "allowed: 1, the ranks that were started")
+
+    def test_what_makes_no_sense_is_refused(self):
+        for options, part in ((("--stop", ""), "--stop: is empty"),
+                              (("--top-p", "0"),
+                               "--top-p: found '0', allowed: a number > 0 and <= 1"),
+                              (("--top-p", "2"), "--top-p: found '2'"),
+                              (("--top-p", "x"), "--top-p")):
+            result = run(LOCKSTEP, "generate", self.checkpoint, "--prompt", "a", *options)
+            self.assert_failed(result, 2, part)
+        self.assert_failed(run(LOCKSTEP, "generate", self.checkpoint), 2, "--prompt: found none")
+        self.assert_failed(run(LOCKSTEP, "generate", self.checkpoint, "--input",
+                               self.folder / "gone"), 1, "gone' cannot be read")
+
+    def score(self, text):
+        path = self.folder / "requests.jsonl"
+        path.write_bytes(text)
+        return run(LOCKSTEP, "score", self.checkpoint, "--input", path)
+
+    def test_scores_are_added_to_each_line(self):
+        requests = [{"id": i, "context": "3 squared", "continuation": text}
+                    for i, text in enumerate((" is 9.", " is nothing", "\u00e9"))]
+        result = self.score("".join(json.dumps(r) + "\n" for r in requests).encode())
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        found = [json.loads(line) for line in result.stdout.splitlines()]
+        for request, answer in zip(requests, found, strict=True):
+            self.assertEqual(list(answer), [*request, "logprob", "is_greedy"])
+            self.assertEqual(request, {key: answer[key] for key in request})
+            self.assertLess(answer["logprob"], 0)
+        self.assertGreater(found[0]["logprob"], found[1]["logprob"])
+        # What the model writes itself is greedy.
+        text = self.generate("--prompt", "3 squared", "--temperature", "0", tokens=9)
+        greedy = {"context": "3 squared", "continuation": text[len("3 squared"):-1]}
+        result = self.score(json.dumps(greedy).encode())
+        self.assertTrue(json.loads(result.stdout)["is_greedy"], result.stdout)
+
+    def test_a_bad_line_is_named_and_nothing_is_printed(self):
+        good = b'{"context": "a", "continuation": "b"}\n'
+        for line, part in ((b"{", "no JSON"), (b'{"context": "a"}', "'continuation' is missing"),
+                           (b'{"context": "a", "continuation": ""}', "found 0 tokens"),
+                           (b'{"context": "\xff", "continuation": "b"}', "no JSON")):
+            result = self.score(good + line + b"\n" + good)
+            self.assert_failed(result, 1, "requests.jsonl': line 2: ", part)
+            self.assertEqual(result.stdout, b"")
+
+    def test_lm_evaluation_harness_gets_its_answers(self):
+        for name, text in HARNESS.items():
+            path = self.folder / "harness" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        script = SOURCE / "examples/lm_evaluation/lockstep_lm.py"
+        result = subprocess.run(
+            [sys.executable, script, self.checkpoint, "arc_easy"], capture_output=True, check=False,
+            env=os.environ | {"PYTHONPATH": str(self.folder / "harness"),
+                              "LOCKSTEP": str(LOCKSTEP)})
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        found = json.loads(result.stdout)
+        self.assertEqual(found["tasks"], ["arc_easy"])
+        expected = self.score('{"context": "3 squared ", "continuation": "is 9."}\n'
+                              '{"context": "", "continuation": "caf\u00e9"}\n'.encode())
+        lines = [json.loads(line) for line in expected.stdout.splitlines()]
+        self.assertEqual(found["answers"], [[line["logprob"], line["is_greedy"]] for line in lines])
+
+
+if __name__ == "__main__":
+    unittest.main()

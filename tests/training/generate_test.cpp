@@ -1,0 +1,156 @@
+#include "lockstep/training/generate.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <set>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/checkpoint/saved_model.h"
+#include "lockstep/core/config_io.h"
+#include "lockstep/core/error.h"
+#include "lockstep/tests/support/rank_threads.h"
+#include "lockstep/tests/support/temporary_folder.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep {
+namespace {
+
+using testing::throws_with;
+
+constexpr const char* kGrouped = "num_query_groups: 2";
+constexpr const char* kLearned =
+    "position_embedding_type: \"learned_absolute\" normalization: \"LayerNorm\"";
+
+/// Of weights so large that the next token depends on all before it.
+GPTModel model_of(const std::string& more) {
+  return GPTModel(parse_config("model { num_layers: 2 hidden_size: 32 num_attention_heads: 4 "
+                               "seq_length: 24 vocab_size: 50 init_method_std: 0.3 " +
+                                   more + " }",
+                               "test")
+                      .model);
+}
+
+TEST(GenerateWithCache, GivesTheTokensThatReadingAllAgainGives) {
+  for (const char* const more : {kGrouped, kLearned}) {
+    const GPTModel model = model_of(more);
+    for (const double temperature : {0.0, 0.8, 2.0})
+      for (const size_t length : {1, 7, 23, 24, 25, 60}) {
+        std::vector<int64_t> prompt;
+        for (size_t i = 0; i < length; ++i) prompt.push_back(static_cast<int64_t>(7 * i % 50));
+        // Past the 24 tokens of the window.
+        GenerateOptions options{.max_tokens = 40, .temperature = temperature};
+        const auto cached = generate(model, prompt, options);
+        options.use_cache = false;
+        EXPECT_EQ(cached, generate(model, prompt, options)) << more << length << " " << temperature;
+        if (temperature > 1) {
+          EXPECT_GT(std::set<int64_t>(cached.begin(), cached.end()).size(), 3u);
+        }
+      }
+  }
+}
+
+TEST(GenerateBatch, GivesEachPromptTheTokensThatItGetsAlone) {
+  const GPTModel model = model_of(kGrouped);
+  const std::vector<std::vector<int64_t>> prompts = {
+      {1, 2, 3}, {4}, {9, 8, 7, 6, 5, 4, 3, 2, 1}, {1, 2, 3}, std::vector<int64_t>(30, 11)};
+  for (const double temperature : {0.0, 1.0}) {
+    const GenerateOptions options{.max_tokens = 30, .temperature = temperature};
+    const auto together = generate_batch(model, prompts, options);
+    ASSERT_EQ(together.size(), prompts.size());
+    for (size_t i = 0; i < prompts.size(); ++i)
+      EXPECT_EQ(together[i], generate(model, prompts[i], options)) << i;
+  }
+  EXPECT_TRUE(generate_batch(model, {}, {}).empty());
+}
+
+TEST(GenerateBatch, EndsAPromptOfWhichTheListenerHasEnough) {
+  const GPTModel model = model_of(kGrouped);
+  const std::vector<std::vector<int64_t>> prompts = {{1, 2, 3}, {4}};
+  const GenerateOptions options{.max_tokens = 12};
+  const auto whole = generate_batch(model, prompts, options);
+  std::vector<int> heard(2, 0);
+  const auto ended = generate_batch(model, prompts, options, [&](size_t prompt, int64_t token) {
+    EXPECT_EQ(token, whole[prompt][static_cast<size_t>(heard[prompt]++)]);
+    return prompt == 0 || heard[prompt] < 5;
+  });
+  EXPECT_EQ(heard, (std::vector<int>{12, 5}));
+  EXPECT_EQ(ended[0], whole[0]);
+  EXPECT_EQ(ended[1], std::vector<int64_t>(whole[1].begin(), whole[1].begin() + 5));
+}
+
+TEST(GenerateOnRanks, GivesTheTokensOfOneRank) {
+  const std::vector<std::vector<int64_t>> prompts = {{1, 2, 3}, {4}, {9, 8, 7, 6, 5, 4, 3, 2, 1}};
+  const testing::TemporaryFolder folder;
+  for (const char* const more :
+       {kGrouped, "num_query_groups: 1", kLearned, "num_experts: 4 moe_router_topk: 2"}) {
+    Config config;
+    config.model = model_of(more).config();
+    config.train.precision = Precision::fp64;
+    const std::string saved = folder.path() / "saved";
+    std::filesystem::remove_all(saved);
+    save_model(saved, 0, config, GPTModel(config.model, {.dtype = at::kDouble}));
+    const auto whole = load_model(saved, c10::kCPU).model;
+    const bool experts = config.model.num_experts.has_value();
+    for (const ParallelSizes& sizes :
+         {ParallelSizes{.tensor = 2}, ParallelSizes{.pipeline = 2},
+          ParallelSizes{.tensor = 2, .pipeline = 2}, ParallelSizes{.expert = 2}}) {
+      if (sizes.expert > 1 && !experts) continue;
+      if (sizes.tensor > 1 && experts) continue;  // needs sequence parallelism
+      ParallelConfig parallel;
+      parallel.tensor_model_parallel_size = sizes.tensor;
+      parallel.pipeline_model_parallel_size = sizes.pipeline;
+      parallel.expert_model_parallel_size = sizes.expert;
+      for (const double temperature : {0.0, 1.0}) {
+        // Past the window.
+        const GenerateOptions options{.max_tokens = 30, .temperature = temperature};
+        const auto expected = generate_batch(*whole, prompts, options);
+        testing::run_ranks(
+            sizes.tensor * sizes.pipeline * sizes.expert,
+            [&](const ParallelState& state) {
+              const SavedModel part = load_model(saved, parallel, state);
+              EXPECT_EQ(generate_batch(*part.model, prompts, options, {}, state), expected)
+                  << more << " on rank " << state.rank();
+            },
+            {.sizes = sizes});
+      }
+    }
+  }
+}
+
+// The tokens that may come are the fewest that reach top_p, found here by sorting.
+TEST(GenerateTopP, SamplesAmongTheFewestTokensThatReachIt) {
+  const GPTModel model = model_of(kGrouped);
+  const std::vector<int64_t> prompt = {1, 2, 3};
+  const at::Tensor logits =
+      model.forward(at::tensor(prompt, at::kLong).unsqueeze(0))[0][-1].to(at::kDouble);
+  const auto [probabilities, ids] = at::softmax(logits / 2, 0).sort(0, /*descending=*/true);
+  for (const double top_p : {1e-9, 0.3, 0.6}) {
+    std::set<int64_t> allowed;
+    double sum = 0;
+    for (int64_t i = 0; sum < top_p; ++i) {
+      allowed.insert(ids[i].item<int64_t>());
+      sum += probabilities[i].item<double>();
+    }
+    std::set<int64_t> seen;
+    GenerateOptions options{.max_tokens = 1, .temperature = 2, .top_k = 0, .top_p = top_p};
+    for (options.seed = 0; options.seed < 400; ++options.seed)
+      seen.insert(generate(model, prompt, options).front());
+    for (const int64_t token : seen) EXPECT_TRUE(allowed.contains(token)) << top_p;
+    if (allowed.size() <= 3) {
+      EXPECT_EQ(seen, allowed) << top_p;
+    }
+  }
+  GenerateOptions options{.max_tokens = 20};
+  const auto all = generate(model, prompt, options);
+  options.top_p = 1;
+  EXPECT_EQ(generate(model, prompt, options), all);
+  for (const double bad : {0.0, 1.5}) {
+    options.top_p = bad;
+    EXPECT_TRUE(throws_with<ConfigError>([&] { generate(model, prompt, options); }, "--top-p"));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,99 @@
+#include "lockstep/training/score_request.h"
+
+#include <gtest/gtest.h>
+
+#include "lockstep/core/error.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep {
+namespace {
+
+using testing::throws_with;
+
+TEST(ScoreRequests, AreAnObjectALine) {
+  const auto requests = parse_score_requests(
+      "{\"id\": 7, \"context\": \"a\\n\", \"continuation\": \"\\u00e9\"}\r\n"
+      "{\"continuation\": \"\", \"context\": \"\"}",
+      "f");
+  ASSERT_EQ(requests.size(), 2u);
+  EXPECT_EQ(requests[0].context, "a\n");
+  EXPECT_EQ(requests[0].continuation, "é");
+  EXPECT_EQ(format_score(requests[0], -0.5, true),
+            "{\"id\":7,\"context\":\"a\\n\",\"continuation\":\"é\",\"logprob\":-0.5,"
+            "\"is_greedy\":true}");
+  EXPECT_TRUE(parse_score_requests("", "f").empty());
+}
+
+TEST(ScoreRequests, ABadLineIsNamed) {
+  const std::string good = "{\"context\": \"a\", \"continuation\": \"b\"}\n";
+  for (const auto& [line, part] :
+       {std::pair<std::string, std::string>{"", "no JSON"},
+        {"{", "no JSON"},
+        {"{\"context\": \"\xff\", \"continuation\": \"b\"}", "no JSON"},
+        {"[]", "found array, allowed: an object"},
+        {"{\"context\": \"a\"}", "'continuation' is missing"},
+        {"{\"context\": 3, \"continuation\": \"b\"}", "'context': found number, allowed: a text"},
+        {"{\"context\": \"a\", \"continuation\": null}", "'continuation': found null"}})
+    EXPECT_TRUE(throws_with<FileError>(
+        [&] { parse_score_requests(good + line + "\n" + good, "f"); }, "'f': line 2: " + part))
+        << line;
+}
+
+ScoreTokens encode(const std::string& context, const std::string& continuation,
+                   int64_t seq_length = 16, int64_t vocab_size = 257) {
+  ByteTokenizer bytes;
+  return encode_score_request({"", context, continuation}, bytes, seq_length, vocab_size);
+}
+
+TEST(ScoreTokens, AreThoseOfLmEvaluationHarness) {
+  using Ids = std::vector<int64_t>;
+  EXPECT_EQ(encode("ab", "cd").ids, (Ids{'a', 'b', 'c', 'd'}));
+  EXPECT_EQ(encode("ab", "cd").scored, 2);
+  // Spaces go over to the continuation: one byte, and two of UTF-8.
+  EXPECT_EQ(encode("ab \n", "c").scored, 3);
+  EXPECT_EQ(encode("ab\u00a0", "c").scored, 3);
+  EXPECT_EQ(encode("", "cd").ids, (Ids{256, 'c', 'd'}));
+  EXPECT_EQ(encode("", "cd").scored, 2);
+  EXPECT_EQ(encode("  ", "c").ids, (Ids{256, ' ', ' ', 'c'}));
+  EXPECT_EQ(encode("  ", "c").scored, 3);
+  // A window of 4 tokens predicts 4, so that 5 ids stay.
+  EXPECT_EQ(encode("abcdef", "gh", 4).ids, (Ids{'d', 'e', 'f', 'g', 'h'}));
+  EXPECT_EQ(encode("a", "bcde", 4).ids, (Ids{'a', 'b', 'c', 'd', 'e'}));
+  EXPECT_EQ(encode("", "bcde", 4).ids, (Ids{256, 'b', 'c', 'd', 'e'}));
+}
+
+TEST(ScoreTokens, RefuseWhatCannotBeScored) {
+  EXPECT_TRUE(throws_with<ConfigError>([] { encode("a", ""); },
+                                       "continuation: found 0 tokens, allowed: 1 to 16"));
+  EXPECT_TRUE(throws_with<ConfigError>([] { encode("a", "bcdef", 4); }, "found 5 tokens"));
+  EXPECT_TRUE(throws_with<ConfigError>(
+      [] { encode("", "a", 4, 256); },
+      "token id: found 256, the end of a document, in the place of an empty context, allowed: less "
+      "than 256 (model.vocab_size)"));
+  EXPECT_TRUE(throws_with<ConfigError>([] { encode("a", "\xff", 4, 200); }, "found 255, allowed"));
+}
+
+/// Merges "ab" alone, so that a context's last token may differ beside its continuation.
+class MergingTokenizer : public ByteTokenizer {
+ public:
+  size_t encode_front(std::string_view text, bool /*last*/, std::vector<int64_t>& ids) override {
+    for (size_t i = 0; i < text.size(); ++i)
+      if (text.substr(i, 2) == "ab") {
+        ids.push_back(1);
+        ++i;
+      } else {
+        ids.push_back(text[i]);
+      }
+    return text.size();
+  }
+};
+
+TEST(ScoreTokens, OfBothTextsAreEncodedTogether) {
+  MergingTokenizer tokenizer;
+  const ScoreTokens tokens = encode_score_request({"", "ca", "bd"}, tokenizer, 16, 257);
+  EXPECT_EQ(tokens.ids, (std::vector<int64_t>{'c', 1, 'd'}));
+  EXPECT_EQ(tokens.scored, 1);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <vector>
+
+#include "lockstep/models/gpt_model.h"
+#include "lockstep/training/score_request.h"
+
+namespace lockstep {
+
+struct Score {
+  double logprob = 0;      ///< sum over the continuation's tokens, in nats
+  bool is_greedy = false;  ///< whether each of them is the most likely one in its place
+};
+
+/// Scores of token sequences, in their order, without dropout. Sequences of similar length go
+/// through the model together. UsageError: a logit is NaN.
+std::vector<Score> score(const GPTModel& model, const std::vector<ScoreTokens>& requests);
+
+}  // namespace lockstep

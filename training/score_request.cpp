@@ -1,0 +1,95 @@
+#include "lockstep/training/score_request.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/core/check.h"
+
+namespace lockstep {
+namespace {
+
+using ScoreJson = nlohmann::ordered_json;
+
+std::string text_at(const ScoreJson& json, const char* key, const std::string& place) {
+  const auto found = json.find(key);
+  require<FileError>(found != json.end(), "{}: '{}' is missing", place, key);
+  require<FileError>(found->is_string(), "{}: '{}': found {}, allowed: a text", place, key,
+                     found->type_name());
+  return found->get<std::string>();
+}
+
+ScoreRequest parse_request(std::string_view line, const std::string& place) {
+  ScoreJson json;
+  try {
+    json = ScoreJson::parse(line);
+  } catch (const ScoreJson::parse_error& error) {
+    fail<FileError>("{}: no JSON from byte {} of the line on", place, error.byte);
+  } catch (const ScoreJson::exception& error) {
+    fail<FileError>("{}: no JSON: {}", place, error.what());
+  }
+  require<FileError>(json.is_object(), "{}: found {}, allowed: an object", place, json.type_name());
+  return {std::string(line), text_at(json, "context", place), text_at(json, "continuation", place)};
+}
+
+/// Characters that Python's str.rstrip() takes away.
+constexpr std::string_view kSpaces[] = {" ",      "\t",     "\n",     "\v",     "\f",     "\r",
+                                        "\x1c",   "\x1d",   "\x1e",   "\x1f",   "\u0085", "\u00a0",
+                                        "\u1680", "\u2000", "\u2001", "\u2002", "\u2003", "\u2004",
+                                        "\u2005", "\u2006", "\u2007", "\u2008", "\u2009", "\u200a",
+                                        "\u2028", "\u2029", "\u202f", "\u205f", "\u3000"};
+
+size_t length_without_spaces(std::string_view text) {
+  for (bool more = true; more;) {
+    more = false;
+    for (const std::string_view space : kSpaces)
+      if (text.ends_with(space)) {
+        text.remove_suffix(space.size());
+        more = true;
+      }
+  }
+  return text.size();
+}
+
+}  // namespace
+
+std::vector<ScoreRequest> parse_score_requests(std::string_view text, const std::string& path) {
+  std::vector<ScoreRequest> requests;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    const std::string place = fmt::format("'{}': line {}", path, requests.size() + 1);
+    requests.push_back(parse_request(text.substr(0, end), place));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return requests;
+}
+
+std::string format_score(const ScoreRequest& request, double logprob, bool is_greedy) {
+  ScoreJson json = ScoreJson::parse(request.line);
+  json["logprob"] = logprob;
+  json["is_greedy"] = is_greedy;
+  return json.dump();
+}
+
+ScoreTokens encode_score_request(const ScoreRequest& request, Tokenizer& tokenizer,
+                                 int64_t seq_length, int64_t vocab_size) {
+  const std::string context = request.context.substr(0, length_without_spaces(request.context));
+  std::vector<int64_t> ids = tokenizer.encode(request.context + request.continuation);
+  const auto before = static_cast<int64_t>(context.empty() ? 0 : tokenizer.encode(context).size());
+  const int64_t scored = static_cast<int64_t>(ids.size()) - before;
+  require<ConfigError>(scored >= 1 && scored <= seq_length,
+                       "continuation: found {} tokens, allowed: 1 to {} (model.seq_length)",
+                       std::max<int64_t>(scored, 0), seq_length);
+  if (before == 0) ids.insert(ids.begin(), tokenizer.end_of_document());
+  if (static_cast<int64_t>(ids.size()) > seq_length + 1)
+    ids.erase(ids.begin(), ids.end() - (seq_length + 1));
+  const int64_t largest = *std::max_element(ids.begin(), ids.end());
+  require<ConfigError>(largest < vocab_size,
+                       "token id: found {}{}, allowed: less than {} (model.vocab_size)", largest,
+                       before == 0 && largest == ids.front()
+                           ? ", the end of a document, in the place of an empty context"
+                           : "",
+                       vocab_size);
+  return {std::move(ids), scored};
+}
+
+}  // namespace lockstep
