@@ -64,11 +64,12 @@ void PieceEncoder::begin_characters(std::string_view piece) {
 
 void PieceEncoder::begin_piece(std::string_view piece) {
   const PieceAlphabet& alphabet = vocabulary_->alphabet;
-  nodes_.clear();
   if (alphabet.by_bytes) {
-    for (const char byte : piece)
-      nodes_.push_back({alphabet.bytes[static_cast<unsigned char>(byte)], 0, 0, kNoRank});
+    nodes_.resize(piece.size());
+    for (size_t i = 0; i < piece.size(); ++i)
+      nodes_[i] = {alphabet.bytes[static_cast<unsigned char>(piece[i])], 0, 0, kNoRank};
   } else {
+    nodes_.clear();
     begin_characters(piece);
   }
   for (uint32_t i = 0; i < nodes_.size(); ++i) {

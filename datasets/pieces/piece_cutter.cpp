@@ -59,7 +59,7 @@ class PieceCutter::Builder {
     next_.clear();
     matched_ = false;
     for (const uint32_t step : steps) follow(step, column);
-    return static_cast<Entry>(state_of(next_) * 2 + matched_);
+    return static_cast<Entry>(state_of(next_) * cutter_.columns_ * 2 + matched_);
   }
 
   /// Goes on from `step`, where a character of class `column`, or the end, comes.
@@ -133,7 +133,8 @@ PieceCutter::PieceCutter(const SplitPattern& pattern, const std::string& place) 
 }
 
 PieceCutter::Piece PieceCutter::match(std::string_view text, size_t begin, bool last) const {
-  size_t found = begin, place = begin, state = 1;
+  const Entry* const table = table_.data();
+  size_t found = begin, place = begin, row = columns_;
   while (place < text.size()) {
     const auto byte = static_cast<unsigned char>(text[place]);
     size_t bytes = 1, column = 0;
@@ -145,14 +146,14 @@ PieceCutter::Piece PieceCutter::match(std::string_view text, size_t begin, bool 
       bytes = next.bytes;
       column = classes_[next.point];
     }
-    const Entry entry = table_[state * columns_ + column];
-    if (entry & 1) found = place;
-    state = entry >> 1;
-    if (state == 0) return {found - begin};
+    const Entry entry = table[row + column];
+    found = entry & 1 ? place : found;
+    row = entry >> 1;
+    if (row == 0) return {found - begin};
     place += bytes;
   }
   if (!last) return {0, true, true};
-  if (table_[state * columns_ + columns_ - 1] & 1) found = place;
+  if (table[row + columns_ - 1] & 1) found = place;
   return {found - begin};
 }
 

@@ -37,7 +37,8 @@ class PieceCutter {
 
  private:
   class Builder;
-  using Entry = uint16_t;  ///< next state * 2, + 1 if the text before the character is a match
+  /// The place of the next state's row in the table * 2, + 1 if the text before is a match.
+  using Entry = uint32_t;
 
   /// The length of the match that begins at `begin`, 0 if there is none.
   Piece match(std::string_view text, size_t begin, bool last) const;

@@ -8,6 +8,8 @@
 #include <thread>
 
 #include "lockstep/core/error.h"
+#include "lockstep/datasets/build_dataset.h"
+#include "lockstep/datasets/indexed_dataset.h"
 #include "lockstep/tests/fuzz/hugging_face_sample.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -210,6 +212,26 @@ TEST(HuggingFaceTokenizer, TheConfigurationNamesTheEndOfDocuments) {
   EXPECT_TRUE(
       throws_with<FileError>([&] { hf_tokenizer(none).end_of_document(); },
                              "'T': found no token that ends documents; allowed: eos_token"));
+}
+
+TEST(HuggingFaceTokenizer, ADocumentThatIsSkippedLeavesNothingBehind) {
+  const testing::TemporaryFolder folder;
+  std::string text;
+  while (text.size() < size_t{5} << 20) text += "the ";
+  const std::string prefix = folder.path() / "set";
+  const auto lines =
+      folder.write("a.jsonl", "{\"text\": \"" + text + "\xFF\"}\n" + "{\"text\": \"the\"}\n");
+  const auto make = [] {
+    return std::make_unique<HuggingFaceTokenizer>(hf_tokenizer(fuzz::sentence_sample()));
+  };
+  const auto done = build_dataset({.input = {lines}, .output = prefix, .skip_bad = true}, make,
+                                  [](const BuildProgress&) {});
+  EXPECT_EQ(done.skipped, 1);
+  const std::vector<int64_t> expected = make()->encode("the");
+  std::vector<int64_t> found(expected.size());
+  ASSERT_EQ(done.tokens, static_cast<int64_t>(expected.size()));
+  IndexedDataset(prefix).sequence(0).read(0, found);
+  EXPECT_EQ(found, expected);
 }
 
 TEST(HuggingFaceTokenizer, ThreadsShareTheTables) {
