@@ -114,12 +114,13 @@ TEST(AttentionOptions, NormsComeBeforeTheRotationAndAreOfEachHead) {
     const at::Tensor root = (x.square().mean(-1, /*keepdim=*/true) + 1e-5).rsqrt();
     return x * root * weights.at(name);
   };
-  const RotaryEmbedding rotary(context_of(config));
-  const at::Tensor query =
-      rotary.apply(normed(features.narrow(3, 0, 2).reshape({8, 3, 4, 4}), "q_layernorm.weight"));
-  const at::Tensor key = rotary.apply(normed(features.select(3, 2), "k_layernorm.weight"));
-  const at::Tensor expected = at::linear(causal_attention(query, key, features.select(3, 3)),
-                                         weights.at("linear_proj.weight"));
+  const at::Tensor packed =
+      at::cat({normed(features.narrow(3, 0, 2), "q_layernorm.weight"),
+               normed(features.narrow(3, 2, 1), "k_layernorm.weight"), features.narrow(3, 3, 1)},
+              3);
+  const auto [query, key, value] = RotaryEmbedding(context_of(config)).heads_of(packed, {0, 2});
+  const at::Tensor expected =
+      at::linear(causal_attention(query, key, value), weights.at("linear_proj.weight"));
   EXPECT_LT(difference(layer.forward(hidden, {}), expected), 1e-13);
   EXPECT_GT(difference(plain.forward(hidden, {}), expected), 1e-3);
 }
