@@ -3,24 +3,27 @@
 //   data_pipeline loader: how long a step waits for its micro-batch. A data set of 32 M tokens with
 //   documents of 200 to 4000 tokens; micro-batches of 8 samples of 2048 tokens. The step is a
 //   sleep, so that the thread that reads ahead has a core of its own, as beside a GPU.
-//   data_pipeline tokenize GPT2_FOLDER FILE: for each line of standard input, encodes the file with
-//   GPT-2's vocabulary on one thread and prints the seconds and the number of tokens; tokenizer.py
-//   runs it and tiktoken in turns.
+//   data_pipeline tokenize TOKENIZER FILE: for each line of standard input, a number of threads,
+//   encodes the file, one part of its lines on each thread, and prints the seconds and the number
+//   of tokens; tokenizer.py runs it and others in turns.
 
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <memory>
 #include <random>
+#include <thread>
 
 #include "lockstep/benchmarks/interleaved.h"
-#include "lockstep/datasets/gpt2_tokenizer.h"
 #include "lockstep/datasets/indexed_dataset_writer.h"
 #include "lockstep/datasets/microbatch_loader.h"
+#include "lockstep/datasets/tokenizer.h"
 
 namespace lockstep::benchmarks {
 namespace {
@@ -83,14 +86,33 @@ void measure_loader() {
   std::filesystem::remove_all(*config.cache_path);
 }
 
-void measure_tokenizer(const std::string& folder, const std::string& path) {
-  Gpt2Tokenizer tokenizer(folder);
+/// About equal parts of a text, which end with lines.
+std::vector<std::string_view> parts_of(std::string_view text, size_t parts) {
+  std::vector<std::string_view> found;
+  for (; parts > 1; --parts) {
+    const size_t end = std::min(text.find('\n', text.size() / parts), text.size() - 1) + 1;
+    found.push_back(text.substr(0, end));
+    text.remove_prefix(end);
+  }
+  found.push_back(text);
+  return found;
+}
+
+void measure_tokenizer(const std::string& name, const std::string& path) {
+  const auto tokenizer = make_tokenizer(name, "tokenizer");
+  std::vector<std::unique_ptr<Tokenizer>> clones;
   std::ifstream file(path, std::ios::binary);
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   for (std::string line; std::getline(std::cin, line);) {
-    size_t tokens = 0;
-    const double seconds = seconds_of([&] { tokens = tokenizer.encode(text).size(); });
-    std::printf("%.6f %zu\n", seconds, tokens);
+    const auto parts = parts_of(text, std::stoul(line));
+    while (clones.size() < parts.size()) clones.push_back(tokenizer->clone());
+    std::atomic<size_t> tokens = 0;
+    const double seconds = seconds_of([&] {
+      std::vector<std::jthread> threads;
+      for (size_t i = 0; i < parts.size(); ++i)
+        threads.emplace_back([&, i] { tokens += clones[i]->encode(parts[i]).size(); });
+    });
+    std::printf("%.6f %zu\n", seconds, tokens.load());
     std::fflush(stdout);
   }
 }
@@ -106,7 +128,7 @@ int main(int argc, char** argv) {
   } else if (part == "tokenize" && argc == 4) {
     measure_tokenizer(argv[2], argv[3]);
   } else {
-    std::fprintf(stderr, "usage: data_pipeline loader | tokenize GPT2_FOLDER FILE\n");
+    std::fprintf(stderr, "usage: data_pipeline loader | tokenize TOKENIZER FILE\n");
     return 2;
   }
 }

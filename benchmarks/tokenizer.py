@@ -1,8 +1,12 @@
-"""GPT-2's encoding on one thread: ours and tiktoken's, in turns, on mixed text.
+"""Text to token ids: ours and the libraries', in turns.
 
-python benchmarks/tokenizer.py BUILD; the vocabulary is scripts/setup gpt2's, tiktoken that of
-scripts/setup tiktoken."""
+python benchmarks/tokenizer.py BUILD [TOKENIZER_JSON...]
 
+GPT-2's encoding against tiktoken, with scripts/setup gpt2's vocabulary and scripts/setup tiktoken's
+package, and, in Python of .venv-tokenizers, each tokenizer.json against PyPI's tokenizers. All run on
+one thread; the last column is ours on two."""
+
+import os
 import pathlib
 import statistics
 import subprocess
@@ -10,11 +14,10 @@ import sys
 import tempfile
 import time
 
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
 SOURCE = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(SOURCE / ".venv/tiktoken"))
-
-import tiktoken  # noqa: E402
-from tiktoken.load import data_gym_to_mergeable_bpe_ranks  # noqa: E402
+for packages in (SOURCE / ".venv/tiktoken", *SOURCE.glob(".venv-tokenizers/lib/*/site-packages")):
+    sys.path.insert(0, str(packages))
 
 ROUNDS = 9
 PATTERN = (r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
@@ -36,46 +39,75 @@ def mixed():
 
 
 def tiktoken_gpt2():
+    import tiktoken  # noqa: PLC0415
+    from tiktoken.load import data_gym_to_mergeable_bpe_ranks  # noqa: PLC0415
     ranks = data_gym_to_mergeable_bpe_ranks(str(SOURCE / "data/gpt2/vocab.bpe"),
                                             str(SOURCE / "data/gpt2/encoder.json"))
-    return tiktoken.Encoding("gpt2", pat_str=PATTERN, mergeable_ranks=ranks,
-                             special_tokens={"<|endoftext|>": 50256})
+    encoding = tiktoken.Encoding("gpt2", pat_str=PATTERN, mergeable_ranks=ranks,
+                                 special_tokens={"<|endoftext|>": 50256})
+    return f"tiktoken {tiktoken.__version__}", encoding.encode_ordinary
 
 
-def measure(name, text, build, peer):
+def hugging_face(file):
+    import tokenizers  # noqa: PLC0415
+    tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    return (f"tokenizers {tokenizers.__version__}",
+            lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+class Program:
+    """Ours, which waits between rounds."""
+
+    def __init__(self, build, tokenizer, file):
+        self.process = subprocess.Popen(
+            [build / "benchmarks/data_pipeline", "tokenize", tokenizer, file], text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def encode(self, threads):
+        """Seconds and number of tokens."""
+        self.process.stdin.write(f"{threads}\n")
+        self.process.stdin.flush()
+        seconds, tokens = self.process.stdout.readline().split()
+        return float(seconds), int(tokens)
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def measure(name, text, build, tokenizer, encode):
     with tempfile.NamedTemporaryFile(suffix=".txt") as file:
         file.write(text.encode())
         file.flush()
-        with subprocess.Popen([build / "benchmarks/data_pipeline", "tokenize",
-                               SOURCE / "data/gpt2", file.name], text=True,
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
-            ours, theirs = [], []
-            for round_ in range(ROUNDS + 1):
-                program.stdin.write("go\n")
-                program.stdin.flush()
-                seconds, tokens = program.stdout.readline().split()
-                begin = time.perf_counter()
-                ids = peer.encode_ordinary(text)
-                elapsed = time.perf_counter() - begin
-                assert len(ids) == int(tokens), (len(ids), tokens)
-                if round_:
-                    ours.append(float(seconds))
-                    theirs.append(elapsed)
-            program.stdin.close()
+        program = Program(build, tokenizer, file.name)
+        ours, both, theirs = [], [], []
+        for _ in range(ROUNDS + 1):
+            seconds, tokens = program.encode(1)
+            ours.append(seconds)
+            both.append(program.encode(2)[0])
+            begin = time.perf_counter()
+            ids = encode(text)
+            theirs.append(time.perf_counter() - begin)
+            assert len(ids) == tokens, (len(ids), tokens)
+        program.close()
     megabytes = len(text.encode()) / 1e6
-    ratios = [b / a for a, b in zip(ours, theirs)]
-    print(f"  {name:8} {megabytes:6.1f} MB   ours {megabytes / statistics.median(ours):6.1f} MB/s   "
-          f"tiktoken {megabytes / statistics.median(theirs):6.1f} MB/s   tiktoken / ours "
-          f"{statistics.median(ratios):.2f}   [{min(ratios):.2f}, {max(ratios):.2f}]")
+    ratios = [b / a for a, b in zip(ours[1:], theirs[1:])]
+    threads = statistics.median(a / b for a, b in zip(ours[1:], both[1:]))
+    print(f"  {name:8} {megabytes:6.1f} MB   ours {megabytes / statistics.median(ours[1:]):6.1f} "
+          f"MB/s   theirs {megabytes / statistics.median(theirs[1:]):6.1f} MB/s   theirs / ours "
+          f"{statistics.median(ratios):.2f}   [{min(ratios):.2f}, {max(ratios):.2f}]   two threads "
+          f"{threads:.2f}")
 
 
 def main():
     build = pathlib.Path(sys.argv[1]).resolve()
-    print(f"GPT-2's encoding, one thread, tiktoken {tiktoken.__version__}; median of {ROUNDS} "
-          "rounds [lowest, highest]")
-    peer = tiktoken_gpt2()
-    measure("English", english() * 8, build, peer)
-    measure("mixed", mixed(), build, peer)
+    rivals = [("GPT-2", f"gpt2:{SOURCE}/data/gpt2", tiktoken_gpt2)] if sys.argv[2:] == [] else []
+    rivals += [(path, f"hf:{path}", lambda path=path: hugging_face(path)) for path in sys.argv[2:]]
+    for title, tokenizer, make in rivals:
+        library, encode = make()
+        print(f"{title}, {library}; median of {ROUNDS} rounds [lowest, highest]")
+        measure("English", english() * 8, build, tokenizer, encode)
+        measure("mixed", mixed(), build, tokenizer, encode)
 
 
 if __name__ == "__main__":

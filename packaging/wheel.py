@@ -1,8 +1,8 @@
 """Makes a wheel of a build folder: python packaging/wheel.py BUILD DIST
 
 The wheel depends on the torch that it was built against, whose libraries it uses; auditwheel copies
-in what else a bare Linux lacks (libprotobuf, libzstd), and names the oldest glibc that can run it. One wheel
-serves every Python 3, because no Python runs in the programs."""
+in what else a bare Linux lacks (libprotobuf, libutf8proc, libzstd), and names the oldest glibc that
+can run it. One wheel serves every Python 3, because no Python runs in the programs."""
 
 import pathlib
 import shutil
@@ -15,7 +15,7 @@ from stage import SOURCE, build_and_dist, fail, run
 # The libraries of the wheels that torch depends on.
 OF_TORCH = ["libtorch*", "libc10*", "libcudart*", "libnccl*"]
 # Debian's packages of the libraries that auditwheel copies in.
-COPIED_IN = ["libprotobuf32", "libzstd1"]
+COPIED_IN = ["libprotobuf32", "libutf8proc2", "libzstd1"]
 
 
 def describe(build):

@@ -76,8 +76,10 @@ class BuildDisplay {
 
 void build(const DataArguments& arguments) {
   BuildDisplay display;
+  const std::unique_ptr<const Tokenizer> tokenizer =
+      make_tokenizer(arguments.tokenizer, "--tokenizer");
   display.end(build_dataset(
-      arguments.build, [&] { return make_tokenizer(arguments.tokenizer, "--tokenizer"); },
+      arguments.build, [&] { return tokenizer->clone(); },
       [&](const BuildProgress& progress) { display.show(progress); }));
 }
 
@@ -127,8 +129,8 @@ void add_data_command(CLI::App& program) {
           "--tokenizer", arguments->tokenizer,
           "byte: the ids 0 to 255 are the bytes, and 256 ends a document. gpt2:FOLDER: GPT-2's "
           "encoding; FOLDER holds encoder.json and vocab.bpe, vocab.json and merges.txt, or "
-          "r50k_base.tiktoken. sentencepiece:FILE: a SentencePiece model, which takes each "
-          "document into memory")
+          "r50k_base.tiktoken. hf:FILE: Hugging Face's tokenizer.json. sentencepiece:FILE: a "
+          "SentencePiece model, which takes each document into memory")
       ->required();
   make->add_option("--output", arguments->build.output,
                    "Prefix of the two files, which appear once they are complete")

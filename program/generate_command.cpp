@@ -76,7 +76,7 @@ void continue_prompts(const LoadedModel& model, Tokenizer& tokenizer,
   for (const std::string& prompt : prompts) tokens.push_back(tokenizer.encode(prompt));
   std::vector<StopStrings> stops(prompts.size(), stop);
   const auto listener = [&](size_t i, int64_t token) {
-    on_text(i, stops[i].add(tokenizer.decode({token})));
+    on_text(i, stops[i].add(tokenizer.decode_more({token})));
     return !stops[i].found();
   };
   generate_batch(*model.saved.model, tokens, arguments.options, listener, model.state);

@@ -291,7 +291,7 @@ void apply_tokenizer(Settings& s) {
   } else {
     s.note("--tokenizer-type",
            fmt::format("not there: found '{}', allowed for data.tokenizer: byte, gpt2:FOLDER, "
-                       "sentencepiece:FILE; data sets that are built already need none",
+                       "hf:FILE, sentencepiece:FILE; data sets that are built already need none",
                        kind));
     if (!s.found("model.vocab_size")) s.note("--tokenizer-type", unknown);
   }

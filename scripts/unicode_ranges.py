@@ -1,25 +1,25 @@
-"""Writes datasets/tokenizers/unicode_ranges.h: the letters, numbers and white space that GPT-2's splitting
-of a text distinguishes, as tiktoken's regular expressions know them.
+"""Writes datasets/pieces/unicode_ranges.h, the classes of characters that the splitting of texts
+distinguishes, as tiktoken's regular expressions know them; those of PyPI's tokenizers are the same.
+And unicode_marks.h, the characters that tokenizers' normalization joins to what comes before them,
+or lets pass one another.
 
-Run where tiktoken is installed: python scripts/unicode_ranges.py
+Run where tiktoken and tokenizers are installed: python scripts/unicode_ranges.py
 """
 
 import pathlib
 
 import tiktoken
+import tokenizers
 
 SOURCE = pathlib.Path(__file__).resolve().parents[1]
 BYTES = {bytes([b]): b for b in range(256)}
-PER_LINE = 6
+COLUMNS = 100
 
 
-def ranges_of(pattern):
-    """Code points that the pattern matches, as (first, last): what it does not match is dropped."""
-    encoding = tiktoken.Encoding("class", pat_str=pattern, mergeable_ranks=BYTES, special_tokens={})
+def joined(points):
+    """Ascending code points as (first, last)."""
     ranges = []
-    for point in range(0x110000):
-        if 0xD800 <= point < 0xE000 or not encoding.encode(chr(point)):
-            continue
+    for point in points:
         if ranges and ranges[-1][1] == point - 1:
             ranges[-1][1] = point
         else:
@@ -27,19 +27,63 @@ def ranges_of(pattern):
     return ranges
 
 
+def characters():
+    return (point for point in range(0x110000) if not 0xD800 <= point < 0xE000)
+
+
+def ranges_of(pattern):
+    """Code points that the pattern matches: what it does not match is dropped."""
+    encoding = tiktoken.Encoding("class", pat_str=pattern, mergeable_ranks=BYTES, special_tokens={})
+    return joined(point for point in characters() if encoding.encode(chr(point)))
+
+
+def combining_ranges():
+    """Characters that trade places with a mark, and all but the first of those that another one is
+    composed of."""
+    composed, decomposed = tokenizers.normalizers.NFC(), tokenizers.normalizers.NFD()
+    found = set()
+    for point in characters():
+        character = chr(point)
+        parts = decomposed.normalize_str(character)
+        found.update(map(ord, parts[1:]))
+        texts = (f"a\u0315{character}", f"a{character}\u0334", f"a\u0345{character}")
+        if parts == character and any(composed.normalize_str(text) != text for text in texts):
+            found.add(point)
+    return joined(sorted(found))
+
+
+def lines_of(name, ranges):
+    texts = [f"{{{first:#x}, {last:#x}}}," for first, last in ranges]
+    yield f"inline constexpr CodePointRange k{name}Ranges[] = {{"
+    line = " "
+    for text in texts:
+        if len(line) + 1 + len(text) > COLUMNS:
+            yield line
+            line = " "
+        line += " " + text
+    yield line
+    yield "};"
+
+
+def write(name, made_with, includes, front, tables):
+    lines = ["#pragma once", "", f"// Written by scripts/unicode_ranges.py with {made_with}.", "",
+             *includes, "", "namespace lockstep {", "", *front, "// clang-format off",
+             *(line for table in tables for line in lines_of(*table)),
+             "// clang-format on", "", "}  // namespace lockstep"]
+    (SOURCE / "datasets/pieces" / name).write_text("\n".join(lines) + "\n")
+
+
 def main():
-    lines = ["#pragma once", "",
-             f"// Written by scripts/unicode_ranges.py with tiktoken {tiktoken.__version__}.", "",
-             "#include <cstdint>", "", "namespace lockstep {", "",
-             "struct CodePointRange {", "  uint32_t first;", "  uint32_t last;  ///< inclusive",
-             "};", "", "// clang-format off"]
-    for name, pattern in (("Letter", r"\p{L}"), ("Number", r"\p{N}"), ("Space", r"\s")):
-        ranges = [f"{{{first:#x}, {last:#x}}}," for first, last in ranges_of(pattern)]
-        lines.append(f"inline constexpr CodePointRange k{name}Ranges[] = {{")
-        lines += ["  " + " ".join(ranges[i:i + PER_LINE]) for i in range(0, len(ranges), PER_LINE)]
-        lines.append("};")
-    lines += ["// clang-format on", "", "}  // namespace lockstep"]
-    (SOURCE / "datasets/tokenizers/unicode_ranges.h").write_text("\n".join(lines) + "\n")
+    classes = (("Letter", "L"), ("Number", "N"), ("Mark", "M"), ("Punctuation", "P"),
+               ("Symbol", "S"))
+    write("unicode_ranges.h", f"tiktoken {tiktoken.__version__}", ["#include <cstdint>"],
+          ["struct CodePointRange {", "  uint32_t first;", "  uint32_t last;  ///< inclusive", "};",
+           ""],
+          [("Space", ranges_of(r"\s")),
+           *((name, ranges_of(rf"\p{{{short}}}")) for name, short in classes)])
+    write("unicode_marks.h", f"tokenizers {tokenizers.__version__}",
+          ['#include "lockstep/datasets/unicode_ranges.h"'], [],
+          [("Combining", combining_ranges())])
 
 
 if __name__ == "__main__":

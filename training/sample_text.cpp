@@ -27,7 +27,7 @@ std::string sample_text(std::unique_ptr<Trainer> trainer, const std::string& che
   const auto prompt = tokenizer->encode(config.train.sample_prompt);
   const GenerateOptions options{.max_tokens = config.train.sample_tokens};
   const auto text_of = [&](const GPTModel& model) {
-    return config.train.sample_prompt + tokenizer->decode(generate(model, prompt, options));
+    return config.train.sample_prompt + tokenizer->decode_more(generate(model, prompt, options));
   };
   const Precision precision = config.train.precision;
   const bool as_loaded = precision == Precision::fp32 || precision == Precision::fp64;

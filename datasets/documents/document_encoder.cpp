@@ -56,6 +56,7 @@ void DocumentEncoder::begin(size_t key) {
   if (tokens_[key] > 0) sink_.drop(key);
   tokens_[key] = 0;
   text_.clear();
+  tokenizer_.restart();
   encode_at_ = kEncodeAtOnce;
 }
 

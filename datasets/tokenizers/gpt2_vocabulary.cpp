@@ -8,6 +8,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/input_file.h"
+#include "lockstep/datasets/byte_alphabet.h"
 
 namespace lockstep {
 namespace {
@@ -22,37 +23,12 @@ constexpr int64_t kLongestFile = int64_t{1} << 30;
 constexpr std::pair<const char*, const char*> kTokensAndMerges[] = {{"encoder.json", "vocab.bpe"},
                                                                     {"vocab.json", "merges.txt"}};
 
-/// GPT-2 writes bytes as characters: those that Latin-1 prints as themselves, the others, in order,
-/// from U+0100 on. Entry c is the byte of code point c, or -1.
-std::array<int16_t, 324> make_alphabet() {
-  std::array<int16_t, 324> bytes;
-  bytes.fill(-1);
-  size_t next = 256;
-  for (int16_t byte = 0; byte < 256; ++byte) {
-    const bool printed = (byte > 0x20 && byte < 0x7F) || (byte > 0xA0 && byte != 0xAD);
-    bytes[printed ? static_cast<size_t>(byte) : next++] = byte;
-  }
-  return bytes;
-}
-
-/// The bytes of a name in that alphabet, all of whose code points have one or two bytes in UTF-8.
-std::string bytes_of_name(std::string_view name, const std::string& place) {
-  static const std::array<int16_t, 324> alphabet = make_alphabet();
-  std::string bytes;
-  for (size_t i = 0; i < name.size(); ++i) {
-    size_t point = static_cast<unsigned char>(name[i]);
-    if (point >= 0x80) {
-      const auto next = i + 1 < name.size() ? static_cast<unsigned char>(name[++i]) : 0;
-      const bool good = point >= 0xC2 && point < 0xE0 && (next & 0xC0) == 0x80;
-      point = good ? (point & 0x1F) << 6 | (next & 0x3F) : alphabet.size();
-    }
-    const int16_t byte = point < alphabet.size() ? alphabet[point] : int16_t(-1);
-    require<FileError>(byte >= 0, "{}: found '{}', allowed: characters of GPT-2's alphabet", place,
-                       name);
-    bytes.push_back(static_cast<char>(byte));
-  }
-  require<FileError>(!bytes.empty(), "{}: found an empty token", place);
-  return bytes;
+std::string bytes_of_token(std::string_view name, const std::string& place) {
+  const std::optional<std::string> bytes = bytes_of_name(name);
+  require<FileError>(bytes.has_value(), "{}: found '{}', allowed: characters of GPT-2's alphabet",
+                     place, name);
+  require<FileError>(!bytes->empty(), "{}: found an empty token", place);
+  return *bytes;
 }
 
 /// Calls `visit` with each line that is not empty, without its end, and its number from 1 on.
@@ -93,15 +69,15 @@ void read_encoder(std::string_view text, Gpt2Vocabulary& vocabulary) {
                        tokens.size() - 1);
     const auto id = value.get<uint32_t>();
     require<FileError>(tokens[id].empty(), "{}: id: found {}, which another token has", place, id);
-    tokens[id] = bytes_of_name(name, place);
+    tokens[id] = bytes_of_token(name, place);
     vocabulary.ids[tokens[id]] = id;
   }
   const auto end = vocabulary.ids.find(kEndOfText);
   if (end != vocabulary.ids.end()) vocabulary.end_of_text = end->second;
 }
 
-Gpt2Vocabulary::Merge parse_merge(std::string_view line, uint32_t rank, const std::string& place,
-                                  const Gpt2Vocabulary& vocabulary) {
+PairMerge parse_merge(std::string_view line, uint32_t rank, const std::string& place,
+                      const Gpt2Vocabulary& vocabulary) {
   const size_t space = line.find(' ');
   require<FileError>(space != line.npos && line.find(' ', space + 1) == line.npos,
                      "{}: found '{}', allowed: two tokens with a space between", place, line);
@@ -111,8 +87,8 @@ Gpt2Vocabulary::Merge parse_merge(std::string_view line, uint32_t rank, const st
                        place, line, vocabulary.path);
     return found->second;
   };
-  const std::string left = bytes_of_name(line.substr(0, space), place);
-  const std::string right = bytes_of_name(line.substr(space + 1), place);
+  const std::string left = bytes_of_token(line.substr(0, space), place);
+  const std::string right = bytes_of_token(line.substr(space + 1), place);
   return {id_of(left), id_of(right), id_of(left + right), rank};
 }
 

@@ -9,24 +9,18 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/datasets/byte_pairs.h"
+
 /// The vocabulary of a byte-level byte-pair encoding, from either of its two forms. Needs no
 /// libtorch.
 namespace lockstep {
 
 struct Gpt2Vocabulary {
-  /// What two neighbours become.
-  struct Merge {
-    uint32_t left = 0;
-    uint32_t right = 0;
-    uint32_t result = 0;
-    uint32_t rank = 0;  ///< the lowest first
-  };
-
   std::string path;                                  ///< of the file that lists the tokens
   std::vector<std::string> tokens;                   ///< their bytes, by id
   std::map<std::string, uint32_t, std::less<>> ids;  ///< by bytes
   std::array<uint32_t, 256> byte_ids = {};
-  std::vector<Merge> merges;            ///< each pair once
+  std::vector<PairMerge> merges;        ///< each pair once
   std::optional<uint32_t> end_of_text;  ///< the id of <|endoftext|>
   /// A piece that is a token stays whole, whatever the merges would make of it, as tiktoken does.
   bool keep_pieces = false;

@@ -59,23 +59,24 @@ const SentencepieceFunctions& loaded_functions(const std::string& field) {
 bool has_sentencepiece() { return loaded() != nullptr; }
 
 SentencepieceTokenizer::SentencepieceTokenizer(const std::string& path, const std::string& field)
-    : path_(path), functions_(loaded_functions(field)), model_(nullptr) {
+    : path_(path), functions_(loaded_functions(field)) {
   const FileBytes file(path);
-  model_ = functions_.open(file.bytes().data(), file.bytes().size());
+  if (void* const model = functions_.open(file.bytes().data(), file.bytes().size()))
+    model_.reset(model, functions_.close);
   require<FileError>(model_ != nullptr && vocabulary_size() > 0,
                      "'{}' is not a SentencePiece model", path);
 }
 
-SentencepieceTokenizer::~SentencepieceTokenizer() {
-  if (model_ != nullptr) functions_.close(model_);
+std::unique_ptr<Tokenizer> SentencepieceTokenizer::clone() const {
+  return std::make_unique<SentencepieceTokenizer>(*this);
 }
 
 int64_t SentencepieceTokenizer::vocabulary_size() const {
-  return functions_.vocabulary_size(model_);
+  return functions_.vocabulary_size(model_.get());
 }
 
 int64_t SentencepieceTokenizer::end_of_document() const {
-  const int64_t id = functions_.end_of_sentence(model_);
+  const int64_t id = functions_.end_of_sentence(model_.get());
   require<FileError>(id >= 0, "'{}': found no end of a sentence, which ends documents", path_);
   return id;
 }
@@ -84,7 +85,7 @@ size_t SentencepieceTokenizer::encode_front(std::string_view text, bool last,
                                             std::vector<int64_t>& ids) {
   if (!last) return 0;
   const bool done = functions_.encode(
-      model_, text.data(), text.size(), &ids,
+      model_.get(), text.data(), text.size(), &ids,
       [](void* sink, int64_t id) { static_cast<std::vector<int64_t>*>(sink)->push_back(id); });
   require<UsageError>(done, "'{}': a text of {} bytes cannot be encoded", path_, text.size());
   return text.size();
@@ -96,7 +97,7 @@ std::string SentencepieceTokenizer::decode(const std::vector<int64_t>& ids) cons
                         "SentencepieceTokenizer: token id: found {}, allowed: 0 to {}", id,
                         vocabulary_size() - 1);
   std::string text;
-  const bool done = functions_.decode(model_, ids.data(), ids.size(), &text,
+  const bool done = functions_.decode(model_.get(), ids.data(), ids.size(), &text,
                                       [](void* sink, const char* bytes, size_t size) {
                                         static_cast<std::string*>(sink)->append(bytes, size);
                                       });

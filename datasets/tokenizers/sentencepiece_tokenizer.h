@@ -23,18 +23,18 @@ class SentencepieceTokenizer : public Tokenizer {
   /// ConfigError, with `field`, where this build has no SentencePiece; FileError for a file that is
   /// missing or no model.
   SentencepieceTokenizer(const std::string& path, const std::string& field);
-  ~SentencepieceTokenizer() override;
 
   int64_t vocabulary_size() const override;
   /// The model's end of a sentence.
   int64_t end_of_document() const override;
   size_t encode_front(std::string_view text, bool last, std::vector<int64_t>& ids) override;
   std::string decode(const std::vector<int64_t>& ids) const override;
+  std::unique_ptr<Tokenizer> clone() const override;
 
  private:
   std::string path_;
   const SentencepieceFunctions& functions_;
-  void* model_;
+  std::shared_ptr<void> model_;  ///< several threads may read it
 };
 
 /// Whether SentencepieceTokenizer can be used.

@@ -23,10 +23,21 @@ class Tokenizer {
   /// Appends the ids of a front part of `text` to `ids` and returns how many bytes they stand for:
   /// all of it if nothing comes after it (`last`), else as much as does not depend on what comes.
   /// The calls for a long text, each with what the one before left over, together give encode().
+  /// The first call after one with `last` begins another text.
   virtual size_t encode_front(std::string_view text, bool last, std::vector<int64_t>& ids) = 0;
 
   /// The bytes that the ids stand for. UsageError names an id that is none.
   virtual std::string decode(const std::vector<int64_t>& ids) const = 0;
+
+  /// The same where other ids came before these: a space that a text's first token has in excess
+  /// stays.
+  virtual std::string decode_more(const std::vector<int64_t>& ids) const { return decode(ids); }
+
+  /// An object for another thread. What is large is shared.
+  virtual std::unique_ptr<Tokenizer> clone() const = 0;
+
+  /// Begins a new text, whatever encode_front() was given last.
+  virtual void restart() {}
 
   std::vector<int64_t> encode(std::string_view text);
 };
@@ -40,15 +51,16 @@ class ByteTokenizer : public Tokenizer {
   int64_t end_of_document() const override { return kBytes; }
   size_t encode_front(std::string_view text, bool last, std::vector<int64_t>& ids) override;
   std::string decode(const std::vector<int64_t>& ids) const override;
+  std::unique_ptr<Tokenizer> clone() const override;
 };
 
-/// ConfigError, with `field`, unless `name` is "byte", "gpt2:" and a folder, or "sentencepiece:"
-/// and a file.
+/// ConfigError, with `field`, unless `name` is "byte", "gpt2:" and a folder, "hf:" and a file, or
+/// "sentencepiece:" and a file.
 void check_tokenizer_name(const std::string& name, const std::string& field);
 
-/// The tokenizer that `name` means: bytes, GPT-2's with the vocabulary of a folder, or
-/// SentencePiece with the model of a file. Errors as of check_tokenizer_name(), Gpt2Tokenizer and
-/// SentencepieceTokenizer.
+/// The tokenizer that `name` means: bytes, GPT-2's with the vocabulary of a folder, that of a
+/// tokenizer.json, or SentencePiece with the model of a file. Errors as of check_tokenizer_name(),
+/// Gpt2Tokenizer, HuggingFaceTokenizer and SentencepieceTokenizer.
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const std::string& field);
 
 }  // namespace lockstep

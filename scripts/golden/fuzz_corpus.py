@@ -107,6 +107,23 @@ ENVIRONMENTS = {
     "none": "PATH=/bin",
 }
 
+SPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+# Changes to the samples of hugging_face_sample.h.
+HUGGING_FACE_PATCHES = {
+    "gpt2": {"normalizer": None, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}},
+    "digits": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+        {"type": "Digits", "individual_digits": True},
+        {"type": "Split", "pattern": {"String": "the"}, "behavior": "Removed", "invert": True},
+        {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]}},
+    "regex": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {
+            "Regex": "(?i:ab|c{2,3})|[^\\s\\p{L}a-z]{1,2}|(?:x|\\S)+(?!\\n)|\\s"}},
+        {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]}},
+    "metaspace": {"normalizer": None, "pre_tokenizer": SPACE, "decoder": SPACE},
+    "merges": {"normalizer": {"type": "Replace", "pattern": {"String": "th"}, "content": "a"},
+               "model": {"ignore_merges": True, "merges": ["h e"], "byte_fallback": False}},
+}
+
 CONFIG = (SOURCE / "configs/tiny.textproto").read_text()
 
 
@@ -142,8 +159,13 @@ def main():
     write("gpt2_vocabulary", "bytes", gpt2([]))
     write("tiktoken_ranks", "merges", ranks([b" t", b"he", b" the", b"12", b"\xe6\x9d", b"the"], 256))
     write("tiktoken_ranks", "gap", ranks([b"th", b"the"], 256) + ranks([b" th"], 259))
-    write("gpt2_pieces", "words", "Hello world's 123 tests,  we'll\n\n see \t東京 ١٢٣ ½ é e\u0301 ")
-    write("gpt2_pieces", "bytes", b"\xff\xc0\xaf \xed\xa0\x80'\xf4\x90\x80\x80 '' 'l 'll")
+    write("gpt2_encoding", "words", "Hello world's 123 tests,  we'll\n\n see \t東京 ١٢٣ ½ é e\u0301 ")
+    write("gpt2_encoding", "bytes", b"\xff\xc0\xaf \xed\xa0\x80'\xf4\x90\x80\x80 '' 'l 'll")
+    write("hugging_face_encoding", "words", "<s>Hello the  the's 123,\n\n <mask> café e\u0301a "
+          "\u1100\u1161 東京 </s>  <|endoftext|> ")
+    write("hugging_face_encoding", "bytes", b"\xff\xc0 \xed\xa0\x80'\xf4\x90 the\xe4\xb8 caf\xc3")
+    for name, patch in HUGGING_FACE_PATCHES.items():
+        write("hugging_face_tokenizer", name, json.dumps(patch, ensure_ascii=False))
     write("manifest", "small", MANIFEST)
     write("json_lines", "lines", b"\4" + LINES)
     write("json_lines", "mark", b"\0\xef\xbb\xbf" + LINES + b"\n")

@@ -9,8 +9,8 @@
 #include <random>
 
 #include "lockstep/core/error.h"
-#include "lockstep/datasets/gpt2_pieces.h"
 #include "lockstep/datasets/gpt2_vocabulary.h"
+#include "lockstep/datasets/piece_cutter.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -67,7 +67,7 @@ std::vector<uint32_t> ids_by_rank() {
   const Gpt2Vocabulary vocabulary =
       parse_gpt2_vocabulary(golden()["encoder"].dump(), "E", small_merges(), "M");
   std::vector<uint32_t> ids(vocabulary.byte_ids.begin(), vocabulary.byte_ids.end());
-  for (const Gpt2Vocabulary::Merge& merge : vocabulary.merges) ids.push_back(merge.result);
+  for (const PairMerge& merge : vocabulary.merges) ids.push_back(merge.result);
   return ids;
 }
 
@@ -77,6 +77,11 @@ std::string small_ranks() {
   Gpt2Vocabulary ordered;
   for (const uint32_t id : ids_by_rank()) ordered.tokens.push_back(vocabulary.tokens[id]);
   return ranks_of(ordered);
+}
+
+const PieceCutter& gpt2_cutter() {
+  static const PieceCutter cutter(parse_split_pattern(kGpt2Pattern, "GPT-2"), "GPT-2");
+  return cutter;
 }
 
 /// Every text in one piece, and again, when the short pieces are known.
@@ -193,7 +198,7 @@ TEST(Gpt2Tokenizer, MergesAsDefined) {
 TEST(Gpt2Tokenizer, APieceOfAMillionBytes) {
   Gpt2Tokenizer tokenizer = small_tokenizer();
   const std::string text(1 << 20, 'a');
-  EXPECT_EQ(gpt2_piece_length(text), text.size());
+  EXPECT_EQ(gpt2_cutter().first(text, /*last=*/true).length, text.size());
   const auto ids = tokenizer.encode(text);
   EXPECT_LT(ids.size(), text.size());
   EXPECT_EQ(tokenizer.decode(ids), text);
@@ -203,7 +208,7 @@ TEST(Gpt2Pieces, BytesThatAreNoUtf8AreOtherCharacters) {
   const auto pieces = [](std::string_view text) {
     std::vector<std::string> found;
     for (; !text.empty(); text.remove_prefix(found.back().size()))
-      found.emplace_back(text.substr(0, gpt2_piece_length(text)));
+      found.emplace_back(text.substr(0, gpt2_cutter().first(text, /*last=*/true).length));
     return found;
   };
   using Pieces = std::vector<std::string>;

@@ -67,7 +67,8 @@ SUBROOMS = {
     "pipeline": {"schedule": set()},
     "datasets": {
         "files": set(),
-        "tokenizers": {"files"},
+        "pieces": set(),
+        "tokenizers": {"files", "pieces"},
         "indexed": {"files", "tokenizers"},
         "documents": {"files", "tokenizers", "indexed"},
         "samples": {"files", "tokenizers", "indexed"},

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep {
+
+/// A token that a text is searched for before anything else is done to it.
+struct AddedToken {
+  uint32_t id = 0;
+  std::string content;
+  bool lstrip = false;  ///< takes the white space before it
+  bool rstrip = false;  ///< and after it
+};
+
+/// Finds the first of several tokens in a text, of two that begin at the same place the longer.
+/// Threads may share it. Needs no libtorch.
+class AddedTokenFinder {
+ public:
+  AddedTokenFinder() = default;
+  /// Contents are not empty; of two that are the same the first counts.
+  explicit AddedTokenFinder(std::vector<AddedToken> tokens);
+
+  struct Found {
+    const AddedToken* token = nullptr;  ///< nullptr if there is none, or it cannot be said yet
+    size_t begin = 0;  ///< of the token; without one, up to here there is none whatever comes
+    size_t end = 0;    ///< of the token
+  };
+
+  /// The first token from `from` on. Where the text is not `closed`, more of it may come.
+  Found find(std::string_view text, size_t from, bool closed) const;
+
+ private:
+  /// The tokens that begin like the text at `place`: the longest that is there whole, and whether a
+  /// longer one may be there.
+  struct Candidate {
+    const AddedToken* token = nullptr;
+    bool longer = false;
+  };
+  Candidate candidate(std::string_view text, size_t place) const;
+
+  std::vector<AddedToken> tokens_;  ///< ordered by their bytes
+  std::array<bool, 256> begins_ = {};
+  bool any_lstrip_ = false;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,105 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+/// Byte-pair encoding of the pieces of a text. Needs no libtorch.
+namespace lockstep {
+
+/// What two neighbours become.
+struct PairMerge {
+  uint32_t left = 0;
+  uint32_t right = 0;
+  uint32_t result = 0;
+  uint32_t rank = 0;  ///< the lowest first
+};
+
+/// The merges by their pairs, in an open hash table. Of two merges of a pair the last counts.
+class MergeTable {
+ public:
+  static constexpr uint32_t kNoRank = 0xFFFFFFFF;
+  struct Merge {
+    uint64_t pair = ~uint64_t(0);  ///< left * 2^32 + right
+    uint32_t rank = kNoRank;
+    uint32_t result = 0;
+  };
+
+  explicit MergeTable(const std::vector<PairMerge>& merges);
+
+  /// With kNoRank if the two stay apart.
+  const Merge& find(uint32_t left, uint32_t right) const;
+
+ private:
+  std::vector<Merge> slots_;
+};
+
+/// What bytes or characters are before any merge.
+struct PieceAlphabet {
+  /// A piece begins as its bytes; otherwise as its characters.
+  bool by_bytes = true;
+  /// Ids of the bytes. Where a piece begins as characters, those of which a character consists that
+  /// has no id, if `has_bytes`.
+  std::array<uint32_t, 256> bytes = {};
+  bool has_bytes = true;
+  std::unordered_map<uint32_t, uint32_t> characters;  ///< ids by code point
+  std::optional<uint32_t> unknown;  ///< of any other character; without it, that is left out
+  bool join_unknown = false;        ///< one id for several of these in a row
+};
+
+/// A hash by which strings are found by views.
+struct StringHash {
+  using is_transparent = void;
+  size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
+};
+using IdsByBytes = std::unordered_map<std::string, uint32_t, StringHash, std::equal_to<>>;
+
+/// What the encoders of several threads share.
+struct PieceVocabulary {
+  PieceAlphabet alphabet;
+  MergeTable merges{std::vector<PairMerge>()};
+  /// A piece that is one of these stays whole, whatever the merges would make of it.
+  IdsByBytes whole_pieces;
+};
+
+/// Pieces to ids, on one thread.
+class PieceEncoder {
+ public:
+  explicit PieceEncoder(std::shared_ptr<const PieceVocabulary> vocabulary);
+
+  const std::shared_ptr<const PieceVocabulary>& vocabulary() const { return vocabulary_; }
+
+  /// Appends the ids of a piece.
+  void encode(std::string_view piece, std::vector<int64_t>& ids);
+
+ private:
+  /// The ids of a short piece that was met before.
+  struct CachedPiece {
+    std::array<uint64_t, 2> bytes = {};
+    uint8_t length = 0;
+    uint8_t count = 0;
+    std::array<uint32_t, 3> ids = {};
+  };
+  /// A token of the piece that is being merged.
+  struct Node {
+    uint32_t id, previous, next;
+    uint32_t rank;  ///< of the merge with the next one
+  };
+
+  void begin_piece(std::string_view piece);
+  void begin_characters(std::string_view piece);
+  void merge_piece(std::string_view piece, std::vector<int64_t>& ids);
+
+  std::shared_ptr<const PieceVocabulary> vocabulary_;
+  std::vector<CachedPiece> cache_;
+  std::vector<Node> nodes_;
+  std::vector<uint64_t> queue_;  ///< rank * 2^32 + place; a heap, the lowest in front
+};
+
+}  // namespace lockstep

@@ -1,0 +1,81 @@
+#include "lockstep/datasets/hugging_face_file.h"
+
+#include <filesystem>
+
+#include "lockstep/core/input_file.h"
+#include "lockstep/datasets/hugging_face_model.h"
+
+namespace lockstep {
+namespace {
+
+using Json = JsonField::Json;
+
+constexpr int64_t kLongestJson = int64_t{1} << 30;
+constexpr std::string_view kKnownEnds[] = {"<|endoftext|>", "</s>", "<|end_of_text|>",
+                                           "<\xEF\xBD\x9C"
+                                           "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>",
+                                           "<eos>"};
+
+Json parse_json(std::string_view text, const std::string& path) {
+  try {
+    return Json::parse(text);
+  } catch (const Json::exception& error) {
+    fail<FileError>("'{}' is damaged: {}", path, error.what());
+  }
+}
+
+std::optional<uint32_t> end_of_documents(const TokenNames& tokens, const std::string& path,
+                                         const std::optional<std::string>& config,
+                                         const std::string& config_path) {
+  if (config) {
+    const Json json = parse_json(*config, config_path);
+    const JsonField end = JsonField(json, config_path)["eos_token"];
+    if (!end.is_null()) {
+      const std::string name = end.json().is_object() ? end["content"].text() : end.text();
+      const auto found = tokens.ids.find(name);
+      if (found == tokens.ids.end()) end.refuse(fmt::format("a token of '{}'", path));
+      return found->second;
+    }
+  }
+  for (const std::string_view name : kKnownEnds) {
+    const auto found = tokens.ids.find(name);
+    if (found != tokens.ids.end()) return found->second;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+HuggingFaceTokenizerFile parse_hugging_face_tokenizer(std::string_view text,
+                                                      const std::string& path,
+                                                      const std::optional<std::string>& config,
+                                                      const std::string& config_path) {
+  const Json json = parse_json(text, path);
+  const JsonField root(json, path);
+  HuggingFaceTokenizerFile file;
+  file.path = path;
+  read_normalizer(root["normalizer"], file);
+  const bool by_bytes = read_pre_tokenizer(root["pre_tokenizer"], file);
+  TokenNames tokens = read_model(root["model"], by_bytes, file);
+  read_added_tokens(root["added_tokens"], tokens, file);
+  check_post_processor(root["post_processor"]);
+  file.bytes = read_decoder(root["decoder"], tokens);
+  file.vocabulary_size = static_cast<int64_t>(tokens.names.size());
+  require<FileError>(file.vocabulary_size > 0, "'{}': found no token", path);
+  file.end_of_document = end_of_documents(tokens, path, config, config_path);
+  return file;
+}
+
+HuggingFaceTokenizerFile read_hugging_face_tokenizer(const std::string& path) {
+  const auto read = [](const std::string& from) {
+    return read_file(from, kLongestJson, /*follow_links=*/true);
+  };
+  const std::filesystem::path beside =
+      std::filesystem::path(path).parent_path() / "tokenizer_config.json";
+  const std::string text = read(path);
+  std::optional<std::string> config;
+  if (kind_of_file(beside.string()) != FileKind::none) config = read(beside.string());
+  return parse_hugging_face_tokenizer(text, path, config, beside.string());
+}
+
+}  // namespace lockstep

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/datasets/byte_pairs.h"
+#include "lockstep/datasets/hugging_face_file.h"
+#include "lockstep/datasets/tokenizer.h"
+
+namespace lockstep {
+
+/// The tokenizer of a tokenizer.json. The ids are those that PyPI's tokenizers gives for a text
+/// with add_special_tokens=False, which is what Megatron's HuggingFaceTokenizer asks for: no token
+/// is put before or after a text, and special tokens in a text are these tokens. Bytes that are no
+/// UTF-8 count as U+FFFD, as in a text that Python decodes with errors="replace".
+///
+/// decode() gives what Hugging Face's gives without leaving out special tokens, but bytes of half a
+/// character stay what they are. Without a decoder in the file, it is the tokens' names.
+class HuggingFaceTokenizer : public Tokenizer {
+ public:
+  explicit HuggingFaceTokenizer(HuggingFaceTokenizerFile file);
+  /// Of a file; errors as of read_hugging_face_tokenizer().
+  explicit HuggingFaceTokenizer(const std::string& path);
+
+  int64_t vocabulary_size() const override { return file_->vocabulary_size; }
+  int64_t end_of_document() const override;
+  size_t encode_front(std::string_view text, bool last, std::vector<int64_t>& ids) override;
+  std::string decode(const std::vector<int64_t>& ids) const override;
+  std::string decode_more(const std::vector<int64_t>& ids) const override;
+  std::unique_ptr<Tokenizer> clone() const override;
+  void restart() override { begins_ = {}; }
+
+  /// What has not begun yet where encode_front() goes on.
+  struct Begins {
+    bool text = true;     ///< the text
+    bool section = true;  ///< what is between two tokens in the text
+    bool part = true;     ///< what is between two tokens of the normalized section
+  };
+
+ private:
+  std::shared_ptr<const HuggingFaceTokenizerFile> file_;
+  PieceEncoder encoder_;
+  Begins begins_;
+};
+
+}  // namespace lockstep

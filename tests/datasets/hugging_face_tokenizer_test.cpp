@@ -1,0 +1,254 @@
+#include "lockstep/datasets/hugging_face_tokenizer.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <random>
+#include <thread>
+
+#include "lockstep/core/error.h"
+#include "lockstep/datasets/build_dataset.h"
+#include "lockstep/datasets/indexed_dataset.h"
+#include "lockstep/tests/fuzz/hugging_face_sample.h"
+#include "lockstep/tests/support/temporary_folder.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep {
+namespace {
+
+using HfJson = nlohmann::json;
+using testing::throws_with;
+
+HuggingFaceTokenizer hf_tokenizer(const HfJson& json) {
+  return HuggingFaceTokenizer(parse_hugging_face_tokenizer(json.dump(), "T"));
+}
+
+::testing::AssertionResult hf_refused(const HfJson& json, const std::string& part) {
+  return throws_with<FileError>([&] { hf_tokenizer(json); }, part);
+}
+
+/// Refused after the value at a path of the file has become another.
+class DamagedTokenizer : public ::testing::Test {
+ protected:
+  ::testing::AssertionResult refused(const std::string& pointer, const HfJson& value,
+                                     const std::string& part) const {
+    HfJson json = good_;
+    json[HfJson::json_pointer(pointer)] = value;
+    return hf_refused(json, part);
+  }
+
+  HfJson good_ = fuzz::byte_level_sample();
+};
+
+TEST_F(DamagedTokenizer, ModelsAreNamed) {
+  EXPECT_TRUE(
+      refused("/model/type", "Unigram", "'T': model.type: found \"Unigram\", allowed: BPE"));
+  EXPECT_TRUE(refused("/model/dropout", 0.1, "'T': model.dropout: found 0.1, allowed: null or 0"));
+  EXPECT_TRUE(refused("/model/end_of_word_suffix", "</w>", "model.end_of_word_suffix: found"));
+  EXPECT_TRUE(refused("/model/continuing_subword_prefix", "##", "model.continuing_subword_prefix"));
+  EXPECT_TRUE(refused("/model/vocab", {1, 2}, "'T': model.vocab: found [1,2], allowed: an object"));
+  EXPECT_TRUE(
+      refused("/model/vocab/a", -1, "'T': model.vocab: token 'a': id: found -1, allowed: 0"));
+  EXPECT_TRUE(refused("/model/vocab/a", 98, "id: found 98, which 'a' has"));
+  EXPECT_TRUE(refused("/model/vocab/a", 999999, "id: found 999999, allowed: 0 to"));
+  EXPECT_TRUE(
+      refused("/model/merges/1", "a b c", "'T': model.merges[1]: found \"a b c\", allowed"));
+  EXPECT_TRUE(refused("/model/merges/1", {"a"}, "model.merges[1]: found [\"a\"], allowed: two"));
+  EXPECT_TRUE(
+      refused("/model/merges/0", {"t", 1}, "model.merges[0][1]: found 1, allowed: a string"));
+  EXPECT_TRUE(refused("/model/merges/0", "a q", "model.merges[0]: found \"a q\", allowed: tokens"));
+  EXPECT_TRUE(refused("/model/ignore_merges", 1, "model.ignore_merges: found 1, allowed: true or"));
+  HfJson json = good_;
+  json["model"]["vocab"].erase("a");
+  EXPECT_TRUE(hf_refused(json, "'T': model.vocab: found no token for byte 97, allowed: all 256"));
+}
+
+TEST_F(DamagedTokenizer, StepsAreNamed) {
+  const std::string split = "/pre_tokenizer/pretokenizers/0";
+  EXPECT_TRUE(refused(split + "/type", "Whitespace",
+                      "'T': pre_tokenizer.pretokenizers[0].type: found \"Whitespace\", allowed:"));
+  EXPECT_TRUE(
+      refused(split + "/behavior", "Removed", "behavior: found \"Removed\", allowed: Isol"));
+  EXPECT_TRUE(refused(split + "/pattern/Regex", "a(?=b)",
+                      "'T': pre_tokenizer.pretokenizers[0].pattern.Regex: found a group of this "
+                      "kind at byte 2 of 'a(?=b)', allowed:"));
+  EXPECT_TRUE(refused("/pre_tokenizer/pretokenizers/1/add_prefix_space", true,
+                      "add_prefix_space: found true, allowed: false where another step"));
+  EXPECT_TRUE(refused("/pre_tokenizer/pretokenizers/0/type", "ByteLevel",
+                      "pretokenizers[1].type: found \"ByteLevel\", allowed: nothing after"));
+  EXPECT_TRUE(refused("/normalizer/type", "NFKC", "'T': normalizer.type: found \"NFKC\", allowed"));
+  EXPECT_TRUE(refused("/normalizer", {{"type", "Replace"}, {"pattern", {{"Regex", "a"}}}},
+                      "'T': normalizer.pattern: found {\"Regex\":\"a\"}, allowed: {\"String\""));
+  EXPECT_TRUE(refused("/decoder/type", "WordPiece", "'T': decoder.type: found \"WordPiece\""));
+  EXPECT_TRUE(refused("/post_processor/type", "New", "'T': post_processor.type: found \"New\""));
+}
+
+TEST_F(DamagedTokenizer, AddedTokensAreNamed) {
+  EXPECT_TRUE(refused("/added_tokens/1/id", 5, "'T': added_tokens[1].id: found 5, allowed: 26"));
+  EXPECT_TRUE(
+      refused("/added_tokens/0/content", "", "added_tokens[0].content: found \"\", allowed"));
+  EXPECT_TRUE(refused("/added_tokens/0/lstrip", nullptr, "added_tokens[0].lstrip: found null"));
+  EXPECT_TRUE(
+      refused("/added_tokens/2/single_word", true, "single_word: found true, allowed: fal"));
+  EXPECT_TRUE(
+      refused("/added_tokens", {{"a", 1}}, "'T': added_tokens: found {\"a\":1}, allowed: an"));
+}
+
+TEST(HuggingFaceTokenizer, DamagedFilesAreNamed) {
+  const auto refused = [](const std::string& text, const std::string& part) {
+    return throws_with<FileError>([&] { parse_hugging_face_tokenizer(text, "T"); }, part);
+  };
+  const std::string good = fuzz::byte_level_sample().dump();
+  EXPECT_TRUE(refused(good.substr(0, 1000), "'T' is damaged: [json.exception.parse_error"));
+  EXPECT_TRUE(refused(good.substr(0, 1000), "column 1001"));
+  EXPECT_TRUE(refused("[]", "'T': found [], allowed: an object"));
+  EXPECT_TRUE(refused("{}", "'T': model: found null, allowed: an object"));
+  HfJson sentences = fuzz::sentence_sample();
+  sentences["model"]["vocab"].erase("<0x41>");
+  EXPECT_TRUE(hf_refused(sentences,
+                         "'T': model.byte_fallback: found true, allowed: false where "
+                         "model.vocab has 255 of the tokens <0x00> to <0xFF>"));
+  sentences = fuzz::sentence_sample();
+  sentences["model"]["unk_token"] = "<none>";
+  EXPECT_TRUE(hf_refused(sentences, "'T': model.unk_token: found \"<none>\", allowed: null or a"));
+  sentences["model"]["unk_token"] = "h";
+  EXPECT_TRUE(hf_refused(sentences, "'T': model.merges[1]: found \"h e\", allowed: tokens"));
+}
+
+TEST(HuggingFaceTokenizer, MutationsAreReadOrRefused) {
+  std::mt19937 random(24);
+  int refused = 0;
+  for (const HfJson& sample : {fuzz::byte_level_sample(), fuzz::sentence_sample()})
+    for (int i = 0; i < 500; ++i) {
+      std::string text = sample.dump();
+      const size_t place = random() % text.size();
+      if (i % 3 == 0)
+        text.erase(place, random() % 4 + 1);
+      else
+        text[place] = static_cast<char>(random());
+      try {
+        HuggingFaceTokenizer(parse_hugging_face_tokenizer(text, "T")).encode("the t\xC3\xA9xt's");
+      } catch (const FileError&) {
+        ++refused;
+      }
+    }
+  EXPECT_GT(refused, 300);
+}
+
+/// Every way to cut a text into two, and into single bytes.
+TEST(HuggingFaceTokenizer, PartsGiveTheWholeWhereverTheyEnd) {
+  const std::string texts[] = {
+      "the  <mask>  the caf\xC3\xA9 cafe\xCC\x81 \xE6\x9D\xB1\r\n\n  <|endof <|endoftext|>the's'",
+      "</s>   the \xFF\xE6\x9D \xF0\x9F\x98\x80\xE2\x96\x81\xE2\x96\x81</s </s>\n the",
+      "a\xCC\xA7\xCC\x81\xCC\xA7 \xE1\x84\x80\xE1\x85\xA1\xE1\x86\xA8  thethethe 12 ''"};
+  for (const HfJson& sample : {fuzz::byte_level_sample(), fuzz::sentence_sample()}) {
+    HuggingFaceTokenizer tokenizer = hf_tokenizer(sample);
+    for (const std::string& text : texts) {
+      const auto whole = tokenizer.encode(text);
+      std::vector<int64_t> bytes;
+      std::string buffer;
+      for (size_t i = 0; i < text.size(); ++i) {
+        buffer += text[i];
+        buffer.erase(0, tokenizer.encode_front(buffer, i + 1 == text.size(), bytes));
+      }
+      EXPECT_EQ(bytes, whole) << text;
+      for (size_t cut = 0; cut <= text.size(); ++cut) {
+        std::vector<int64_t> ids;
+        const size_t used = tokenizer.encode_front(text.substr(0, cut), false, ids);
+        tokenizer.encode_front(text.substr(used), true, ids);
+        EXPECT_EQ(ids, whole) << text << " cut at " << cut;
+      }
+    }
+  }
+}
+
+TEST(HuggingFaceTokenizer, MemoryIsBounded) {
+  std::string text;
+  for (int i = 0; i < 20000; ++i) text += i % 97 == 0 ? "e\xCC\x81 12\n" : " the cat's hat";
+  for (const HfJson& sample : {fuzz::byte_level_sample(), fuzz::sentence_sample()}) {
+    HuggingFaceTokenizer tokenizer = hf_tokenizer(sample);
+    const auto whole = tokenizer.encode(text);
+    std::vector<int64_t> ids;
+    std::string buffer;
+    size_t most = 0;
+    for (size_t place = 0; place < text.size(); place += 100) {
+      buffer += text.substr(place, 100);
+      buffer.erase(0, tokenizer.encode_front(buffer, place + 100 >= text.size(), ids));
+      most = std::max(most, buffer.size());
+    }
+    EXPECT_EQ(ids, whole);
+    EXPECT_LT(most, 40U);
+  }
+}
+
+TEST(HuggingFaceTokenizer, DecodesATextAndItsContinuation) {
+  HuggingFaceTokenizer sentences = hf_tokenizer(fuzz::sentence_sample());
+  const auto ids = sentences.encode("the \xC3\xA9\xE6\x9D\xB1 the");
+  EXPECT_EQ(sentences.decode(ids), "the \xC3\xA9\xE6\x9D\xB1 the");
+  EXPECT_EQ(sentences.decode_more(ids), " the \xC3\xA9\xE6\x9D\xB1 the");
+  HuggingFaceTokenizer bytes = hf_tokenizer(fuzz::byte_level_sample());
+  EXPECT_EQ(bytes.decode(bytes.encode("the\n <|endoftext|>e\xCC\x81")),
+            "the\n <|endoftext|>\xC3\xA9");
+  EXPECT_TRUE(throws_with<UsageError>([&] { bytes.decode({-1}); }, "token id: found -1, allowed"));
+  EXPECT_TRUE(throws_with<UsageError>([&] { bytes.decode({5000}); }, "found 5000, allowed: 0 to"));
+}
+
+TEST(HuggingFaceTokenizer, TheConfigurationNamesTheEndOfDocuments) {
+  const testing::TemporaryFolder folder;
+  folder.write("tokenizer.json", fuzz::byte_level_sample().dump());
+  const std::string path = (folder.path() / "tokenizer.json").string();
+  const auto tokenizer = make_tokenizer("hf:" + path, "field");
+  EXPECT_EQ(tokenizer->decode({tokenizer->end_of_document()}), "<|endoftext|>");
+  folder.write("tokenizer_config.json", R"({"eos_token": {"content": "<mask>"}})");
+  EXPECT_EQ(HuggingFaceTokenizer(path).end_of_document(), tokenizer->end_of_document() + 1);
+  folder.write("tokenizer_config.json", R"({"eos_token": "none"})");
+  EXPECT_TRUE(throws_with<FileError>([&] { HuggingFaceTokenizer{path}; },
+                                     "tokenizer_config.json': eos_token: found \"none\", allowed"));
+  folder.write("tokenizer_config.json", "{");
+  EXPECT_TRUE(throws_with<FileError>([&] { HuggingFaceTokenizer{path}; }, "is damaged"));
+  HfJson none = fuzz::byte_level_sample();
+  none["added_tokens"] = HfJson::array();
+  EXPECT_TRUE(
+      throws_with<FileError>([&] { hf_tokenizer(none).end_of_document(); },
+                             "'T': found no token that ends documents; allowed: eos_token"));
+}
+
+TEST(HuggingFaceTokenizer, ADocumentThatIsSkippedLeavesNothingBehind) {
+  const testing::TemporaryFolder folder;
+  std::string text;
+  while (text.size() < size_t{5} << 20) text += "the ";
+  const std::string prefix = folder.path() / "set";
+  const auto lines =
+      folder.write("a.jsonl", "{\"text\": \"" + text + "\xFF\"}\n" + "{\"text\": \"the\"}\n");
+  const auto make = [] {
+    return std::make_unique<HuggingFaceTokenizer>(hf_tokenizer(fuzz::sentence_sample()));
+  };
+  const auto done = build_dataset({.input = {lines}, .output = prefix, .skip_bad = true}, make,
+                                  [](const BuildProgress&) {});
+  EXPECT_EQ(done.skipped, 1);
+  const std::vector<int64_t> expected = make()->encode("the");
+  std::vector<int64_t> found(expected.size());
+  ASSERT_EQ(done.tokens, static_cast<int64_t>(expected.size()));
+  IndexedDataset(prefix).sequence(0).read(0, found);
+  EXPECT_EQ(found, expected);
+}
+
+TEST(HuggingFaceTokenizer, ThreadsShareTheTables) {
+  const auto tokenizer =
+      std::make_unique<HuggingFaceTokenizer>(hf_tokenizer(fuzz::sentence_sample()));
+  std::string text;
+  for (int i = 0; i < 3000; ++i) text += " the" + std::string(static_cast<size_t>(i % 7), 'h');
+  const auto expected = tokenizer->encode(text);
+  std::vector<std::vector<int64_t>> found(4);
+  std::vector<std::thread> threads;
+  for (auto& ids : found)
+    threads.emplace_back([&ids, &text, own = std::shared_ptr<Tokenizer>(tokenizer->clone())] {
+      ids = own->encode(text);
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& ids : found) EXPECT_EQ(ids, expected);
+}
+
+}  // namespace
+}  // namespace lockstep
