@@ -156,6 +156,18 @@ std::vector<NewWeight> expected_weights(const Config& config, const Config& long
   return weights;
 }
 
+/// What the weights do not tell is the length of the tables of rotary angles: FileError if there is
+/// no memory for one.
+void check_positions(const TransformerConfig& model, const std::string& path) {
+  if (model.position_embedding_type != PositionEmbeddingType::rope) return;
+  try {
+    at::empty({model.seq_length, *model.kv_channels}, at::kDouble);
+  } catch (const c10::Error& error) {
+    fail<FileError>("'{}': a model of {} positions cannot be made: {}", path, model.seq_length,
+                    error.what_without_backtrace());
+  }
+}
+
 /// Removes a folder that was not there before, unless it is kept.
 class NewFolder {
  public:
@@ -192,6 +204,7 @@ ImportedModel import_from_hugging_face(const std::string& in, const std::string&
   longest = resolve(longest);
   Config config = longest;
   if (seq_length) config.model.seq_length = std::min(config.model.seq_length, *seq_length);
+  check_positions(config.model, path);
   const SafetensorsFolder tensors{in};
   const std::string file = fs::path(in) / kWeightsFile;
   const std::vector<NewWeight> weights = expected_weights(config, longest, tensors, file);
