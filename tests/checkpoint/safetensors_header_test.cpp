@@ -53,7 +53,7 @@ TEST(SafetensorsHeader, DamageIsNamed) {
   };
   const auto tensor = [](const std::string& body) { return R"({"w":{)" + body + "}}"; };
   EXPECT_TRUE(refuses("", "weights"));
-  EXPECT_TRUE(refuses("[]", "no JSON object"));
+  EXPECT_TRUE(refuses("[]", "not a JSON object"));
   EXPECT_TRUE(refuses("{\"w\":", "damaged"));
   EXPECT_TRUE(refuses(R"({"w":3})", "tensor 'w'"));
   EXPECT_TRUE(refuses(tensor(R"("dtype":"F32","shape":[1])"), "data_offsets"));

@@ -137,7 +137,7 @@ class DataLines(EndToEnd):
 
     def test_sets_of_their_own_for_validation_and_test(self):
         path = self.folder / "text"
-        train, valid = self.write("train", path.read_bytes()), self.write("valid", b"1 and 2. " * 90)
+        train, valid = self.write("train", path.read_bytes()), self.write("valid", b"1 and 2. " * 57)
         self.build(train, output="train_set")
         self.build(valid, output="valid_set")
         curves = []

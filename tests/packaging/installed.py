@@ -19,7 +19,7 @@ CACHE = (BUILD / "CMakeCache.txt").read_text()
 SANITIZED = not re.search(r"^LOCKSTEP_SANITIZE:STRING=$", CACHE, re.M)
 WITH_CUDA = "set(LOCKSTEP_TORCH_CUDA ON)" in (BUILD / "LockstepConfig.cmake").read_text()
 # What the standard containers of Debian and Ubuntu have.
-OF_SYSTEM = re.compile(r"(libc|libm|libstdc\+\+|libgcc_s|libdl|libpthread|librt|ld-linux-x86-64)\.so")
+OF_SYSTEM = re.compile(r"(libc|libm|libstdc\+\+|libgcc_s|libdl|libpthread|librt|libz|ld-linux-x86-64)\.so")
 
 
 class Installed(unittest.TestCase):
