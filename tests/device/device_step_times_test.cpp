@@ -91,8 +91,9 @@ TEST_F(DeviceStepTimes, PartsAddUpOnEveryLayout) {
       EXPECT_DOUBLE_EQ(metrics.times->total(), metrics.iteration_ms);
       EXPECT_GT((*metrics.times)[StepPart::communication], 0);
       EXPECT_EQ(metrics.slowest_rank.has_value(), metrics.iteration % 3 == 0);
-      if (metrics.slowest_rank)
+      if (metrics.slowest_rank) {
         EXPECT_EQ(metrics.slowest_rank->last_iteration, metrics.iteration - 1);
+      }
     }
   }
 }
