@@ -65,7 +65,7 @@ class Wheel(Installed):
     def test_libraries_are_found_from_where_the_files_stand(self):
         libraries = self.packages / "lockstep.libs"
         self.assertEqual(sorted(name.split("-")[0] for name in os.listdir(libraries)),
-                         ["libprotobuf", "libzstd"])
+                         ["libprotobuf", "libutf8proc", "libzstd"])
         self.check_libraries(self.packages / "lockstep", (libraries, TORCH / "lib",
                                                           TORCH.parent / "nvidia"))
         self.check_origin(self.packages / "lockstep")
