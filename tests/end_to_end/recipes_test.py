@@ -17,6 +17,7 @@ PUBLISHED = {
     "qwen3_8b": (8_190_735_360, 8),
     "qwen3_30b_a3b": (30_532_122_624, 32),
     "mixtral_8x7b": (46_702_792_704, 64),
+    "deepseek_v3": (671_026_404_352, 1024),
 }
 ONE_PROCESS = ("model.make_vocab_size_divisible_by=1", "parallel.tensor_model_parallel_size=1",
                "parallel.sequence_parallel=false", "parallel.pipeline_model_parallel_size=1",
