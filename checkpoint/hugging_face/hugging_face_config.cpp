@@ -146,7 +146,7 @@ TransformerConfig parse_rotary_family(const JsonKeys& keys, const HuggingFaceFam
   model.activation = Activation::swiglu;
   model.add_bias_linear = false;
   model.add_qkv_bias = info.qkv_bias;
-  model.qk_layernorm = info.qk_norm;
+  model.qk_layernorm = info.qk_norm || latent;
   model.untie_embeddings_and_output_weights = !keys.get<bool>("tie_word_embeddings", false);
   return model;
 }

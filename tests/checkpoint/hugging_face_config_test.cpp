@@ -149,7 +149,7 @@ TEST(HuggingFaceConfig, RotaryAnglesAreThoseOfTransformers) {
         [&] { parse(both + R"(,"rope_scaling":{"rope_type":"llama3","factor":8})"); },
         "'low_freq_factor' is missing"));
     EXPECT_TRUE(throws_with<FileError>(
-        [&] { parse(both + R"(,"rope_scaling":{"rope_type":"yarn","factor":8})"); },
+        [&] { parse(both + R"(,"rope_scaling":{"rope_type":"longrope","factor":8})"); },
         "'rope_type': found longrope, allowed: default, linear, llama3, yarn"));
     EXPECT_EQ(parse(both + R"(,"rope_scaling":{"type":"linear","factor":4})").rope_scaling_factor,
               4);
@@ -209,7 +209,9 @@ TEST(HuggingFaceConfig, AWindowHoldsInAllLayersOrInNone) {
 // What transformers 5.23 takes where a key is missing, and its factor on cosines and sines.
 TEST(HuggingFaceConfig, Yarn) {
   const auto parse = [](const std::string& type, const std::string& keys) {
-    return parse_family(type, R"(,"rope_scaling":{"rope_type":"yarn","factor":4.0)" + keys + "}");
+    return parse_family(type, R"(,"num_key_value_heads":32,"rope_scaling":{"rope_type":"yarn",)"
+                              R"("factor":4.0)" +
+                                  keys + "}");
   };
   const TransformerConfig plain = parse("qwen3", "");
   EXPECT_EQ(plain.rope_original_max_position_embeddings, 16);
