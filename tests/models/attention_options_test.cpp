@@ -104,8 +104,8 @@ void expect_yarn(const TransformerConfig& config, const std::vector<double>& fre
   EXPECT_NEAR(rotary_amplitude(config), amplitude, 1e-15);
 }
 
-// transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["yarn"], in fp32: frequencies, and the factor
-// on cosines and sines.
+// transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["yarn"], in fp32: frequencies, and the
+// factor on cosines and sines.
 TEST(AttentionOptions, YarnIsThatOfTransformers) {
   TransformerConfig config;
   config.rope_scaling_type = RopeScaling::yarn;
