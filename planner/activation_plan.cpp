@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "lockstep/core/attention_rules.h"
 #include "lockstep/core/expert_rules.h"
 #include "lockstep/core/integers.h"
 #include "lockstep/core/recompute_rules.h"
@@ -47,7 +48,7 @@ class Activations {
 
   /// `number` counts over the whole model.
   int64_t layer(int64_t number) const {
-    return sum(norm(), attention(), norm(),
+    return sum(norm(), config_.multi_latent_attention ? latent_attention() : attention(), norm(),
                has_experts(config_, number) ? experts() : feed_forward(widths_.ffn),
                product(2, dropout_of_tokens()));
   }
@@ -146,6 +147,27 @@ class Activations {
     const int64_t copies =
         windowed ? sum(viewed ? projected : query, product(2, key)) : product(3, query);
     return sum(copies, kept, output, norms, attention_weights());
+  }
+
+  /// What is kept of a compressed vector of `rank` elements a token, and of its norm.
+  int64_t latents(int64_t rank) const {
+    const int64_t vectors = product(own_tokens_, rank, element_);
+    if (!config_.qk_layernorm) return vectors;
+    const bool centred = config_.normalization == Normalization::LayerNorm;
+    return sum(product(2, vectors), product(centred ? 2 : 1, own_tokens_, wide_));
+  }
+
+  /// The output of the fused operations is kept in their width, too, where values are narrower.
+  int64_t latent_attention() const {
+    const int64_t rows = product(tokens_, widths_.heads), width = latent_head_channels(config_);
+    const int64_t heads = product(rows, width, element_);
+    const int64_t output = product(rows, config_.v_head_dim, element_);
+    const int64_t vectors =
+        sum(config_.q_lora_rank ? latents(*config_.q_lora_rank) : 0, latents(config_.kv_lora_rank));
+    const int64_t kept = sum(vectors, product(3, heads), output);
+    if (config_.recompute_granularity == RecomputeGranularity::selective) return kept;
+    const bool two_widths = !drops_attention() && width != config_.v_head_dim;
+    return sum(kept, two_widths ? heads : 0, attention_weights());
   }
 
   int64_t feed_forward(int64_t width) const { return inside(tokens_, width); }
@@ -288,10 +310,8 @@ ActivationPlan plan_activations(const Config& config, const ModelChunk& chunk,
 int64_t rotary_table_bytes(const Config& config, const ModelChunk& chunk) {
   const TransformerConfig& model = config.model;
   if (model.position_embedding_type != PositionEmbeddingType::rope) return 0;
-  const auto rotated =
-      static_cast<int64_t>(static_cast<double>(*model.kv_channels) * model.rotary_percent);
   const int64_t wide = std::max<int64_t>(element_bytes(config.train.precision), 4);
-  return product(2, chunk.num_layers, model.seq_length, rotated / 2, wide);
+  return product(2, chunk.num_layers, model.seq_length, rotated_channels(model) / 2, wide);
 }
 
 }  // namespace lockstep

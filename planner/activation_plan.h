@@ -28,6 +28,10 @@
 ///   input, linear_qkv's output, with q T e of queries that are no view of it, and the norms'
 ///   roots, with LayerNorm their means, T (heads + key heads) w each; without rotation keys are
 ///   then kept, too.
+/// - latent attention instead, for heads of W = max(qk_head_dim + qk_pos_emb_head_dim, v_head_dim)
+///   channels: queries, keys and values 3 T heads W e; the output T heads v_head_dim e and, where
+///   the fused operation's is wider, T heads W e; log-sum-exp or dropout's as above; of each
+///   compressed vector of r elements t r e, with qk_layernorm 2 t r e + t w, with LayerNorm 2 t w.
 /// - feed-forward: SwiGLU 3 f T e (its input, the product), GELU 2 f T e.
 /// - experts, for t = T / tp tokens, E experts, k chosen, P = t k pairs (what capacity leaves or
 ///   fills up), R = P * expert-tp rows, F = moe_ffn_hidden_size / expert-tp, if experts get the

@@ -31,21 +31,46 @@ double visible_tokens(const TransformerConfig& model) {
   return window - window * window / (2 * length);
 }
 
-}  // namespace
+/// Elements of the matrices of attention, and channels that its core multiplies for a pair of
+/// tokens.
+struct AttentionWork {
+  double elements, channels;
+};
 
-double model_flops_per_token(const Config& config) {
-  const TransformerConfig& model = config.model;
+AttentionWork latent_attention(const TransformerConfig& model) {
+  const auto hidden = static_cast<double>(model.hidden_size);
+  const auto heads = static_cast<double>(model.num_attention_heads);
+  const double queries = heads * static_cast<double>(*model.kv_channels);
+  const double values = heads * static_cast<double>(model.v_head_dim);
+  const auto rank = static_cast<double>(model.kv_lora_rank);
+  const double of_queries = model.q_lora_rank
+                                ? static_cast<double>(*model.q_lora_rank) * (hidden + queries)
+                                : hidden * queries;
+  const double down = hidden * (rank + static_cast<double>(model.qk_pos_emb_head_dim));
+  const double up = rank * (heads * static_cast<double>(model.qk_head_dim) + values);
+  return {of_queries + down + up + values * hidden, queries + values};
+}
+
+AttentionWork attention(const TransformerConfig& model) {
+  if (model.multi_latent_attention) return latent_attention(model);
   const auto hidden = static_cast<double>(model.hidden_size);
   const auto channels = static_cast<double>(*model.kv_channels);
   const double queries = static_cast<double>(model.num_attention_heads) * channels;
   const double keys = static_cast<double>(*model.num_query_groups) * channels;
-  const auto layers = static_cast<double>(model.num_layers);
-  const double attention = hidden * (queries + 2 * keys) + queries * hidden;
-  double elements = layers * (attention + 2 * queries * visible_tokens(model));
+  return {hidden * (queries + 2 * keys) + queries * hidden, 2 * queries};
+}
+
+}  // namespace
+
+double model_flops_per_token(const Config& config) {
+  const TransformerConfig& model = config.model;
+  const AttentionWork work = attention(model);
+  double elements = static_cast<double>(model.num_layers) *
+                    (work.elements + work.channels * visible_tokens(model));
   for (int64_t layer = 0; layer < model.num_layers; ++layer)
     elements += feed_forward_of_layer(model, layer);
   const int64_t rows = padded_vocab_size(model, config.parallel.tensor_model_parallel_size);
-  elements += hidden * static_cast<double>(rows);
+  elements += static_cast<double>(model.hidden_size) * static_cast<double>(rows);
   return kForwardAndBackward * kMultiplyAndAdd * elements;
 }
 

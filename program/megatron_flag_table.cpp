@@ -8,6 +8,9 @@ namespace {
 using enum FlagUse;
 using enum FlagValues;
 
+constexpr const char* kWithLatents = "counts with --multi-latent-attention alone";
+constexpr const char* kWithYarn = "counts with --multi-latent-attention and --rope-type yarn alone";
+
 constexpr MegatronFlag kWithField[] = {
     {"--num-layers", copied, one, "model.num_layers"},
     {"--hidden-size", copied, one, "model.hidden_size"},
@@ -32,6 +35,17 @@ constexpr MegatronFlag kWithField[] = {
     {"--use-rope-scaling", sets, none, "model.rope_scaling_type", "llama3"},
     {"--rope-scaling-factor", derived, one, "model.rope_scaling_factor", "",
      "counts with --use-rope-scaling alone"},
+    {"--multi-latent-attention", derived, none, "model.multi_latent_attention", "",
+     "with rotary positions as --rope-type says, yarn by default"},
+    {"--q-lora-rank", derived, one, "model.q_lora_rank", "", kWithLatents},
+    {"--kv-lora-rank", derived, one, "model.kv_lora_rank", "", kWithLatents},
+    {"--qk-head-dim", derived, one, "model.qk_head_dim", "", kWithLatents},
+    {"--qk-pos-emb-head-dim", derived, one, "model.qk_pos_emb_head_dim", "", kWithLatents},
+    {"--v-head-dim", derived, one, "model.v_head_dim", "", kWithLatents},
+    {"--rope-type", derived, one, "model.rope_scaling_type", "", kWithLatents},
+    {"--rotary-scaling-factor", derived, one, "model.rope_scaling_factor", "", kWithYarn},
+    {"--mscale", derived, one, "model.rope_mscale", "", kWithYarn},
+    {"--mscale-all-dim", derived, one, "model.rope_mscale_all_dim", "", kWithYarn},
     {"--qk-layernorm", sets, none, "model.qk_layernorm", "true"},
     {"--window-size", derived, one, "model.window_size", "",
      "LEFT,0 there, the tokens before each token: one more here, which counts the token itself"},

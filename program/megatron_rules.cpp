@@ -63,7 +63,49 @@ void apply_window(Settings& s) {
   s.set("model.window_size", left + 1);
 }
 
+/// YaRN stretches the rotary positions of latent attention unless it is turned off.
+void apply_latent_attention(Settings& s) {
+  constexpr std::pair<const char*, const char*> kSizes[] = {
+      {"--q-lora-rank", "model.q_lora_rank"},
+      {"--kv-lora-rank", "model.kv_lora_rank"},
+      {"--qk-head-dim", "model.qk_head_dim"},
+      {"--qk-pos-emb-head-dim", "model.qk_pos_emb_head_dim"},
+      {"--v-head-dim", "model.v_head_dim"}};
+  constexpr std::pair<const char*, const char*> kYarn[] = {
+      {"--rotary-scaling-factor", "model.rope_scaling_factor"},
+      {"--mscale", "model.rope_mscale"},
+      {"--mscale-all-dim", "model.rope_mscale_all_dim"}};
+  const bool latent = s.has("--multi-latent-attention");
+  const bool yarn = latent && s.value("--rope-type").value_or("yarn") == "yarn";
+  const auto copy = [&s](const auto& flags, bool counts, const std::string& reason) {
+    for (const auto& [flag, field] : flags)
+      if (s.has(flag) && counts)
+        s.copy(flag, field);
+      else if (s.has(flag))
+        s.note(flag, "not needed: " + reason + " it has no effect");
+  };
+  if (latent) {
+    s.set("model.multi_latent_attention", true);
+    s.set("model.kv_lora_rank", int64_t{32});
+    if (s.has("--kv-channels"))
+      s.note("--kv-channels", "not needed: with --multi-latent-attention it has no effect");
+    s.unset("model.kv_channels");
+  }
+  if (yarn) {
+    s.set("model.rope_scaling_type", "yarn");
+    s.set("model.rope_scaling_factor", int64_t{1});
+    s.set("model.rope_original_max_position_embeddings", int64_t{4096});
+  }
+  copy(kSizes, latent, "without --multi-latent-attention");
+  copy(kYarn, yarn, "without --multi-latent-attention, or with --rope-type rope,");
+  if (!latent && s.has("--rope-type"))
+    s.note("--rope-type",
+           "not there: without --multi-latent-attention model.rope_scaling_type "
+           "stays as --use-rope-scaling says");
+}
+
 void apply_attention(Settings& s) {
+  apply_latent_attention(s);
   if (s.has("--group-query-attention"))
     s.set("model.num_query_groups", integer_or(s, "--num-query-groups", 1));
   else if (s.has("--num-query-groups"))

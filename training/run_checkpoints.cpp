@@ -52,6 +52,13 @@ constexpr const char* kSameInBoth[] = {"model.num_attention_heads",
                                        "model.rope_low_freq_factor",
                                        "model.rope_high_freq_factor",
                                        "model.rope_original_max_position_embeddings",
+                                       "model.rope_beta_fast",
+                                       "model.rope_beta_slow",
+                                       "model.rope_mscale",
+                                       "model.rope_mscale_all_dim",
+                                       "model.qk_head_dim",
+                                       "model.qk_pos_emb_head_dim",
+                                       "model.v_head_dim",
                                        "model.window_size",
                                        "model.activation",
                                        "model.moe_router_topk",
@@ -62,8 +69,12 @@ constexpr const char* kSameInBoth[] = {"model.num_attention_heads",
                                        "model.moe_router_topk_scaling_factor"};
 
 /// Fields that change the shapes of the weights.
-constexpr const char* kSameShapes[] = {"model.num_layers", "model.hidden_size",
-                                       "model.ffn_hidden_size", "model.num_experts"};
+constexpr const char* kSameShapes[] = {"model.num_layers",
+                                       "model.hidden_size",
+                                       "model.ffn_hidden_size",
+                                       "model.num_experts",
+                                       "model.multi_latent_attention",
+                                       "model.kv_lora_rank"};
 
 template <size_t N>
 bool is_one_of(const char* const (&paths)[N], const std::string& path) {

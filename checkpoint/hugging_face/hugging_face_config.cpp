@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "lockstep/checkpoint/hugging_face_latents.h"
+#include "lockstep/checkpoint/hugging_face_rope.h"
 #include "lockstep/checkpoint/json_keys.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
@@ -46,30 +48,6 @@ TransformerConfig parse_gpt2(const JsonKeys& keys) {
   model.add_bias_linear = true;
   model.untie_embeddings_and_output_weights = false;
   return model;
-}
-
-/// Frequencies of rotary positions. Of the two objects transformers takes rope_scaling where it is
-/// not empty.
-void parse_rope(const JsonKeys& keys, TransformerConfig& model, double default_base) {
-  model.rotary_base = keys.get<double>("rope_theta", default_base);
-  for (const char* const name : {"rope_scaling", "rope_parameters"}) {
-    if (!keys.has(name) || keys.is_empty(name)) continue;
-    const JsonKeys inner = keys.object(name);
-    const char* const type = inner.has("type") && !inner.has("rope_type") ? "type" : "rope_type";
-    const auto found = inner.get<std::string>(type, "default");
-    inner.check(found == "default" || found == "linear" || found == "llama3", type, found,
-                "default, linear, llama3");
-    model.rotary_base = inner.get<double>("rope_theta", model.rotary_base);
-    inner.allow("partial_rotary_factor", 1.0, 1.0);
-    if (found == "default") return;
-    model.rope_scaling_type = found == "linear" ? RopeScaling::linear : RopeScaling::llama3;
-    model.rope_scaling_factor = inner.get<double>("factor");
-    if (found == "linear") return;
-    model.rope_low_freq_factor = inner.get<double>("low_freq_factor");
-    model.rope_high_freq_factor = inner.get<double>("high_freq_factor");
-    model.rope_original_max_position_embeddings = inner.size("original_max_position_embeddings");
-    return;
-  }
 }
 
 /// Whether the layers of a Qwen model have the window: all or none.
@@ -122,6 +100,10 @@ std::vector<int64_t> parse_layers_with_experts(const JsonKeys& keys, int64_t num
 void parse_experts(const JsonKeys& keys, const HuggingFaceFamilyInfo& info,
                    TransformerConfig& model) {
   if (!info.experts) return;
+  if (info.family == Family::deepseek_v3) {
+    parse_deepseek_experts(keys, model);
+    return;
+  }
   if (info.family == Family::mixtral) {
     model.num_experts = keys.size("num_local_experts", 8);
     model.moe_router_topk = keys.size("num_experts_per_tok", 2);
@@ -143,16 +125,20 @@ TransformerConfig parse_rotary_family(const JsonKeys& keys, const HuggingFaceFam
   model.num_layers = keys.size("num_hidden_layers");
   model.hidden_size = keys.size("hidden_size");
   model.num_attention_heads = keys.size("num_attention_heads");
+  const bool latent = info.family == Family::deepseek_v3;
   const bool all_heads = info.key_value_heads == 0 || keys.mentions("num_key_value_heads");
   model.num_query_groups = keys.size("num_key_value_heads",
                                      all_heads ? model.num_attention_heads : info.key_value_heads);
   const int64_t width = model.hidden_size / model.num_attention_heads;
-  model.kv_channels = keys.size("head_dim", info.head_dim == 0 ? width : info.head_dim);
+  if (latent)
+    parse_latent_attention(keys, model);
+  else
+    model.kv_channels = keys.size("head_dim", info.head_dim == 0 ? width : info.head_dim);
   model.ffn_hidden_size = keys.size("intermediate_size");
   model.seq_length = keys.size("max_position_embeddings");
   model.vocab_size = keys.size("vocab_size");
   model.layernorm_epsilon = keys.get<double>("rms_norm_eps", info.rms_norm_eps);
-  parse_rope(keys, model, info.rope_theta);
+  parse_hugging_face_rope(keys, info, model);
   parse_window(keys, info, model);
   parse_experts(keys, info, model);
   model.normalization = Normalization::RMSNorm;
@@ -160,7 +146,7 @@ TransformerConfig parse_rotary_family(const JsonKeys& keys, const HuggingFaceFam
   model.activation = Activation::swiglu;
   model.add_bias_linear = false;
   model.add_qkv_bias = info.qkv_bias;
-  model.qk_layernorm = info.qk_norm;
+  model.qk_layernorm = info.qk_norm || latent;
   model.untie_embeddings_and_output_weights = !keys.get<bool>("tie_word_embeddings", false);
   return model;
 }
@@ -179,17 +165,6 @@ OrderedJson gpt2_json(const TransformerConfig& model) {
           {"tie_word_embeddings", true}};
 }
 
-OrderedJson rope_scaling_json(const TransformerConfig& model) {
-  if (model.rope_scaling_type == RopeScaling::none) return nullptr;
-  OrderedJson json = {{"rope_type", to_string(model.rope_scaling_type)},
-                      {"factor", model.rope_scaling_factor}};
-  if (model.rope_scaling_type == RopeScaling::linear) return json;
-  json["low_freq_factor"] = model.rope_low_freq_factor;
-  json["high_freq_factor"] = model.rope_high_freq_factor;
-  json["original_max_position_embeddings"] = model.rope_original_max_position_embeddings;
-  return json;
-}
-
 void add_window(OrderedJson& json, const TransformerConfig& model,
                 const HuggingFaceFamilyInfo& info) {
   if (!info.window) return;
@@ -205,6 +180,10 @@ void add_experts(OrderedJson& json, const TransformerConfig& model,
   if (!info.experts) return;
   json["num_experts_per_tok"] = model.moe_router_topk;
   json["router_aux_loss_coef"] = model.moe_aux_loss_coeff;
+  if (info.family == Family::deepseek_v3) {
+    add_deepseek_experts(json, model);
+    return;
+  }
   if (info.family == Family::mixtral) {
     json["intermediate_size"] = *model.moe_ffn_hidden_size;
     json["num_local_experts"] = *model.num_experts;
@@ -230,11 +209,12 @@ OrderedJson rotary_family_json(const TransformerConfig& model, const HuggingFace
                       {"max_position_embeddings", model.seq_length},
                       {"rms_norm_eps", model.layernorm_epsilon},
                       {"rope_theta", model.rotary_base},
-                      {"rope_scaling", rope_scaling_json(model)},
+                      {"rope_scaling", hugging_face_rope_scaling(model)},
                       {"attention_dropout", model.attention_dropout},
                       {"tie_word_embeddings", !model.untie_embeddings_and_output_weights}};
   if (!info.qkv_bias) json["attention_bias"] = false;
   if (info.family == Family::llama) json["mlp_bias"] = false;
+  if (info.family == Family::deepseek_v3) add_latent_attention(json, model);
   add_window(json, model, info);
   add_experts(json, model, info);
   return json;
@@ -260,6 +240,8 @@ TransformerConfig parse_hugging_face_config(std::string_view text, const std::st
   const auto type = keys.get<std::string>("model_type");
   const HuggingFaceFamilyInfo* const info = find_family(type);
   keys.check(info != nullptr, "model_type", type, hugging_face_model_types());
+  keys.check(!keys.has("quantization_config"), "quantization_config", "quantized weights",
+             "weights in floating point, without this key");
   Config config;
   config.model = info->family == Family::gpt2 ? parse_gpt2(keys) : parse_rotary_family(keys, *info);
   try {

@@ -32,8 +32,11 @@ at::ScalarType scalar_type_of(ExportDtype dtype) {
 /// The weights of a checkpoint, whole; on the device `meta` or read from the disk.
 class SavedWeights : public TensorSource {
  public:
-  SavedWeights(CheckpointReader& checkpoint, at::ScalarType dtype, bool meta)
-      : checkpoint_(checkpoint), dtype_(dtype), meta_(meta) {}
+  SavedWeights(CheckpointReader& checkpoint, const Config& config, at::ScalarType dtype, bool meta)
+      : checkpoint_(checkpoint), dtype_(dtype), meta_(meta) {
+    for (const WholeParameter& param : whole_parameters(config))
+      if (param.is_buffer) in_fp32_.insert(param.name);
+  }
 
   std::vector<std::string> names() const override {
     std::vector<std::string> names;
@@ -45,20 +48,22 @@ class SavedWeights : public TensorSource {
   at::Tensor read(const std::string& name) const override {
     const ManifestTensor* const tensor = checkpoint_.find(name);
     require<FileError>(tensor != nullptr, "'{}': tensor '{}' is missing", checkpoint_.path(), name);
-    if (meta_) return at::empty(tensor->shape, at::TensorOptions(dtype_).device(at::kMeta));
+    const at::ScalarType dtype = in_fp32_.contains(name) ? at::kFloat : dtype_;
+    if (meta_) return at::empty(tensor->shape, at::TensorOptions(dtype).device(at::kMeta));
     const at::Tensor values = at::empty({tensor->numel()}, at::kFloat);
     const TensorBox box = whole_box(tensor->shape);
     load_state(checkpoint_, {{name, "", {box, {0, box.numel()}}, values}});
     const int64_t count = count_not_finite(values);
     require<FileError>(count == 0, "'{}': {}", checkpoint_.path(),
                        describe_not_finite(name, count, values.numel()));
-    return values.view(tensor->shape).to(dtype_);
+    return values.view(tensor->shape).to(dtype);
   }
 
  private:
   CheckpointReader& checkpoint_;
   at::ScalarType dtype_;
   bool meta_;
+  std::set<std::string> in_fp32_;
 };
 
 /// The shapes of the checkpoint against those of its model.
@@ -83,12 +88,12 @@ void check_saved_shapes(const CheckpointReader& checkpoint, const Config& config
 std::vector<SafetensorsEntry> exported_tensors(const Config& config, CheckpointReader& checkpoint,
                                                at::ScalarType dtype) {
   std::vector<SafetensorsEntry> tensors;
-  to_hugging_face(
-      config.model, SavedWeights(checkpoint, dtype, /*meta=*/true),
-      [&](const std::string& name, const at::Tensor& tensor) {
-        tensors.push_back(
-            {.name = name, .dtype = safetensors_dtype(dtype), .shape = tensor.sizes().vec()});
-      });
+  to_hugging_face(config.model, SavedWeights(checkpoint, config, dtype, /*meta=*/true),
+                  [&](const std::string& name, const at::Tensor& tensor) {
+                    tensors.push_back({.name = name,
+                                       .dtype = safetensors_dtype(tensor.scalar_type()),
+                                       .shape = tensor.sizes().vec()});
+                  });
   return tensors;
 }
 
@@ -108,7 +113,7 @@ std::string export_checkpoint(CheckpointReader& checkpoint, const std::string& o
   names.insert(names.end(), {kGenerationConfigFile, kConfigFile});
   ExportFolder files(out, names, "--hf", is_weights_file);
   const auto path_of = [&files](const std::string& name) { return files.file(name); };
-  to_hugging_face(config.model, SavedWeights(checkpoint, dtype, /*meta=*/false),
+  to_hugging_face(config.model, SavedWeights(checkpoint, config, dtype, /*meta=*/false),
                   [&](const std::string& /*name*/, const at::Tensor& tensor) {
                     weights.write(bytes_of(tensor), path_of);
                   });

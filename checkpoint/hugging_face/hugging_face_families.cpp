@@ -57,7 +57,13 @@ constexpr std::array kFamilies = {
          .qk_norm = true,
          .window = true,
          .experts = true,
-         .key_value_heads = 4}};
+         .key_value_heads = 4},
+    Info{.family = deepseek_v3,
+         .model_type = "deepseek_v3",
+         .architecture = "DeepseekV3ForCausalLM",
+         .name = "DeepSeek-V3",
+         .experts = true,
+         .key_value_heads = 128}};
 
 template <class Value>
 void expect(const char* field, const Value& found, const Value& allowed, const char* family) {
@@ -88,10 +94,40 @@ void check_gpt2(const TransformerConfig& model) {
 }
 
 HuggingFaceFamily rotary_family(const TransformerConfig& model) {
+  if (model.multi_latent_attention) return deepseek_v3;
   if (model.num_experts) return model.qk_layernorm ? qwen3_moe : mixtral;
   if (model.qk_layernorm) return qwen3;
   if (model.add_qkv_bias) return qwen2;
   return model.window_size ? mistral : llama;
+}
+
+/// The groups that transformers chooses are those of the largest sum of two scores.
+void check_deepseek_router(const TransformerConfig& model, const Info& info) {
+  expect<std::string>("moe_router_score_function", to_string(model.moe_router_score_function),
+                      "sigmoid", info.name);
+  expect("moe_router_enable_expert_bias", model.moe_router_enable_expert_bias, true, info.name);
+  expect_unset("moe_expert_capacity_factor", model.moe_expert_capacity_factor, info.name);
+  if (model.moe_router_num_groups)
+    expect("moe_router_topk", model.moe_router_topk, 2 * *model.moe_router_group_topk, info.name);
+}
+
+void check_deepseek(const TransformerConfig& model, const Info& info) {
+  expect("qk_layernorm", model.qk_layernorm, true, info.name);
+  expect("layernorm_epsilon", model.layernorm_epsilon, 1e-6, info.name);
+  expect_unset("window_size", model.window_size, info.name);
+  require<ConfigError>(model.num_experts.has_value(),
+                       "model.num_experts: is not set, allowed in a {} model: set", info.name);
+  check_deepseek_router(model, info);
+  const int64_t shared = model.moe_shared_expert_intermediate_size.value_or(0);
+  require<ConfigError>(shared > 0 && shared % *model.moe_ffn_hidden_size == 0,
+                       "model.moe_shared_expert_intermediate_size: found {}, allowed in a {} "
+                       "model: a multiple of model.moe_ffn_hidden_size ({})",
+                       shared, info.name, *model.moe_ffn_hidden_size);
+  for (int64_t layer = 1; layer < model.num_layers; ++layer)
+    require<ConfigError>(has_experts(model, layer) || !has_experts(model, layer - 1),
+                         "model.moe_layer_freq: layer {} is dense behind one with experts, allowed "
+                         "in a {} model: dense layers first",
+                         layer, info.name);
 }
 
 void check_experts_of(const TransformerConfig& model, const Info& info) {
@@ -117,6 +153,8 @@ void check_rotary_family(const TransformerConfig& model, const Info& info) {
   expect("add_bias_linear", model.add_bias_linear, false, info.name);
   expect("add_qkv_bias", model.add_qkv_bias, info.qkv_bias, info.name);
   expect("rotary_percent", model.rotary_percent, 1.0, info.name);
+  if (info.family == deepseek_v3) return check_deepseek(model, info);
+  expect("rope_mscale_all_dim", model.rope_mscale_all_dim, 0.0, info.name);
   if (info.experts) check_experts_of(model, info);
 }
 

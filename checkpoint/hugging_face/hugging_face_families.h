@@ -7,8 +7,17 @@ namespace lockstep {
 
 /// gpt2: learned positions, LayerNorm, gelu in either form, biases, a tied output layer. The others
 /// have rotary positions, RMSNorm, SwiGLU, grouped queries and no biases, and differ in options of
-/// their layers: see HuggingFaceFamilyInfo.
-enum class HuggingFaceFamily { gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen3_moe };
+/// their layers: see HuggingFaceFamilyInfo. deepseek_v3 has latent attention.
+enum class HuggingFaceFamily {
+  gpt2,
+  llama,
+  mistral,
+  qwen2,
+  qwen3,
+  mixtral,
+  qwen3_moe,
+  deepseek_v3
+};
 
 struct HuggingFaceFamilyInfo {
   HuggingFaceFamily family;

@@ -6,125 +6,12 @@
 
 #include <ATen/ATen.h>
 
-#include "lockstep/checkpoint/hugging_face_families.h"
+#include "lockstep/checkpoint/hugging_face_names.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/core/check.h"
-#include "lockstep/core/expert_rules.h"
 
 namespace lockstep {
 namespace {
-
-/// How one tensor here becomes one or several there.
-enum class Form {
-  same,
-  transposed,    ///< [out, in] -> [in, out]
-  fused_qkv,     ///< group by group -> queries, keys, values, transposed where it is a matrix
-  separate_qkv,  ///< group by group -> three tensors
-  stacked        ///< several matrices below each other -> so many tensors
-};
-
-struct Rule {
-  std::string ours;
-  std::vector<std::string> theirs;
-  Form form = Form::same;
-};
-
-using Names = std::vector<std::string>;
-
-void add_gpt2_layer(std::vector<Rule>& rules, const std::string& ours, const std::string& theirs) {
-  for (const std::string part : {"weight", "bias"}) {
-    const bool matrix = part == "weight";
-    const Form linear = matrix ? Form::transposed : Form::same;
-    rules.push_back({ours + "input_layernorm." + part, {theirs + "ln_1." + part}});
-    rules.push_back({ours + "self_attention.linear_qkv." + part,
-                     {theirs + "attn.c_attn." + part},
-                     Form::fused_qkv});
-    rules.push_back(
-        {ours + "self_attention.linear_proj." + part, {theirs + "attn.c_proj." + part}, linear});
-    rules.push_back({ours + "pre_mlp_layernorm." + part, {theirs + "ln_2." + part}});
-    rules.push_back({ours + "mlp.linear_fc1." + part, {theirs + "mlp.c_fc." + part}, linear});
-    rules.push_back({ours + "mlp.linear_fc2." + part, {theirs + "mlp.c_proj." + part}, linear});
-  }
-}
-
-void add_attention(std::vector<Rule>& rules, const TransformerConfig& model,
-                   const std::string& ours, const std::string& theirs) {
-  for (const std::string part : {"weight", "bias"}) {
-    if (part == "bias" && !model.add_qkv_bias) continue;
-    rules.push_back(
-        {ours + "linear_qkv." + part,
-         {theirs + "q_proj." + part, theirs + "k_proj." + part, theirs + "v_proj." + part},
-         Form::separate_qkv});
-  }
-  rules.push_back({ours + "linear_proj.weight", {theirs + "o_proj.weight"}});
-  if (!model.qk_layernorm) return;
-  rules.push_back({ours + "q_layernorm.weight", {theirs + "q_norm.weight"}});
-  rules.push_back({ours + "k_layernorm.weight", {theirs + "k_norm.weight"}});
-}
-
-/// Names of the three matrices of a gated feed-forward network, or of an expert.
-struct GatedNames {
-  const char* gate;
-  const char* up;
-  const char* down;
-};
-
-void add_experts(std::vector<Rule>& rules, const TransformerConfig& model, const std::string& ours,
-                 const std::string& theirs, const GatedNames& names) {
-  Names first, second;
-  for (int64_t expert = 0; expert < *model.num_experts; ++expert) {
-    const std::string one = fmt::format("{}experts.{}.", theirs, expert);
-    first.push_back(one + names.gate + ".weight");
-    first.push_back(one + names.up + ".weight");
-    second.push_back(one + names.down + ".weight");
-  }
-  rules.push_back({ours + "router.weight", {theirs + "gate.weight"}});
-  rules.push_back({ours + "experts.linear_fc1.weight", std::move(first), Form::stacked});
-  rules.push_back({ours + "experts.linear_fc2.weight", std::move(second), Form::stacked});
-}
-
-void add_rotary_layer(std::vector<Rule>& rules, const TransformerConfig& model, int64_t layer,
-                      const std::string& ours, const std::string& theirs) {
-  constexpr GatedNames kProjections = {"gate_proj", "up_proj", "down_proj"};
-  constexpr GatedNames kNumbers = {"w1", "w3", "w2"};
-  rules.push_back({ours + "input_layernorm.weight", {theirs + "input_layernorm.weight"}});
-  add_attention(rules, model, ours + "self_attention.", theirs + "self_attn.");
-  rules.push_back(
-      {ours + "pre_mlp_layernorm.weight", {theirs + "post_attention_layernorm.weight"}});
-  const std::string mlp = theirs + "mlp.";
-  if (!has_experts(model, layer)) {
-    rules.push_back({ours + "mlp.linear_fc1.weight",
-                     {mlp + "gate_proj.weight", mlp + "up_proj.weight"},
-                     Form::stacked});
-    rules.push_back({ours + "mlp.linear_fc2.weight", {mlp + "down_proj.weight"}});
-  } else if (hugging_face_family(model) == HuggingFaceFamily::mixtral) {
-    add_experts(rules, model, ours + "mlp.", theirs + "block_sparse_moe.", kNumbers);
-  } else {
-    add_experts(rules, model, ours + "mlp.", mlp, kProjections);
-  }
-}
-
-std::vector<Rule> rules_of(const TransformerConfig& model) {
-  const bool gpt2 = hugging_face_family(model) == HuggingFaceFamily::gpt2;
-  const std::string root = gpt2 ? "transformer." : "model.";
-  std::vector<Rule> rules = {
-      {"embedding.word_embeddings.weight", {root + (gpt2 ? "wte" : "embed_tokens") + ".weight"}},
-      {"decoder.final_layernorm.weight", {root + (gpt2 ? "ln_f" : "norm") + ".weight"}}};
-  if (gpt2) {
-    rules.push_back({"embedding.position_embeddings.weight", {root + "wpe.weight"}});
-    rules.push_back({"decoder.final_layernorm.bias", {root + "ln_f.bias"}});
-  }
-  if (model.untie_embeddings_and_output_weights)
-    rules.push_back({"output_layer.weight", {"lm_head.weight"}});
-  for (int64_t i = 0; i < model.num_layers; ++i) {
-    const std::string ours = fmt::format("decoder.layers.{}.", i);
-    if (gpt2)
-      add_gpt2_layer(rules, ours, fmt::format("{}h.{}.", root, i));
-    else
-      add_rotary_layer(rules, model, i, ours, fmt::format("{}layers.{}.", root, i));
-  }
-  return rules;
-}
 
 /// Sizes of the query-key-value layer.
 struct Heads {
@@ -154,6 +41,21 @@ struct Heads {
   }
 };
 
+using Rule = WeightRule;
+using Form = WeightForm;
+
+/// Rows of blocks [rows, columns], of which the last `rule.rotated` of each block come in another
+/// order: pairs (i, i + half) side by side or, with `back`, side by side -> (i, i + half).
+at::Tensor with_pairs(const Rule& rule, const at::Tensor& weight, bool back) {
+  const at::Tensor blocks = weight.reshape({rule.blocks, -1, weight.size(-1)});
+  const int64_t kept = blocks.size(1) - rule.rotated, half = rule.rotated / 2;
+  const std::vector<int64_t> pairs =
+      back ? std::vector<int64_t>{half, 2} : std::vector<int64_t>{2, half};
+  const at::Tensor turned =
+      blocks.narrow(1, kept, rule.rotated).unflatten(1, pairs).transpose(1, 2).flatten(1, 2);
+  return at::cat({blocks.narrow(1, 0, kept), turned}, 1).flatten(0, 1);
+}
+
 std::vector<at::Tensor> convert(const Rule& rule, const at::Tensor& weight, const Heads& heads) {
   switch (rule.form) {
     case Form::same:
@@ -174,6 +76,8 @@ std::vector<at::Tensor> convert(const Rule& rule, const at::Tensor& weight, cons
     case Form::stacked:
       return weight.reshape({static_cast<int64_t>(rule.theirs.size()), -1, weight.size(-1)})
           .unbind(0);
+    case Form::pairs:
+      return {with_pairs(rule, weight, /*back=*/false)};
   }
   fail<UsageError>("unknown form of a weight");
 }
@@ -203,13 +107,18 @@ at::Tensor convert_back(const Rule& rule, const std::vector<at::Tensor>& parts,
     case Form::stacked:
       for (const at::Tensor& part : parts) TORCH_CHECK(part.sizes() == first.sizes());
       return at::cat(parts, 0);
+    case Form::pairs:
+      return with_pairs(rule, first, /*back=*/true);
   }
   fail<UsageError>("unknown form of a weight");
 }
 
-bool holds_no_weight(const std::string& name) {
+/// The layer behind the last one of a DeepSeek model predicts the token after the next.
+bool holds_no_weight(const std::string& name, const TransformerConfig& model) {
   return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
-         name.ends_with(".rotary_emb.inv_freq");
+         name.ends_with(".rotary_emb.inv_freq") ||
+         (model.multi_latent_attention &&
+          name.starts_with(fmt::format("model.layers.{}.", model.num_layers)));
 }
 
 /// What of a source has not been read yet.
@@ -247,9 +156,9 @@ class Remaining {
                        path_);
   }
 
-  void check_none_left() const {
+  void check_none_left(const TransformerConfig& model) const {
     for (const std::string& name : names_)
-      require<FileError>(holds_no_weight(name),
+      require<FileError>(holds_no_weight(name, model),
                          "'{}': tensor '{}' belongs to no weight of the model", path_, name);
   }
 
@@ -301,7 +210,7 @@ TensorSink into(NamedTensors& tensors) {
 void to_hugging_face(const TransformerConfig& model, const TensorSource& weights,
                      const TensorSink& write) {
   const Heads heads(model);
-  for (const Rule& rule : rules_of(model)) {
+  for (const Rule& rule : weight_rules(model)) {
     std::vector<at::Tensor> parts = convert(rule, weights.read(rule.ours), heads);
     for (size_t i = 0; i < parts.size(); ++i)
       write(rule.theirs[i], std::exchange(parts[i], {}).contiguous());
@@ -325,10 +234,10 @@ void from_hugging_face(const TransformerConfig& model, const TensorSource& tenso
                      model.num_experts.value_or(0));
   const Heads heads(model);
   Remaining remaining(tensors, path);
-  for (const Rule& rule : rules_of(model))
+  for (const Rule& rule : weight_rules(model))
     write(rule.ours, join_parts(rule, remaining, heads, path).contiguous());
   if (!model.untie_embeddings_and_output_weights) remaining.drop_tied_output();
-  remaining.check_none_left();
+  remaining.check_none_left(model);
 }
 
 NamedTensors from_hugging_face(const TransformerConfig& model, const NamedTensors& tensors,

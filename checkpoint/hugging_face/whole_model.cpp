@@ -1,6 +1,8 @@
 #include "lockstep/checkpoint/whole_model.h"
 
+#include "lockstep/checkpoint/hugging_face_names.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/core/expert_rules.h"
 #include "lockstep/planner/stage_shapes.h"
 
 namespace lockstep {
@@ -19,6 +21,10 @@ std::vector<WholeParameter> whole_parameters(const Config& config) {
     if (const auto& rows = param.description.unpadded_rows) one.shape.front() = *rows;
     parameters.push_back(std::move(one));
   }
+  if (!config.model.moe_router_enable_expert_bias) return parameters;
+  for (int64_t layer = 0; layer < config.model.num_layers; ++layer)
+    if (has_experts(config.model, layer))
+      parameters.push_back({expert_bias_name(layer), {*config.model.num_experts}, true});
   return parameters;
 }
 

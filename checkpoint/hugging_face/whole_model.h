@@ -15,12 +15,14 @@ inline constexpr const char* kConfigFile = "config.json";
 struct WholeParameter {
   std::string name;
   std::vector<int64_t> shape;  ///< without padding
+  bool is_buffer = false;      ///< a registered buffer, which has fp32 in any file
 };
 
 /// The configuration for one process, resolved.
 Config whole_config(Config config);
 
-/// The parameters, in the order in which GPTModel registers them. `config` as above.
+/// The parameters, in the order in which GPTModel registers them, then the experts' biases of its
+/// routers. `config` as above.
 std::vector<WholeParameter> whole_parameters(const Config& config);
 
 }  // namespace lockstep

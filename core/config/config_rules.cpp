@@ -223,8 +223,10 @@ Config resolve(Config config) {
   TransformerConfig& model = config.model;
   if (!model.num_query_groups) model.num_query_groups = model.num_attention_heads;
   if (!model.kv_channels)
-    model.kv_channels = div_exact(model.hidden_size, model.num_attention_heads, "model.hidden_size",
-                                  "model.num_attention_heads");
+    model.kv_channels = model.multi_latent_attention
+                            ? latent_query_channels(model)
+                            : div_exact(model.hidden_size, model.num_attention_heads,
+                                        "model.hidden_size", "model.num_attention_heads");
   if (!model.ffn_hidden_size) {
     constexpr int64_t kLargest = std::numeric_limits<int64_t>::max() / 4;
     require<ConfigError>(model.hidden_size <= kLargest,

@@ -8,7 +8,9 @@ FieldNames::FieldNames(const Config& given) {
   const TransformerConfig& model = given.model;
   const OptimizerConfig& optimizer = given.optimizer;
   if (!model.num_query_groups) num_query_groups = "model.num_attention_heads";
-  if (!model.kv_channels)
+  if (!model.kv_channels && model.multi_latent_attention)
+    kv_channels = "model.qk_head_dim + model.qk_pos_emb_head_dim";
+  else if (!model.kv_channels)
     kv_channels = fmt::format("model.hidden_size / model.num_attention_heads ({} / {})",
                               model.hidden_size, model.num_attention_heads);
   if (!model.ffn_hidden_size) ffn_hidden_size = "4 * model.hidden_size";

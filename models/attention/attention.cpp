@@ -2,8 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/core/attention_rules.h"
 #include "lockstep/models/core_attention.h"
 #include "lockstep/models/key_value_cache.h"
+#include "lockstep/models/latent_attention.h"
 #include "lockstep/models/recompute.h"
 #include "lockstep/models/rotary_embedding.h"
 #include "lockstep/parallel_state/parallel_functions.h"
@@ -15,6 +17,18 @@ ProcessGroup group_that_shares(const LayerContext& context, int64_t sharing) {
   const ProcessGroup tp = context.tensor_parallel();
   const auto first = tp.ranks().begin() + tp.rank() / sharing * sharing;
   return context.state.group_of_ranks("tp-query-group", {first, first + sharing});
+}
+
+HeadLayout heads_of_rank(const LayerContext& context) {
+  const ProcessGroup tp = context.tensor_parallel();
+  return head_layout(context.config, tp.rank(), tp.size());
+}
+
+/// [..., heads * channels] of `heads` heads -> [..., heads * kept]
+at::Tensor first_channels(const at::Tensor& x, int64_t heads, int64_t kept) {
+  const int64_t channels = x.size(-1) / heads;
+  if (kept == channels) return x;
+  return x.unflatten(-1, {heads, channels}).narrow(-1, 0, kept).flatten(-2);
 }
 
 }  // namespace
@@ -30,15 +44,39 @@ HeadLayout head_layout(const TransformerConfig& config, int64_t rank, int64_t ra
           .first_head = own_heads * rank};
 }
 
-SelfAttention::SelfAttention(const LayerContext& context, const ModuleSpec& spec)
-    : layout_(head_layout(context.config, context.tensor_parallel().rank(),
-                          context.tensor_parallel().size())),
-      channels_(*context.config.kv_channels),
-      window_(context.config.window_size),
+Attention::Attention(const LayerContext& context, int64_t first_head)
+    : window_(context.config.window_size),
       layer_(context.layer),
       recompute_core_(context.config.recompute_granularity == RecomputeGranularity::selective),
-      label_(context.name + "query group"),
-      core_(make_core_attention(context, layout_.first_head)) {
+      core_(make_core_attention(context, first_head)) {}
+
+at::Tensor Attention::attend(const std::vector<at::Tensor>& heads, const TokenPositions& tokens,
+                             int64_t value_channels) const {
+  const int64_t count = heads[0].size(2);
+  if (tokens.cache)
+    return first_channels(attend_cached(heads[0], heads[1], heads[2], *tokens.cache), count,
+                          value_channels);
+  const auto core = [core = core_, tokens, training = is_training(), count,
+                     value_channels](const std::vector<at::Tensor>& inputs) {
+    return first_channels(core->forward(inputs[0], inputs[1], inputs[2], tokens, training), count,
+                          value_channels);
+  };
+  return recompute_core_ ? recompute(core, heads) : core(heads);
+}
+
+at::Tensor Attention::attend_cached(const at::Tensor& query, const at::Tensor& key,
+                                    const at::Tensor& value, KeyValueCache& cache) const {
+  const auto [keys, values] = cache.append(layer_, key, value);
+  if (cache.length() > 0) return cached_attention(query, keys, values, window_);
+  return core_->forward(query, key, value, {}, /*training=*/false);
+}
+
+SelfAttention::SelfAttention(const LayerContext& context, const ModuleSpec& spec)
+    : Attention(context, heads_of_rank(context).first_head),
+      layout_(heads_of_rank(context)),
+      channels_(*context.config.kv_channels),
+      logit_factor_(attention_logit_factor(context.config)),
+      label_(context.name + "query group") {
   if (layout_.sharing > 1) sharing_ = group_that_shares(context, layout_.sharing);
   linear_qkv_ = add_child<ColumnParallelLinear>(context, spec, "linear_qkv");
   linear_proj_ = add_child<RowParallelLinear>(context, spec, "linear_proj");
@@ -82,21 +120,15 @@ std::vector<at::Tensor> SelfAttention::rotated(const at::Tensor& packed,
 }
 
 at::Tensor SelfAttention::forward(const at::Tensor& hidden, const TokenPositions& tokens) const {
-  const std::vector<at::Tensor> qkv = heads_of(hidden, tokens);
-  if (tokens.cache)
-    return linear_proj_->forward(attend_cached(qkv[0], qkv[1], qkv[2], *tokens.cache));
-  const auto core = [core = core_, tokens,
-                     training = is_training()](const std::vector<at::Tensor>& inputs) {
-    return core->forward(inputs[0], inputs[1], inputs[2], tokens, training);
-  };
-  return linear_proj_->forward(recompute_core_ ? recompute(core, qkv) : core(qkv));
+  std::vector<at::Tensor> heads = heads_of(hidden, tokens);
+  if (logit_factor_ != 1) heads[0] = heads[0] * logit_factor_;
+  return linear_proj_->forward(attend(heads, tokens, channels_));
 }
 
-at::Tensor SelfAttention::attend_cached(const at::Tensor& query, const at::Tensor& key,
-                                        const at::Tensor& value, KeyValueCache& cache) const {
-  const auto [keys, values] = cache.append(layer_, key, value);
-  if (cache.length() > 0) return cached_attention(query, keys, values, window_);
-  return core_->forward(query, key, value, {}, /*training=*/false);
+std::shared_ptr<Attention> attention_from(const LayerContext& context, const ModuleSpec& spec) {
+  if (context.config.multi_latent_attention)
+    return std::make_shared<LatentAttention>(context, spec);
+  return std::make_shared<SelfAttention>(context, spec);
 }
 
 }  // namespace lockstep

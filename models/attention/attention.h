@@ -36,6 +36,33 @@ struct HeadLayout {
 /// `rank` of `ranks`, which fit (see check_tensor_parallel).
 HeadLayout head_layout(const TransformerConfig& config, int64_t rank, int64_t ranks);
 
+/// Self-attention of a transformer layer.
+class Attention : public DescribedModule {
+ public:
+  /// `hidden` [sequence, batch, hidden_size], with sequence parallelism this rank's [sequence /
+  /// ranks, ...] -> the same shape. With tokens.cache also attends to what that holds.
+  virtual at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens) const = 0;
+
+ protected:
+  /// `first_head`: this rank's first query head among those of all ranks of tp.
+  Attention(const LayerContext& context, int64_t first_head);
+
+  /// The core's output for `heads`, {query, key, value} in the shapes of CoreAttention: [sequence,
+  /// batch, heads * value_channels]; of each head its first `value_channels` are taken.
+  at::Tensor attend(const std::vector<at::Tensor>& heads, const TokenPositions& tokens,
+                    int64_t value_channels) const;
+
+ private:
+  /// Attention of the tokens behind those of `cache`, which it joins.
+  at::Tensor attend_cached(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                           KeyValueCache& cache) const;
+
+  std::optional<int64_t> window_;
+  int64_t layer_;  ///< of the model
+  bool recompute_core_;
+  std::shared_ptr<const CoreAttention> core_;
+};
+
 /// Causal self-attention with grouped queries (Ainslie et al., "GQA", 2023), heads cut over tp.
 /// Children:
 ///
@@ -46,15 +73,13 @@ HeadLayout head_layout(const TransformerConfig& config, int64_t rank, int64_t ra
 /// - `q_layernorm`, `k_layernorm`, with qk_layernorm: Norm over the kv_channels of each query and
 ///   each key head, before they are rotated. The weights are on every rank of tp; their gradients
 ///   are terms of a sum, because each rank has other query heads.
-class SelfAttention : public DescribedModule {
+class SelfAttention : public Attention {
  public:
   explicit SelfAttention(const LayerContext& context);
   /// `spec` as self_attention_params() states it.
   SelfAttention(const LayerContext& context, const ModuleSpec& spec);
 
-  /// `hidden` [sequence, batch, hidden_size], with sequence parallelism this rank's [sequence /
-  /// ranks, ...] -> the same shape. With tokens.cache also attends to what that holds.
-  at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens) const;
+  at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens) const override;
 
  private:
   /// Query, key and value out of linear_qkv, in the shapes of CoreAttention, rotated if the model
@@ -62,15 +87,10 @@ class SelfAttention : public DescribedModule {
   std::vector<at::Tensor> heads_of(const at::Tensor& hidden, const TokenPositions& tokens) const;
   std::vector<at::Tensor> rotated(const at::Tensor& packed, const kernels::QueryRange& queries,
                                   const TokenPositions& tokens) const;
-  /// Attention of the tokens behind those of `cache`, which it joins.
-  at::Tensor attend_cached(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                           KeyValueCache& cache) const;
 
   HeadLayout layout_;
   int64_t channels_;
-  std::optional<int64_t> window_;
-  int64_t layer_;  ///< of the model
-  bool recompute_core_;
+  double logit_factor_;
   std::string label_;
   std::optional<ProcessGroup> sharing_;  ///< the ranks that have a group with this one
   std::shared_ptr<ColumnParallelLinear> linear_qkv_;
@@ -78,7 +98,10 @@ class SelfAttention : public DescribedModule {
   std::shared_ptr<Norm> q_layernorm_;  ///< null without
   std::shared_ptr<Norm> k_layernorm_;
   std::shared_ptr<const RotaryEmbedding> rotary_;  ///< null without
-  std::shared_ptr<const CoreAttention> core_;
 };
+
+/// The attention that the model has: SelfAttention or LatentAttention. `spec` as attention_params()
+/// states it.
+std::shared_ptr<Attention> attention_from(const LayerContext& context, const ModuleSpec& spec);
 
 }  // namespace lockstep

@@ -1,10 +1,12 @@
 #include "lockstep/models/rotary_embedding.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "lockstep/core/attention_rules.h"
 #include "lockstep/core/check.h"
 
 namespace lockstep {
@@ -40,36 +42,55 @@ struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
   }
 };
 
+at::Tensor llama3_frequencies(const TransformerConfig& config, const at::Tensor& plain) {
+  const double low = config.rope_low_freq_factor, high = config.rope_high_freq_factor;
+  const auto context = static_cast<double>(config.rope_original_max_position_embeddings);
+  const at::Tensor waves = plain * (context / (2 * M_PI));
+  const at::Tensor kept = ((waves - low) / (high - low)).clamp(0, 1);
+  return plain * (kept + (1 - kept) / config.rope_scaling_factor);
+}
+
+at::Tensor yarn_frequencies(const TransformerConfig& config, const at::Tensor& plain) {
+  const auto channels = static_cast<double>(2 * plain.numel());
+  const auto context = static_cast<double>(config.rope_original_max_position_embeddings);
+  const auto pair_with_turns = [&](double turns) {
+    return channels * std::log(context / (turns * 2 * M_PI)) / (2 * std::log(config.rotary_base));
+  };
+  const double low = std::max(std::floor(pair_with_turns(config.rope_beta_fast)), 0.0);
+  double high = std::min(std::ceil(pair_with_turns(config.rope_beta_slow)), channels - 1);
+  if (low == high) high += 0.001;
+  const at::Tensor stretched =
+      ((at::arange(plain.numel(), at::kDouble) - low) / (high - low)).clamp(0, 1);
+  return plain * (1 - stretched + stretched / config.rope_scaling_factor);
+}
+
 }  // namespace
 
 at::Tensor rotary_frequencies(const TransformerConfig& config, int64_t rotated) {
   const at::Tensor plain = at::pow(config.rotary_base, at::arange(0, rotated, 2, at::kDouble) *
                                                            (-1.0 / static_cast<double>(rotated)));
-  const double factor = config.rope_scaling_factor;
   switch (config.rope_scaling_type) {
     case RopeScaling::none:
       return plain;
     case RopeScaling::linear:
-      return plain / factor;
+      return plain / config.rope_scaling_factor;
     case RopeScaling::llama3:
-      break;
+      return llama3_frequencies(config, plain);
+    case RopeScaling::yarn:
+      return yarn_frequencies(config, plain);
   }
-  const double low = config.rope_low_freq_factor, high = config.rope_high_freq_factor;
-  const auto context = static_cast<double>(config.rope_original_max_position_embeddings);
-  const at::Tensor waves = plain * (context / (2 * M_PI));
-  const at::Tensor kept = ((waves - low) / (high - low)).clamp(0, 1);
-  return plain * (kept + (1 - kept) / factor);
+  fail<UsageError>("rotary_frequencies: unknown rope_scaling_type");
 }
 
 RotaryEmbedding::RotaryEmbedding(const LayerContext& context) {
-  const auto rotated = static_cast<int64_t>(static_cast<double>(*context.config.kv_channels) *
-                                            context.config.rotary_percent);
-  const at::Tensor angles = at::outer(at::arange(context.config.seq_length, at::kDouble),
-                                      rotary_frequencies(context.config, rotated));
+  const TransformerConfig& config = context.config;
+  const at::Tensor angles = at::outer(at::arange(config.seq_length, at::kDouble),
+                                      rotary_frequencies(config, rotated_channels(config)));
   const bool wide = c10::typeMetaToScalarType(context.options.dtype()) == at::kDouble;
   const auto options = context.options.dtype(wide ? at::kDouble : at::kFloat);
-  cos_ = angles.cos().to(options);
-  sin_ = angles.sin().to(options);
+  const double amplitude = rotary_amplitude(config);
+  cos_ = (angles.cos() * amplitude).to(options);
+  sin_ = (angles.sin() * amplitude).to(options);
 }
 
 kernels::AttentionHeads RotaryEmbedding::heads_of(const at::Tensor& packed,

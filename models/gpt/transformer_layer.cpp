@@ -10,7 +10,7 @@ TransformerLayer::TransformerLayer(const LayerContext& context, const ModuleSpec
     : attention_dropout_(context.child("self_attention.dropout"), context.config.hidden_dropout),
       mlp_dropout_(context.child("mlp.dropout"), context.config.hidden_dropout) {
   input_layernorm_ = add_child<Norm>(context, spec, "input_layernorm");
-  self_attention_ = add_child<SelfAttention>(context, spec, "self_attention");
+  self_attention_ = add_child_by(attention_from, context, spec, "self_attention");
   pre_mlp_layernorm_ = add_child<Norm>(context, spec, "pre_mlp_layernorm");
   mlp_ = add_child_by(feed_forward_from, context, spec, "mlp");
 }

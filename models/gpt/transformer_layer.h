@@ -26,7 +26,7 @@ class TransformerLayer : public DescribedModule {
 
  private:
   std::shared_ptr<Norm> input_layernorm_;
-  std::shared_ptr<SelfAttention> self_attention_;
+  std::shared_ptr<Attention> self_attention_;
   std::shared_ptr<Norm> pre_mlp_layernorm_;
   std::shared_ptr<FeedForward> mlp_;
   Dropout attention_dropout_;

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "lockstep/core/attention_rules.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/expert_rules.h"
 #include "lockstep/core/integers.h"
@@ -66,6 +67,16 @@ ModuleSpec row_parallel_linear_params(GradientState replicated, int64_t in_featu
               {out_features},
               ConstantValue{0},
               without_decay(with_gradient_over_tp(replicated))});
+  return spec;
+}
+
+ModuleSpec replicated_linear_params(GradientState replicated, int64_t in_features,
+                                    int64_t out_features, double init_std) {
+  ModuleSpec spec;
+  spec.add({"weight",
+            {out_features, in_features},
+            NormalValues{init_std},
+            as_matrix(with_gradient_over_tp(replicated))});
   return spec;
 }
 
@@ -140,6 +151,48 @@ ModuleSpec self_attention_params(const LayerSettings& settings) {
   for (const char* const name : {"q_layernorm", "k_layernorm"})
     spec.add_child(name, norm_params(channels, config.normalization, GradientState::partial_sum));
   return spec;
+}
+
+ModuleSpec latent_attention_params(const LayerSettings& settings) {
+  const TransformerConfig& config = settings.config;
+  const GradientState replicated = settings.replicated_gradient_state();
+  const double std = config.init_method_std;
+  const auto of_heads = [&config](int64_t channels) {
+    return checked_mul(config.num_attention_heads, channels,
+                       "model.num_attention_heads times channels");
+  };
+  const auto up = [&](int64_t in, int64_t channels) {
+    return column_parallel_linear_params(in, {of_heads(channels)}, /*bias=*/false, std);
+  };
+  const auto down = [&](int64_t width) {
+    return replicated_linear_params(replicated, config.hidden_size, width, std);
+  };
+  const auto norm = [&](int64_t width) {
+    return norm_params(width, config.normalization, replicated);
+  };
+  ModuleSpec spec;
+  if (const auto rank = config.q_lora_rank) {
+    spec.add_child("linear_q_down_proj", down(*rank));
+    spec.add_child("linear_q_up_proj", up(*rank, latent_query_channels(config)));
+    if (config.qk_layernorm) spec.add_child("q_layernorm", norm(*rank));
+  } else {
+    spec.add_child("linear_q_proj", up(config.hidden_size, latent_query_channels(config)));
+  }
+  const int64_t rank = config.kv_lora_rank;
+  spec.add_child("linear_kv_down_proj",
+                 down(checked_add(rank, config.qk_pos_emb_head_dim, "model.kv_lora_rank")));
+  spec.add_child("linear_kv_up_proj",
+                 up(rank, checked_add(config.qk_head_dim, config.v_head_dim, "model.v_head_dim")));
+  if (config.qk_layernorm) spec.add_child("kv_layernorm", norm(rank));
+  spec.add_child("linear_proj", row_parallel_linear_params(
+                                    replicated, of_heads(config.v_head_dim), config.hidden_size,
+                                    /*bias=*/false, output_layer_init_std(config)));
+  return spec;
+}
+
+ModuleSpec attention_params(const LayerSettings& settings) {
+  return settings.config.multi_latent_attention ? latent_attention_params(settings)
+                                                : self_attention_params(settings);
 }
 
 ModuleSpec mlp_params(const LayerSettings& settings, int64_t width) {
@@ -218,7 +271,7 @@ ModuleSpec feed_forward_params(const LayerSettings& settings) {
 ModuleSpec transformer_layer_params(const LayerSettings& settings) {
   ModuleSpec spec;
   spec.add_child("input_layernorm", norm_params(settings));
-  spec.add_child("self_attention", self_attention_params(settings));
+  spec.add_child("self_attention", attention_params(settings));
   spec.add_child("pre_mlp_layernorm", norm_params(settings));
   spec.add_child("mlp", feed_forward_params(settings));
   return spec;

@@ -49,6 +49,9 @@ ModuleSpec column_parallel_linear_params(int64_t in_features, std::vector<int64_
 /// See RowParallelLinear. `replicated`: see LayerSettings::replicated_gradient_state().
 ModuleSpec row_parallel_linear_params(GradientState replicated, int64_t in_features,
                                       int64_t out_features, bool bias, double init_std);
+/// See ReplicatedLinear. `replicated` as above.
+ModuleSpec replicated_linear_params(GradientState replicated, int64_t in_features,
+                                    int64_t out_features, double init_std);
 /// See Norm. `replicated` as above.
 ModuleSpec norm_params(int64_t width, Normalization kind, GradientState replicated);
 ModuleSpec norm_params(const LayerSettings& settings);
@@ -62,6 +65,10 @@ ModuleSpec position_embedding_params(const LayerSettings& settings);
 ModuleSpec language_model_embedding_params(const LayerSettings& settings, TableUse use);
 /// See SelfAttention. UsageError: rows that do not fit into 64 bits.
 ModuleSpec self_attention_params(const LayerSettings& settings);
+/// See LatentAttention. UsageError: rows that do not fit into 64 bits.
+ModuleSpec latent_attention_params(const LayerSettings& settings);
+/// See Attention: the one of the two that the model has.
+ModuleSpec attention_params(const LayerSettings& settings);
 /// See MLP.
 ModuleSpec mlp_params(const LayerSettings& settings, int64_t width);
 /// See TopKRouter.

@@ -64,4 +64,13 @@ at::Tensor RowParallelLinear::forward(const at::Tensor& input) const {
   return bias_.defined() ? sum + bias_ : sum;
 }
 
+ReplicatedLinear::ReplicatedLinear(const ParallelContext& context, const ModuleSpec& spec)
+    : options_(linear_options(context, LinearInput::own)) {
+  weight_ = add(spec.at("weight"), context.origin());
+}
+
+at::Tensor ReplicatedLinear::forward(const at::Tensor& input) const {
+  return parallel_linear(input, weight_, {}, options_);
+}
+
 }  // namespace lockstep

@@ -67,6 +67,22 @@ class RowParallelLinear : public DescribedModule {
   at::Tensor bias_;
 };
 
+/// y = x W^T, whole on every rank of tp: nothing is sent. Parameter: `weight` [out, in]. It works
+/// between the tensor-parallel regions: without sequence parallelism the gradient of y must be the
+/// same on all ranks.
+class ReplicatedLinear : public DescribedModule {
+ public:
+  /// `spec` as replicated_linear_params() states it.
+  ReplicatedLinear(const ParallelContext& context, const ModuleSpec& spec);
+
+  /// `input` [..., in] -> [..., out]
+  at::Tensor forward(const at::Tensor& input) const;
+
+ private:
+  ParallelLinearOptions options_;
+  at::Tensor weight_;
+};
+
 /// How the input of a column-parallel product comes: see LinearInput.
 LinearInput column_parallel_input(const ParallelContext& context);
 

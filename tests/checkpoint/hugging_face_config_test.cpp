@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/error.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -12,6 +14,19 @@ namespace lockstep {
 namespace {
 
 using testing::throws_with;
+
+constexpr const char* kDeepSeekFields =
+    "num_layers: 3 multi_latent_attention: true qk_layernorm: true layernorm_epsilon: 1e-6 "
+    "q_lora_rank: 24 kv_lora_rank: 20 qk_head_dim: 12 qk_pos_emb_head_dim: 6 v_head_dim: 10 "
+    "untie_embeddings_and_output_weights: true num_experts: 8 moe_ffn_hidden_size: 16 "
+    "moe_shared_expert_intermediate_size: 32 moe_router_score_function: \"sigmoid\" "
+    "moe_router_enable_expert_bias: true moe_router_topk: 4 moe_router_num_groups: 4 "
+    "moe_router_group_topk: 2 moe_router_topk_scaling_factor: 2.5 moe_layer_freq: [0, 0, 1] "
+    "rope_scaling_type: \"yarn\" rope_scaling_factor: 40 rope_mscale_all_dim: 1";
+constexpr const char* kPlainDeepSeekFields =
+    "multi_latent_attention: true qk_layernorm: true layernorm_epsilon: 1e-6 num_experts: 4 "
+    "moe_router_topk: 1 moe_shared_expert_intermediate_size: 512 "
+    "moe_router_score_function: \"sigmoid\" moe_router_enable_expert_bias: true";
 
 TEST(HuggingFaceConfig, TellsWhichFieldFitsNoFamily) {
   const auto model = [](const std::string& text) {
@@ -38,6 +53,28 @@ TEST(HuggingFaceConfig, TellsWhichFieldFitsNoFamily) {
                       "found sigmoid, allowed in a Mixtral model: softmax"));
   EXPECT_TRUE(refuses("num_experts: 4 moe_shared_expert_intermediate_size: 8",
                       "found 8, allowed in a Mixtral model: unset"));
+  EXPECT_TRUE(refuses("rope_scaling_type: \"yarn\" rope_mscale_all_dim: 1",
+                      "model.rope_mscale_all_dim: found 1, allowed in a Llama model: 0"));
+  const std::string latent = kDeepSeekFields;
+  EXPECT_EQ(hugging_face_family(model(latent)), HuggingFaceFamily::deepseek_v3);
+  const auto refuses_latent = [&](const std::string& field, const std::string& part) {
+    const Config config = parse_config("model { " + latent + " }", "test", {"model." + field});
+    return throws_with<ConfigError>([&] { hugging_face_family(config.model); }, part);
+  };
+  EXPECT_TRUE(refuses_latent("layernorm_epsilon=1e-5",
+                             "found 1e-05, allowed in a DeepSeek-V3 model: 1e-06"));
+  EXPECT_TRUE(refuses_latent("qk_layernorm=false", "model.qk_layernorm: found false"));
+  EXPECT_TRUE(refuses_latent("window_size=8", "model.window_size: found 8"));
+  EXPECT_TRUE(refuses_latent("moe_router_enable_expert_bias=false",
+                             "model.moe_router_enable_expert_bias: found false"));
+  EXPECT_TRUE(refuses_latent("moe_router_topk=2",
+                             "model.moe_router_topk: found 2, allowed in a DeepSeek-V3 model: 4"));
+  EXPECT_TRUE(refuses_latent("moe_shared_expert_intermediate_size=33",
+                             "found 33, allowed in a DeepSeek-V3 model: a multiple of "
+                             "model.moe_ffn_hidden_size (16)"));
+  EXPECT_TRUE(refuses("multi_latent_attention: true qk_layernorm: true layernorm_epsilon: 1e-6",
+                      "model.num_experts: is not set"));
+  EXPECT_TRUE(refuses_latent("moe_layer_freq=2", "layer 1 is dense behind one with experts"));
   EXPECT_TRUE(refuses("add_bias_linear: true", "model.add_bias_linear: found true"));
   EXPECT_TRUE(refuses("activation: \"gelu\"", "model.activation: found gelu"));
   EXPECT_TRUE(refuses("position_embedding_type: \"none\"", "allowed: learned_absolute"));
@@ -57,6 +94,10 @@ TEST(HuggingFaceConfig, ComesBack) {
         "num_experts: 4 qk_layernorm: true moe_ffn_hidden_size: 24 window_size: 5",
         "num_experts: 4 qk_layernorm: true moe_router_pre_softmax: true num_layers: 3 "
         "moe_layer_freq: [0, 1, 1]",
+        "rope_scaling_type: \"yarn\" rope_scaling_factor: 4 rope_beta_fast: 8 rope_beta_slow: 2 "
+        "rope_original_max_position_embeddings: 64 qk_layernorm: true kv_channels: 16",
+        "rope_scaling_type: \"yarn\" rope_mscale: 0 window_size: 8", kDeepSeekFields,
+        kPlainDeepSeekFields,
         "position_embedding_type: \"learned_absolute\" normalization: \"LayerNorm\" "
         "activation: \"gelu\" add_bias_linear: true ffn_hidden_size: 96",
         "position_embedding_type: \"learned_absolute\" normalization: \"LayerNorm\" "
@@ -108,8 +149,8 @@ TEST(HuggingFaceConfig, RotaryAnglesAreThoseOfTransformers) {
         [&] { parse(both + R"(,"rope_scaling":{"rope_type":"llama3","factor":8})"); },
         "'low_freq_factor' is missing"));
     EXPECT_TRUE(throws_with<FileError>(
-        [&] { parse(both + R"(,"rope_scaling":{"rope_type":"yarn","factor":8})"); },
-        "'rope_type': found yarn, allowed: default, linear, llama3"));
+        [&] { parse(both + R"(,"rope_scaling":{"rope_type":"longrope","factor":8})"); },
+        "'rope_type': found longrope, allowed: default, linear, llama3, yarn"));
     EXPECT_EQ(parse(both + R"(,"rope_scaling":{"type":"linear","factor":4})").rope_scaling_factor,
               4);
     EXPECT_TRUE(throws_with<FileError>([&] { parse(both + R"(,"rope_scaling":8)"); },
@@ -163,6 +204,59 @@ TEST(HuggingFaceConfig, AWindowHoldsInAllLayersOrInNone) {
                                        "in all layers, or sliding_attention in all"));
   }
   EXPECT_EQ(parse_family("qwen3_moe", on + "2").window_size, 6);  // which it does not read
+}
+
+// What transformers 5.23 takes where a key is missing, and its factor on cosines and sines.
+TEST(HuggingFaceConfig, Yarn) {
+  const auto parse = [](const std::string& type, const std::string& keys) {
+    return parse_family(type, R"(,"num_key_value_heads":32,"rope_scaling":{"rope_type":"yarn",)"
+                              R"("factor":4.0)" +
+                                  keys + "}");
+  };
+  const TransformerConfig plain = parse("qwen3", "");
+  EXPECT_EQ(plain.rope_original_max_position_embeddings, 16);
+  EXPECT_EQ(plain.rope_beta_fast, 32);
+  EXPECT_EQ(plain.rope_mscale, 1);
+  const double one = 0.1 * std::log(4.0);
+  EXPECT_NEAR(parse("qwen3", R"(,"attention_factor":1.2)").rope_mscale, 0.2 / one, 1e-14);
+  EXPECT_EQ(parse("qwen3", R"(,"attention_factor":1.0)").rope_mscale, 0);
+  EXPECT_EQ(parse("qwen3", R"(,"mscale":2.0)").rope_mscale, 1);
+  const TransformerConfig ratio = parse("qwen3", R"(,"mscale":2.0,"mscale_all_dim":1.0)");
+  EXPECT_NEAR(ratio.rope_mscale, ((2 * one + 1) / (one + 1) - 1) / one, 1e-14);
+  EXPECT_EQ(ratio.rope_mscale_all_dim, 0);
+  const TransformerConfig latent = parse("deepseek_v3", R"(,"mscale":2.0,"mscale_all_dim":1.0)");
+  EXPECT_EQ(latent.rope_mscale, 2);
+  EXPECT_EQ(latent.rope_mscale_all_dim, 1);
+  const TransformerConfig half = parse("deepseek_v3", R"(,"mscale_all_dim":1.0)");
+  EXPECT_NEAR(half.rope_mscale, ((one + 1) * (one + 1) - 1) / one, 1e-14);
+  EXPECT_TRUE(throws_with<FileError>([&] { parse("qwen3", R"(,"attention_factor":0.9)"); },
+                                     "'attention_factor': found 0.9, allowed: 1 or more"));
+  EXPECT_TRUE(throws_with<FileError>([&] { parse("qwen3", R"(,"truncate":false)"); },
+                                     "'truncate': found false, allowed: true"));
+}
+
+TEST(HuggingFaceConfig, DeepSeek) {
+  const TransformerConfig plain = parse_family("deepseek_v3", R"(,"num_key_value_heads":32)");
+  EXPECT_EQ(plain.q_lora_rank, 1536);
+  EXPECT_EQ(plain.kv_channels, 192);
+  EXPECT_EQ(plain.moe_router_num_groups, 8);
+  EXPECT_EQ(plain.moe_shared_expert_intermediate_size, 2048);
+  EXPECT_EQ(plain.moe_layer_freq, (std::vector<int64_t>{0, 0, 0, 1}));
+  EXPECT_TRUE(plain.untie_embeddings_and_output_weights);
+  const auto refuses = [](const std::string& keys, const std::string& part) {
+    return throws_with<FileError>(
+        [&] { parse_family("deepseek_v3", R"(,"num_key_value_heads":32,)" + keys); }, part);
+  };
+  EXPECT_TRUE(refuses(R"("topk_group":2)", "'num_experts_per_tok': found 8, allowed: twice"));
+  EXPECT_TRUE(refuses(R"("norm_topk_prob":false)", "'norm_topk_prob': found false"));
+  EXPECT_TRUE(refuses(R"("rope_interleave":false)", "'rope_interleave': found false"));
+  EXPECT_TRUE(refuses(R"("rms_norm_eps":1e-5)", "'rms_norm_eps': found 1e-05"));
+  EXPECT_TRUE(refuses(R"("scoring_func":"softmax")", "'scoring_func': found softmax"));
+  EXPECT_TRUE(refuses(R"("n_shared_experts":0)", "'n_shared_experts': found 0, allowed: >= 1"));
+  EXPECT_TRUE(refuses(R"("quantization_config":{"quant_method":"fp8"})",
+                      "'quantization_config': found quantized weights"));
+  EXPECT_TRUE(throws_with<FileError>([] { parse_family("deepseek_v3", ""); },
+                                     "'num_key_value_heads': found 128, allowed: 32"));
 }
 
 TEST(HuggingFaceConfig, LayersWithExperts) {

@@ -24,16 +24,26 @@ using testing::throws_with;
 
 NamedTensors weights_of(const TransformerConfig& config) {
   NamedTensors weights;
-  for (const NamedParameter& param : collect_parameters(GPTModel(config)))
+  const GPTModel model(config);
+  for (const NamedParameter& param : collect_parameters(model))
     weights[param.name] = param.tensor.detach();
+  for (const auto& buffer : model.named_buffers()) weights[buffer.key()] = buffer.value();
   return weights;
 }
+
+constexpr const char* kDeepSeek =
+    "multi_latent_attention: true qk_layernorm: true layernorm_epsilon: 1e-6 "
+    "q_lora_rank: 6 kv_lora_rank: 5 qk_head_dim: 3 qk_pos_emb_head_dim: 4 v_head_dim: 2 "
+    "untie_embeddings_and_output_weights: true num_experts: 3 moe_ffn_hidden_size: 7 "
+    "moe_shared_expert_intermediate_size: 14 moe_router_score_function: \"sigmoid\" "
+    "moe_router_enable_expert_bias: true";
 
 TEST(HuggingFaceWeights, ComeBack) {
   for (const char* const text :
        {"num_query_groups: 2", "untie_embeddings_and_output_weights: true",
         "num_query_groups: 2 add_qkv_bias: true", "qk_layernorm: true kv_channels: 16",
         "num_experts: 4 num_query_groups: 2", "num_experts: 4 qk_layernorm: true moe_layer_freq: 2",
+        kDeepSeek,
         "position_embedding_type: \"learned_absolute\" normalization: \"LayerNorm\" "
         "activation: \"gelu\" add_bias_linear: true"}) {
     const TransformerConfig model =
@@ -77,6 +87,32 @@ TEST(HuggingFaceWeights, RowsOfGroupedQueriesLieWhereLlamaHasThem) {
   EXPECT_TRUE(at::equal(found.at(theirs + "mlp.up_proj.weight"), fc1[1]));
 }
 
+TEST(HuggingFaceWeights, RotatedRowsOfDeepSeekAreInPairs) {
+  // 2 heads of 1 + 4 channels: rows of pairs (1, 3), (2, 4) and (6, 8), (7, 9).
+  const TransformerConfig model =
+      parse_config("model { hidden_size: 32 num_layers: 1 num_attention_heads: 2 " +
+                       std::string(kDeepSeek) + " }",
+                   "test", {"model.qk_head_dim=1"})
+          .model;
+  NamedTensors ours = weights_of(model);
+  const std::string layer = "decoder.layers.0.self_attention.",
+                    theirs = "model.layers.0.self_attn.";
+  ours[layer + "linear_q_up_proj.weight"] = at::arange(10, at::kFloat).view({10, 1});
+  ours[layer + "linear_kv_down_proj.weight"] = at::arange(9, at::kFloat).view({9, 1});
+  NamedTensors found = to_hugging_face(model, ours);
+  EXPECT_TRUE(at::equal(found.at(theirs + "q_b_proj.weight").flatten(),
+                        at::tensor({0., 1., 3., 2., 4., 5., 6., 8., 7., 9.}, at::kFloat)));
+  EXPECT_TRUE(at::equal(found.at(theirs + "kv_a_proj_with_mqa.weight").flatten(),
+                        at::tensor({0., 1., 2., 3., 4., 5., 7., 6., 8.}, at::kFloat)));
+  EXPECT_EQ(found.at("model.layers.0.mlp.gate.e_score_correction_bias").numel(), 3);
+  // The layer that predicts the token after the next is left out.
+  found["model.layers.1.eh_proj.weight"] = at::zeros({1});
+  EXPECT_EQ(from_hugging_face(model, found, "m").size(), ours.size());
+  found["model.layers.2.eh_proj.weight"] = at::zeros({1});
+  EXPECT_TRUE(throws_with<FileError>([&] { from_hugging_face(model, found, "m"); },
+                                     "tensor 'model.layers.2.eh_proj.weight' belongs to no"));
+}
+
 /// A model in transformers' form, in files.
 class HuggingFaceFiles : public ::testing::Test {
  protected:
@@ -84,7 +120,7 @@ class HuggingFaceFiles : public ::testing::Test {
       "num_query_groups: 2 untie_embeddings_and_output_weights: true",
       "position_embedding_type: \"learned_absolute\" normalization: \"LayerNorm\" "
       "activation: \"gelu_tanh\" add_bias_linear: true",
-      "num_experts: 3 qk_layernorm: true num_query_groups: 2"};
+      "num_experts: 3 qk_layernorm: true num_query_groups: 2", kDeepSeek};
 
   /// Writes a model of a family and returns its weights.
   NamedTensors write(const char* family) {
@@ -166,6 +202,24 @@ TEST_F(HuggingFaceFiles, MoreExpertsThanTensorsAreRefusedBeforeTheirNamesAreMade
   json.insert(json.find(experts) + experts.size() + 1, "000000000");
   std::ofstream(theirs_ / "config.json") << json;
   EXPECT_TRUE(refuses("tensors, too few for the 3000000000 experts of the config.json"));
+}
+
+TEST_F(HuggingFaceFiles, ExpertsBiasesComeBackAndStayInFp32) {
+  config_ = parse_config("model { num_layers: 2 hidden_size: 8 seq_length: 6 vocab_size: 10 " +
+                             std::string(kDeepSeek) + " moe_layer_freq: [0, 1] }",
+                         "test");
+  const GPTModel model(config_.model);
+  const std::string name = "decoder.layers.1.mlp.router.expert_bias";
+  const at::Tensor bias = at::tensor({0.1F, -0.2F, 1e-3F});
+  model.named_buffers()[name].copy_(bias);
+  save_model(ours_, 0, config_, model);
+  export_to_hugging_face(ours_, theirs_.string(), {.dtype = ExportDtype::bf16});
+  const NamedTensors found = load_safetensors(weights_);
+  EXPECT_TRUE(at::equal(found.at("model.layers.1.mlp.gate.e_score_correction_bias"), bias));
+  EXPECT_EQ(found.at("model.norm.weight").scalar_type(), at::kBFloat16);
+  import_from_hugging_face(theirs_.string(), folder_.path() / "back");
+  const auto back = load_model(folder_.path() / "back", c10::kCPU).model;
+  EXPECT_TRUE(at::equal(back->named_buffers()[name], bias));
 }
 
 // As in the folders where transformers keeps what it has fetched.

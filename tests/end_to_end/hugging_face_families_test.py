@@ -22,6 +22,10 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_
           "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 SLIDING = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}
 EXPERTS = {"num_experts_per_tok": 2, "output_router_logits": False}
+YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0,
+        "original_max_position_embeddings": 8}
+LATENT = SMALL | {"num_key_value_heads": 4, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6,
+                  "kv_lora_rank": 14, "moe_intermediate_size": 20, "num_nextn_predict_layers": 0}
 # model_type and config of each, and a line of the configuration that it becomes.
 FAMILIES = {
     "gpt2": ("gpt2", {"vocab_size": 256, "n_positions": LENGTH, "n_embd": 32, "n_layer": 2,
@@ -44,6 +48,20 @@ FAMILIES = {
     "qwen3-moe-dense": ("qwen3_moe", SMALL | EXPERTS | {
         "num_experts": 4, "moe_intermediate_size": 20, "norm_topk_prob": False,
         "mlp_only_layers": [1]}, "moe_router_pre_softmax: true"),
+    "qwen3-yarn": ("qwen3", SMALL | {"head_dim": 16, "rope_parameters": YARN},
+                   'rope_scaling_type: "yarn"'),
+    "llama-yarn": ("llama", SMALL | {"rope_parameters": YARN | {
+        "attention_factor": 1.25, "beta_fast": 4.0, "beta_slow": 2.0}}, "rope_beta_fast: 4"),
+    "deepseek-v3": ("deepseek_v3", LATENT | {
+        "q_lora_rank": 12, "v_head_dim": 8, "n_routed_experts": 8, "num_experts_per_tok": 4,
+        "n_group": 4, "topk_group": 2, "n_shared_experts": 2, "first_k_dense_replace": 1,
+        "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+        "moe_router_group_topk: 2"),
+    "deepseek-v3-plain": ("deepseek_v3", LATENT | {
+        "q_lora_rank": None, "v_head_dim": 18, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 0,
+        "routed_scaling_factor": 1.0,
+        "rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.4}}, "rope_mscale: 0.7"),
 }
 
 # Usage: FOLDER LENGTH FAMILIES. Saves random models in FOLDER/theirs NAME and the gradients of
@@ -71,6 +89,9 @@ def write_model(name, model_type, settings):
     for key, parameter in model.named_parameters():
         norm = "norm" in key or ".ln_" in key
         torch.nn.init.normal_(parameter, 1.0 if norm and key.endswith("weight") else 0.0, 0.2)
+    for key, buffer in model.named_buffers():
+        if key.endswith("e_score_correction_bias"):
+            torch.nn.init.normal_(buffer, 0.0, 0.1)
     model.save_pretrained(folder / f"theirs {name}")
     model, loss = write_logits(folder / f"theirs {name}")
     loss.backward()

@@ -225,6 +225,20 @@ class MegatronFlags(EndToEnd):
             ("--qk-layernorm", {"model.qk_layernorm": "true"}),
             ("--position-embedding-type rope --use-rope-scaling --rope-scaling-factor 32.0",
              {"model.rope_scaling_type": '"llama3"', "model.rope_scaling_factor": "32"}),
+            ("--multi-latent-attention --qk-layernorm --q-lora-rank 24 --kv-lora-rank 20 "
+             "--qk-head-dim 12 --qk-pos-emb-head-dim 6 --v-head-dim 10 --kv-channels 7 "
+             "--rotary-scaling-factor 40 --mscale 1.0 --mscale-all-dim 1.0 "
+             "--position-embedding-type rope --disable-bias-linear",
+             {"model.multi_latent_attention": "true", "model.q_lora_rank": "24",
+              "model.kv_lora_rank": "20", "model.qk_head_dim": "12", "model.kv_channels": None,
+              "model.qk_pos_emb_head_dim": "6", "model.v_head_dim": "10",
+              "model.rope_scaling_type": '"yarn"', "model.rope_scaling_factor": "40",
+              "model.rope_original_max_position_embeddings": "4096",
+              "model.rope_mscale_all_dim": "1"}),
+            ("--multi-latent-attention --position-embedding-type rope --disable-bias-linear "
+             "--rope-type rope --mscale 2",
+             {"model.kv_lora_rank": "32", "model.rope_scaling_type": None,
+              "model.rope_mscale": None}),
             ("--window-size 1023,0", {"model.window_size": "1024"}),
             ('--window-size "(127, 0)"', {"model.window_size": "128"}),
             ("--num-experts 4 --moe-layer-freq 2", {"model.moe_layer_freq": "2"}),

@@ -1,6 +1,7 @@
 // Writes what models compute from the first windows of a text, for the tests that compare with
 // Hugging Face: logits [2, LENGTH, vocabulary] in fp32, or, where FILE ends in .safetensors, the
-// gradients of the mean loss as transformers names and shapes the weights.
+// gradients of the mean loss as transformers names and shapes the weights, and registered buffers
+// as they are.
 // Usage: write_logits TEXT LENGTH (CHECKPOINT FILE)...
 
 #include <cstdlib>
@@ -34,6 +35,7 @@ void write_gradients(const lockstep::GPTModel& model, const at::Tensor& tokens,
     const at::Tensor gradient = param.tensor.grad();
     gradients[param.name] = rows ? gradient.narrow(0, 0, *rows) : gradient;
   }
+  for (const auto& buffer : model.named_buffers()) gradients[buffer.key()] = buffer.value();
   const lockstep::NamedTensors theirs = lockstep::to_hugging_face(model.config(), gradients);
   lockstep::save_safetensors(file, {theirs.begin(), theirs.end()});
 }

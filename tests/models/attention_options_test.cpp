@@ -3,11 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <map>
 
 #include <ATen/ATen.h>
 
+#include "lockstep/core/attention_rules.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/models/attention.h"
@@ -91,6 +93,74 @@ TEST(AttentionOptions, Llama3FrequenciesAreThoseOfTransformers) {
   const at::Tensor linear = rotary_frequencies(config, 16);
   config.rope_scaling_type = RopeScaling::none;
   EXPECT_TRUE(at::equal(linear * 8, rotary_frequencies(config, 16)));
+}
+
+void expect_yarn(const TransformerConfig& config, const std::vector<double>& frequencies,
+                 double amplitude) {
+  const auto rotated = 2 * static_cast<int64_t>(frequencies.size());
+  const at::Tensor expected = at::tensor(frequencies, at::kDouble);
+  EXPECT_TRUE(at::allclose(rotary_frequencies(config, rotated), expected, 1e-6, 0))
+      << rotary_frequencies(config, rotated);
+  EXPECT_NEAR(rotary_amplitude(config), amplitude, 1e-15);
+}
+
+// transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["yarn"], in fp32: frequencies, and the
+// factor on cosines and sines.
+TEST(AttentionOptions, YarnIsThatOfTransformers) {
+  TransformerConfig config;
+  config.rope_scaling_type = RopeScaling::yarn;
+  config.rope_scaling_factor = 4;
+  config.rope_original_max_position_embeddings = 256;
+  expect_yarn(config,
+              {1.0, 0.2569350600242615, 0.0625, 0.013834965415298939, 0.0024999999441206455,
+               0.0007905694656074047, 0.0002500000118743628, 7.905694656074047e-05},
+              1.138629436111989);
+  config.rotary_base = 5000;
+  config.rope_scaling_factor = 8;
+  config.rope_original_max_position_embeddings = 64;
+  config.rope_beta_fast = 8;
+  config.rope_beta_slow = 2;
+  config.rope_mscale = 0.7;
+  config.rope_mscale_all_dim = 0.3;
+  expect_yarn(
+      config,
+      {1.0, 0.1939774751663208, 0.01486508920788765, 0.005126208532601595, 0.0017677670111879706,
+       0.000609612325206399, 0.00021022409782744944, 7.249553164001554e-05},
+      1.0782934613857693);
+  EXPECT_NEAR(attention_logit_factor(config), std::pow(0.03 * std::log(8.0) + 1, 2), 1e-15);
+  config.rope_scaling_factor = 1;
+  EXPECT_EQ(rotary_amplitude(config), 1);
+}
+
+TEST(AttentionOptions, YarnScalesTheTablesAndTheLogits) {
+  TransformerConfig config = small_gpt();
+  config.num_query_groups = 2;
+  const SelfAttention plain(context_of(config));
+  config.rope_scaling_type = RopeScaling::yarn;
+  config.rope_original_max_position_embeddings = 4;
+  config.rope_mscale_all_dim = 0.4;
+  const SelfAttention layer(context_of(config));
+  const at::NoGradGuard no_grad;
+  const at::Tensor hidden = wave({8, 3, 16}, 0.7);
+  std::map<std::string, at::Tensor> weights;
+  for (const NamedParameter& param : collect_parameters(layer)) weights[param.name] = param.tensor;
+  const at::Tensor packed =
+      at::linear(hidden, weights.at("linear_qkv.weight")).view({8, 3, 2, 4, 4});
+  const at::Tensor angles =
+      at::outer(at::arange(8, at::kDouble), rotary_frequencies(config, 4)).view({8, 1, 1, 1, 2});
+  const double m = 0.1 * std::log(8.0) + 1, all = 0.04 * std::log(8.0) + 1;
+  const auto turned = [&](const at::Tensor& x) {
+    const auto a = x.narrow(4, 0, 2), b = x.narrow(4, 2, 2);
+    const at::Tensor cos = angles.cos() * (m / all), sin = angles.sin() * (m / all);
+    return at::cat({a * cos - b * sin, b * cos + a * sin}, 4);
+  };
+  const at::Tensor query = turned(packed.narrow(3, 0, 2)).flatten(2, 3) * (all * all);
+  const at::Tensor key = turned(packed.narrow(3, 2, 1)).squeeze(3);
+  const at::Tensor value = packed.narrow(3, 3, 1).squeeze(3);
+  const at::Tensor expected =
+      at::linear(causal_attention(query, key, value), weights.at("linear_proj.weight"));
+  EXPECT_LT(difference(layer.forward(hidden, {}), expected), 1e-13);
+  EXPECT_GT(difference(plain.forward(hidden, {}), expected), 1e-3);
 }
 
 TEST(AttentionOptions, NormsComeBeforeTheRotationAndAreOfEachHead) {

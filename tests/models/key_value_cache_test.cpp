@@ -35,7 +35,11 @@ TEST(KeyValueCache, LogitsAreThoseOfTheWholeSequenceHoweverItIsCut) {
   for (const char* const more :
        {"", "num_query_groups: 2", "num_query_groups: 1 rotary_percent: 0.5",
         "position_embedding_type: \"learned_absolute\" normalization: \"LayerNorm\"",
-        "num_experts: 4 moe_router_topk: 2"}) {
+        "num_experts: 4 moe_router_topk: 2",
+        "multi_latent_attention: true kv_lora_rank: 12 qk_head_dim: 6 qk_pos_emb_head_dim: 4 "
+        "v_head_dim: 5 window_size: 6",
+        "multi_latent_attention: true q_lora_rank: 9 qk_layernorm: true v_head_dim: 200 "
+        "rope_scaling_type: \"yarn\" rope_mscale_all_dim: 1"}) {
     const GPTModel model = cached_model(more);
     const at::Tensor tokens = at::arange(48).mul(7).remainder(40).view({3, 16});
     const at::Tensor whole = model.forward(tokens);

@@ -87,6 +87,47 @@ TEST(TensorParallel, ALayerSendsWhatTheFormulaSays) {
   }
 }
 
+TEST(TensorParallel, LatentAttentionSendsItsCompressedVectorsAndSharedKeys) {
+  TransformerConfig config = small_gpt();
+  config.multi_latent_attention = true;
+  config.q_lora_rank = 6;
+  config.kv_lora_rank = 10;
+  config.qk_head_dim = 5;
+  config.qk_pos_emb_head_dim = 2;
+  config.v_head_dim = 3;
+  const GPTStage layer{.first_layer = 0, .num_layers = 1};
+  const int64_t token = config.seq_length * kSequences * 8;
+  const auto attention = [&](bool sequence) {
+    std::vector<std::string> calls;
+    for (std::string& call : sent_by(config, {2, sequence}, layer))
+      if (call.find("mlp") == std::string::npos) calls.push_back(std::move(call));
+    return calls;
+  };
+  const auto line = [&](const char* call, int64_t width) {
+    return fmt::format("{}: {}", call, width * token);
+  };
+  EXPECT_EQ(attention(false),
+            (std::vector<std::string>{
+                line("all_reduce (sum) of self_attention.linear_proj output", 16),
+                line("all_reduce (sum) of gradient of self_attention.shared key channels", 2),
+                line("all_reduce (sum) of gradient of self_attention.linear_kv_up_proj input", 10),
+                line("all_reduce (sum) of gradient of self_attention.linear_q_up_proj input", 6)}));
+  const auto half = [&](const char* call, int64_t width) { return line(call, width / 2); };
+  EXPECT_EQ(
+      attention(true),
+      (std::vector<std::string>{
+          half("all_gather of self_attention.linear_q_up_proj input", 6),
+          half("all_gather of self_attention.linear_kv_up_proj input", 10),
+          half("all_gather of self_attention.shared key channels", 2),
+          line("reduce_scatter (sum) of self_attention.linear_proj output", 16),
+          half("all_gather of gradient of self_attention.linear_proj output", 16),
+          line("reduce_scatter (sum) of gradient of self_attention.shared key channels", 2),
+          half("all_gather of self_attention.linear_kv_up_proj input again", 10),
+          line("reduce_scatter (sum) of gradient of self_attention.linear_kv_up_proj input", 10),
+          half("all_gather of self_attention.linear_q_up_proj input again", 6),
+          line("reduce_scatter (sum) of gradient of self_attention.linear_q_up_proj input", 6)}));
+}
+
 TEST(TensorParallel, TheEndsOfTheModelSendTwoAllReducesForTheLoss) {
   const TransformerConfig config = small_gpt();
   const GPTStage ends{.has_embedding = true, .has_loss = true};

@@ -153,6 +153,25 @@ TEST(TensorParallel, EachRankHasATermOfTheGradientOfTheNormsOfQueriesAndKeys) {
   }
 }
 
+TEST(TensorParallel, LatentAttentionGivesTheLossAndGradientsOfOneProcess) {
+  TransformerConfig config = small_gpt();
+  config.multi_latent_attention = true;
+  config.kv_lora_rank = 10;
+  config.qk_head_dim = 5;
+  config.qk_pos_emb_head_dim = 4;
+  for (const int64_t value : {3, 12}) {
+    config.v_head_dim = value;
+    config.qk_layernorm = value == 3;
+    if (value == 3) config.q_lora_rank = 6;
+    if (value == 12) config.q_lora_rank.reset();
+    const Outcome expected = one_process(config);
+    for (const Layout& layout : {Layout{2}, {2, true}, {4}, {4, true}, {2, true, 2}}) {
+      SCOPED_TRACE(fmt::format("values of {}, {}", value, layout.text()));
+      expect_equal(on_layout(config, layout), expected);
+    }
+  }
+}
+
 TEST(TensorParallel, DropoutDrawsTheSameNumbersOnEveryLayoutAndWhenRecomputed) {
   TransformerConfig config = small_gpt();
   config.num_layers = 3;

@@ -111,6 +111,8 @@ TEST(MemoryPlan, ActivationsOfTensorParallelRanksAreWhatAutogradKeeps) {
            {"model.hidden_dropout=0.1", "model.normalization=LayerNorm"},
            {"model.recompute_granularity=full"},
            {"model.num_query_groups=1"},
+           testing::latent({"model.q_lora_rank=20", "model.qk_layernorm=true"}),
+           testing::latent({"train.precision=bf16"}),
            {"model.label_smoothing=0.1"},
            {"model.num_experts=4"},
            {"model.num_experts=4", "train.precision=bf16"},

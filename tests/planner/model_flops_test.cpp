@@ -70,6 +70,21 @@ TEST(ModelFlops, HeadsNeedNotBeAsWideAsTheModel) {
             6 * (elements + 2 * (2 * 96) * 64));
 }
 
+TEST(ModelFlops, LatentAttentionHasFiveMatricesAndTwoWidths) {
+  // 4 heads of 10 + 6 channels for queries and keys and 12 for values.
+  const Config config = flops_model({"model.multi_latent_attention=true", "model.q_lora_rank=20",
+                                     "model.kv_lora_rank=24", "model.qk_head_dim=10",
+                                     "model.qk_pos_emb_head_dim=6", "model.v_head_dim=12"});
+  const double queries = 64 * 20 + 20 * (4 * 16), proj = 48 * 64, mlp = 2 * 64 * 256;
+  const double keys_and_values = 64 * (24 + 6) + 24 * (4 * (10 + 12)), core = (64 + 48) * 64;
+  EXPECT_EQ(model_flops_per_token(config),
+            6 * (2 * (queries + keys_and_values + proj + mlp + core) + 64 * 1024));
+  Config plain = config;
+  plain.model.q_lora_rank.reset();
+  EXPECT_EQ(model_flops_per_token(config) - model_flops_per_token(plain),
+            6 * 2 * (queries - 64 * 64));
+}
+
 TEST(ModelFlops, AWindowHidesTokensFromThoseBehindIt) {
   const double plain = model_flops_per_token(flops_model({}));
   // A window of 32 of 128: the first 32 tokens see 16 on average, the other 96 see 32.

@@ -27,6 +27,15 @@ inline std::shared_ptr<GPTModel> model_of(const Config& config) {
       config.model, GPTModelOptions{.dtype = parameter_dtype(config.train.precision)});
 }
 
+/// Latent attention with keys of 16 channels and values of 12, unless `more` says otherwise.
+inline std::vector<std::string> latent(const std::vector<std::string>& more) {
+  std::vector<std::string> all = {"model.multi_latent_attention=true", "model.kv_lora_rank=24",
+                                  "model.qk_head_dim=10", "model.qk_pos_emb_head_dim=6",
+                                  "model.v_head_dim=12"};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
 inline const std::vector<std::vector<std::string>> kModels = {
     {},
     {"train.precision=fp64"},
@@ -77,6 +86,17 @@ inline const std::vector<std::vector<std::string>> kModels = {
     {"model.window_size=9", "model.position_embedding_type=none"},
     {"model.window_size=9", "model.recompute_granularity=selective", "model.num_query_groups=2"},
     {"model.window_size=9", "model.attention_dropout=0.1"},
+    {"model.rope_scaling_type=yarn", "model.rope_mscale_all_dim=1"},
+    latent({}),
+    latent({"train.precision=bf16", "model.q_lora_rank=20", "model.v_head_dim=16"}),
+    latent({"train.precision=fp64", "model.q_lora_rank=20", "model.qk_layernorm=true",
+            "model.v_head_dim=30"}),
+    latent({"model.qk_layernorm=true", "model.normalization=LayerNorm"}),
+    latent({"model.recompute_granularity=selective", "model.v_head_dim=16"}),
+    latent({"model.recompute_granularity=selective", "model.qk_layernorm=true"}),
+    latent({"model.recompute_granularity=full", "train.precision=bf16"}),
+    latent({"model.window_size=9"}),
+    latent({"model.attention_dropout=0.1", "model.qk_layernorm=true"}),
 };
 
 inline std::vector<std::string> with(std::vector<std::string> list,

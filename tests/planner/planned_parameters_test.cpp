@@ -35,6 +35,9 @@ const std::vector<Settings> kDenseModels = {
     {"model.num_query_groups=1", "model.qk_layernorm=true"},
     {kLayerNorm, "model.position_embedding_type=learned_absolute",
      "model.make_vocab_size_divisible_by=8"},
+    {"model.multi_latent_attention=true", "model.qk_layernorm=true", "model.q_lora_rank=10",
+     kUntied},
+    {"model.multi_latent_attention=true", "model.kv_lora_rank=10"},
 };
 
 const std::vector<Settings> kDenseLayouts = {

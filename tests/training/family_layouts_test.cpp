@@ -33,6 +33,21 @@ const Fields kQwen3Moe = {"model.num_query_groups=2",
                           "model.moe_ffn_hidden_size=8",
                           "model.moe_router_pre_softmax=true",
                           "model.moe_layer_freq=[0, 1]"};
+const Fields kLatent = {"model.multi_latent_attention=true",
+                        "model.qk_layernorm=true",
+                        "model.kv_lora_rank=6",
+                        "model.qk_head_dim=4",
+                        "model.qk_pos_emb_head_dim=2",
+                        "model.v_head_dim=5",
+                        "model.untie_embeddings_and_output_weights=true"};
+const Fields kDeepSeek = both(
+    kLatent,
+    {"model.q_lora_rank=8", "model.rope_scaling_type=yarn", "model.rope_mscale_all_dim=1",
+     "model.rope_original_max_position_embeddings=8", "model.num_experts=8",
+     "model.moe_ffn_hidden_size=8", "model.moe_shared_expert_intermediate_size=8",
+     "model.moe_router_score_function=sigmoid", "model.moe_router_enable_expert_bias=true",
+     "model.moe_router_topk=4", "model.moe_router_num_groups=4", "model.moe_router_group_topk=2",
+     "model.moe_router_topk_scaling_factor=2.5", "model.moe_layer_freq=[0, 1]"});
 const Fields kSharded = {"ddp.use_distributed_optimizer=true"};
 
 const char* const kTensorRanks = "tensor_model_parallel_size=2";
@@ -49,7 +64,7 @@ TEST_F(FamilyLayoutsTest, DenseFamilies) {
 }
 
 TEST_F(FamilyLayoutsTest, FamiliesWithExperts) {
-  for (const Fields& family : {kMixtral, kQwen3Moe}) {
+  for (const Fields& family : {kMixtral, kQwen3Moe, kDeepSeek}) {
     SCOPED_TRACE(family.back());
     expect_equal_to_one_process(family, 2, {kTensorRanks});
     expect_equal_to_one_process(family, 2, {"pipeline_model_parallel_size=2"});
@@ -57,6 +72,25 @@ TEST_F(FamilyLayoutsTest, FamiliesWithExperts) {
     expect_equal_to_one_process(family, 2, {"expert_model_parallel_size=2"});
     expect_equal_to_one_process(both(family, kSharded), 2, {});
   }
+}
+
+TEST_F(FamilyLayoutsTest, LatentAttention) {
+  const Fields selective = {"model.recompute_granularity=selective"};
+  expect_equal_to_one_process(kLatent, 4,
+                              {"tensor_model_parallel_size=4", "sequence_parallel=true"});
+  for (const char* const kind : {"all_gather", "a2a"})
+    expect_equal_to_one_process(
+        both(kLatent, selective), 4,
+        {kTensorRanks, "context_parallel_size=2", std::string("cp_comm_type=") + kind});
+  expect_equal_to_one_process(
+      both(kLatent, {"model.recompute_granularity=full", "model.window_size=5"}), 2,
+      {"context_parallel_size=2"});
+  expect_equal_to_one_process(kLatent, 2,
+                              {"pipeline_model_parallel_size=2", "pipeline_schedule=zb-h1"});
+  expect_equal_to_one_process(both(kDeepSeek, kSharded), 4,
+                              {kTensorRanks, "sequence_parallel=true",
+                               "expert_model_parallel_size=2", "expert_tensor_parallel_size=1",
+                               "pipeline_model_parallel_size=2"});
 }
 
 TEST_F(FamilyLayoutsTest, MoreRanksThanGroups) {

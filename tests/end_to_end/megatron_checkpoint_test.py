@@ -1,0 +1,90 @@
+"""scripts/megatron_checkpoint on checkpoints that Megatron Core 0.16.1 writes here in its format
+torch_dist, on two ranks of tensor parallelism: what is imported has the logits of the model that was
+saved. Skipped where Megatron Core is not installed (scripts/setup megatron)."""
+
+import array
+import json
+import pathlib
+import subprocess
+import sys
+import unittest
+
+from support import (BUILD, LOCKSTEP, SOURCE, EndToEnd, clean_environment, free_port,
+                     megatron_python, run)
+
+HERE = pathlib.Path(__file__).resolve().parent
+SCRIPT = SOURCE / "scripts" / "megatron_checkpoint"
+MODELS = ("gpt2", "llama", "qwen2", "qwen3", "mixtral")
+
+
+def values(path):
+    found = array.array("f")
+    found.frombytes(path.read_bytes())
+    return found
+
+
+@unittest.skipUnless(megatron_python(), "megatron-core is not installed: run scripts/setup megatron")
+class MegatronCheckpoint(EndToEnd):
+    def python(self, *arguments):
+        return subprocess.run([megatron_python(), "-W", "ignore", *map(str, arguments)],
+                              capture_output=True, timeout=300, env=clean_environment(),
+                              check=False)
+
+    def save(self, *names):
+        ran = self.python("-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port",
+                          free_port(), HERE / "megatron_save.py", self.folder,
+                          self.folder / "text", 2, *names)
+        self.assertEqual(ran.returncode, 0, ran.stderr.decode())
+
+    def convert(self, *arguments):
+        ran = self.python(SCRIPT, *arguments)
+        self.assertEqual(ran.returncode, 0, ran.stderr.decode())
+
+    def test_what_is_imported_has_the_logits_of_what_was_saved(self):
+        self.save(*MODELS)
+        pairs = []
+        for name in MODELS:
+            out, ours = self.folder / f"{name}.hf", self.folder / f"{name}.ours"
+            self.convert("--dtype", "fp32", "--max-shard-size", 20_000, self.folder / name, out)
+            self.assertEqual(json.loads((out / "config.json").read_text())["model_type"], name)
+            self.assertTrue((out / "model.safetensors.index.json").exists())
+            ran = run(LOCKSTEP, "checkpoint", "import", "--hf", out, ours)
+            self.assertEqual(ran.returncode, 0, ran.stderr.decode())
+            pairs += [ours, self.folder / f"{name}.found"]
+        ran = run(BUILD / "tests" / "write_logits", self.folder / "text", 32, *pairs)
+        self.assertEqual(ran.returncode, 0, ran.stderr.decode())
+        for name in MODELS:
+            with self.subTest(name):
+                expected = values(self.folder / f"{name}.logits")
+                found = values(self.folder / f"{name}.found")
+                self.assertEqual(len(found), len(expected))
+                self.assertGreater(max(map(abs, expected)), 0.5)
+                self.assertLess(max(abs(a - b) for a, b in zip(found, expected)), 1e-5)
+
+    def test_what_does_not_fit_is_named(self):
+        self.save("llama")
+        arguments = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4,
+                     "normalization": "RMSNorm", "swiglu": True, "add_bias_linear": False,
+                     "num_query_groups": 2, "ffn_hidden_size": 48, "max_position_embeddings": 32}
+        file = self.folder / "arguments.json"
+
+        def refusal(**changed):
+            file.write_text(json.dumps(arguments | changed))
+            ran = self.python(SCRIPT, "--arguments", file, self.folder / "llama",
+                              self.folder / "out")
+            self.assertEqual(ran.returncode, 1)
+            return ran.stderr.decode()
+
+        self.assertIn("tensor 'output_layer.weight' belongs to no weight", refusal())
+        untied = {"untie_embeddings_and_output_weights": True}
+        self.assertIn("layer 2: none of", refusal(num_layers=3, **untied))
+        self.assertIn("argument normalization: found LayerNorm", refusal(normalization="LayerNorm"))
+        self.assertIn("argument multi_latent_attention: found True",
+                      refusal(multi_latent_attention=True))
+        self.assertIn("argument hidden_size: is missing", refusal(hidden_size=None))
+        ran = self.python(SCRIPT, self.folder, self.folder / "out")
+        self.assertIn("no file .metadata", ran.stderr.decode())
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())
