@@ -1,8 +1,8 @@
 // Samples and indices of data sets, for megatron_data_test.py: SEQ_LENGTH SEED SAMPLES NUM_SAMPLES
 // SPLIT BLEND PREFIX... prints, as JSON, the tokens of the first SAMPLES training samples and, of
-// the first data set, the indices that NUM_SAMPLES samples need. BLEND may be empty. With "marks" and
-// the id of the end of a document: the marks of the samples that a list of lists on standard input
-// has.
+// the first data set, the indices that NUM_SAMPLES samples need. BLEND may be empty. With "marks"
+// and the id of the end of a document: the marks of the samples that a list of lists on standard
+// input has.
 
 #include <cstdio>
 #include <cstring>
