@@ -30,6 +30,7 @@ class Activations {
  public:
   explicit Activations(const Config& config)
       : config_(config.model),
+        bounded_(config.data.reset_attention_mask || config.train.task == TrainTask::sft),
         layout_{config.parallel.tensor_model_parallel_size,
                 config.parallel.expert_tensor_parallel_size.value_or(
                     config.parallel.tensor_model_parallel_size),
@@ -131,8 +132,8 @@ class Activations {
     const bool rotated = config_.position_embedding_type == PositionEmbeddingType::rope;
     const bool normed = config_.qk_layernorm, views = queries_are_views();
     const bool recomputed = config_.recompute_granularity == RecomputeGranularity::selective;
-    const bool windowed =
-        config_.window_size && *config_.window_size < sequence_ && !drops_attention();
+    const bool hides = bounded_ || (config_.window_size && *config_.window_size < sequence_);
+    const bool windowed = hides && !drops_attention();
     const bool spread =
         !views || (drops_attention() && batch_ > 1 && widths_.heads > widths_.groups);
     const int64_t group_heads = config_.num_attention_heads / *config_.num_query_groups;
@@ -262,6 +263,7 @@ class Activations {
   };
 
   const TransformerConfig& config_;
+  bool bounded_;  ///< attention ends inside sequences
   Layout layout_;
   LocalWidths widths_;
   int64_t sequence_;

@@ -23,11 +23,11 @@
 ///   there is one key head, they are not spread, but 2 k T e; without rotation q is then that of
 ///   all ranks that share a query group. With attention dropout, for a sequence of S tokens, S^2 +
 ///   T S * heads (w + 1 + e) in place of the log-sum-exp; one key head is then spread for more than
-///   one sample. With a window of fewer tokens than the sequence, and without dropout, keys and
-///   values are kept once, 2 k T e, neither spread nor as views. qk_layernorm adds the norms'
-///   input, linear_qkv's output, with q T e of queries that are no view of it, and the norms'
-///   roots, with LayerNorm their means, T (heads + key heads) w each; without rotation keys are
-///   then kept, too.
+///   one sample. With a window of fewer tokens than the sequence, or attention that documents
+///   bound, and without dropout, keys and values are kept once, 2 k T e, neither spread nor as
+///   views. qk_layernorm adds the norms' input, linear_qkv's output, with q T e of queries that are
+///   no view of it, and the norms' roots, with LayerNorm their means, T (heads + key heads) w each;
+///   without rotation keys are then kept, too.
 /// - latent attention instead, for heads of W = max(qk_head_dim + qk_pos_emb_head_dim, v_head_dim)
 ///   channels: queries, keys and values 3 T heads W e; the output T heads v_head_dim e and, where
 ///   the fused operation's is wider, T heads W e; log-sum-exp or dropout's as above; of each

@@ -39,6 +39,7 @@ struct TrainArguments {
   std::string output;
   bool print_config = false;
   std::string profile;
+  std::string task;
 };
 
 /// What rank 0 tells of the run.
@@ -212,6 +213,7 @@ void train(const Config& config, const TrainArguments& arguments, const Parallel
   RunCheckpoints checkpoints(config.checkpoint, folder, state);
   auto owned = std::make_unique<Trainer>(config, state);
   Trainer& trainer = *owned;
+  for (const std::string& note : trainer.notes()) tell(note);
   if (const auto loaded = checkpoints.load(trainer))
     tell(fmt::format("loaded {}, iteration {}", *loaded, trainer.iteration()));
   if (reporter) reporter->begin(trainer, state.group(GroupKind::dp_cp).size(), output);
@@ -269,7 +271,9 @@ void check_output(const Config& config, const TrainArguments& arguments) {
 }
 
 void run(const TrainArguments& arguments) {
-  const Config config = load_config(arguments.config_path, arguments.overrides);
+  std::vector<std::string> overrides = arguments.overrides;
+  if (!arguments.task.empty()) overrides.push_back("train.task=" + arguments.task);
+  const Config config = load_config(arguments.config_path, overrides);
   prepare_cuda(config);
   if (arguments.print_config) {
     std::cout << print_config(resolve_for_device(config, cuda_device_count() == 0));
@@ -307,6 +311,9 @@ void add_train_command(CLI::App& program) {
                    "checkpoints. Without it, none is written. The metrics.jsonl of another run is "
                    "kept as metrics.previous.jsonl, metrics.previous.2.jsonl and so on")
       ->check(check_path);
+  command
+      ->add_option("--task", arguments->task, "Short for --set train.task=TASK, as in --task sft")
+      ->type_name("TASK");
   command->add_flag("--print-config", arguments->print_config,
                     "Print the effective configuration, defaults included, and exit");
   command

@@ -20,11 +20,13 @@ struct NamedNumber {
 /// What one training iteration gave. Equal on all ranks, apart from times, memory and groups.
 struct IterationMetrics {
   int64_t iteration = 0;  ///< from 1
-  double lm_loss = 0;     ///< nats, mean over every token of the global batch
+  double lm_loss = 0;     ///< nats, mean over the tokens of the global batch
   double grad_norm = 0;   ///< before clipping
   double learning_rate = 0;
   int64_t consumed_samples = 0;  ///< sequences, this iteration's included
   int64_t num_tokens = 0;        ///< of the global batch
+  /// Those over which lm_loss is a mean, where they are fewer.
+  std::optional<int64_t> num_loss_tokens = {};
   double iteration_ms = 0;
   double tokens_per_second = 0;  ///< of all ranks together
   bool skipped = false;          ///< the gradient was not finite, so nothing was updated

@@ -63,12 +63,16 @@ StaticInput::StaticInput(const GPTInput& like, const ParallelState& parallel_sta
   const c10::Device device = like.tokens.device();
   if (context.size() > 1)
     input_.positions.positions = upload(context_positions(like.tokens.size(1), context), device);
+  const at::Tensor& places = like.positions.document_positions;
+  if (places.defined()) input_.positions.document_positions = at::empty_like(places);
   input_.positions.first_sample_on_device = at::empty({}, like.tokens.options());
 }
 
 void StaticInput::assign(const GPTInput& from) {
   input_.tokens.copy_(from.tokens);
   input_.labels.copy_(from.labels);
+  if (input_.positions.document_positions.defined())
+    input_.positions.document_positions.copy_(from.positions.document_positions);
   input_.positions.first_sample_on_device.fill_(from.positions.first_sample);
 }
 

@@ -44,7 +44,8 @@ class RecordedWork {
 /// A micro-batch in memory that stays where it is, for recorded work that reads it.
 class StaticInput {
  public:
-  /// With the shapes of `like`, which has tokens and labels.
+  /// With the shapes of `like`, which has tokens and labels, maybe positions in documents, and no
+  /// documents that bound attention.
   StaticInput(const GPTInput& like, const ParallelState& parallel_state);
 
   /// Copies a micro-batch there, on the current stream.

@@ -45,6 +45,15 @@ void check_cuda_graph(const Config& config) {
   check(!step || !config.ddp.check_for_large_grads, "ddp.check_for_large_grads", "false");
   check(!step || !scale_adapts_itself(config), "a loss scale that adapts itself",
         "bf16, fp32, fp64, or optimizer.loss_scale");
+  // The blocks of attention are another list in each micro-batch.
+  check(!config.data.reset_attention_mask, "data.reset_attention_mask", "false");
+  // A mean's number of tokens goes into the graph.
+  const bool per_token =
+      config.ddp.calculate_per_token_loss.value_or(!config.ddp.average_in_collective);
+  check(!config.data.eod_mask_loss || per_token,
+        "data.eod_mask_loss with ddp.calculate_per_token_loss = false",
+        "ddp.calculate_per_token_loss = true");
+  check(config.train.task != TrainTask::sft, "train.task = sft", "pretrain");
   check(!step || config.optimizer.optimizer != OptimizerKind::muon, "optimizer.optimizer = muon",
         "adam, sgd");
 }
@@ -58,6 +67,11 @@ void check_supported(const Config& config) {
       config.data.tokenizer != "byte" || config.model.vocab_size >= ByteTokenizer::kBytes,
       "model.vocab_size: found {}, allowed with data.tokenizer = byte: >= {}",
       config.model.vocab_size, ByteTokenizer::kBytes);
+  require<ConfigError>(config.train.task != TrainTask::sft || config.data.tokenizer != "byte" ||
+                           config.model.vocab_size > ByteTokenizer::kBytes,
+                       "model.vocab_size: found {}, allowed with train.task = sft and "
+                       "data.tokenizer = byte: > {}, the end of a document",
+                       config.model.vocab_size, ByteTokenizer::kBytes);
   check_cuda_graph(config);
 }
 

@@ -13,9 +13,9 @@
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/trace_scope.h"
 #include "lockstep/core/upload.h"
-#include "lockstep/datasets/token_batch.h"
-#include "lockstep/models/context_parallel.h"
+#include "lockstep/datasets/conversation_source.h"
 #include "lockstep/parallel_state/collectives.h"
+#include "lockstep/training/batch_input.h"
 
 namespace lockstep {
 namespace {
@@ -37,10 +37,18 @@ void use_deterministic_operations() {
 
 SampleSources open_checked_samples(const Config& config) {
   const int64_t length = config.model.seq_length;
-  SampleSources sources = open_samples(config.data, config.model.vocab_size, length,
-                                       static_cast<uint64_t>(config.train.seed));
+  const auto seed = static_cast<uint64_t>(config.train.seed);
+  SampleSources sources =
+      config.train.task == TrainTask::sft
+          ? open_conversations(config.data, config.model.vocab_size, length, seed)
+          : open_samples(config.data, config.model.vocab_size, length, seed);
   const auto check = [&](const std::unique_ptr<SampleSource>& source, const char* failure) {
-    require<ConfigError>(config.train.eval_iters == 0 || !source || source->size() > 0,
+    const bool good = config.train.eval_iters == 0 || !source || source->size() > 0;
+    require<ConfigError>(good || config.train.task != TrainTask::sft,
+                         "{}: found no conversation to evaluate; allowed: one or more, or "
+                         "train.eval_iters = 0",
+                         std::string(failure).substr(0, std::string_view(failure).find(':')));
+    require<ConfigError>(good,
                          "{}, which takes more tokens than model.seq_length ({}); allowed: one or "
                          "more, or train.eval_iters = 0",
                          failure, length);
@@ -89,6 +97,7 @@ Trainer::Trainer(const Config& config, const ParallelState& parallel_state)
   SampleSources sources = open_checked_samples(config);
   validation_ = std::move(sources.validation);
   test_ = std::move(sources.test);
+  notes_ = std::move(sources.notes);
   loader_ = std::make_unique<MicrobatchLoader>(
       std::move(sources.training), batches_,
       MicrobatchLoader::Options{.seq_length = config.model.seq_length,
@@ -106,22 +115,15 @@ Trainer::Trainer(const Config& config, const ParallelState& parallel_state)
   recorded_ = std::make_unique<RecordedStep>(parallel_state_);
 }
 
-GPTInput Trainer::make_input(const std::vector<int64_t>& ids) const {
-  const TokenBatch batch =
-      make_token_batch(ids, config_.model.seq_length, parallel_state_.device());
-  const ProcessGroup cp = parallel_state_.group(GroupKind::cp);
-  return {.tokens = cut_for_context(batch.tokens, 1, cp),
-          .labels = cut_for_context(batch.labels, 1, cp)};
-}
-
 BatchInput Trainer::training_batch() {
   const InPart data = telemetry_->in(StepPart::data);
   const TraceScope scope([] { return "data"; });
   const Microbatch microbatch = loader_->next();
-  GPTInput input = make_input(microbatch.ids);
-  input.positions.first_sample = microbatch.samples.first;
-  const int64_t labels = input.labels.numel();
-  return {std::move(input), labels};
+  BatchInput batch =
+      make_batch_input(microbatch.ids, microbatch.marks, config_.model.seq_length,
+                       static_cast<int64_t>(microbatch.marks.size()), parallel_state_);
+  batch.input.positions.first_sample = microbatch.samples.first;
+  return batch;
 }
 
 at::Tensor Trainer::host_numbers(double tokens, RunEnd wish) const {
@@ -194,6 +196,7 @@ void Trainer::start_step(RunEnd wish) {
   IterationMetrics metrics = {.iteration = iteration_,
                               .learning_rate = optimizer_->learning_rate(),
                               .consumed_samples = consumed_samples_,
+                              .num_tokens = batch.global * config_.model.seq_length,
                               .loss_scale = loss_scale,
                               .decoupled_learning_rate = decoupled_learning_rate(
                                   config_.optimizer, scheduler_, consumed_samples_ - batch.global)};
@@ -279,14 +282,15 @@ bool Trainer::settle() {
   settled_at_ = now;
   IterationMetrics metrics = in_flight_->metrics;
   in_flight_.reset();
-  metrics.lm_loss = sums.loss / sums.tokens;
+  metrics.lm_loss = sums.tokens > 0 ? sums.loss / sums.tokens : 0;
   metrics.grad_norm = step.grad_norm;
-  metrics.num_tokens = static_cast<int64_t>(sums.tokens);
+  if (const auto counted = static_cast<int64_t>(sums.tokens); counted != metrics.num_tokens)
+    metrics.num_loss_tokens = counted;
   metrics.iteration_ms = seconds * 1000;
   metrics.skipped = step.skipped;
   metrics.num_zeros_in_grad = step.num_zeros;
   telemetry_->settle(metrics, values.subspan(kNumSums, values.size() - kNumSums - kStepNumbers));
-  metrics.tokens_per_second = sums.tokens / metrics.iteration_ms * 1000;
+  metrics.tokens_per_second = static_cast<double>(metrics.num_tokens) / metrics.iteration_ms * 1000;
   metrics_checksum_ = checksum_of_line(to_json(metrics));
   settled_.push_back(metrics);
   skipped_steps_ = step.skipped ? skipped_steps_ + 1 : 0;

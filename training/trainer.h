@@ -99,6 +99,8 @@ class Trainer {
   /// The configuration with the batch size that was worked out and what the device means.
   const Config& config() const { return config_; }
   const BatchSchedule& batches() const { return batches_; }
+  /// What is to be told of the data.
+  const std::vector<std::string>& notes() const { return notes_; }
 
   /// What a checkpoint holds of this rank: the weights, and the optimizer's state if that is
   /// wanted. Like progress() it waits for an iteration that is in flight.
@@ -150,10 +152,11 @@ class Trainer {
   bool validation_is_due() const;
   void tell_iterations(const TrainCallbacks& callbacks);
   BatchInput training_batch();
-  GPTInput evaluation_batch(SampleSource& source, const std::vector<int64_t>& samples) const;
+  /// Of these samples, of which the first `counted` count.
+  BatchInput evaluation_batch(SampleSource& source, const std::vector<int64_t>& samples,
+                              int64_t counted) const;
   /// Over the front of `source`, train.eval_iters global batches at most. `label` names the sum.
   double mean_loss(SampleSource& source, const char* label) const;
-  GPTInput make_input(const std::vector<int64_t>& ids) const;
   /// fp64 [1 + of_host] on the device, the same on all ranks.
   at::Tensor sum_over_ranks(const at::Tensor& loss, const at::Tensor& of_host,
                             const char* label) const;
@@ -182,6 +185,7 @@ class Trainer {
   BatchSchedule batches_;
   std::unique_ptr<SampleSource> validation_;
   std::unique_ptr<SampleSource> test_;  ///< null without data.test_path
+  std::vector<std::string> notes_;
   std::unique_ptr<MicrobatchLoader> loader_;
   std::unique_ptr<TrainingModel> model_;
   std::unique_ptr<Optimizer> optimizer_;

@@ -4,18 +4,22 @@
 
 #include "lockstep/core/integers.h"
 #include "lockstep/core/upload.h"
-#include "lockstep/models/cross_entropy.h"
+#include "lockstep/training/batch_input.h"
 #include "lockstep/training/trainer.h"
 
 namespace lockstep {
 
-GPTInput Trainer::evaluation_batch(SampleSource& source,
-                                   const std::vector<int64_t>& samples) const {
+BatchInput Trainer::evaluation_batch(SampleSource& source, const std::vector<int64_t>& samples,
+                                     int64_t counted) const {
   const auto length = static_cast<size_t>(config_.model.seq_length + 1);
   std::vector<int64_t> ids(samples.size() * length);
-  for (size_t i = 0; i < samples.size(); ++i)
-    source.read(samples[i], std::span(ids).subspan(i * length, length));
-  return make_input(ids);
+  std::vector<SampleMarks> marks;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const std::span<int64_t> of_sample = std::span(ids).subspan(i * length, length);
+    source.read(samples[i], of_sample);
+    marks.push_back(source.marks(samples[i], of_sample));
+  }
+  return make_batch_input(ids, marks, config_.model.seq_length, counted, parallel_state_);
 }
 
 double Trainer::mean_loss(SampleSource& source, const char* label) const {
@@ -37,20 +41,14 @@ double Trainer::mean_loss(SampleSource& source, const char* label) const {
       for (int64_t w = begin; w < std::min(begin + batch.micro, windows); ++w) samples.push_back(w);
       const auto counted = static_cast<int64_t>(samples.size());
       if (fill) samples.resize(static_cast<size_t>(batch.micro), 0);
-      GPTInput input = evaluation_batch(source, samples);
-      if (counted < input.labels.size(0)) {
-        input.labels = input.labels.clone();  // tokens share its memory
-        input.labels.slice(0, counted).fill_(kIgnoredLabel);
-      }
-      const int64_t labels = counted * input.labels.size(1);
-      return BatchInput(std::move(input), labels);
+      return evaluation_batch(source, samples, counted);
     });
   const at::Tensor of_host =
       upload(host_numbers(local.tokens, RunEnd::none), parallel_state_.device());
   const at::Tensor over_ranks = sum_over_ranks(local.loss, of_host, label).cpu();
   parallel_state_.check_failures();
   const GlobalSums sums = global_sums(over_ranks.const_data_ptr<double>());
-  return sums.loss / sums.tokens;
+  return sums.tokens > 0 ? sums.loss / sums.tokens : 0;
 }
 
 ValidationMetrics Trainer::validate() const {

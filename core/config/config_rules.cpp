@@ -117,6 +117,14 @@ void check_data(const DataConfig& data) {
                                                             : nullptr;
   require<ConfigError>(!data.mock || beside_mock == nullptr,
                        "data.mock: found true, allowed: false beside {}", beside_mock);
+  const char* const of_documents = data.reset_position_ids     ? "data.reset_position_ids"
+                                   : data.reset_attention_mask ? "data.reset_attention_mask"
+                                   : data.eod_mask_loss        ? "data.eod_mask_loss"
+                                                               : nullptr;
+  require<ConfigError>(!data.mock || of_documents == nullptr,
+                       "{}: found true, allowed with data.mock: false, because its sequences have "
+                       "no documents",
+                       of_documents);
   require<ConfigError>(data.test_path.empty() || !data.valid_path.empty(),
                        "data.test_path: allowed with data.valid_path alone, which is not set");
   require<ConfigError>(data.valid_path.empty() || !data.split,
@@ -125,6 +133,23 @@ void check_data(const DataConfig& data) {
                        data.split.value_or(""));
   parse_split(split_of(data));
   if (data.blend) parse_blend(*data.blend, data.path.size());
+}
+
+/// With train.task = sft.
+void check_conversations(const DataConfig& data) {
+  const auto refuse_where = [](bool found, std::string_view what, std::string_view allowed) {
+    require<ConfigError>(!found, "{}, allowed with train.task = sft: {}", what, allowed);
+  };
+  refuse_where(data.mock, "data.mock: found true", "false");
+  refuse_where(data.blend.has_value(), "data.blend: is set", "none");
+  const char* const apart = "false, because conversations are apart and their prompts without loss";
+  refuse_where(data.reset_position_ids, "data.reset_position_ids: found true", apart);
+  refuse_where(data.reset_attention_mask, "data.reset_attention_mask: found true", apart);
+  refuse_where(data.eod_mask_loss, "data.eod_mask_loss: found true", apart);
+  require<ConfigError>(data.tokenizer != "byte" || data.chat_template == ChatTemplate::plain,
+                       "data.chat_template: found {}, allowed with data.tokenizer = byte, whose "
+                       "bytes have no tokens of roles: plain",
+                       to_string(data.chat_template));
 }
 
 }  // namespace
@@ -149,6 +174,7 @@ void check_rules(const Config& given) {
   check_weight_decay(config.optimizer, names,
                      given.optimizer.start_weight_decay && !given.optimizer.end_weight_decay);
   check_data(config.data);
+  if (config.train.task == TrainTask::sft) check_conversations(config.data);
   check_batch_sizes(config.train);
   require<ConfigError>(config.train.sample_tokens == 0 || !config.train.sample_prompt.empty(),
                        "train.sample_prompt: is empty, allowed: at least one byte");

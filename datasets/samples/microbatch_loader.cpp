@@ -68,12 +68,14 @@ Microbatch MicrobatchLoader::read() {
                    .number = number_,
                    .samples = microbatch_samples(consumed_samples_, sizes.micro, number_,
                                                  options_.rank, options_.ranks),
-                   .ids = {}};
+                   .ids = {},
+                   .marks = {}};
   const auto length = static_cast<size_t>(options_.seq_length + 1);
   batch.ids.resize(static_cast<size_t>(sizes.micro) * length);
   std::span<int64_t> left(batch.ids);
   for (int64_t sample = batch.samples.first; sample < batch.samples.last; ++sample) {
     source_->read(sample, left.first(length));
+    batch.marks.push_back(source_->marks(sample, left.first(length)));
     left = left.subspan(length);
   }
   advance(consumed_samples_, number_);

@@ -19,7 +19,8 @@ struct Microbatch {
   int64_t consumed_samples = 0;  ///< when its iteration begins
   int64_t number = 0;            ///< in the iteration
   SampleRange samples;
-  std::vector<int64_t> ids;  ///< [samples, seq_length + 1]
+  std::vector<int64_t> ids;        ///< [samples, seq_length + 1]
+  std::vector<SampleMarks> marks;  ///< of each sample
 };
 
 /// Reads the micro-batches of one data-parallel rank, those of iteration after iteration, and by a

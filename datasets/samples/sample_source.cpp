@@ -9,6 +9,7 @@
 #include "lockstep/datasets/blended_source.h"
 #include "lockstep/datasets/document_source.h"
 #include "lockstep/datasets/mock_source.h"
+#include "lockstep/datasets/sample_marks.h"
 #include "lockstep/datasets/text_source.h"
 
 namespace lockstep {
@@ -92,6 +93,8 @@ std::unique_ptr<SampleSource> make_mock(const char* name, int64_t vocabulary_siz
 
 }  // namespace
 
+SampleMarks SampleSource::marks(int64_t /*sample*/, std::span<const int64_t> /*ids*/) { return {}; }
+
 SampleSources open_samples(const DataConfig& config, int64_t vocabulary_size, int64_t seq_length,
                            uint64_t seed) {
   if (config.mock)
@@ -103,7 +106,7 @@ SampleSources open_samples(const DataConfig& config, int64_t vocabulary_size, in
   };
   if (!config.valid_path.empty()) sources.validation = open(config.valid_path, "data.valid_path");
   if (!config.test_path.empty()) sources.test = open(config.test_path, "data.test_path");
-  return sources;
+  return with_document_marks(std::move(sources), config, vocabulary_size);
 }
 
 }  // namespace lockstep

@@ -17,6 +17,10 @@ class JsonField {
 
   /// The whole of a file, which `json` holds.
   JsonField(const Json& json, const std::string& path);
+  /// What stands at `place`, as messages name it.
+  static JsonField within(const Json& json, const std::string& place) {
+    return {&json, place + ":"};
+  }
 
   /// A member of an object; null where there is none. FileError unless this is an object.
   JsonField operator[](std::string_view name) const;

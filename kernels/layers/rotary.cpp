@@ -24,6 +24,11 @@ RotaryTable on_device_of(const at::Tensor& heads, const RotaryTable& table) {
                       heads.size(0), table.cos.size(0));
   const auto wide = heads.options().dtype(wide_dtype(heads.scalar_type()));
   const at::Tensor& positions = table.positions;
+  require<UsageError>(!positions.defined() || positions.sizes() == heads.sizes().slice(0, 1) ||
+                          positions.sizes() == heads.sizes().slice(0, 2),
+                      "rotary: found positions {}, allowed: {} or {} x {}",
+                      fmt::join(positions.sizes(), " x "), heads.size(0), heads.size(0),
+                      heads.size(1));
   return {table.cos.to(wide).contiguous(), table.sin.to(wide).contiguous(),
           positions.defined() ? positions.to(heads.device()).contiguous() : positions};
 }

@@ -8,8 +8,9 @@ namespace lockstep::kernels {
 
 /// How much of each head is rotated, by what.
 struct RotaryTable {
-  at::Tensor cos, sin;   ///< [positions, rotated / 2], fp32, for fp64 heads fp64; of the angles
-  at::Tensor positions;  ///< [sequence] of int64: rows of the tables; undefined: 0 ... sequence - 1
+  at::Tensor cos, sin;  ///< [positions, rotated / 2], fp32, for fp64 heads fp64; of the angles
+  /// [sequence] or [sequence, batch] of int64: rows of the tables; undefined: 0 ... sequence - 1
+  at::Tensor positions;
 };
 
 /// Which query heads of each group are taken: `count` from `first` on.

@@ -26,7 +26,8 @@ struct RotaryHeads {
   T* packed;
   HeadStrides<T> query, key, value;
   const Wide<T>*cos, *sin;
-  const int64_t* positions;  ///< null: the place in the sequence
+  const int64_t* positions;                 ///< null: the place in the sequence
+  int64_t position_token, position_sample;  ///< strides of `positions`, in elements
   int64_t batch, groups, heads, first_query, queries, channels, rotated;
 
   LOCKSTEP_LANE int64_t slots() const { return groups * (heads + 2); }
@@ -64,7 +65,8 @@ LOCKSTEP_LANE void rotary_slot(Block block, const RotaryHeads<T>& a, int64_t row
   T* const apart = is_query ? a.query.at(token, sample, group * a.queries + head - a.first_query)
                    : head == a.heads ? a.key.at(token, sample, group)
                                      : a.value.at(token, sample, group);
-  const int64_t place = a.positions ? a.positions[token] : token;
+  const int64_t place =
+      a.positions ? a.positions[token * a.position_token + sample * a.position_sample] : token;
   const int64_t rotated = head == a.heads + 1 ? 0 : a.rotated;
   const Wide<T>*const cos = a.cos + place * (a.rotated / 2), *const sin =
                                                                  a.sin + place * (a.rotated / 2);

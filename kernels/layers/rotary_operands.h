@@ -30,6 +30,8 @@ struct RotaryTensors {
             elements<Wide<T>>(table.cos),
             elements<Wide<T>>(table.sin),
             elements<int64_t>(table.positions),
+            each_sample() ? packed.size(1) : 1,
+            each_sample() ? 1 : 0,
             packed.size(1),
             packed.size(2),
             packed.size(3) - 2,
@@ -40,6 +42,9 @@ struct RotaryTensors {
   }
 
  private:
+  /// Whether each sample has positions of its own.
+  bool each_sample() const { return table.positions.defined() && table.positions.dim() == 2; }
+
   template <class T>
   static HeadStrides<T> strides_of(const at::Tensor& heads) {
     return {elements<T>(heads), heads.stride(0), heads.stride(1), heads.stride(2)};

@@ -115,7 +115,7 @@ std::vector<at::Tensor> SelfAttention::heads_of(const at::Tensor& hidden,
 std::vector<at::Tensor> SelfAttention::rotated(const at::Tensor& packed,
                                                const kernels::QueryRange& queries,
                                                const TokenPositions& tokens) const {
-  const auto [query, key, value] = rotary_->heads_of(packed, queries, tokens.positions);
+  const auto [query, key, value] = rotary_->heads_of(packed, queries, tokens.embedded());
   return {query, key, value};
 }
 

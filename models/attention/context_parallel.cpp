@@ -89,25 +89,42 @@ at::Tensor return_heads(const at::Tensor& output, const ProcessGroup& group,
                          "attention output");
 }
 
-at::Tensor gathered_attention(const Heads& x, const ContextParallel& context, const TokenView& view,
-                              const Lengths& documents) {
+/// How sequences are cut, and what a token sees.
+struct WholeSequence {
+  Lengths documents;
+  TokenView view;
+  std::shared_ptr<const SequenceDocuments> bounds;
+
+  std::vector<AttentionBlock> gathered(const ProcessGroup& group) const {
+    if (bounds) return bounded_gathered_blocks(*bounds, group.size(), group.rank(), view.window);
+    return gathered_blocks(documents, group.size(), group.rank(), view);
+  }
+
+  std::vector<AttentionBlock> round_ring(const ProcessGroup& ring, int64_t step) const {
+    const int64_t ranks = ring.size(), from = (ring.rank() + ranks - step) % ranks;
+    if (bounds) return bounded_ring_blocks(*bounds, ranks, ring.rank(), from, view.window);
+    return ring_blocks(documents, ranks, ring.rank(), from, view);
+  }
+};
+
+at::Tensor gathered_attention(const Heads& x, const ContextParallel& context,
+                              const WholeSequence& whole) {
   const ProcessGroup& group = context.group;
   const int64_t ranks = group.size(), groups = x.key.size(2);
   const at::Tensor both = gather_from_group(at::cat({x.key, x.value}, 2), group, 0,
                                             GradientState::partial_sum, "keys and values");
-  const auto parts = to_sequence_order(both, ranks, documents).split(groups, 2);
-  return ring_attention(x.query, parts[0], parts[1], context.ring,
-                        {gathered_blocks(documents, ranks, group.rank(), view)});
+  const auto parts = to_sequence_order(both, ranks, whole.documents).split(groups, 2);
+  return ring_attention(x.query, parts[0], parts[1], context.ring, {whole.gathered(group)});
 }
 
 at::Tensor exchanged_attention(const Heads& x, const ContextParallel& context,
-                               const TokenView& view, const Lengths& documents) {
-  const int64_t ranks = context.ring.size(), rank = context.ring.rank();
-  const Lengths inner = divided(documents, ranks);
+                               const WholeSequence& whole) {
+  const int64_t ranks = context.ring.size();
+  const Lengths inner = divided(whole.documents, ranks);
   const Heads y = exchange_heads(x, context.heads, inner);
   std::vector<std::vector<AttentionBlock>> blocks;
   for (int64_t step = 0; step < ranks; ++step)
-    blocks.push_back(ring_blocks(documents, ranks, rank, (rank + ranks - step) % ranks, view));
+    blocks.push_back(whole.round_ring(context.ring, step));
   return return_heads(ring_attention(y.query, y.key, y.value, context.ring, blocks), context.heads,
                       inner);
 }
@@ -124,6 +141,19 @@ void check_shapes(const Heads& x, const ContextParallel& context) {
                       "context_attention: found {} key heads, allowed: a multiple of the {} ranks "
                       "of {} that exchange heads",
                       k.size(2), context.heads.size(), context.heads.to_string());
+}
+
+void check_bounds(const ContextAttentionOptions& options, int64_t batch, int64_t length) {
+  if (!options.bounds) return;
+  require<UsageError>(options.causal && options.documents.empty(),
+                      "context_attention: found bounds {}, allowed: with causal attention over "
+                      "sequences that are cut as a whole",
+                      options.causal ? "beside documents" : "without causal attention");
+  const auto sequences = static_cast<int64_t>(options.bounds->size());
+  require<UsageError>(sequences == batch,
+                      "context_attention: found bounds of {} sequences, allowed: {}, the batch",
+                      sequences, batch);
+  for (const Lengths& lengths : *options.bounds) documents_of(lengths, length);
 }
 
 }  // namespace
@@ -177,11 +207,13 @@ at::Tensor context_attention(const at::Tensor& query, const at::Tensor& key,
                              const ContextAttentionOptions& options) {
   const Heads x{query, key, value};
   check_shapes(x, context);
-  const TokenView view{options.causal, options.window};
-  const Lengths documents = documents_of(options.documents, query.size(0) * context.group.size());
+  const int64_t length = query.size(0) * context.group.size();
+  check_bounds(options, query.size(1), length);
+  const WholeSequence whole = {
+      documents_of(options.documents, length), {options.causal, options.window}, options.bounds};
   const bool gathered = context.communication == ContextCommunication::all_gather;
-  const at::Tensor output = gathered ? gathered_attention(x, context, view, documents)
-                                     : exchanged_attention(x, context, view, documents);
+  const at::Tensor output =
+      gathered ? gathered_attention(x, context, whole) : exchanged_attention(x, context, whole);
   return output.flatten(2);
 }
 

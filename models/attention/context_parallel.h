@@ -1,12 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/core/config.h"
+#include "lockstep/models/token_positions.h"
 #include "lockstep/parallel_state/parallel_state.h"
 
 /// Context parallelism: each rank of the group `cp` holds a part of every sequence, cut as
@@ -48,6 +50,9 @@ struct ContextAttentionOptions {
   /// With `causal`: of these the last `window` alone, itself included.
   std::optional<int64_t> window = {};
   std::vector<int64_t> documents = {};  ///< of the whole sequence; see cut_for_context()
+  /// Documents of any lengths in sequences that are cut as a whole: with `causal`, and with no
+  /// `documents`. Null: none.
+  std::shared_ptr<const SequenceDocuments> bounds = {};
 };
 
 /// softmax(q k^T / sqrt(channels)) v over the whole sequence. `query` [local sequence, batch,
@@ -64,7 +69,8 @@ struct ContextAttentionOptions {
 ///   Needs key-heads divisible by n. Memory for n s tokens of heads / n.
 /// - a2a+p2p: a2a inside `heads`, p2p over `ring`.
 ///
-/// A window changes none of these: blocks of keys that no query of a rank sees are not computed.
+/// Windows and documents change none of these: blocks of keys that no query of a rank sees are not
+/// computed.
 ///
 /// Errors: UsageError for shapes, documents and windows that do not fit, and for backward with
 /// create_graph; CommunicationError.

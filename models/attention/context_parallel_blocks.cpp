@@ -27,8 +27,13 @@ struct Operands {
   bool causal() const { return mask == BlockMask::causal; }
 };
 
-at::Tensor heads_first(const at::Tensor& x, const Chunk& rows) {
-  return x.narrow(0, rows.start, rows.size).permute({1, 2, 0, 3});
+/// The sequences of `x` that the block is of, along `dim`.
+at::Tensor of_sequences(const at::Tensor& x, int64_t dim, const AttentionBlock& block) {
+  return block.sequences ? x.narrow(dim, block.sequences->start, block.sequences->size) : x;
+}
+
+at::Tensor heads_first(const at::Tensor& x, const Chunk& rows, const AttentionBlock& block) {
+  return of_sequences(x, 1, block).narrow(0, rows.start, rows.size).permute({1, 2, 0, 3});
 }
 at::Tensor sequence_first(const at::Tensor& x) { return x.permute({2, 0, 1, 3}); }
 
@@ -144,13 +149,13 @@ BlockwiseAttention::BlockwiseAttention(const at::Tensor& query, AttentionKernel 
 void BlockwiseAttention::add(const AttentionBlock& block, const at::Tensor& key,
                              const at::Tensor& value) {
   const Output part =
-      forward_block({heads_first(query_, block.queries), heads_first(key, block.keys),
-                     heads_first(value, block.keys), block.mask},
+      forward_block({heads_first(query_, block.queries, block), heads_first(key, block.keys, block),
+                     heads_first(value, block.keys, block), block.mask},
                     kernel_);
   const auto wide = BlockwiseAttentionGradient::wide(query_);
   const at::Tensor out = sequence_first(part.out).to(wide);
   const at::Tensor log_sum_exp = part.log_sum_exp.to(wide);
-  if (!output_.defined() && block.queries.size == query_.size(0)) {
+  if (!output_.defined() && block.queries.size == query_.size(0) && !block.sequences) {
     output_ = out;
     log_sum_exp_ = log_sum_exp;
     return;
@@ -160,8 +165,10 @@ void BlockwiseAttention::add(const AttentionBlock& block, const at::Tensor& key,
     log_sum_exp_ = at::full({query_.size(1), query_.size(2), query_.size(0)},
                             -std::numeric_limits<double>::infinity(), output_.options());
   }
-  at::Tensor sum = output_.narrow(0, block.queries.start, block.queries.size);
-  at::Tensor sum_log = log_sum_exp_.narrow(2, block.queries.start, block.queries.size);
+  at::Tensor sum =
+      of_sequences(output_, 1, block).narrow(0, block.queries.start, block.queries.size);
+  at::Tensor sum_log =
+      of_sequences(log_sum_exp_, 0, block).narrow(2, block.queries.start, block.queries.size);
   const at::Tensor merged = at::logaddexp(sum_log, log_sum_exp);
   const auto share = [&](const at::Tensor& log) {
     return (log - merged).exp().permute({2, 0, 1}).unsqueeze(-1);
@@ -188,17 +195,18 @@ BlockwiseAttentionGradient::BlockwiseAttentionGradient(at::Tensor query, at::Ten
 void BlockwiseAttentionGradient::add(const AttentionBlock& block, const at::Tensor& key,
                                      const at::Tensor& value, const at::Tensor& key_gradient,
                                      const at::Tensor& value_gradient) {
-  const Gradients part =
-      backward_block({heads_first(query_, block.queries), heads_first(key, block.keys),
-                      heads_first(value, block.keys), block.mask},
-                     heads_first(grad_output_, block.queries),
-                     {heads_first(output_, block.queries),
-                      log_sum_exp_.narrow(2, block.queries.start, block.queries.size)},
-                     kernel_);
-  query_gradient_.narrow(0, block.queries.start, block.queries.size)
-      .add_(sequence_first(part.query));
-  key_gradient.narrow(0, block.keys.start, block.keys.size).add_(sequence_first(part.key));
-  value_gradient.narrow(0, block.keys.start, block.keys.size).add_(sequence_first(part.value));
+  const auto rows = [&](const at::Tensor& x, const Chunk& chunk) {
+    return heads_first(x, chunk, block);
+  };
+  const Gradients part = backward_block(
+      {rows(query_, block.queries), rows(key, block.keys), rows(value, block.keys), block.mask},
+      rows(grad_output_, block.queries),
+      {rows(output_, block.queries),
+       of_sequences(log_sum_exp_, 0, block).narrow(2, block.queries.start, block.queries.size)},
+      kernel_);
+  rows(query_gradient_, block.queries).add_(part.query);
+  rows(key_gradient, block.keys).add_(part.key);
+  rows(value_gradient, block.keys).add_(part.value);
 }
 
 at::ScalarType BlockwiseAttentionGradient::wide(const at::Tensor& like) {

@@ -12,8 +12,11 @@ class ContextCoreAttention : public CoreAttention {
       : context_(std::move(context)), options_{.window = window} {}
 
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                     const TokenPositions& /*tokens*/, bool /*training*/) const override {
-    return context_attention(query, key, value, context_, options_);
+                     const TokenPositions& tokens, bool /*training*/) const override {
+    if (!tokens.is_bounded()) return context_attention(query, key, value, context_, options_);
+    ContextAttentionOptions options = options_;
+    options.bounds = tokens.documents;
+    return context_attention(query, key, value, context_, options);
   }
 
  private:

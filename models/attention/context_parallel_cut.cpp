@@ -75,7 +75,8 @@ struct Band {
   }
 };
 
-/// Of the queries in `own` and the keys in `pieces`, both in the order of the tensors.
+/// Of the queries in `own` and the keys in `pieces`, both in the order of the tensors. Pieces may
+/// hold several documents.
 std::vector<AttentionBlock> window_blocks(const std::vector<int64_t>& documents,
                                           const std::vector<Chunk>& own,
                                           const std::vector<Chunk>& pieces, int64_t window) {
@@ -84,9 +85,11 @@ std::vector<AttentionBlock> window_blocks(const std::vector<int64_t>& documents,
   int64_t local = 0, document = 0;
   size_t next = 0;
   for (const Chunk& part : own) {
-    while (part.start >= document + documents[next]) document += documents[next++];
-    for (int64_t done = 0; done < part.size; done += longest) {
-      const Chunk queries = {part.start + done, std::min(longest, part.size - done)};
+    for (int64_t done = 0, size = 0; done < part.size; done += size) {
+      const int64_t start = part.start + done;
+      while (start >= document + documents[next]) document += documents[next++];
+      size = std::min({longest, part.size - done, document + documents[next] - start});
+      const Chunk queries = {start, size};
       const Band band{queries, local + done, document, window};
       int64_t keys = 0;
       for (const Chunk& piece : pieces) {
@@ -95,6 +98,48 @@ std::vector<AttentionBlock> window_blocks(const std::vector<int64_t>& documents,
       }
     }
     local += part.size;
+  }
+  return blocks;
+}
+
+int64_t sum_of(const std::vector<int64_t>& lengths) {
+  return std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+}
+
+using SequenceLengths = std::vector<std::vector<int64_t>>;
+
+/// The length of each of the sequences.
+int64_t sequence_length(const SequenceLengths& documents) {
+  require<UsageError>(!documents.empty(), "attention: found no sequences, allowed: >= 1");
+  const int64_t length = sum_of(documents[0]);
+  for (const std::vector<int64_t>& lengths : documents) {
+    const bool good = std::all_of(lengths.begin(), lengths.end(), [](int64_t n) { return n > 0; });
+    require<UsageError>(good && !lengths.empty() && sum_of(lengths) == length,
+                        "attention: found documents of {} tokens in all, one of them of {}; "
+                        "allowed: {} tokens, as in the first sequence, in documents of >= 1",
+                        sum_of(lengths),
+                        lengths.empty() ? 0 : *std::min_element(lengths.begin(), lengths.end()),
+                        length);
+  }
+  return length;
+}
+
+/// Blocks of each sequence for itself, or of all where their documents are alike.
+std::vector<AttentionBlock> bounded_blocks(const SequenceLengths& documents,
+                                           const std::vector<Chunk>& own,
+                                           const std::vector<Chunk>& pieces,
+                                           std::optional<int64_t> window) {
+  const auto alike = [&](const std::vector<int64_t>& other) { return other == documents[0]; };
+  const bool all = std::all_of(documents.begin(), documents.end(), alike);
+  std::vector<AttentionBlock> blocks;
+  for (size_t i = 0; i < (all ? 1 : documents.size()); ++i) {
+    const bool windowed = is_windowed(documents[i], {.window = window});
+    // A window that hides nothing lets queries of any number be one block.
+    const int64_t seen = windowed ? *window : sum_of(documents[i]) + 1;
+    for (AttentionBlock& block : window_blocks(documents[i], own, pieces, seen)) {
+      if (!all) block.sequences = Chunk{static_cast<int64_t>(i), 1};
+      blocks.push_back(block);
+    }
   }
   return blocks;
 }
@@ -142,9 +187,8 @@ std::vector<AttentionBlock> ring_blocks(const std::vector<int64_t>& documents, i
 std::vector<AttentionBlock> gathered_blocks(const std::vector<int64_t>& documents, int64_t ranks,
                                             int64_t rank, const TokenView& view) {
   if (is_windowed(documents, view)) {
-    const int64_t total = std::accumulate(documents.begin(), documents.end(), int64_t{0});
-    return window_blocks(documents, context_pieces(documents, ranks, rank), {{0, total}},
-                         *view.window);
+    return window_blocks(documents, context_pieces(documents, ranks, rank),
+                         {{0, sum_of(documents)}}, *view.window);
   }
   if (ranks == 1) return whole_documents(documents, view.causal);
   std::vector<AttentionBlock> blocks;
@@ -160,6 +204,20 @@ std::vector<AttentionBlock> gathered_blocks(const std::vector<int64_t>& document
     }
   });
   return blocks;
+}
+
+std::vector<AttentionBlock> bounded_ring_blocks(const SequenceLengths& documents, int64_t ranks,
+                                                int64_t rank, int64_t key_rank,
+                                                std::optional<int64_t> window) {
+  const std::vector<int64_t> whole = {sequence_length(documents)};
+  return bounded_blocks(documents, context_pieces(whole, ranks, rank),
+                        context_pieces(whole, ranks, key_rank), window);
+}
+
+std::vector<AttentionBlock> bounded_gathered_blocks(const SequenceLengths& documents, int64_t ranks,
+                                                    int64_t rank, std::optional<int64_t> window) {
+  const std::vector<int64_t> whole = {sequence_length(documents)};
+  return bounded_blocks(documents, context_pieces(whole, ranks, rank), {{0, whole[0]}}, window);
 }
 
 }  // namespace lockstep

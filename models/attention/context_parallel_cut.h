@@ -43,6 +43,7 @@ struct AttentionBlock {
   Chunk queries;
   Chunk keys;
   BlockMask mask = BlockMask::none;
+  std::optional<Chunk> sequences = {};  ///< of the micro-batch; unset: all
 };
 
 /// What the queries that `rank` holds see of the keys that `key_rank` holds, without the blocks
@@ -54,5 +55,15 @@ std::vector<AttentionBlock> ring_blocks(const std::vector<int64_t>& documents, i
 /// of the sequence. UsageError as above.
 std::vector<AttentionBlock> gathered_blocks(const std::vector<int64_t>& documents, int64_t ranks,
                                             int64_t rank, const TokenView& view);
+
+/// The same for sequences that are cut as a whole, each into 2 * ranks chunks, and whose documents
+/// have any lengths: `documents` has those of each sequence of the micro-batch. Causal. UsageError
+/// also for sequences of different lengths.
+std::vector<AttentionBlock> bounded_ring_blocks(const std::vector<std::vector<int64_t>>& documents,
+                                                int64_t ranks, int64_t rank, int64_t key_rank,
+                                                std::optional<int64_t> window);
+std::vector<AttentionBlock> bounded_gathered_blocks(
+    const std::vector<std::vector<int64_t>>& documents, int64_t ranks, int64_t rank,
+    std::optional<int64_t> window);
 
 }  // namespace lockstep

@@ -25,8 +25,19 @@ at::Tensor spread_over_heads(const at::Tensor& heads, int64_t count) {
 /// [batch, heads, sequence, channels] -> [sequence, batch, heads * channels]
 at::Tensor joined_heads(const at::Tensor& heads) { return heads.permute({2, 0, 1, 3}).flatten(2); }
 
-/// libtorch's fused attention, with a window block by block; with dropout of the weights, in
-/// separate operations.
+/// [sequences, 1, length, length]: the pairs of tokens that are of different documents.
+at::Tensor of_other_documents(const SequenceDocuments& documents, c10::Device device) {
+  std::vector<at::Tensor> numbers;
+  for (const std::vector<int64_t>& lengths : documents) {
+    const auto count = static_cast<int64_t>(lengths.size());
+    numbers.push_back(at::arange(count).repeat_interleave(at::tensor(lengths, at::kLong)));
+  }
+  const at::Tensor number = at::stack(numbers).to(device);
+  return number.unsqueeze(2).ne(number.unsqueeze(1)).unsqueeze(1);
+}
+
+/// libtorch's fused attention, with a window or documents block by block; with dropout of the
+/// weights, in separate operations.
 class LocalAttention : public CoreAttention {
  public:
   LocalAttention(const LayerContext& context, int64_t first_head)
@@ -40,12 +51,20 @@ class LocalAttention : public CoreAttention {
                      const TokenPositions& tokens, bool training) const override {
     const int64_t heads = query.size(2), length = query.size(0);
     const bool windowed = window_ && length > *window_;
-    if (!drops_ || !training)
-      return windowed ? within_window(query, key, value) : causal_attention(query, key, value);
+    if (!drops_ || !training) {
+      if (tokens.is_bounded())
+        return by_blocks(query, key, value,
+                         bounded_gathered_blocks(*tokens.documents, /*ranks=*/1, 0, window_));
+      return windowed ? by_blocks(query, key, value,
+                                  gathered_blocks({length}, /*ranks=*/1, 0, {.window = window_}))
+                      : causal_attention(query, key, value);
+    }
     const double scale = 1 / std::sqrt(static_cast<double>(query.size(3)));
     at::Tensor unseen =
         at::ones({length, length}, query.options().dtype(at::kBool)).triu_(/*diagonal=*/1);
     if (windowed) unseen.logical_or_(at::ones_like(unseen).tril_(-*window_));
+    if (tokens.is_bounded())
+      unseen = unseen.logical_or(of_other_documents(*tokens.documents, query.device()));
     const at::Tensor scores =
         at::matmul(query.permute({1, 2, 0, 3}), spread_over_heads(key, heads).transpose(2, 3))
             .mul(scale)
@@ -57,10 +76,8 @@ class LocalAttention : public CoreAttention {
   }
 
  private:
-  at::Tensor within_window(const at::Tensor& query, const at::Tensor& key,
-                           const at::Tensor& value) const {
-    const TokenView view{.window = window_};
-    const auto blocks = gathered_blocks({query.size(0)}, /*ranks=*/1, /*rank=*/0, view);
+  at::Tensor by_blocks(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                       const std::vector<AttentionBlock>& blocks) const {
     return ring_attention(query, key, value, alone_, {blocks}).flatten(2);
   }
 

@@ -11,7 +11,8 @@
 namespace lockstep {
 
 /// Causal attention of the heads that this rank of tp has, between linear_qkv and linear_proj; with
-/// window_size each token sees that many tokens alone, itself included.
+/// window_size each token sees that many tokens alone, itself included, and with tokens.documents
+/// those of its own document.
 class CoreAttention {
  public:
   virtual ~CoreAttention() = default;

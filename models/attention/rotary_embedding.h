@@ -26,8 +26,8 @@ class RotaryEmbedding {
   explicit RotaryEmbedding(const LayerContext& context);
 
   /// Heads out of `packed` [sequence, batch, groups, heads + 2, kv_channels], the output of
-  /// linear_qkv, as rotate_heads() says. `positions` [sequence] of int64, each < seq_length;
-  /// undefined: 0 ... sequence - 1. Backward with create_graph is a UsageError.
+  /// linear_qkv, as rotate_heads() says. `positions` [sequence] or [sequence, batch] of int64, each
+  /// < seq_length; undefined: 0 ... sequence - 1. Backward with create_graph is a UsageError.
   kernels::AttentionHeads heads_of(const at::Tensor& packed, const kernels::QueryRange& queries,
                                    const at::Tensor& positions = {}) const;
 

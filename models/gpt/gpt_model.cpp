@@ -81,13 +81,42 @@ void check_positions(const at::Tensor& positions, int64_t sequence,
                       low < 0 ? low : high, config.seq_length - 1);
 }
 
+/// Positions in documents, and documents, that a caller gives for `batch` sequences of `sequence`
+/// tokens on each of `ranks` ranks of cp.
+void check_documents(const TokenPositions& given, int64_t batch, int64_t sequence, int64_t ranks,
+                     const TransformerConfig& config) {
+  if (const at::Tensor& places = given.document_positions; places.defined()) {
+    require<UsageError>(places.dim() == 2 && places.size(0) == sequence && places.size(1) == batch,
+                        "GPTModel: document_positions: found {}, allowed: {} x {}",
+                        fmt::join(places.sizes(), " x "), sequence, batch);
+    check_positions(places.flatten(), places.numel(), config);
+  }
+  if (!given.documents) return;
+  require<UsageError>(static_cast<int64_t>(given.documents->size()) == batch,
+                      "GPTModel: documents: found those of {} sequences, allowed: {}",
+                      given.documents->size(), batch);
+  for (const std::vector<int64_t>& lengths : *given.documents) {
+    int64_t sum = 0, least = 1;
+    for (const int64_t length : lengths) {
+      least = std::min(least, length);
+      sum += length;
+    }
+    require<UsageError>(sum == sequence * ranks && least > 0,
+                        "GPTModel: documents: found {} tokens in all, allowed: {}, in documents "
+                        "of >= 1",
+                        sum, sequence * ranks);
+  }
+}
+
 /// A cache of `config` for `sequence` more tokens.
-void check_cache(const KeyValueCache* cache, const at::Tensor& positions, int64_t sequence,
+void check_cache(const KeyValueCache* cache, const TokenPositions& given, int64_t sequence,
                  const TransformerConfig& config, bool cut) {
   if (cache == nullptr) return;
-  require<UsageError>(!cut && !positions.defined(),
+  require<UsageError>(!cut && !given.embedded().defined() && !given.documents,
                       "GPTModel: cache: found {}, allowed: whole sequences and no positions",
-                      cut ? "sequences that tp or cp cuts" : "positions beside it");
+                      cut               ? "sequences that tp or cp cuts"
+                      : given.documents ? "documents beside it"
+                                        : "positions beside it");
   require<UsageError>(
       cache->length() + sequence <= config.seq_length,
       "GPTModel: cache: found {} tokens and {} more, allowed: {} (model.seq_length)",
@@ -228,7 +257,9 @@ void GPTModel::check(const GPTInput& input) const {
   const int64_t sequence =
       stage_.has_embedding ? input.tokens.size(1) : input.hidden.size(0) * parts;
   check_positions(input.positions.positions, sequence, config_);
-  check_cache(input.positions.cache.get(), input.positions.positions, sequence, config_,
+  const int64_t batch = stage_.has_embedding ? input.tokens.size(0) : input.hidden.size(1);
+  check_documents(input.positions, batch, sequence, context_parallel_.size(), config_);
+  check_cache(input.positions.cache.get(), input.positions, sequence, config_,
               sequence_parallel_ || context_parallel_.size() > 1);
   if (!stage_.has_loss || !input.labels.defined()) return;
   check_ids(input.labels, "labels");

@@ -99,8 +99,12 @@ PositionEmbedding::PositionEmbedding(const LayerContext& context)
     : PositionEmbedding(context, position_embedding_params(context.settings())) {}
 
 at::Tensor PositionEmbedding::forward(const TokenPositions& tokens, int64_t rows) const {
-  if (!tokens.positions.defined()) return weight_.narrow(0, chunk_.index * rows, rows).unsqueeze(1);
-  return at::embedding(weight_, chunk_.positions(tokens, rows, weight_.device())).unsqueeze(1);
+  if (!tokens.embedded().defined())
+    return weight_.narrow(0, chunk_.index * rows, rows).unsqueeze(1);
+  if (!tokens.document_positions.defined())
+    return at::embedding(weight_, chunk_.positions(tokens, rows, weight_.device())).unsqueeze(1);
+  const at::Tensor own = tokens.document_positions.narrow(0, chunk_.index * rows, rows);
+  return at::embedding(weight_, own.to(weight_.device()));
 }
 
 LanguageModelEmbedding::LanguageModelEmbedding(const LayerContext& context, const ModuleSpec& spec,

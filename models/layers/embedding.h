@@ -65,7 +65,7 @@ class PositionEmbedding : public DescribedModule {
   PositionEmbedding(const LayerContext& context, const ModuleSpec& spec);
 
   /// The vectors of the `rows` tokens that this rank has between the tensor-parallel regions:
-  /// [rows, 1, hidden_size].
+  /// [rows, 1, hidden_size], or with document_positions [rows, batch, hidden_size].
   at::Tensor forward(const TokenPositions& tokens, int64_t rows) const;
 
  private:

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -9,12 +10,21 @@ namespace lockstep {
 
 class KeyValueCache;
 
+/// For each sequence of a micro-batch the lengths of its documents in tokens, which add up to the
+/// whole sequence, over all ranks of cp.
+using SequenceDocuments = std::vector<std::vector<int64_t>>;
+
 /// Where the tokens of a micro-batch stand: in their sequences, and among all samples of the run;
 /// and what attention has kept of the tokens before them.
 struct TokenPositions {
   /// [sequence] of int64, for the sequence that this rank holds before sequence parallelism cuts
   /// it. Undefined: 0, 1, ...
   at::Tensor positions = {};
+  /// [sequence, batch] of int64, of the same tokens: where each stands in its document. Rotary and
+  /// learned positions are of these; dropout is of `positions`. Undefined: `positions` holds.
+  at::Tensor document_positions = {};
+  /// A token sees tokens of its own document alone. Null: each sequence is one document.
+  std::shared_ptr<const SequenceDocuments> documents = {};
   /// Number of the first sequence of the micro-batch among all samples of the run; the others
   /// follow it. Dropout draws the same numbers for the same sample and position on every layout, so
   /// a training loop must count on: with the same number every step drops the same elements.
@@ -25,6 +35,18 @@ struct TokenPositions {
   /// Keys and values of the tokens before these, to which attention adds those of these; null:
   /// these tokens are whole sequences.
   std::shared_ptr<KeyValueCache> cache = {};
+
+  /// What rotary and learned positions are of.
+  const at::Tensor& embedded() const {
+    return document_positions.defined() ? document_positions : positions;
+  }
+  /// Whether attention ends anywhere inside a sequence.
+  bool is_bounded() const {
+    if (!documents) return false;
+    for (const auto& lengths : *documents)
+      if (lengths.size() > 1) return true;
+    return false;
+  }
 };
 
 }  // namespace lockstep

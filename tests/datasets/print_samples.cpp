@@ -1,13 +1,18 @@
 // Samples and indices of data sets, for megatron_data_test.py: SEQ_LENGTH SEED SAMPLES NUM_SAMPLES
 // SPLIT BLEND PREFIX... prints, as JSON, the tokens of the first SAMPLES training samples and, of
-// the first data set, the indices that NUM_SAMPLES samples need. BLEND may be empty.
+// the first data set, the indices that NUM_SAMPLES samples need. BLEND may be empty. With "marks"
+// and the id of the end of a document: the marks of the samples that a list of lists on standard
+// input has.
 
 #include <cstdio>
+#include <cstring>
+#include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "lockstep/core/config_rules.h"
 #include "lockstep/datasets/indexed_dataset.h"
 #include "lockstep/datasets/sample_index.h"
+#include "lockstep/datasets/sample_marks.h"
 #include "lockstep/datasets/sample_source.h"
 
 namespace lockstep {
@@ -36,11 +41,26 @@ Json indices_of(const std::string& prefix, const std::string& split,
   return {{"documents", index.documents}, {"starts", starts}, {"order", index.order}};
 }
 
+Json marks_of(const Json& samples, int64_t end_of_document) {
+  Json all = Json::array();
+  for (const Json& sample : samples) {
+    const auto ids = sample.get<std::vector<int64_t>>();
+    const SampleMarks marks = mark_documents(ids, {end_of_document, true, true, true});
+    all.push_back(
+        {{"documents", marks.documents}, {"positions", marks.positions}, {"loss", marks.loss}});
+  }
+  return all;
+}
+
 }  // namespace
 }  // namespace lockstep
 
 int main(int argc, char** argv) {
   using namespace lockstep;
+  if (argc == 3 && std::strcmp(argv[1], "marks") == 0) {
+    std::puts(marks_of(nlohmann::json::parse(std::cin), std::atoll(argv[2])).dump().c_str());
+    return 0;
+  }
   if (argc < 8) return 2;
   const int64_t seq_length = std::atoll(argv[1]), samples = std::atoll(argv[3]);
   const auto seed = static_cast<uint64_t>(std::atoll(argv[2]));

@@ -67,10 +67,12 @@ class MegatronData(unittest.TestCase):
                        "parts": [cls.prefix(name) for name in ("part0", "int32", "part2")]})
         cls.texts = [bytes(range(256)), "wörld €\n".encode(), b"a"]
         cls.build_ours()
+        cls.marked = [rng.choices(range(5), k=rng.randint(2, 30)) for _ in range(200)]
         requests = [*writes, {"call": "read", "prefix": cls.prefix("ours")}, cls.blend,
+                    {"call": "marks", "samples": cls.marked, "end_of_document": 2},
                     *(request for request, _ in cls.orders)]
         answers = cls.ask(requests)[len(writes):]
-        cls.read_answer, cls.blend_answer, *cls.order_answers = answers
+        cls.read_answer, cls.blend_answer, cls.marks_answer, *cls.order_answers = answers
 
     @classmethod
     def prefix(cls, name):
@@ -158,6 +160,17 @@ class MegatronData(unittest.TestCase):
             for name in ("documents", "starts", "order"):
                 self.assertEqual(found["indices"][name], answer[name], name)
             self.assertEqual(found["samples"] == answer["samples"], first_epoch)
+
+    def test_documents_in_samples_are_megatrons(self):
+        result = subprocess.run([PRINT_SAMPLES, "marks", "2"], input=json.dumps(self.marked),
+                                text=True, capture_output=True, check=True)
+        for ours, theirs in zip(json.loads(result.stdout), self.marks_answer, strict=True):
+            self.assertEqual(ours["positions"], theirs["positions"])
+            self.assertEqual(ours["loss"], theirs["loss"])
+            number = [i for i, length in enumerate(ours["documents"]) for _ in range(length)]
+            hidden = [[key > query or number[key] != number[query] for key in range(len(number))]
+                      for query in range(len(number))]
+            self.assertEqual(hidden, theirs["hidden"])
 
     def test_g110_blends_are_megatrons(self):
         self.assertEqual(self.ours(self.blend, "0.3,0.5,0.2")["samples"],

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import numpy
 import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from megatron.core.datasets.gpt_dataset import (
+    GPTDataset, GPTDatasetConfig, _get_ltor_masks_and_position_ids)
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 
 
@@ -66,6 +67,17 @@ def samples(prefixes, weights, split, seq_length, seed, num_samples):
         rows.append(row["tokens"].tolist() + [row["labels"][-1].item()])
     return {"samples": rows, "documents": first.document_index.tolist(),
             "starts": first.sample_index.tolist(), "order": first.shuffle_index.tolist()}
+
+
+def marks(samples, end_of_document):
+    """Of each of the samples, whose last id is a label alone."""
+    answers = []
+    for ids in samples:
+        mask, loss, positions = _get_ltor_masks_and_position_ids(
+            torch.tensor(ids[:-1]), end_of_document, True, True, True, True)
+        answers.append({"hidden": mask[0].tolist(), "loss": loss.tolist(),
+                        "positions": positions.tolist()})
+    return answers
 
 
 def main():

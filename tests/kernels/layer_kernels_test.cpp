@@ -243,19 +243,21 @@ RotaryTable table_of(int64_t rotated, at::ScalarType dtype, bool permuted) {
 /// The rotation as a product of complex numbers.
 at::Tensor plain_rotation(const at::Tensor& heads, const RotaryTable& table) {
   const int64_t half = table.cos.size(1);
-  const at::Tensor rows =
+  at::Tensor rows =
       table.positions.defined() ? table.positions : at::arange(heads.size(0), at::kLong);
+  if (rows.dim() == 1) rows = rows.unsqueeze(1).expand({heads.size(0), heads.size(1)});
   const at::Tensor turn = at::complex(table.cos.to(at::kDouble), table.sin.to(at::kDouble))
-                              .index_select(0, rows)
-                              .unsqueeze(1)
-                              .unsqueeze(1);
+                              .index_select(0, rows.flatten())
+                              .view({heads.size(0), heads.size(1), 1, half});
   const at::Tensor turned =
       at::complex(heads.slice(3, 0, half), heads.slice(3, half, 2 * half)) * turn;
   return at::cat({at::real(turned), at::imag(turned), heads.slice(3, 2 * half)}, 3);
 }
 
-void expect_rotary(const RotaryCase& shape, at::ScalarType dtype, bool permuted) {
-  const RotaryTable table = table_of(shape.rotated, dtype, permuted);
+void expect_rotary(const RotaryCase& shape, at::ScalarType dtype, bool permuted, bool apart) {
+  RotaryTable table = table_of(shape.rotated, dtype, permuted);
+  if (apart)  // each sample has positions of its own
+    table.positions = at::tensor({0, 1, 2, 0, 1, 8, 0, 3, 1, 2}, at::kLong).view({2, 5}).t();
   const at::Tensor packed =
       wave_of({5, 2, shape.groups, shape.heads + 2, shape.channels}, 1, dtype);
   const at::Tensor exact = leaf(packed);
@@ -294,7 +296,7 @@ TEST(RotaryKernel, EqualsAProductOfComplexNumbers) {
             RotaryCase{1, 4, 34, 34, {1, 2}}, RotaryCase{1, 2, 5, 2, {1, 1}}}) {
         SCOPED_TRACE(::testing::Message() << at::toString(dtype) << " " << shape.channels
                                           << " channels, permuted " << permuted);
-        expect_rotary(shape, dtype, permuted);
+        for (const bool apart : {false, true}) expect_rotary(shape, dtype, permuted, apart);
       }
 }
 
@@ -304,6 +306,13 @@ TEST(RotaryKernel, RefusesSequencesThatTheTableEndsBefore) {
         rotate_heads(at::ones({10, 1, 1, 3, 4}), table_of(4, at::kFloat, false), {0, 1});
       },
       "rotary: found a sequence of 10, allowed: 9 positions"));
+  RotaryTable table = table_of(4, at::kFloat, true);
+  table.positions = table.positions.unsqueeze(1).expand({5, 3});
+  EXPECT_TRUE(testing::throws_with<UsageError>(
+      [&] {
+        rotate_heads(at::ones({5, 2, 1, 3, 4}), table, {0, 1});
+      },
+      "rotary: found positions 5 x 3, allowed: 5 or 5 x 2"));
 }
 
 }  // namespace

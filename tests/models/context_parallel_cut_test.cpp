@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <numeric>
+#include <optional>
 #include <set>
 
 #include "lockstep/core/error.h"
@@ -110,6 +112,69 @@ TEST(ContextCut, BlocksCoverAWindowOnce) {
         SCOPED_TRACE(window);
         expect_each_pair_once(documents, ranks, {.window = window});
       }
+}
+
+/// Of sequences that are cut as a whole, whose documents have any lengths.
+void expect_bounded_pairs_once(const std::vector<Tokens>& sequences, int64_t ranks,
+                               std::optional<int64_t> window) {
+  const int64_t total = std::accumulate(sequences[0].begin(), sequences[0].end(), int64_t{0});
+  const Tokens all = tokens({total}, 1, 0);
+  std::vector<Pairs> ring(sequences.size()), gathered(sequences.size());
+  const auto count = [&](const std::vector<AttentionBlock>& blocks, const Tokens& queries,
+                         const Tokens& keys, std::vector<Pairs>& pairs) {
+    for (const AttentionBlock& block : blocks)
+      for (size_t i = 0; i < sequences.size(); ++i)
+        if (!block.sequences || block.sequences->start == static_cast<int64_t>(i))
+          count_pairs({block}, queries, keys, pairs[i]);
+  };
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    const Tokens own = tokens({total}, ranks, rank);
+    count(bounded_gathered_blocks(sequences, ranks, rank, window), own, all, gathered);
+    for (int64_t other = 0; other < ranks; ++other)
+      count(bounded_ring_blocks(sequences, ranks, rank, other, window), own,
+            tokens({total}, ranks, other), ring);
+  }
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    EXPECT_EQ(ring[i], expected_pairs(sequences[i], {.window = window})) << ranks << ", " << i;
+    EXPECT_EQ(gathered[i], expected_pairs(sequences[i], {.window = window})) << ranks << ", " << i;
+  }
+}
+
+TEST(ContextCut, BlocksCoverDocumentsOfAnyLengthsOnce) {
+  const std::vector<std::vector<Tokens>> cases = {
+      {{24}},
+      {{5, 19}},
+      {{1, 1, 7, 15}, {24}, {23, 1}, {6, 6, 6, 6}, Tokens(24, 1)},
+      {{12, 12}, {12, 12}},
+      {{3, 8, 13}, {2, 22}}};
+  for (const int64_t ranks : {1, 2, 3, 4})
+    for (const auto& sequences : cases)
+      for (const std::optional<int64_t> window : {std::optional<int64_t>{}, {1}, {2}, {5}, {100}})
+        expect_bounded_pairs_once(sequences, ranks, window);
+}
+
+TEST(ContextCut, OneBlockForEachDocumentAndAllSequencesThatAreAlike) {
+  const auto alike = bounded_gathered_blocks({{3, 5}, {3, 5}}, 1, 0, {});
+  ASSERT_EQ(alike.size(), 2U);
+  EXPECT_FALSE(alike[0].sequences);
+  EXPECT_EQ(alike[1].queries.start, 3);
+  EXPECT_EQ(alike[1].mask, BlockMask::causal);
+  const auto apart = bounded_gathered_blocks({{3, 5}, {8}}, 1, 0, {});
+  ASSERT_EQ(apart.size(), 3U);
+  EXPECT_EQ(apart[2].sequences->start, 1);
+  EXPECT_EQ(apart[2].queries.size, 8);
+}
+
+TEST(ContextCut, DocumentsThatCannotBe) {
+  const auto blocks = [](const std::vector<Tokens>& sequences) {
+    return [=] { bounded_gathered_blocks(sequences, 2, 0, {}); };
+  };
+  EXPECT_TRUE(throws_with<UsageError>(blocks({{3, 5}, {4, 3}}),
+                                      "found documents of 7 tokens in all, one of them of 3; "
+                                      "allowed: 8 tokens, as in the first sequence"));
+  EXPECT_TRUE(throws_with<UsageError>(blocks({{8, 0}}), "one of them of 0"));
+  EXPECT_TRUE(throws_with<UsageError>(blocks({{3, 3}}), "a multiple of 4 tokens"));
+  EXPECT_TRUE(throws_with<UsageError>(blocks({}), "found no sequences"));
 }
 
 TEST(ContextCut, AWindowOfALongSequenceIsFewLargeBlocks) {

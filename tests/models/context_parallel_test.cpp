@@ -28,6 +28,11 @@ struct Problem {
   bool causal = true;
   std::vector<int64_t> documents = {};
   std::optional<int64_t> window = {};
+  std::shared_ptr<const SequenceDocuments> bounds = {};  ///< of each sequence
+
+  const std::vector<int64_t>& documents_of(int64_t sequence) const {
+    return bounds ? bounds->at(static_cast<size_t>(sequence)) : documents;
+  }
 };
 
 at::Tensor numbers(std::vector<int64_t> shape, double seed) {
@@ -57,11 +62,15 @@ struct Whole {
 
   static at::Tensor mask(const Problem& problem) {
     const at::Tensor position = at::arange(problem.length);
-    at::Tensor document = at::zeros({problem.length}, at::kLong);
-    int64_t end = 0;
-    for (const int64_t length : problem.documents)
-      document += at::ge(position, end += length).to(at::kLong);
-    at::Tensor seen = document.unsqueeze(1) == document.unsqueeze(0);
+    std::vector<at::Tensor> masks;
+    for (int64_t sequence = 0; sequence < problem.batch; ++sequence) {
+      at::Tensor document = at::zeros({problem.length}, at::kLong);
+      int64_t end = 0;
+      for (const int64_t length : problem.documents_of(sequence))
+        document += at::ge(position, end += length).to(at::kLong);
+      masks.push_back(document.unsqueeze(1) == document.unsqueeze(0));
+    }
+    at::Tensor seen = at::stack(masks).unsqueeze(1);
     if (problem.window) seen = seen.triu(1 - *problem.window);
     return problem.causal ? seen.tril() : seen;
   }
@@ -90,9 +99,11 @@ void expect_part_of(const Whole& whole, const Problem& problem, const ContextPar
   std::vector<at::Tensor> leaves;
   for (const at::Tensor& input : whole.inputs)
     leaves.push_back(part(input).to(dtype).clone().requires_grad_(true));
-  const at::Tensor output = context_attention(
-      leaves[0], leaves[1], leaves[2], context,
-      {.causal = problem.causal, .window = problem.window, .documents = problem.documents});
+  const at::Tensor output = context_attention(leaves[0], leaves[1], leaves[2], context,
+                                              {.causal = problem.causal,
+                                               .window = problem.window,
+                                               .documents = problem.documents,
+                                               .bounds = problem.bounds});
   ASSERT_EQ(output.sizes(), part(whole.output).sizes());
   EXPECT_EQ(output.scalar_type(), dtype);
   EXPECT_LT(distance(output.detach(), part(whole.output)), tolerance);
@@ -172,6 +183,50 @@ TEST(ContextParallel, PackedDocumentsDoNotSeeEachOther) {
       for (const int64_t ranks : {1, 2, 4}) expect_equal_to_one_rank(ranks, communication, problem);
     expect_equal_to_one_rank(4, kBoth, problem, at::kDouble, {2, 2});
   }
+}
+
+TEST(ContextParallel, DocumentsOfAnyLengthsDoNotSeeEachOther) {
+  const auto bounds = std::make_shared<const SequenceDocuments>(
+      SequenceDocuments{{5, 1, 30, 12}, {48}, {47, 1}, {20, 28}});
+  for (const std::optional<int64_t> window : {std::optional<int64_t>{}, {4}, {11}}) {
+    const Problem problem{.batch = 4, .window = window, .bounds = bounds};
+    for (const auto communication : {kRing, kGather, kHeads})
+      for (const int64_t ranks : {1, 2, 4}) expect_equal_to_one_rank(ranks, communication, problem);
+    for (const auto communication : {kRing, kGather})
+      expect_equal_to_one_rank(3, communication, problem);
+    expect_equal_to_one_rank(4, kBoth, problem, at::kDouble, {2, 2});
+    expect_equal_to_one_rank(2, kRing, problem, at::kBFloat16);
+  }
+}
+
+TEST(ContextParallel, DocumentsSendWhatWholeSequencesSend) {
+  const auto bounds =
+      std::make_shared<const SequenceDocuments>(SequenceDocuments{{5, 43}, {20, 8, 20}});
+  for (const auto communication : {kRing, kGather, kHeads}) {
+    CollectiveLog whole, bounded;
+    expect_equal_to_one_rank(2, communication, {}, at::kDouble, {}, &whole);
+    expect_equal_to_one_rank(2, communication, {.bounds = bounds}, at::kDouble, {}, &bounded);
+    for (const int64_t rank : {0, 1}) {
+      EXPECT_EQ(bounded.of_rank(rank), whole.of_rank(rank));
+      EXPECT_FALSE(whole.of_rank(rank).empty());
+    }
+  }
+}
+
+TEST(ContextParallel, BoundsThatCannotBe) {
+  const auto attend = [](ContextAttentionOptions options, SequenceDocuments bounds) {
+    options.bounds = std::make_shared<const SequenceDocuments>(std::move(bounds));
+    return [options, x = numbers({8, 2, 2, 4}, 1)] {
+      const ParallelState state = ParallelState::single_process(c10::kCPU);
+      context_attention(x, x, x, ContextParallel::of(state, kRing), options);
+    };
+  };
+  EXPECT_TRUE(throws_with<UsageError>(attend({.causal = false}, {{8}, {8}}),
+                                      "found bounds without causal attention, allowed"));
+  EXPECT_TRUE(throws_with<UsageError>(attend({.documents = {4, 4}}, {{8}, {8}}),
+                                      "found bounds beside documents, allowed"));
+  EXPECT_TRUE(throws_with<UsageError>(attend({}, {{8}}),
+                                      "found bounds of 1 sequences, allowed: 2, the batch"));
 }
 
 TEST(ContextParallel, OddLengthsAfterPadding) {

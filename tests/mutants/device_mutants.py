@@ -174,7 +174,7 @@ DEVICE_MUTANTS = [
      "if (ids.dim() == 0)",
      ["device_failures_test:*ATokenThatNobodyCouldCheck*"]),
     ("labels-counted-on-the-device", "the host waits for the number of labels",
-     "training/trainer.cpp",
+     "training/batch_input.cpp",
      "return {std::move(input), labels};",
      "return {std::move(input), labels < 0 ? std::optional(labels) : std::nullopt};",
      ["device_training_test:*one_rank"]),

@@ -71,7 +71,8 @@ SUBROOMS = {
         "tokenizers": {"files", "pieces"},
         "indexed": {"files", "tokenizers"},
         "documents": {"files", "tokenizers", "indexed"},
-        "samples": {"files", "tokenizers", "indexed"},
+        "conversations": {"files", "tokenizers", "documents"},
+        "samples": {"files", "tokenizers", "indexed", "conversations"},
     },
     "checkpoint": {
         "layout": set(),

@@ -1,0 +1,138 @@
+#include "lockstep/datasets/conversation_source.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/config_rules.h"
+#include "lockstep/core/philox.h"
+#include "lockstep/datasets/sample_marks.h"
+
+namespace lockstep {
+namespace {
+
+double percent(int64_t part, int64_t whole) {
+  return whole == 0 ? 0 : 100 * static_cast<double>(part) / static_cast<double>(whole);
+}
+
+/// What a set became.
+std::string note_of(const ConversationSet& set, int64_t samples, const char* field,
+                    int64_t seq_length) {
+  std::string note = fmt::format(
+      "{}: {} conversations in {} samples of {} tokens, {:.1f} % filled, {:.1f} % with loss", field,
+      set.size(), samples, seq_length, percent(set.num_tokens(), samples * seq_length),
+      percent(set.num_learned(), samples * seq_length));
+  if (set.num_cut() > 0) note += fmt::format("; {} cut at model.seq_length", set.num_cut());
+  if (set.num_empty() > 0)
+    note += fmt::format("; {} left out, which have no token of an assistant{}", set.num_empty(),
+                        set.num_cut() > 0 ? " within it" : "");
+  return note;
+}
+
+}  // namespace
+
+ConversationSource::ConversationSource(std::shared_ptr<const ConversationSet> set, int64_t first,
+                                       int64_t last, int64_t seq_length, uint64_t seed,
+                                       bool endless)
+    : set_(std::move(set)), first_(first), seq_length_(seq_length), seed_(seed), endless_(endless) {
+  for (int64_t i = first; i < last; ++i) lengths_.push_back(set_->length(i));
+  require<UsageError>(!endless || !lengths_.empty(),
+                      "ConversationSource: found no conversations, allowed: >= 1");
+  open_epoch(0);
+  samples_per_epoch_ = packing_.bins();
+}
+
+void ConversationSource::open_epoch(int64_t epoch) {
+  if (epoch == epoch_) return;
+  std::vector<int64_t> order(lengths_.size());
+  std::iota(order.begin(), order.end(), int64_t{0});
+  if (endless_) {
+    const Permutation shuffled(order.size(), seed_,
+                               fmt::format("conversations of epoch {}", epoch));
+    for (int64_t& item : order) item = static_cast<int64_t>(shuffled(static_cast<uint64_t>(item)));
+  }
+  packing_ = pack_best_fit(lengths_, order, seq_length_);
+  epoch_ = epoch;
+}
+
+std::vector<int64_t> ConversationSource::conversations_of(int64_t sample) {
+  int64_t bin = sample;
+  if (endless_) {
+    const int64_t epoch = sample / samples_per_epoch_;
+    open_epoch(epoch);
+    const Permutation shuffled(static_cast<uint64_t>(samples_per_epoch_), seed_,
+                               fmt::format("packed samples of epoch {}", epoch));
+    bin = static_cast<int64_t>(shuffled(static_cast<uint64_t>(sample % samples_per_epoch_)));
+  }
+  std::vector<int64_t> numbers;
+  for (const int64_t item : packing_.of_bin(bin)) numbers.push_back(first_ + item);
+  return numbers;
+}
+
+void ConversationSource::read(int64_t sample, std::span<int64_t> out) {
+  auto to = out.begin();
+  for (const int64_t number : conversations_of(sample)) {
+    const std::span<const uint32_t> ids = set_->ids(number);
+    to = std::copy(ids.begin(), ids.end(), to);
+  }
+  std::fill(to, out.end(), 0);
+}
+
+SampleMarks ConversationSource::marks(int64_t sample, std::span<const int64_t> /*ids*/) {
+  SampleMarks marks;
+  for (const int64_t number : conversations_of(sample)) {
+    const std::span<const uint8_t> learned = set_->learned(number);
+    marks.documents.push_back(set_->length(number));
+    marks.loss.insert(marks.loss.end(), learned.begin() + 1, learned.end());
+    marks.loss.push_back(0);  // what follows the last token is another conversation
+  }
+  const int64_t filled = static_cast<int64_t>(marks.loss.size());
+  if (filled < seq_length_) marks.documents.push_back(seq_length_ - filled);
+  marks.loss.resize(static_cast<size_t>(seq_length_), 0);
+  marks.positions = positions_in_documents(marks.documents, seq_length_);
+  return marks;
+}
+
+SampleSources open_conversations(const DataConfig& config, int64_t vocabulary_size,
+                                 int64_t seq_length, uint64_t seed) {
+  SampleSources sources;
+  const auto read = [&](const std::vector<std::string>& paths, const char* field) {
+    return std::make_shared<const ConversationSet>(
+        paths, field, config, ConversationSet::Limits{vocabulary_size, seq_length});
+  };
+  const auto whole = [&](const std::vector<std::string>& paths, const char* field) {
+    const auto set = read(paths, field);
+    auto source = std::make_unique<ConversationSource>(set, 0, set->size(), seq_length, seed,
+                                                       /*endless=*/false);
+    sources.notes.push_back(note_of(*set, source->samples_per_epoch(), field, seq_length));
+    return source;
+  };
+  const auto set = read(config.path, "data.path");
+  const std::vector<double> shares = parse_split(split_of(config));
+  const auto cut = [&](double share) {
+    const auto size = static_cast<double>(set->size());
+    return std::min<int64_t>(std::llround(share * size), set->size());
+  };
+  const int64_t training = cut(shares[0]), validation = cut(shares[0] + shares[1]);
+  require<ConfigError>(training > 0,
+                       "data.path: found {} conversations with a token of an assistant within "
+                       "model.seq_length ({}) and {} without, of which none is for training; "
+                       "allowed: one or more",
+                       set->size(), seq_length, set->num_empty());
+  auto source = std::make_unique<ConversationSource>(set, 0, training, seq_length, seed,
+                                                     /*endless=*/true);
+  auto validating = std::make_unique<ConversationSource>(set, training, validation, seq_length,
+                                                         seed, /*endless=*/false);
+  sources.notes.push_back(note_of(*set,
+                                  source->samples_per_epoch() + validating->samples_per_epoch(),
+                                  "data.path", seq_length));
+  sources.training = std::move(source);
+  sources.validation = std::move(validating);
+  if (!config.valid_path.empty()) sources.validation = whole(config.valid_path, "data.valid_path");
+  if (!config.test_path.empty()) sources.test = whole(config.test_path, "data.test_path");
+  return sources;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <memory>
+
+#include "lockstep/datasets/conversation_set.h"
+#include "lockstep/datasets/packing.h"
+#include "lockstep/datasets/sample_source.h"
+
+namespace lockstep {
+
+/// Conversations, packed best-fit into samples of seq_length tokens. Each is a document: attention
+/// is bounded by it, positions begin at 0 in it, and the tokens to be learned carry loss. What a
+/// sample lacks is filled with id 0, as a last document without loss.
+class ConversationSource : public SampleSource {
+ public:
+  /// Conversations first ... last - 1 of the set, which may be none where it is `endless` not. With
+  /// `endless` each epoch packs them anew, in an order that depends on (seed, epoch) alone, into as
+  /// many samples; otherwise there is one epoch in the order of the packing.
+  ConversationSource(std::shared_ptr<const ConversationSet> set, int64_t first, int64_t last,
+                     int64_t seq_length, uint64_t seed, bool endless);
+
+  int64_t size() const override { return endless_ ? kEndless : samples_per_epoch_; }
+  void read(int64_t sample, std::span<int64_t> out) override;
+  SampleMarks marks(int64_t sample, std::span<const int64_t> ids) override;
+
+  int64_t samples_per_epoch() const { return samples_per_epoch_; }
+
+ private:
+  /// The conversations of a sample, numbered in the set.
+  std::vector<int64_t> conversations_of(int64_t sample);
+  void open_epoch(int64_t epoch);
+
+  std::shared_ptr<const ConversationSet> set_;
+  int64_t first_;
+  std::vector<int64_t> lengths_;
+  int64_t seq_length_;
+  uint64_t seed_;
+  bool endless_;
+  int64_t samples_per_epoch_ = 0;
+  int64_t epoch_ = -1;
+  Packing packing_;  ///< of epoch_
+};
+
+/// What `config.path` names, with train.task = sft: files of JSON lines with conversations. The
+/// first share of `config.split` trains and the next validates; with `config.valid_path` all of
+/// those. Errors as of ConversationSet; ConfigError also where no conversation is left to train on.
+SampleSources open_conversations(const DataConfig& config, int64_t vocabulary_size,
+                                 int64_t seq_length, uint64_t seed);
+
+}  // namespace lockstep

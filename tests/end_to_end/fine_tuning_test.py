@@ -1,0 +1,87 @@
+"""`lockstep train --task sft`: what it learns, resumes and refuses."""
+
+import gzip
+import json
+import unittest
+
+from data_lines_test import zstd
+from support import LOCKSTEP, SOURCE, EndToEnd, launch, metrics, run
+
+RECIPE = SOURCE / "configs/sft_tiny.textproto"
+EXAMPLE = SOURCE / "examples/fine_tuning/numbers.jsonl"
+
+
+class FineTuning(EndToEnd):
+    def train(self, output, *fields, ranks=1, arguments=()):
+        words = [LOCKSTEP, "train", RECIPE, "--output", self.folder / output, *arguments,
+                 *(word for field in fields for word in ("--set", field))]
+        return run(*words) if ranks == 1 else launch(ranks, *words)
+
+    def losses(self, output):
+        return [line["lm_loss"] for line in metrics(self.folder / output)[0]]
+
+    def test_the_recipe_learns_the_examples(self):
+        result = self.train("out", "data.split=1,0", "train.eval_iters=0")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn(b"data.path: 42 conversations in ", result.stderr)
+        iterations, _ = metrics(self.folder / "out")
+        self.assertLess(iterations[-1]["lm_loss"], 0.05)
+        self.assertEqual(iterations[0]["num_tokens"], 4 * 128)
+        self.assertLess(iterations[0]["num_loss_tokens"], 4 * 128 / 2)
+        for prompt, answer in (("What comes after six? ", "seven"), ("2 + 3 = ", "5")):
+            generated = run(LOCKSTEP, "generate", self.folder / "out/checkpoint", "--prompt",
+                            prompt, "--max-tokens", len(answer), "--temperature", 0)
+            self.assertEqual(generated.stdout.decode().rstrip("\n"), prompt + answer,
+                             generated.stderr)
+
+    def test_ranks_see_the_same_samples_and_a_run_goes_on_where_it_was(self):
+        fp64 = ("train.precision=fp64", "train.eval_interval=10")
+        whole = self.train("whole", "train.train_iters=30", *fp64)
+        self.assertEqual(whole.returncode, 0, whole.stderr)
+        self.assertEqual(self.train("two", "train.train_iters=30", *fp64, ranks=2).returncode, 0)
+        schedule = "optimizer.lr_decay_iters=30"
+        first = self.train("parts", "train.train_iters=13", schedule, *fp64)
+        self.assertEqual(first.returncode, 0, first.stderr)
+        rest = self.train("parts", "train.train_iters=30", schedule, *fp64,
+                          f"checkpoint.load={self.folder}/parts/checkpoint", ranks=2)
+        self.assertEqual(rest.returncode, 0, rest.stderr)
+        expected = self.losses("whole")
+        self.assertEqual(len(expected), 30)
+        for output in ("two", "parts"):
+            for found, loss in zip(self.losses(output), expected, strict=True):
+                self.assertAlmostEqual(found, loss, delta=1e-11 * loss)
+
+    def test_the_short_form_and_compressed_files(self):
+        lines = EXAMPLE.read_bytes()
+        (self.folder / "a.jsonl.gz").write_bytes(gzip.compress(lines))
+        (self.folder / "b.jsonl.zst").write_bytes(zstd(lines))
+        fields = ("train.train_iters=3", "train.eval_iters=1")
+        self.train("plain", *fields)
+        for name in ("a.jsonl.gz", "b.jsonl.zst"):
+            result = self.train(name[0], *fields, "train.task=pretrain",
+                                f"data.path={self.folder}/{name}", arguments=("--task", "sft"))
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(self.losses(name[0]), self.losses("plain"))
+
+    def test_what_cannot_be_is_refused_by_name(self):
+        bad = self.folder / "bad.jsonl"
+        bad.write_text(EXAMPLE.read_text() + '{"messages": [{"role": "tool", "content": "x"}]}\n')
+        for ranks in (1, 2):
+            self.assert_failed(self.train("bad", f"data.path={bad}", ranks=ranks), 1,
+                               f"data.path: '{bad}': line 43: messages[0].role: found \"tool\", "
+                               "allowed: system, user or assistant")
+        self.assert_failed(self.train("bad", "data.chat_template=chatml"), 2,
+                           "data.chat_template: found chatml, allowed with data.tokenizer = byte")
+        self.assert_failed(self.train("bad", f"data.path={self.folder}/text"), 2,
+                           "allowed with train.task = sft: files that end in .jsonl")
+        self.assert_failed(self.train("bad", arguments=("--task", "tune")), 2,
+                           "train.task: found 'tune', allowed: pretrain, sft")
+        few = self.folder / "few.jsonl"
+        few.write_text(json.dumps({"prompt": "a", "completion": "b"}))
+        self.assert_failed(self.train("bad", f"data.path={few}"), 2,
+                           "data.split: found no conversation to evaluate; allowed: one or more, or "
+                           "train.eval_iters = 0")
+
+
+if __name__ == "__main__":
+    unittest.main()
