@@ -4,6 +4,7 @@
 
 #include "lockstep/core/expert_rules.h"
 #include "lockstep/core/tensor_parallel_rules.h"
+#include "lockstep/planner/stage_shapes.h"
 
 namespace lockstep {
 namespace {
@@ -41,12 +42,16 @@ double model_flops_per_token(const Config& config) {
   const double keys = static_cast<double>(*model.num_query_groups) * channels;
   const auto layers = static_cast<double>(model.num_layers);
   const double attention = hidden * (queries + 2 * keys) + queries * hidden;
-  double elements = layers * (attention + 2 * queries * visible_tokens(model));
+  const double core = layers * 2 * queries * visible_tokens(model);
+  double matrices = layers * attention;
   for (int64_t layer = 0; layer < model.num_layers; ++layer)
-    elements += feed_forward_of_layer(model, layer);
+    matrices += feed_forward_of_layer(model, layer);
   const int64_t rows = padded_vocab_size(model, config.parallel.tensor_model_parallel_size);
-  elements += hidden * static_cast<double>(rows);
-  return kForwardAndBackward * kMultiplyAndAdd * elements;
+  matrices += hidden * static_cast<double>(rows);
+  if (!config.lora.rank) return kForwardAndBackward * kMultiplyAndAdd * (core + matrices);
+  const double adapters = static_cast<double>(num_trained_parameters(config));
+  return kMultiplyAndAdd *
+         (kForwardAndBackward * (core + adapters) + (kForwardAndBackward - 1) * matrices);
 }
 
 }  // namespace lockstep

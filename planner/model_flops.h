@@ -20,7 +20,8 @@ namespace lockstep {
 /// The two products of attention's core cost a token 4 q S / 2 operations in forward, for S tokens
 /// of a sequence and q = num_attention_heads * kv_channels: it sees half of the others on average.
 /// With a window of W < S tokens S / 2 becomes W - W^2 / 2 S.
-/// Embedding, norms, activations and the router do not count.
+/// With lora.rank the matrices of the model are frozen and cost a token 4 m n operations, and the
+/// adapters' 6 m n. Embedding, norms, activations and the router do not count.
 double model_flops_per_token(const Config& config);
 
 }  // namespace lockstep

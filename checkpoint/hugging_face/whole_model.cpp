@@ -1,6 +1,7 @@
 #include "lockstep/checkpoint/whole_model.h"
 
 #include "lockstep/core/config_io.h"
+#include "lockstep/models/gpt_params.h"
 #include "lockstep/planner/stage_shapes.h"
 
 namespace lockstep {
@@ -20,6 +21,11 @@ std::vector<WholeParameter> whole_parameters(const Config& config) {
     parameters.push_back(std::move(one));
   }
   return parameters;
+}
+
+std::vector<AdaptedLinear> whole_adapters(const Config& config) {
+  const LayerSettings settings = {.config = config.model, .lora = config.lora};
+  return adapted_linears(gpt_params(settings, GPTStage::whole(config.model)));
 }
 
 }  // namespace lockstep

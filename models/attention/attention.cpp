@@ -54,7 +54,7 @@ SelfAttention::SelfAttention(const LayerContext& context)
 
 std::vector<at::Tensor> SelfAttention::heads_of(const at::Tensor& hidden,
                                                 const TokenPositions& tokens) const {
-  at::Tensor features = linear_qkv_->forward(hidden);
+  at::Tensor features = linear_qkv_->forward(hidden, tokens);
   if (sharing_)
     features = gather_from_group(features, *sharing_, 2, GradientState::partial_sum, label_);
   const int64_t sequence = features.size(0), batch = features.size(1);
@@ -89,7 +89,7 @@ at::Tensor SelfAttention::forward(const at::Tensor& hidden, const TokenPositions
                      training = is_training()](const std::vector<at::Tensor>& inputs) {
     return core->forward(inputs[0], inputs[1], inputs[2], tokens, training);
   };
-  return linear_proj_->forward(recompute_core_ ? recompute(core, qkv) : core(qkv));
+  return linear_proj_->forward(recompute_core_ ? recompute(core, qkv) : core(qkv), tokens);
 }
 
 at::Tensor SelfAttention::attend_cached(const at::Tensor& query, const at::Tensor& key,
