@@ -14,7 +14,7 @@ from support import LOCKSTEP, SOURCE, EndToEnd, metrics, run, torchrun
 
 PYTHON = pathlib.Path(os.environ.get("LOCKSTEP_HUGGING_FACE_PYTHON",
                                      SOURCE / ".venv-hugging-face" / "bin" / "python"))
-LENGTH, SAMPLES, STEPS = 32, 4, 5
+LENGTH, SAMPLES, STEPS = 32, 1, 5
 # model_type, its settings, the modules of peft that are one layer here.
 MODELS = {
     "gpt2": ("gpt2", {"vocab_size": 256, "n_positions": LENGTH, "n_embd": 32, "n_layer": 2,
@@ -26,9 +26,10 @@ MODELS = {
 }
 ALL_TARGETS = ('lora.target_modules=["linear_qkv", "linear_proj", "linear_fc1", '
                '"linear_fc2"]')
-TUNED = ["lora.rank=4", "lora.alpha=12", ALL_TARGETS, "train.micro_batch_size=2",
+TUNED = ["lora.rank=4", "lora.alpha=12", ALL_TARGETS, "train.micro_batch_size=1",
          f"train.global_batch_size={SAMPLES}", "train.eval_iters=0", "data.split=1,0",
          "optimizer.lr=0.01", "optimizer.lr_decay_style=constant", "optimizer.weight_decay=0.1",
+         "optimizer.start_weight_decay=0.1", "optimizer.end_weight_decay=0.1",
          "optimizer.adam_beta2=0.95", "optimizer.clip_grad=0.7", "train.device=cpu"]
 
 # Usage: FOLDER MODELS. Saves random models in FOLDER/theirs NAME.

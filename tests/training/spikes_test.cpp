@@ -313,25 +313,6 @@ TEST_F(SpikesTest, ASecondSpikeAtTheSamePlaceEndsTheRun) {
       << found.divergence;
 }
 
-TEST_F(SpikesTest, ARunThatWentBackResumesWithTheSamplesThatItLeftOut) {
-  const auto fields = [&](const Fields& more) {
-    Fields all = {"optimizer.lr=0.001", "train.on_spike=rewind", "checkpoint.save_interval=2"};
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
-  };
-  const Outcome whole = train(wild(fields({"train.train_iters=24"})), 1, at("whole"));
-  ASSERT_GE(count_spikes(whole.told), 1);
-  ASSERT_EQ(whole.end, RunEnd::done);
-  std::vector<Told> told = train(wild(fields({"train.train_iters=18"})), 1, at("parts")).told;
-  ASSERT_GE(count_spikes(told), 1) << "the spike is to come before the run ends";
-  const Outcome rest =
-      train(config(wild_, fields({"train.train_iters=24", "checkpoint.load=" + at("parts")})), 1,
-            at("parts"));
-  told.insert(told.end(), rest.told.begin(), rest.told.end());
-  EXPECT_EQ(told, whole.told);
-  EXPECT_GT(CheckpointReader(at("parts")).manifest().spikes.left_out_samples, 0);
-}
-
 TEST_F(SpikesTest, WithoutACheckpointToGoBackToTheUpdateIsSkipped) {
   const Fields skip = {"optimizer.lr=0.001", "train.on_spike=skip"};
   const Fields rewind = {"optimizer.lr=0.001", "train.on_spike=rewind",
