@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include "lockstep/core/error.h"
+#include "lockstep/tests/support/throws_with.h"
 #include "lockstep/tests/training/layout_curves.h"
+#include "lockstep/training/run_setup.h"
 
 namespace lockstep {
 namespace {
@@ -76,9 +79,14 @@ TEST_F(LoraLayoutsTest, SchedulesAndRecomputation) {
   expect_equal_to_one_process(both(four, {"model.recompute_granularity=full"}), 2,
                               {kStages, "pipeline_schedule=zb-h1"});
   expect_equal_to_one_process(both(kAll, {"model.recompute_granularity=selective"}), 2, {kStages});
-  // The first stage holds the embedding alone, and so nothing that is trained.
-  expect_equal_to_one_process(both(kAll, {"model.num_layers=1"}), 2,
+}
+
+TEST_F(LoraLayoutsTest, AStageWithoutLayersHasNothingToTrainAndIsRefused) {
+  const Config empty = config(both(kAll, {"model.num_layers=1"}),
                               {kStages, "account_for_embedding_in_pipeline_split=true"});
+  EXPECT_TRUE(testing::throws_with<ConfigError>(
+      [&] { check_supported(empty); },
+      "lora.rank: found pipeline stage 0 without layers, allowed: layers on every stage"));
 }
 
 TEST_F(LoraLayoutsTest, OtherOptimizers) {
