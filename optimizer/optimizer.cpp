@@ -86,6 +86,20 @@ std::unique_ptr<GradScaler> make_scaler(const OptimizerConfig& config, bool adap
                                .hysteresis = config.hysteresis});
 }
 
+bool exceeds(double norm, const Optimizer::StepLimits& limits) {
+  return norm > limits.grad_norm || (limits.skip.defined() && limits.skip.item<bool>());
+}
+
+/// `control`, whose second number is 0 where `limits` skip the step, too; decided on the device.
+kernels::StepControl within_limits(const kernels::StepControl& control, const at::Tensor& norm,
+                                   const Optimizer::StepLimits& limits) {
+  if (!limits.are_set()) return control;
+  at::Tensor beyond = norm.to(at::kDouble).gt(limits.grad_norm);
+  if (limits.skip.defined()) beyond = beyond.logical_or(limits.skip);
+  control.select(0, 1).masked_fill_(beyond, 0);
+  return control;
+}
+
 void check_rate(const char* call, double value) {
   require<UsageError>(std::isfinite(value) && value >= 0,
                       "Optimizer::{}: found {}, allowed: a finite number >= 0", call, value);
@@ -174,7 +188,11 @@ Optimizer::StepResult Optimizer::step() {
   return finish_step(numbers.const_data_ptr<double>());
 }
 
-at::Tensor Optimizer::start_step() {
+at::Tensor Optimizer::start_step(const StepLimits& limits) {
+  require<UsageError>(
+      !limits.are_set() || !numbers_on_device_,
+      "Optimizer::start_step: found limits, allowed after keep_numbers_on_device(): "
+      "none");
   const at::NoGradGuard no_grad;
   const TraceScope scope([] { return "optimizer step"; });
   const double scale = loss_scale();
@@ -182,15 +200,17 @@ at::Tensor Optimizer::start_step() {
   at::Tensor zeros = at::zeros_like(norm);
   if (config_.log_num_zeros_in_grad) zeros = count_zeros(models_).to(norm.scalar_type());
   if (!norm.is_cpu()) {
-    update(step_control(norm, config_, scale));
-  } else if (const auto known = norm.item<double>(); !skips_step(known, config_)) {
+    update(within_limits(step_control(norm, config_, scale), norm, limits));
+  } else if (const auto known = norm.item<double>();
+             !skips_step(known, config_) && !exceeds(known, limits)) {
     update(step_control(known, config_, scale));
   }
   return at::stack({norm, zeros.reshape_as(norm)});
 }
 
-Optimizer::StepResult Optimizer::finish_step(const double* numbers) {
-  StepResult result{.grad_norm = numbers[0], .skipped = skips_step(numbers[0], config_)};
+Optimizer::StepResult Optimizer::finish_step(const double* numbers, bool beyond_limits) {
+  StepResult result{.grad_norm = numbers[0],
+                    .skipped = beyond_limits || skips_step(numbers[0], config_)};
   if (config_.log_num_zeros_in_grad) result.num_zeros = static_cast<int64_t>(numbers[1]);
   scaler_->update(!std::isfinite(result.grad_norm));
   if (!result.skipped) ++num_steps_;
@@ -199,6 +219,7 @@ Optimizer::StepResult Optimizer::finish_step(const double* numbers) {
 
 void Optimizer::keep_numbers_on_device() {
   for (OptimizerState& state : states_) state.keep_numbers_on_device(groups_.size());
+  numbers_on_device_ = true;
   upload_numbers();
 }
 

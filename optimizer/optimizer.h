@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -91,6 +93,14 @@ class Optimizer {
     std::optional<int64_t> num_zeros = {};  ///< with optimizer.log_num_zeros_in_grad: count_zeros()
   };
 
+  /// What else skips a step, the same on all ranks.
+  struct StepLimits {
+    /// A larger gradient norm of the whole model.
+    double grad_norm = std::numeric_limits<double>::infinity();
+    at::Tensor skip = {};  ///< bool [] on the device of the models that is true; may be undefined
+    bool are_set() const { return skip.defined() || std::isfinite(grad_norm); }
+  };
+
   /// The models must outlive the optimizer. `rule`, unless null, takes the place of
   /// optimizer.optimizer. Collective over dp-cp, tp and pp: the ranks compare `config`, the numbers
   /// of `overrides` and what `rule` states (CommunicationError, naming the field and two ranks),
@@ -121,10 +131,12 @@ class Optimizer {
   /// start_step() launches the update and returns what the result follows from, fp64
   /// [kStepNumbers] on the device of the models; finish_step() takes these values on the host, and
   /// must come before anything else is done with the optimizer. On the CPU nothing is launched for
-  /// a step that is skipped.
+  /// a step that is skipped. `limits` skip a step too; finish_step() is told whether they did,
+  /// `beyond_limits`. UsageError: limits after keep_numbers_on_device().
   static constexpr int64_t kStepNumbers = 2;
-  at::Tensor start_step();
-  StepResult finish_step(const double* numbers);
+  at::Tensor start_step() { return start_step(StepLimits{}); }
+  at::Tensor start_step(const StepLimits& limits);
+  StepResult finish_step(const double* numbers, bool beyond_limits = false);
 
   /// For a step that is recorded once and launched many times, as a CUDA graph: from now on the
   /// updates find learning rates, weight decay and bias corrections in memory of the device, which
@@ -205,6 +217,7 @@ class Optimizer {
   std::unique_ptr<CountedRanges> counted_;  ///< by the norm
   std::unique_ptr<GradScaler> scaler_;
   int64_t num_steps_ = 0;
+  bool numbers_on_device_ = false;
 };
 
 std::unique_ptr<Optimizer> make_optimizer(std::vector<DistributedDataParallel*> models,

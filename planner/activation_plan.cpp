@@ -43,6 +43,7 @@ class Activations {
         own_tokens_(config.parallel.sequence_parallel ? tokens_ / layout_.tensor_ranks : tokens_),
         element_(element_bytes(config.train.precision)),
         wide_(std::max<int64_t>(element_, 4)),
+        lora_(config.lora),
         saved_parts_(
             config_.distribute_saved_activations ? config.parallel.tensor_model_parallel_size : 1) {
   }
@@ -51,7 +52,7 @@ class Activations {
   int64_t layer(int64_t number) const {
     return sum(norm(), config_.multi_latent_attention ? latent_attention() : attention(), norm(),
                has_experts(config_, number) ? experts() : feed_forward(widths_.ffn),
-               product(2, dropout_of_tokens()));
+               product(2, dropout_of_tokens()), adapters());
   }
   /// What backward computes again of a layer with selective recomputation.
   int64_t attention_core() const { return attention_weights(); }
@@ -94,6 +95,21 @@ class Activations {
 
   int64_t dropout_of_tokens() const {
     return config_.hidden_dropout > 0 ? product(own_tokens_, config_.hidden_size) : 0;
+  }
+
+  int64_t adapters() const {
+    if (!lora_.rank) return 0;
+    int64_t bytes = 0;
+    for (const std::string& target : lora_.target_modules) {
+      const bool rows = target == "linear_proj" || target == "linear_fc2";
+      const int64_t in = target == "linear_proj"  ? widths_.heads * *config_.kv_channels
+                         : target == "linear_fc2" ? widths_.ffn
+                                                  : config_.hidden_size;
+      const int64_t dropped = lora_.dropout > 0 ? sum(2 * element_, 1) : 0;
+      bytes = sum(bytes, product(own_tokens_, *lora_.rank, element_),
+                  product(rows ? tokens_ : own_tokens_, in, dropped));
+    }
+    return bytes;
   }
 
   bool drops_attention() const { return config_.attention_dropout > 0; }
@@ -272,6 +288,7 @@ class Activations {
   int64_t own_tokens_;  ///< between the tensor-parallel regions
   int64_t element_;
   int64_t wide_;
+  const LoraConfig& lora_;
   int64_t saved_parts_;
 };
 

@@ -52,6 +52,10 @@
 /// input alone, t h e (full; with distribute_saved_activations a rank's part of it, beside the
 /// input of a later stage, which the pipeline keeps), or of the attention core queries, keys,
 /// values as they come, and the output (selective).
+///
+/// With lora.rank r an upper bound: the same, and of each adapter what its B multiplies, T r e,
+/// beside a row-parallel layer and with sequence parallelism t r e, and with lora.dropout its input
+/// and mask. Frozen layers keep less.
 namespace lockstep {
 
 struct ActivationPlan {

@@ -52,6 +52,11 @@ class Planner {
   void add_buffers(StageMemory& memory, const ModelChunk& chunk, bool bucketed) const {
     std::map<BufferKind, std::vector<ShapedParameter>> buffers;
     for (ShapedParameter& param : chunk_parameters(config_, chunk)) {
+      if (!param.trained) {
+        add(memory.parameters, param.numel());
+        add(memory.parameter_bytes, times(param.numel(), element_));
+        continue;
+      }
       const MatrixLayout matrices = matrix_layout(config_.optimizer, own_rule_);
       buffers[buffer_kind(param.description, grids_, matrices)].push_back(std::move(param));
     }

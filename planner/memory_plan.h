@@ -16,7 +16,8 @@ namespace lockstep {
 struct StageMemory {
   int64_t stage = 0;
   int64_t parameters = 0;  ///< elements, without padding
-  /// Bytes of the parameter and gradient buffers, padding included.
+  /// Bytes of the parameter and gradient buffers, padding included. Frozen parameters have no
+  /// gradient and lie in no buffer.
   int64_t parameter_bytes = 0;
   int64_t gradient_bytes = 0;
   /// Bytes of moments and master weights; with ddp.use_distributed_optimizer of one shard.

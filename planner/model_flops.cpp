@@ -4,6 +4,7 @@
 
 #include "lockstep/core/expert_rules.h"
 #include "lockstep/core/tensor_parallel_rules.h"
+#include "lockstep/planner/stage_shapes.h"
 
 namespace lockstep {
 namespace {
@@ -64,14 +65,19 @@ AttentionWork attention(const TransformerConfig& model) {
 
 double model_flops_per_token(const Config& config) {
   const TransformerConfig& model = config.model;
+  const auto hidden = static_cast<double>(model.hidden_size);
+  const auto layers = static_cast<double>(model.num_layers);
   const AttentionWork work = attention(model);
-  double elements = static_cast<double>(model.num_layers) *
-                    (work.elements + work.channels * visible_tokens(model));
+  const double core = layers * work.channels * visible_tokens(model);
+  double matrices = layers * work.elements;
   for (int64_t layer = 0; layer < model.num_layers; ++layer)
-    elements += feed_forward_of_layer(model, layer);
+    matrices += feed_forward_of_layer(model, layer);
   const int64_t rows = padded_vocab_size(model, config.parallel.tensor_model_parallel_size);
-  elements += static_cast<double>(model.hidden_size) * static_cast<double>(rows);
-  return kForwardAndBackward * kMultiplyAndAdd * elements;
+  matrices += hidden * static_cast<double>(rows);
+  if (!config.lora.rank) return kForwardAndBackward * kMultiplyAndAdd * (core + matrices);
+  const double adapters = static_cast<double>(num_trained_parameters(config));
+  return kMultiplyAndAdd *
+         (kForwardAndBackward * (core + adapters) + (kForwardAndBackward - 1) * matrices);
 }
 
 }  // namespace lockstep

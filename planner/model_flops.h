@@ -21,8 +21,9 @@ namespace lockstep {
 /// of a sequence and q = num_attention_heads * kv_channels: it sees half of the others on average.
 /// With multi_latent_attention 4 q becomes 2 (q + num_attention_heads * v_head_dim).
 /// With a window of W < S tokens S / 2 becomes W - W^2 / 2 S.
-/// Embedding, norms, activations and the router do not count. (Megatron's function counts one
-/// product an element for the norms of latent attention.)
+/// With lora.rank the matrices of the model are frozen and cost a token 4 m n operations, and the
+/// adapters' 6 m n. Embedding, norms, activations and the router do not count.
+/// (Megatron's function counts one product an element for the norms of latent attention.)
 double model_flops_per_token(const Config& config);
 
 }  // namespace lockstep

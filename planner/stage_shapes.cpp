@@ -1,5 +1,7 @@
 #include "lockstep/planner/stage_shapes.h"
 
+#include <set>
+
 #include "lockstep/core/integers.h"
 #include "lockstep/core/tensor_parallel_rules.h"
 #include "lockstep/parallel_state/parallel_axes.h"
@@ -56,11 +58,15 @@ std::vector<ShapedParameter> chunk_parameters(const Config& config, const ModelC
   local_widths(config);  // names the fields that do not divide
   const ParallelConfig& parallel = config.parallel;
   const LayerSettings settings = {config.model, parallel.tensor_model_parallel_size,
-                                  parallel.sequence_parallel};
+                                  parallel.sequence_parallel, /*layer=*/0, config.lora};
   const MeshPlace place = first_place(parallel);
+  std::set<std::string> trained;
+  for (const ParamSpec& spec : trained_params(settings, chunk.stage()).all())
+    trained.insert(spec.name);
   std::vector<ShapedParameter> list;
   for (const ParamSpec& spec : gpt_params(settings, chunk.stage()).all())
-    list.push_back({spec.name, local_piece(spec, place).shape, spec.description});
+    list.push_back(
+        {spec.name, local_piece(spec, place).shape, spec.description, trained.contains(spec.name)});
   return list;
 }
 
@@ -74,6 +80,13 @@ int64_t num_parameters(const Config& config) {
   int64_t numel = 0;
   for (const ShapedParameter& param : model_parameters(config))
     numel = checked_add(numel, param.numel(), "parameters");
+  return numel;
+}
+
+int64_t num_trained_parameters(const Config& config) {
+  int64_t numel = 0;
+  for (const ShapedParameter& param : model_parameters(config))
+    if (param.trained) numel = checked_add(numel, param.numel(), "parameters");
   return numel;
 }
 

@@ -36,6 +36,7 @@ struct ShapedParameter {
   std::string name;            ///< as in GPTModel
   std::vector<int64_t> shape;  ///< on this rank
   ParamDescription description;
+  bool trained = true;  ///< else frozen: no gradient, no state of the optimizer
 
   /// UsageError if it does not fit into 64 bits.
   int64_t numel() const;
@@ -57,6 +58,9 @@ std::vector<ShapedParameter> model_parameters(const Config& config);
 /// Elements of all parameters of the model, whatever the layout; padding of the vocabulary for more
 /// ranks than one is left out.
 int64_t num_parameters(const Config& config);
+
+/// Those of them that are trained: with lora.rank the adapters'.
+int64_t num_trained_parameters(const Config& config);
 
 /// Those of them that a token meets: of the experts' moe_router_topk of num_experts.
 int64_t num_active_parameters(const Config& config);

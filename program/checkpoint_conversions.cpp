@@ -16,6 +16,7 @@ struct ConversionArguments {
   std::string dtype = "fp32";
   std::string max_shard_size = "5GB";
   std::optional<int64_t> seq_length;
+  bool adapters = false;
 };
 
 void print_note(const std::string& note) {
@@ -25,7 +26,8 @@ void print_note(const std::string& note) {
 void run_export(const ConversionArguments& arguments) {
   const ExportOptions options = {
       .dtype = arguments.dtype == "bf16" ? ExportDtype::bf16 : ExportDtype::fp32,
-      .max_shard_size = parse_file_size(arguments.max_shard_size, "--max-shard-size")};
+      .max_shard_size = parse_file_size(arguments.max_shard_size, "--max-shard-size"),
+      .adapters = arguments.adapters};
   print_note(export_to_hugging_face(arguments.folder, arguments.hugging_face, options));
   std::cout << arguments.hugging_face << std::endl;
 }
@@ -64,6 +66,10 @@ void add_checkpoint_conversions(CLI::App& checkpoint) {
                    "Bytes of tensors a file, in units of 1000 (KB, MB, GB, TB) or 1024 (KiB, ...). "
                    "What does not fit into one model.safetensors goes into several and an index")
       ->capture_default_str();
+  to_files->add_flag("--adapters", arguments->adapters,
+                     "Write the low-rank adapters alone, as adapter_model.safetensors and "
+                     "adapter_config.json of Hugging Face's peft. Without it they are added to the "
+                     "model's weights");
   to_files->callback([arguments] { run_export(*arguments); });
   CLI::App* const from_files = add_conversion(
       checkpoint, "import", "Make a checkpoint, without optimizer state, from such a model",

@@ -69,10 +69,12 @@ class Reporter {
         config.model.num_experts
             ? fmt::format(" ({} for a token)", millions(num_active_parameters(config)))
             : "";
+    const std::string frozen =
+        config.lora.rank ? fmt::format("{} of ", millions(num_trained_parameters(config))) : "";
     display_.message(fmt::format(
-        "training {} parameters{} in {} on {} data-parallel rank{} ({}), {} sequences of {} "
+        "training {}{} parameters{} in {} on {} data-parallel rank{} ({}), {} sequences of {} "
         "tokens an iteration",
-        millions(num_parameters(config)), active, to_string(config.train.precision), ranks,
+        frozen, millions(num_parameters(config)), active, to_string(config.train.precision), ranks,
         ranks == 1 ? "" : "s", device_.str(), trainer.batches().full().global,
         config.model.seq_length));
     if (trainer.iteration() > 0 && trainer.iteration() >= config.train.train_iters)
@@ -82,6 +84,21 @@ class Reporter {
   void iteration(const IterationMetrics& metrics) {
     write(metrics);
     display_.iteration(metrics, metrics.memory_bytes.value_or(0));
+  }
+  /// The run has loaded the checkpoint at `path`; empty: there is none, and it goes on.
+  void go_back(Trainer& trainer, const std::string& path) {
+    if (path.empty())
+      return display_.message("a spike, and no checkpoint to go back to: its update is skipped");
+    const TrainingProgress progress = trainer.progress();
+    display_.message(fmt::format("a spike: back to {}, iteration {}, without the samples since",
+                                 path, progress.iteration));
+    if (folder_.empty()) return;
+    file_.reset();
+    file_ = std::make_unique<MetricsFile>(
+        folder_, MetricsResume{progress.iteration, progress.metrics_checksum});
+    if (tensorboard_)
+      tensorboard_ =
+          std::make_unique<TensorBoardFile>(folder_ + "/tensorboard", progress.iteration + 1);
   }
   void validation(const ValidationMetrics& metrics) {
     write(metrics);
@@ -226,6 +243,11 @@ void train(const Config& config, const TrainArguments& arguments, const Parallel
   callbacks.checkpoint = [&](bool last) {
     if (last && is_stop(trainer.end())) tell(told_of_stop(trainer, folder));
     tell(checkpoints.after_iteration(trainer, last));
+  };
+  callbacks.go_back = [&] {
+    const std::string path = checkpoints.go_back(trainer);
+    if (reporter) reporter->go_back(trainer, path);
+    return !path.empty();
   };
   callbacks.checkpoint_is_due = [&](int64_t iteration) {
     return checkpoints.is_due(iteration) || (profile && profile->ends_after(iteration));

@@ -132,6 +132,7 @@ Json line_of(const IterationMetrics& metrics) {
                {"tokens_per_second", metrics.tokens_per_second},
                {"skipped", metrics.skipped}};
   if (metrics.num_loss_tokens) line["num_loss_tokens"] = *metrics.num_loss_tokens;
+  if (metrics.spike != Spike::none) line["spike"] = name_of(metrics.spike);
   if (metrics.num_zeros_in_grad) line["num_zeros_in_grad"] = *metrics.num_zeros_in_grad;
   if (metrics.loss_scale != 1) line["loss_scale"] = metrics.loss_scale;
   if (metrics.decoupled_learning_rate)

@@ -8,6 +8,7 @@
 
 #include "lockstep/core/step_parts.h"
 #include "lockstep/training/rank_comparison.h"
+#include "lockstep/training/spikes.h"
 #include "lockstep/training/tensorboard_file.h"
 
 namespace lockstep {
@@ -30,6 +31,8 @@ struct IterationMetrics {
   double iteration_ms = 0;
   double tokens_per_second = 0;  ///< of all ranks together
   bool skipped = false;          ///< the gradient was not finite, so nothing was updated
+  /// With train.on_spike, where the update was skipped for it.
+  Spike spike = Spike::none;
   /// Of the gradient, with optimizer.log_num_zeros_in_grad.
   std::optional<int64_t> num_zeros_in_grad = {};
   double loss_scale = 1;  ///< of this iteration; written where it is not 1

@@ -15,6 +15,12 @@ std::string decoupled_rate(const IterationMetrics& metrics) {
   return rate ? fmt::format(" (embeddings {:.3e})", *rate) : "";
 }
 
+const char* reason_of_skip(const IterationMetrics& metrics) {
+  if (metrics.spike == Spike::loss) return " | SKIPPED: the loss is a spike";
+  if (metrics.spike == Spike::grad_norm) return " | SKIPPED: the gradient norm is a spike";
+  return metrics.skipped ? " | SKIPPED: the gradient is not finite" : "";
+}
+
 }  // namespace
 
 std::string progress_line(const IterationMetrics& metrics, const ProgressStatus& status) {
@@ -24,8 +30,7 @@ std::string progress_line(const IterationMetrics& metrics, const ProgressStatus&
       "{} left{}",
       metrics.iteration, total.size(), total, shown(metrics.lm_loss), shown(metrics.grad_norm),
       metrics.learning_rate, decoupled_rate(metrics), with_unit(metrics.tokens_per_second),
-      status.memory_bytes >> 20, format_duration(status.seconds_left),
-      metrics.skipped ? " | SKIPPED: the gradient is not finite" : "");
+      status.memory_bytes >> 20, format_duration(status.seconds_left), reason_of_skip(metrics));
 }
 
 ProgressDisplay::ProgressDisplay(std::ostream& out, bool terminal, int64_t train_iters,

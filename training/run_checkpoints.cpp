@@ -66,7 +66,8 @@ constexpr const char* kSameInBoth[] = {"model.num_attention_heads",
                                        "model.moe_router_pre_softmax",
                                        "model.moe_router_num_groups",
                                        "model.moe_router_group_topk",
-                                       "model.moe_router_topk_scaling_factor"};
+                                       "model.moe_router_topk_scaling_factor",
+                                       "lora.alpha"};
 
 /// Fields that change the shapes of the weights.
 constexpr const char* kSameShapes[] = {"model.num_layers",
@@ -74,14 +75,19 @@ constexpr const char* kSameShapes[] = {"model.num_layers",
                                        "model.ffn_hidden_size",
                                        "model.num_experts",
                                        "model.multi_latent_attention",
-                                       "model.kv_lora_rank"};
+                                       "model.kv_lora_rank",
+                                       "lora.rank",
+                                       "lora.target_modules"};
 
 template <size_t N>
 bool is_one_of(const char* const (&paths)[N], const std::string& path) {
   return std::find(std::begin(paths), std::end(paths), path) != std::end(paths);
 }
 
-void check_same_model(CheckpointReader& checkpoint, const Config& mine) {
+/// `starts_adapters`: see Trainer.
+void check_same_model(CheckpointReader& checkpoint, const Config& config, bool starts_adapters) {
+  Config mine = config;
+  if (starts_adapters) mine.lora = checkpoint.config().lora;
   const std::vector<ConfigValue> saved = config_values(checkpoint.config());
   const std::vector<ConfigValue> found = config_values(mine);
   for (size_t i = 0; i < found.size(); ++i) {
@@ -123,7 +129,7 @@ std::optional<std::string> RunCheckpoints::load(Trainer& trainer) {
                        *config_.load);
     return {};
   }
-  while (!load_from(path, trainer)) {
+  while (!load_from(path, trainer, config_.finetune)) {
     const std::string removed = path;
     path = agree_on_checkpoint(*config_.load, state_);
     require<FileError>(!path.empty(),
@@ -136,7 +142,23 @@ std::optional<std::string> RunCheckpoints::load(Trainer& trainer) {
   return loaded_ = path;
 }
 
-bool RunCheckpoints::load_from(const std::string& path, Trainer& trainer) {
+std::string RunCheckpoints::go_back(Trainer& trainer) {
+  if (saver_) saver_->finish();
+  std::string mine = path_;
+  if (state_.rank() == 0 && !mine.empty() && !is_checkpoint(mine))
+    mine = known_until(trainer.iteration());
+  const bool resumed = loaded_whole_;
+  if (!resumed && loaded_ == mine) mine.clear();
+  const std::string path =
+      all_gather_texts(state_.world(), mine, "checkpoint to go back to").front();
+  if (path.empty()) return "";
+  require<FileError>(load_from(path, trainer, /*finetune=*/false),
+                     "train.on_spike: '{}' was removed, to which the run was to go back", path);
+  loaded_whole_ = resumed;
+  return path;
+}
+
+bool RunCheckpoints::load_from(const std::string& path, Trainer& trainer, bool finetune) {
   std::optional<CheckpointReader> checkpoint;
   const auto all_can = [&](const auto& action) {
     std::string status = kRemoved;
@@ -149,14 +171,18 @@ bool RunCheckpoints::load_from(const std::string& path, Trainer& trainer) {
     const auto all = all_gather_texts(state_.world(), status, "checkpoint that is read");
     return status != kRemoved && std::count(all.begin(), all.end(), status) == state_.world_size();
   };
+  bool weights_only = finetune;
   const bool opened = all_can([&] {
     checkpoint.emplace(path);
-    if (!config_.finetune) check_same_model(*checkpoint, trainer.config());
+    const bool starts_adapters = trainer.starts_adapters(*checkpoint);
+    if (!finetune) check_same_model(*checkpoint, trainer.config(), starts_adapters);
+    weights_only = finetune || starts_adapters;
   });
   if (!opened) return false;
   check_no_weight_left(*checkpoint, trainer.state(/*with_optimizer=*/false), state_);
-  if (!all_can([&] { trainer.read(*checkpoint, config_.finetune); })) return false;
-  trainer.go_on_from(*checkpoint, config_.finetune);
+  if (!all_can([&] { trainer.read(*checkpoint, weights_only); })) return false;
+  trainer.go_on_from(*checkpoint, weights_only);
+  loaded_whole_ = !weights_only;
   return true;
 }
 

@@ -24,11 +24,16 @@ class RunCheckpoints {
 
   /// Loads what checkpoint.load names into the run; returns the checkpoint's path, or nothing where
   /// there is none to load. Rank 0 decides which is the newest; a later one is taken where that is
-  /// removed while it is read. FileError: there is none and
-  /// checkpoint.load_if_present is not set; it is damaged or of another model; it has no state of
-  /// the optimizer and checkpoint.finetune is not set. ConfigError without that: a field of `model`
-  /// that is not as it was saved and changes what the weights mean, such as the number of heads.
+  /// removed while it is read. FileError: there is none and checkpoint.load_if_present is not set;
+  /// it is damaged or of another model; it has no state of the optimizer and checkpoint.finetune is
+  /// not set. A checkpoint without adapters gives a run with lora.rank its weights alone, as with
+  /// checkpoint.finetune. ConfigError without that: a field of `model` that is not as it was saved
+  /// and changes what the weights mean, such as the number of heads.
   std::optional<std::string> load(Trainer& trainer);
+
+  /// Goes back to the checkpoint that was saved last, else to the one that the run resumed from.
+  /// Returns its path; empty where there is none. Collective. FileError as of load().
+  std::string go_back(Trainer& trainer);
 
   /// Whether the interval asks for a save after that iteration.
   bool is_due(int64_t iteration) const;
@@ -52,7 +57,7 @@ class RunCheckpoints {
  private:
   /// Returns whether it could be read by all ranks: it may be of another run, which has removed it
   /// or saved that step anew meanwhile. Collective.
-  bool load_from(const std::string& path, Trainer& trainer);
+  bool load_from(const std::string& path, Trainer& trainer, bool finetune);
   std::string known_until(int64_t iteration) const;
   std::string save(Trainer& trainer, bool last);
 
@@ -61,6 +66,7 @@ class RunCheckpoints {
   std::string path_;
   std::optional<std::string> loaded_;
   int64_t loaded_iteration_ = 0;
+  bool loaded_whole_ = false;  ///< not its weights alone
   ParallelState state_;
   std::unique_ptr<FolderLock> lock_;  ///< of rank 0
   std::shared_ptr<CheckpointSaver> saver_;

@@ -9,6 +9,7 @@
 #include "lockstep/datasets/tokenizer.h"
 #include "lockstep/planner/config_grids.h"
 #include "lockstep/planner/pipeline_plan.h"
+#include "lockstep/planner/stage_shapes.h"
 
 namespace lockstep {
 namespace {
@@ -60,8 +61,24 @@ void check_cuda_graph(const Config& config) {
 
 }  // namespace
 
+namespace {
+
+/// A stage without layers would have nothing to train.
+void check_adapters(const Config& config) {
+  if (!config.lora.rank) return;
+  for (int64_t stage = 0; stage < config.parallel.pipeline_model_parallel_size; ++stage)
+    for (const ModelChunk& chunk : chunks_of_stage(config, stage))
+      require<ConfigError>(chunk.num_layers > 0,
+                           "lora.rank: found pipeline stage {} without layers, allowed: layers on "
+                           "every stage",
+                           stage);
+}
+
+}  // namespace
+
 void check_supported(const Config& config) {
   stage_layout(config);
+  check_adapters(config);
   check_tokenizer_name(config.data.tokenizer, "data.tokenizer");
   require<ConfigError>(
       config.data.tokenizer != "byte" || config.model.vocab_size >= ByteTokenizer::kBytes,

@@ -93,7 +93,8 @@ Trainer::Trainer(const Config& config, const ParallelState& parallel_state)
           *parallel_state.grids().groups(GroupKind::dp).position_of(parallel_state.rank())),
       data_parallel_size_(parallel_state.grids().data_parallel_size()),
       batches_(config.train, data_parallel_size_),
-      scheduler_(config.optimizer, config.train.train_iters, batches_.full().global) {
+      scheduler_(config.optimizer, config.train.train_iters, batches_.full().global),
+      spikes_(config.train.spike_window, config.train.spike_zscore) {
   SampleSources sources = open_checked_samples(config);
   validation_ = std::move(sources.validation);
   test_ = std::move(sources.test);
@@ -151,15 +152,18 @@ RunEnd Trainer::end_after(int64_t iteration, RunEnd wish) const {
 }
 
 std::string Trainer::divergence() const {
+  if (!spike_again_.empty()) return spike_again_;
   if (bad_loss_ != nullptr)
     return fmt::format("iteration {}: the {} is not a number", iteration_, bad_loss_);
   return fmt::format(
-      "iterations {} to {}: found {} skipped steps in a row, whose gradients are not finite, "
+      "iterations {} to {}: found {} skipped steps in a row, whose gradients are not finite{}, "
       "allowed: fewer than train.max_skipped_steps = {}",
-      iteration_ - skipped_steps_ + 1, iteration_, skipped_steps_, config_.train.max_skipped_steps);
+      iteration_ - skipped_steps_ + 1, iteration_, skipped_steps_,
+      looks_for_spikes() ? " or which are spikes" : "", config_.train.max_skipped_steps);
 }
 
 int64_t Trainer::last_good_iteration() const {
+  if (!spike_again_.empty()) return iteration_;
   const bool tried = bad_loss_ == kLoss || skipped_steps_ > 0;  // the weights from before the steps
   return iteration_ - std::max<int64_t>(1, skipped_steps_) -
          (tried && !loss_scale_is_in_doubt() ? 1 : 0);
@@ -186,7 +190,7 @@ void Trainer::start_step(RunEnd wish) {
   parallel_state_.begin_step(iteration_ + 1);
   optimizer_->apply_schedule(scheduler_, consumed_samples_);
   const BatchSizes batch = batches_.at(consumed_samples_);
-  loader_->seek(consumed_samples_);
+  loader_->seek(consumed_samples_ + left_out_samples_);
   const double loss_scale = optimizer_->loss_scale();
   const bool warm = ++launched_ > kWarmUp;
   const at::Tensor numbers = recorded_ && warm ? launch_recorded(batch, wish) : launch(batch, wish);
@@ -201,8 +205,10 @@ void Trainer::start_step(RunEnd wish) {
                               .decoupled_learning_rate = decoupled_learning_rate(
                                   config_.optimizer, scheduler_, consumed_samples_ - batch.global)};
   telemetry_->note_launched(metrics);
-  in_flight_.emplace(
-      InFlight{.metrics = std::move(metrics), .begin = begin, .numbers = Download(numbers)});
+  in_flight_.emplace(InFlight{.metrics = std::move(metrics),
+                              .begin = begin,
+                              .numbers = Download(numbers),
+                              .limits = limits_});
   const int64_t interval = config_.parallel.desync_check_interval;
   if (interval > 0 && iteration_ % interval == 0) parallel_state_.check_in_step();
 }
@@ -229,7 +235,8 @@ at::Tensor Trainer::update_after(const at::Tensor& loss, const at::Tensor& of_ho
   const InPart update = telemetry_->in(StepPart::optimizer);
   model_->finalize_gradients(of_host[0]);
   const at::Tensor over_ranks = telemetry_->with_group_norms(sum_over_ranks(loss, of_host, "loss"));
-  return at::cat({over_ranks, optimizer_->start_step()});
+  limits_ = looks_for_spikes() ? spikes_.limits() : SpikeLimits{};
+  return at::cat({over_ranks, optimizer_->start_step(step_limits(over_ranks))});
 }
 
 at::Tensor Trainer::launch_recorded(const BatchSizes& batch, RunEnd wish) {
@@ -275,14 +282,18 @@ bool Trainer::settle() {
   parallel_state_.check_failures();
   const GlobalSums sums = global_sums(values.data());
   const auto of_optimizer = values.last(kStepNumbers);
-  const Optimizer::StepResult step = optimizer_->finish_step(of_optimizer.data());
+  const double loss = sums.tokens > 0 ? sums.loss / sums.tokens : 0;
+  const SpikeLimits limits = in_flight_->limits;
+  const Optimizer::StepResult step =
+      optimizer_->finish_step(of_optimizer.data(), limits.exceeded_by(loss, of_optimizer[0]));
   const auto now = std::chrono::steady_clock::now();
   const double seconds =
       std::chrono::duration<double>(now - std::max(in_flight_->begin, settled_at_)).count();
   settled_at_ = now;
   IterationMetrics metrics = in_flight_->metrics;
   in_flight_.reset();
-  metrics.lm_loss = sums.tokens > 0 ? sums.loss / sums.tokens : 0;
+  metrics.lm_loss = loss;
+  metrics.spike = limits.judge(loss, step.grad_norm);
   metrics.grad_norm = step.grad_norm;
   if (const auto counted = static_cast<int64_t>(sums.tokens); counted != metrics.num_tokens)
     metrics.num_loss_tokens = counted;
@@ -294,9 +305,10 @@ bool Trainer::settle() {
   metrics_checksum_ = checksum_of_line(to_json(metrics));
   settled_.push_back(metrics);
   skipped_steps_ = step.skipped ? skipped_steps_ + 1 : 0;
+  note_spike(metrics);
   bad_loss_ = std::isnan(sums.loss) ? kLoss : nullptr;
   end_ = end_after(metrics.iteration, sums.wish);
-  return end_ != RunEnd::none;
+  return end_ != RunEnd::none || goes_back_;
 }
 
 bool Trainer::may_run_ahead(const TrainCallbacks& callbacks) const {
@@ -326,6 +338,7 @@ RunEnd Trainer::run(const TrainCallbacks& callbacks) {
     tell_iterations(callbacks);
     if (!may_run_ahead(callbacks)) settle();
     tell_iterations(callbacks);
+    if (std::exchange(goes_back_, false) && go_back(callbacks)) continue;
     if (end_ != RunEnd::none || in_flight_) continue;
     if (validation_is_due()) validate_and_tell(callbacks);
     if (end_ == RunEnd::none) checkpoint(/*last=*/false);

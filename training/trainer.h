@@ -22,6 +22,7 @@
 #include "lockstep/training/recorded_work.h"
 #include "lockstep/training/run_end.h"
 #include "lockstep/training/run_setup.h"
+#include "lockstep/training/spikes.h"
 #include "lockstep/training/training_model.h"
 
 namespace lockstep {
@@ -43,6 +44,10 @@ struct TrainCallbacks {
   /// Whether checkpoint(false) has something to do after that iteration; the same on all ranks.
   /// Empty: it may have after each one, so that run() waits for each.
   std::function<bool(int64_t iteration)> checkpoint_is_due;
+  /// With train.on_spike = rewind, after a spike has been told: loads the checkpoint to go back to
+  /// on all ranks; false where there is none, and the run goes on without the update. Empty: there
+  /// is none.
+  std::function<bool()> go_back;
 };
 
 /// Trains the reference GPT on text. Loss, gradients and weights do not depend on the layout over
@@ -76,6 +81,12 @@ class Trainer {
   /// always has work. Where those end the run, the iteration that was launched leaves no trace: the
   /// run ends after the same one as on the CPU. It catches up before each validation and each
   /// checkpoint that is due.
+  ///
+  /// With train.on_spike an update is skipped where loss or gradient norm exceed the limits that
+  /// follow from the iterations before (see SpikeWindow). The device decides, by numbers that all
+  /// ranks have, so nothing waits. With rewind the run then goes back by callbacks.go_back, and on
+  /// with the samples after the spike: those since the checkpoint are left out. A spike before the
+  /// next checkpoint would lead to the same place, so it ends the run as diverged.
   RunEnd run(const TrainCallbacks& callbacks);
 
   /// The first chunk of the model on this rank; all of it where tp and pp have one rank. With
@@ -106,6 +117,9 @@ class Trainer {
   /// wanted. Like progress() it waits for an iteration that is in flight.
   std::vector<StateTensor> state(bool with_optimizer);
   TrainingProgress progress();
+  /// Whether the run has adapters, by lora.rank, and the checkpoint has none: then its weights are
+  /// loaded as weights_only, and the adapters stay as they start.
+  bool starts_adapters(CheckpointReader& checkpoint) const;
   /// Goes on from a checkpoint that any layout saved; all ranks load the same. `weights_only`: the
   /// run starts at iteration 0 with its weights. First each rank reads what it needs (FileError as
   /// load_state(), also where the optimizer's state is missing), then, collectively, all go on from
@@ -129,6 +143,7 @@ class Trainer {
     std::chrono::steady_clock::time_point begin;
     /// Of sum_over_ranks(), of IterationTelemetry, then of Optimizer::start_step().
     Download numbers;
+    SpikeLimits limits = {};
   };
 
   /// Launches an iteration, and settles the one before on the way. Launches nothing that lasts
@@ -163,6 +178,12 @@ class Trainer {
   /// Of the values of sum_over_ranks().
   GlobalSums global_sums(const double* values) const;
   RunEnd end_after(int64_t iteration, RunEnd wish) const;
+  bool looks_for_spikes() const { return config_.train.on_spike != OnSpike::none; }
+  /// For the step of these sums.
+  Optimizer::StepLimits step_limits(const at::Tensor& over_ranks) const;
+  void note_spike(const IterationMetrics& metrics);
+  /// After a spike. Whether the run goes on elsewhere, or has ended.
+  bool go_back(const TrainCallbacks& callbacks);
   void validate_and_tell(const TrainCallbacks& callbacks);
   void test_and_tell(const TrainCallbacks& callbacks);
 
@@ -201,7 +222,13 @@ class Trainer {
   int64_t skipped_steps_ = 0;             ///< in a row, until now
   /// Of the line of the last iteration in metrics.jsonl.
   std::optional<uint32_t> metrics_checksum_;
-  const char* bad_loss_ = nullptr;  ///< kLoss or "validation loss", where that is not a number
+  SpikeWindow spikes_;
+  SpikeLimits limits_;  ///< of the step that is launched
+  int64_t left_out_samples_ = 0;
+  bool goes_back_ = false;            ///< for the spike that was settled last
+  std::optional<int64_t> came_from_;  ///< iteration of the checkpoint that the run went back to
+  std::string spike_again_;           ///< what ended the run, where a spike came again
+  const char* bad_loss_ = nullptr;    ///< kLoss or "validation loss", where that is not a number
   RunEnd end_ = RunEnd::none;
   std::function<void()> before_update_;
 };

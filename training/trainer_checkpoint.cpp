@@ -1,9 +1,21 @@
 #include <iterator>
+#include <set>
 
 #include "lockstep/core/check.h"
 #include "lockstep/training/trainer.h"
 
 namespace lockstep {
+namespace {
+
+std::set<std::string> trained_names(const TrainingModel& model) {
+  std::set<std::string> names;
+  for (const auto& chunk : model.chunks())
+    for (const NamedParameter& param : collect_parameters(*chunk))
+      if (param.tensor.requires_grad()) names.insert(param.name);
+  return names;
+}
+
+}  // namespace
 
 std::vector<StateTensor> Trainer::state(bool with_optimizer) {
   settle();
@@ -23,7 +35,10 @@ std::vector<StateTensor> Trainer::state(bool with_optimizer) {
 
 TrainingProgress Trainer::progress() {
   settle();
-  return {iteration_, consumed_samples_, skipped_steps_, optimizer_->progress(), metrics_checksum_};
+  TrainingProgress progress = {iteration_, consumed_samples_, skipped_steps_,
+                               optimizer_->progress(), metrics_checksum_};
+  progress.spikes = {spikes_.losses(), spikes_.grad_norms(), left_out_samples_};
+  return progress;
 }
 
 void Trainer::load(CheckpointReader& checkpoint, bool weights_only) {
@@ -36,7 +51,16 @@ void Trainer::read(CheckpointReader& checkpoint, bool weights_only) {
                      "'{}' holds no state of the optimizer; checkpoint.finetune = true loads its "
                      "weights alone",
                      checkpoint.path());
-  load_state(checkpoint, state(/*with_optimizer=*/!weights_only));
+  std::vector<StateTensor> targets = state(/*with_optimizer=*/!weights_only);
+  if (starts_adapters(checkpoint)) {
+    const std::set<std::string> adapters = trained_names(*model_);
+    std::erase_if(targets, [&](const StateTensor& one) { return adapters.contains(one.name); });
+  }
+  load_state(checkpoint, targets);
+}
+
+bool Trainer::starts_adapters(CheckpointReader& checkpoint) const {
+  return config_.lora.rank && !checkpoint.config().lora.rank;
 }
 
 void Trainer::go_on_from(const CheckpointReader& checkpoint, bool weights_only) {
@@ -54,6 +78,8 @@ void Trainer::go_on_from(const CheckpointReader& checkpoint, bool weights_only) 
   consumed_samples_ = manifest.consumed_samples;
   skipped_steps_ = manifest.skipped_steps;
   metrics_checksum_ = manifest.metrics_checksum;
+  left_out_samples_ = manifest.spikes.left_out_samples;
+  spikes_.restore(manifest.spikes.losses, manifest.spikes.grad_norms);
 }
 
 }  // namespace lockstep

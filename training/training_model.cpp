@@ -26,7 +26,8 @@ TrainingModel::TrainingModel(const Config& config, const ParallelState& parallel
                                    .device = parallel_state.device(),
                                    .seed = static_cast<uint64_t>(config.train.seed),
                                    .deferred = deferred_,
-                                   .loss_scale = token_loss_scale_};
+                                   .loss_scale = token_loss_scale_,
+                                   .lora = config.lora};
   const int64_t stage = parallel_state.group(GroupKind::pp).rank();
   for (const ModelChunk& chunk : chunks_of_stage(config, stage))
     chunks_.push_back(std::make_shared<GPTModel>(config.model, config.parallel, parallel_state,
@@ -72,15 +73,16 @@ void TrainingModel::finalize_gradients(double tokens) {
 void TrainingModel::finalize_gradients(const at::Tensor& tokens) {
   const std::vector<std::shared_ptr<TopKRouter>> routers = this->routers();
   std::vector<RouterBias> biases;
+  const bool frozen = config_.lora.rank.has_value();
   for (const auto& router : routers)
-    if (router->expert_bias().defined())
+    if (router->expert_bias().defined() && !frozen)
       biases.push_back({router->expert_bias(), router->tokens_per_expert(),
                         config_.model.moe_router_bias_update_rate});
   if (wrappers_.front()->scaling_mode() == GradientScalingMode::per_token)
     finalize_model_grads(wrappers(), tokens, biases);
   else
     finalize_model_grads(wrappers(), std::nullopt, biases);
-  for (const auto& router : routers) router->reset();
+  for (const auto& router : routers) frozen ? router->abandon_step() : router->reset();
 }
 
 const PipelineExecutor& TrainingModel::executor(int64_t num_microbatches, bool forward_only) {

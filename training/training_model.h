@@ -65,7 +65,8 @@ class TrainingModel {
   void zero_grad_buffer();
 
   /// Reduces and normalizes the gradients; `tokens` are those of forward_backward(), as a number or
-  /// as fp64 [] on the device. Moves the biases of the experts' routers.
+  /// as fp64 [] on the device. Moves the biases of the experts' routers, unless lora.rank freezes
+  /// them.
   void finalize_gradients(double tokens);
   void finalize_gradients(const at::Tensor& tokens);
 

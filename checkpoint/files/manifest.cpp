@@ -9,6 +9,7 @@
 #include <set>
 #include <tuple>
 
+#include "lockstep/checkpoint/manifest_spikes.h"
 #include "lockstep/checkpoint/safetensors_header.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
@@ -228,6 +229,7 @@ Manifest read(const proto::CheckpointManifest& from, const Reader& reader) {
   if (from.has_metrics_crc32()) manifest.metrics_checksum = from.metrics_crc32();
   manifest.layout = reader.layout(from.layout());
   if (from.has_scaler()) manifest.scaler = reader.scaler(from.scaler());
+  manifest.spikes = read_spikes(from.spikes(), reader);
   std::set<std::string> names;
   for (const auto& file : from.file()) manifest.files.push_back(reader.file(file, &names));
   std::set<std::string> keys;
@@ -253,6 +255,7 @@ proto::CheckpointManifest to_message(const Manifest& manifest) {
     message.mutable_scaler()->set_growth_tracker(manifest.scaler->growth_tracker);
     message.mutable_scaler()->set_hysteresis_tracker(manifest.scaler->hysteresis_tracker);
   }
+  write_spikes(manifest.spikes, message);
   write_layout(manifest.layout, message.mutable_layout());
   message.set_block_bytes(kChecksumBlock);
   for (const ManifestFile& from : manifest.files) {

@@ -34,6 +34,13 @@ struct ManifestScaler {
   bool operator==(const ManifestScaler&) const = default;
 };
 
+/// What a run with train.on_spike knows of the iterations before.
+struct ManifestSpikes {
+  std::vector<double> losses, grad_norms;  ///< of the last that were updated, oldest first
+  int64_t left_out_samples = 0;            ///< by going back: beside consumed_samples
+  bool operator==(const ManifestSpikes&) const = default;
+};
+
 struct ManifestFile {
   std::string name;                   ///< in the folder
   int64_t size = 0;                   ///< bytes
@@ -70,6 +77,7 @@ struct Manifest {
   /// Of the iteration's line in metrics.jsonl, by which a run that goes on knows its lines.
   std::optional<uint32_t> metrics_checksum;
   std::optional<ManifestScaler> scaler;
+  ManifestSpikes spikes;
   ManifestLayout layout;
   std::vector<ManifestFile> files;
   std::vector<ManifestTensor> tensors;

@@ -12,16 +12,20 @@ enum class ExportDtype { fp32, bf16 };
 struct ExportOptions {
   ExportDtype dtype = ExportDtype::fp32;
   int64_t max_shard_size = 5'000'000'000;  ///< bytes of tensors a file; a larger one has its own
+  /// Write the low-rank adapters alone, as adapter_model.safetensors and adapter_config.json of
+  /// Hugging Face's peft, not the model.
+  bool adapters = false;
 };
 
 /// Writes the newest checkpoint of `folder` into `out`, so that Hugging Face's transformers loads
 /// it: config.json, generation_config.json, the tokenizer's files, and the weights in
 /// model.safetensors or, where they do not fit into one file, in model-00001-of-0000N.safetensors,
 /// ... and model.safetensors.index.json. They appear together, at the end; an earlier export is
-/// whole until then, and other files of the folder stay. At any moment one weight and what it
-/// becomes are in memory. Returns what is wrong beside the export, such as a tokenizer whose files
-/// are gone; empty if nothing is. ConfigError names a field of the model that no family of
-/// transformers has; FileError.
+/// whole until then, and other files of the folder stay. Low-rank adapters are added to the weights
+/// that they stand beside, in fp32. At any moment one weight and what it becomes are in memory.
+/// Returns what is wrong beside the export, such as a tokenizer whose files are gone; empty if
+/// nothing is. ConfigError names a field of the model that no family of transformers has, and
+/// `options.adapters` of a checkpoint without some; FileError.
 std::string export_to_hugging_face(const std::string& folder, const std::string& out,
                                    const ExportOptions& options = {});
 

@@ -7,11 +7,12 @@
 #include "lockstep/checkpoint/checkpoint_reader.h"
 #include "lockstep/checkpoint/companion_files.h"
 #include "lockstep/checkpoint/export_folder.h"
-#include "lockstep/checkpoint/finite_values.h"
 #include "lockstep/checkpoint/hugging_face.h"
 #include "lockstep/checkpoint/hugging_face_config.h"
 #include "lockstep/checkpoint/hugging_face_weights.h"
+#include "lockstep/checkpoint/peft_adapters.h"
 #include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/checkpoint/saved_weights.h"
 #include "lockstep/checkpoint/sharded_safetensors.h"
 #include "lockstep/checkpoint/step_folders.h"
 #include "lockstep/checkpoint/training_state.h"
@@ -28,43 +29,6 @@ constexpr int64_t kLongestTokenizer = int64_t{1} << 30;
 at::ScalarType scalar_type_of(ExportDtype dtype) {
   return dtype == ExportDtype::bf16 ? at::kBFloat16 : at::kFloat;
 }
-
-/// The weights of a checkpoint, whole; on the device `meta` or read from the disk.
-class SavedWeights : public TensorSource {
- public:
-  SavedWeights(CheckpointReader& checkpoint, const Config& config, at::ScalarType dtype, bool meta)
-      : checkpoint_(checkpoint), dtype_(dtype), meta_(meta) {
-    for (const WholeParameter& param : whole_parameters(config))
-      if (param.is_buffer) in_fp32_.insert(param.name);
-  }
-
-  std::vector<std::string> names() const override {
-    std::vector<std::string> names;
-    for (const ManifestTensor& tensor : checkpoint_.manifest().tensors)
-      if (tensor.state.empty()) names.push_back(tensor.name);
-    return names;
-  }
-
-  at::Tensor read(const std::string& name) const override {
-    const ManifestTensor* const tensor = checkpoint_.find(name);
-    require<FileError>(tensor != nullptr, "'{}': tensor '{}' is missing", checkpoint_.path(), name);
-    const at::ScalarType dtype = in_fp32_.contains(name) ? at::kFloat : dtype_;
-    if (meta_) return at::empty(tensor->shape, at::TensorOptions(dtype).device(at::kMeta));
-    const at::Tensor values = at::empty({tensor->numel()}, at::kFloat);
-    const TensorBox box = whole_box(tensor->shape);
-    load_state(checkpoint_, {{name, "", {box, {0, box.numel()}}, values}});
-    const int64_t count = count_not_finite(values);
-    require<FileError>(count == 0, "'{}': {}", checkpoint_.path(),
-                       describe_not_finite(name, count, values.numel()));
-    return values.view(tensor->shape).to(dtype);
-  }
-
- private:
-  CheckpointReader& checkpoint_;
-  at::ScalarType dtype_;
-  bool meta_;
-  std::set<std::string> in_fp32_;
-};
 
 /// The shapes of the checkpoint against those of its model.
 void check_saved_shapes(const CheckpointReader& checkpoint, const Config& config) {
@@ -97,11 +61,23 @@ std::vector<SafetensorsEntry> exported_tensors(const Config& config, CheckpointR
   return tensors;
 }
 
+std::string export_adapters(CheckpointReader& checkpoint, const Config& config,
+                            const std::string& out, at::ScalarType dtype) {
+  check_saved_shapes(checkpoint, config);
+  const PeftAdapters adapters =
+      peft_adapters(config, SavedWeights(checkpoint, config, dtype, /*meta=*/false), dtype);
+  ExportFolder files(out, {kAdapterWeightsFile, kAdapterConfigFile}, "--hf");
+  save_safetensors(files.file(kAdapterWeightsFile), adapters.tensors, {{"format", "pt"}});
+  write_file(files.file(kAdapterConfigFile), {adapters.config});
+  return files.publish();
+}
+
 std::string export_checkpoint(CheckpointReader& checkpoint, const std::string& out,
                               const ExportOptions& options) {
   const at::NoGradGuard no_grad;
   const Config config = whole_config(checkpoint.config());
   const at::ScalarType dtype = scalar_type_of(options.dtype);
+  if (options.adapters) return export_adapters(checkpoint, config, out, dtype);
   const std::string config_json = format_hugging_face_config(
       config.model, options.dtype == ExportDtype::bf16 ? "bfloat16" : "float32");
   check_saved_shapes(checkpoint, config);

@@ -1,5 +1,6 @@
 #include "lockstep/checkpoint/hugging_face_weights.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 #include <vector>
@@ -221,6 +222,23 @@ NamedTensors to_hugging_face(const TransformerConfig& model, const NamedTensors&
   NamedTensors result;
   to_hugging_face(model, HeldTensors(weights), into(result));
   return result;
+}
+
+std::vector<std::pair<std::string, at::Tensor>> linears_in_hugging_face(
+    const TransformerConfig& model, const std::string& name, const at::Tensor& rows) {
+  const std::vector<Rule> rules = rules_of(model);
+  const auto rule = std::find_if(rules.begin(), rules.end(),
+                                 [&](const Rule& candidate) { return candidate.ours == name; });
+  require<UsageError>(rule != rules.end(), "export: weight '{}' is not one of transformers", name);
+  const bool turned = rule->form == Form::transposed || rule->form == Form::fused_qkv;
+  const std::vector<at::Tensor> parts = convert(*rule, rows.flatten(0, -2), Heads(model));
+  std::vector<std::pair<std::string, at::Tensor>> linears;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const std::string& theirs = rule->theirs[i];
+    linears.emplace_back(theirs.substr(0, theirs.rfind('.')),
+                         (turned ? parts[i].t() : parts[i]).contiguous());
+  }
+  return linears;
 }
 
 void from_hugging_face(const TransformerConfig& model, const TensorSource& tensors,

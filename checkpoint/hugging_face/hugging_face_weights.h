@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -37,6 +38,12 @@ using TensorSink = std::function<void(const std::string& name, const at::Tensor&
 void to_hugging_face(const TransformerConfig& model, const TensorSource& weights,
                      const TensorSink& write);
 NamedTensors to_hugging_face(const TransformerConfig& model, const NamedTensors& weights);
+
+/// The linear layers in transformers that the layer with the weight `name` is, by their modules
+/// ("model.layers.0.self_attn.q_proj"), each with its part of `rows` [out..., columns] of the
+/// layer's outputs: [out, columns], never transposed. UsageError: no such weight.
+std::vector<std::pair<std::string, at::Tensor>> linears_in_hugging_face(
+    const TransformerConfig& model, const std::string& name, const at::Tensor& rows);
 
 /// The other direction. `path` stands in messages. FileError: a tensor that is missing or has
 /// another shape. The names of GPT-2 may lack "transformer.". Tensors that hold no weight

@@ -3,6 +3,7 @@
 #include "lockstep/checkpoint/hugging_face_names.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/expert_rules.h"
+#include "lockstep/models/gpt_params.h"
 #include "lockstep/planner/stage_shapes.h"
 
 namespace lockstep {
@@ -26,6 +27,11 @@ std::vector<WholeParameter> whole_parameters(const Config& config) {
     if (has_experts(config.model, layer))
       parameters.push_back({expert_bias_name(layer), {*config.model.num_experts}, true});
   return parameters;
+}
+
+std::vector<AdaptedLinear> whole_adapters(const Config& config) {
+  const LayerSettings settings = {.config = config.model, .lora = config.lora};
+  return adapted_linears(gpt_params(settings, GPTStage::whole(config.model)));
 }
 
 }  // namespace lockstep

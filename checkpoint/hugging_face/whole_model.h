@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "lockstep/core/config.h"
+#include "lockstep/models/adapter_params.h"
 
 /// A GPTModel that no axis cuts, as checkpoints and Hugging Face's files hold it. Needs no
 /// libtorch.
@@ -24,5 +25,8 @@ Config whole_config(Config config);
 /// The parameters, in the order in which GPTModel registers them, then the experts' biases of its
 /// routers. `config` as above.
 std::vector<WholeParameter> whole_parameters(const Config& config);
+
+/// Its linear layers with adapters.
+std::vector<AdaptedLinear> whole_adapters(const Config& config);
 
 }  // namespace lockstep

@@ -310,6 +310,7 @@ SaveResult CheckpointSaver::save(const std::vector<StateTensor>& tensors,
   job->whole.optimizer_steps = progress.optimizer.num_steps;
   job->whole.skipped_steps = progress.skipped_steps;
   job->whole.metrics_checksum = progress.metrics_checksum;
+  job->whole.spikes = progress.spikes;
   job->unproven = unproven || progress.skipped_steps > 0;
   const GradScalerState& scaler = progress.optimizer.scaler;
   if (scale_adapts_itself(config))

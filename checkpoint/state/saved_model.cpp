@@ -35,6 +35,7 @@ SavedModel read_model(CheckpointReader& checkpoint, const ParallelConfig* parall
   GPTModelOptions options;
   options.dtype = config.train.precision == Precision::fp64 ? at::kDouble : at::kFloat;
   options.device = device;
+  options.lora = config.lora;
   const auto model = parallel == nullptr
                          ? std::make_shared<GPTModel>(config.model, options)
                          : std::make_shared<GPTModel>(config.model, config.parallel, state,

@@ -23,9 +23,10 @@ struct SavedModel {
 };
 
 /// Loads the model of a checkpoint, whatever the layout that saved it, into this process: `folder`,
-/// or the newest in it, also where a run saves there and removes others meanwhile. In fp32, or in
-/// fp64 where it was trained in that. FileError: no complete checkpoint, a file that is missing or
-/// damaged, a tensor that is missing, left over, of another shape or not finite.
+/// or the newest in it, also where a run saves there and removes others meanwhile; with its
+/// adapters, if it has some. In fp32, or in fp64 where it was trained in that. FileError: no
+/// complete checkpoint, a file that is missing or damaged, a tensor that is missing, left over, of
+/// another shape or not finite.
 SavedModel load_model(const std::string& folder, c10::Device device);
 
 /// The part of it that this rank has where the model is cut as `parallel` says, in one piece per

@@ -26,7 +26,7 @@ struct StateTensor {
   at::Tensor values;  ///< [part.range.numel()], a view of the run's memory on any device
 };
 
-/// Where a run stands. The same on all ranks, but for the last field, of which rank 0's counts.
+/// Where a run stands. The same on all ranks, but for metrics_checksum, of which rank 0's counts.
 struct TrainingProgress {
   int64_t iteration = 0;
   int64_t consumed_samples = 0;
@@ -34,6 +34,7 @@ struct TrainingProgress {
   OptimizerProgress optimizer;
   /// checksum_of_line() of the iteration's line in metrics.jsonl.
   std::optional<uint32_t> metrics_checksum = {};
+  ManifestSpikes spikes = {};
 };
 
 /// Whether the run's loss scale has a state that is worth keeping.

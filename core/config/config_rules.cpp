@@ -14,6 +14,7 @@
 #include "lockstep/core/expert_rules.h"
 #include "lockstep/core/field_names.h"
 #include "lockstep/core/integers.h"
+#include "lockstep/core/lora_rules.h"
 #include "lockstep/core/optimizer_rules.h"
 #include "lockstep/core/tensor_parallel_rules.h"
 
@@ -110,6 +111,23 @@ void check_batch_sizes(const TrainConfig& train) {
                        *train.step_batch_size_schedule);
 }
 
+void check_spikes(const Config& config) {
+  const TrainConfig& train = config.train;
+  const CheckpointConfig& checkpoint = config.checkpoint;
+  const auto check = [&](bool allowed, std::string_view found, std::string_view what) {
+    require<ConfigError>(allowed, "train.on_spike = {}: found {}, allowed: {}",
+                         to_string(train.on_spike), found, what);
+  };
+  if (train.on_spike == OnSpike::none) return;
+  check(train.cuda_graph != CudaGraph::step, "train.cuda_graph = step", "none, microbatch");
+  if (train.on_spike != OnSpike::rewind) return;
+  check(checkpoint.save_interval.has_value(), "checkpoint.save_interval that is unset",
+        "an interval, after which there is a checkpoint to go back to");
+  check(checkpoint.save_optim, "checkpoint.save_optim = false", "true");
+  check(!train.rampup_batch_size && !train.step_batch_size_schedule,
+        "train.rampup_batch_size or train.step_batch_size_schedule", "global batches of one size");
+}
+
 void check_data(const DataConfig& data) {
   const char* const beside_mock = !data.valid_path.empty()  ? "data.valid_path"
                                   : !data.test_path.empty() ? "data.test_path"
@@ -175,7 +193,9 @@ void check_rules(const Config& given) {
                      given.optimizer.start_weight_decay && !given.optimizer.end_weight_decay);
   check_data(config.data);
   if (config.train.task == TrainTask::sft) check_conversations(config.data);
+  check_lora(config);
   check_batch_sizes(config.train);
+  check_spikes(config);
   require<ConfigError>(config.train.sample_tokens == 0 || !config.train.sample_prompt.empty(),
                        "train.sample_prompt: is empty, allowed: at least one byte");
 }
@@ -265,6 +285,8 @@ Config resolve(Config config) {
   if (!model.recompute_num_layers && model.recompute_granularity == RecomputeGranularity::full)
     model.recompute_num_layers =
         model.recompute_method == RecomputeMethod::block ? model.num_layers : 1;
+  if (config.lora.rank && config.lora.target_modules.empty())
+    config.lora.target_modules = default_lora_targets();
   if (model.moe_layer_freq.empty()) model.moe_layer_freq = TransformerConfig().moe_layer_freq;
   if (!config.ddp.calculate_per_token_loss)
     config.ddp.calculate_per_token_loss = !config.ddp.average_in_collective;

@@ -92,7 +92,7 @@ SelfAttention::SelfAttention(const LayerContext& context)
 
 std::vector<at::Tensor> SelfAttention::heads_of(const at::Tensor& hidden,
                                                 const TokenPositions& tokens) const {
-  at::Tensor features = linear_qkv_->forward(hidden);
+  at::Tensor features = linear_qkv_->forward(hidden, tokens);
   if (sharing_)
     features = gather_from_group(features, *sharing_, 2, GradientState::partial_sum, label_);
   const int64_t sequence = features.size(0), batch = features.size(1);
@@ -122,7 +122,7 @@ std::vector<at::Tensor> SelfAttention::rotated(const at::Tensor& packed,
 at::Tensor SelfAttention::forward(const at::Tensor& hidden, const TokenPositions& tokens) const {
   std::vector<at::Tensor> heads = heads_of(hidden, tokens);
   if (logit_factor_ != 1) heads[0] = heads[0] * logit_factor_;
-  return linear_proj_->forward(attend(heads, tokens, channels_));
+  return linear_proj_->forward(attend(heads, tokens, channels_), tokens);
 }
 
 std::shared_ptr<Attention> attention_from(const LayerContext& context, const ModuleSpec& spec) {

@@ -60,7 +60,7 @@ std::vector<at::Tensor> LatentAttention::heads_of(const at::Tensor& hidden,
   const at::Tensor latent = parts[0].contiguous();
   const at::Tensor key_value =
       linear_kv_up_proj_->forward(kv_layernorm_ ? kv_layernorm_->forward(latent) : latent);
-  return heads_->forward(query, key_value, shared_key(parts[1]), tokens.positions);
+  return heads_->forward(query, key_value, shared_key(parts[1]), tokens.embedded());
 }
 
 at::Tensor LatentAttention::forward(const at::Tensor& hidden, const TokenPositions& tokens) const {

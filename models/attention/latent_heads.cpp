@@ -20,11 +20,11 @@ struct LatentSizes : torch::CustomClassHolder {
   LatentHeadSizes sizes;
 };
 
-/// Rows of a table for the tokens: [sequence, 1, 1, rotated / 2].
+/// Rows of a table for the tokens: [sequence, 1 or batch, 1, rotated / 2].
 at::Tensor rows_of_tokens(const at::Tensor& table, const at::Tensor& positions, int64_t sequence) {
-  const at::Tensor rows =
-      positions.defined() ? table.index_select(0, positions) : table.narrow(0, 0, sequence);
-  return rows.unsqueeze(1).unsqueeze(1);
+  if (!positions.defined()) return table.narrow(0, 0, sequence).unsqueeze(1).unsqueeze(1);
+  const int64_t samples = positions.dim() == 2 ? positions.size(1) : 1;
+  return table.index_select(0, positions.flatten()).view({sequence, samples, 1, -1});
 }
 
 /// Channel pairs (i, i + half) of `x` [sequence, batch, heads, 2 half], turned, in the dtype of the

@@ -1,9 +1,12 @@
 #include "lockstep/models/gpt_model.h"
 
+#include <set>
+
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/core/lora_rules.h"
 #include "lockstep/core/recompute_rules.h"
 #include "lockstep/core/upload.h"
 #include "lockstep/models/context_parallel.h"
@@ -34,6 +37,15 @@ TransformerConfig checked_config(const TransformerConfig& config, const Parallel
                       "the model",
                       stage.num_layers, stage.first_layer, resolved.num_layers);
   return resolved;
+}
+
+LoraConfig resolved_lora(const TransformerConfig& model, const LoraConfig& lora) {
+  Config whole;
+  whole.model = model;
+  whole.lora = lora;
+  whole = resolve(whole);
+  check_lora(whole);
+  return whole.lora;
 }
 
 /// The tokens of a sequence that a rank of cp has at most, as a message says it.
@@ -210,7 +222,8 @@ GPTModel::GPTModel(const TransformerConfig& config, const ParallelConfig& parall
          .parallel = parallel,
          .state = state,
          .deferred = options.deferred,
-         .loss_scale = options.loss_scale});
+         .loss_scale = options.loss_scale,
+         .lora = resolved_lora(config, options.lora)});
 }
 
 void GPTModel::build(const LayerContext& context) {
@@ -219,6 +232,11 @@ void GPTModel::build(const LayerContext& context) {
   if (stage_.has_embedding)
     embedding_ = add_child<LanguageModelEmbedding>(context, spec, "embedding", use);
   decoder_ = add_child<TransformerBlock>(context, spec, "decoder", stage_);
+  add_output(context, spec, use);
+  if (context.lora.rank) freeze_all_but(trained_params(context.settings(), stage_));
+}
+
+void GPTModel::add_output(const LayerContext& context, const ModuleSpec& spec, TableUse use) {
   if (!stage_.has_loss) return;
   if (use == TableUse::both_ways)
     output_table_ = embedding_->word_embeddings();
@@ -226,6 +244,13 @@ void GPTModel::build(const LayerContext& context) {
     output_table_ = add_child<TiedTable>(context, spec, "embedding", use)->table;
   else
     output_table_ = add_child<VocabParallelEmbedding>(context, spec, "output_layer", use);
+}
+
+void GPTModel::freeze_all_but(const ModuleSpec& trained) {
+  std::set<std::string> names;
+  for (const ParamSpec& param : trained.all()) names.insert(param.name);
+  for (auto& param : named_parameters())
+    param.value().set_requires_grad(names.contains(param.key()));
 }
 
 void GPTModel::check_ids(const at::Tensor& ids, const char* what) const {

@@ -29,6 +29,8 @@ struct GPTModelOptions {
   std::shared_ptr<DeferredGradients> deferred = {};
   /// Scale of the losses that routers of experts add; may be null, for a loss that is a sum.
   std::shared_ptr<const TokenLossScale> loss_scale = {};
+  /// With a rank: low-rank adapters are trained, and all other parameters are frozen.
+  LoraConfig lora = {};
 };
 
 /// What goes into a stage. All ranks of tp get the same, apart from `hidden` with sequence
@@ -76,7 +78,8 @@ class TransformerBlock : public DescribedModule {
 /// Initial weights depend on (seed, parameter's name, element's index) alone: normal values of
 /// standard deviation init_method_std, for linear_proj and linear_fc2 init_method_std /
 /// sqrt(2 num_layers); norms 1; biases 0. Dropout works while the module is training (train(),
-/// eval()), and draws the same numbers on every layout.
+/// eval()), and draws the same numbers on every layout. The adapters of GPTModelOptions::lora start
+/// as adapter_params() says, so that at first they change nothing.
 class GPTModel : public DescribedModule {
  public:
   /// The whole model in one process. `config` need not be resolved. ConfigError names a field that
@@ -114,6 +117,8 @@ class GPTModel : public DescribedModule {
 
  private:
   void build(const LayerContext& context);
+  void add_output(const LayerContext& context, const ModuleSpec& spec, TableUse use);
+  void freeze_all_but(const ModuleSpec& trained);
   void check(const GPTInput& input) const;
   void check_ids(const at::Tensor& ids, const char* what) const;
   TokenPositions positions_of(const GPTInput& input) const;

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "lockstep/models/adapter_params.h"
+
 namespace lockstep {
 
 TableUse table_use(const TransformerConfig& config, const GPTStage& stage) {
@@ -22,7 +24,10 @@ ModuleSpec transformer_block_params(const LayerSettings& settings, const GPTStag
   return spec;
 }
 
-ModuleSpec gpt_params(const LayerSettings& settings, const GPTStage& stage) {
+namespace {
+
+/// All but adapters.
+ModuleSpec base_params(const LayerSettings& settings, const GPTStage& stage) {
   const TableUse use = table_use(settings.config, stage);
   ModuleSpec spec;
   if (stage.has_embedding)
@@ -38,6 +43,23 @@ ModuleSpec gpt_params(const LayerSettings& settings, const GPTStage& stage) {
   copy.add_child("word_embeddings", std::move(table));
   spec.add_child("embedding", std::move(copy));
   return spec;
+}
+
+ModuleSpec adapters(const ModuleSpec& base, const LayerSettings& settings) {
+  return adapter_params(base, settings.lora, settings.replicated_gradient_state());
+}
+
+}  // namespace
+
+ModuleSpec gpt_params(const LayerSettings& settings, const GPTStage& stage) {
+  ModuleSpec spec = base_params(settings, stage);
+  if (settings.lora.rank) add_params(spec, adapters(spec, settings));
+  return spec;
+}
+
+ModuleSpec trained_params(const LayerSettings& settings, const GPTStage& stage) {
+  const ModuleSpec spec = base_params(settings, stage);
+  return settings.lora.rank ? adapters(spec, settings) : spec;
 }
 
 }  // namespace lockstep

@@ -28,8 +28,12 @@ TableUse table_use(const TransformerConfig& config, const GPTStage& stage);
 ModuleSpec transformer_block_params(const LayerSettings& settings, const GPTStage& stage);
 
 /// All that GPTModel registers for `stage` of a resolved model, in its order, over all ranks of tp,
-/// ep and etp: what checkpoints name, the planner counts and each rank has a piece of. Needs no
-/// libtorch. UsageError: a size that does not fit into 64 bits.
+/// ep and etp: what checkpoints name, the planner counts and each rank has a piece of. With
+/// lora.rank the adapters too. Needs no libtorch. UsageError: a size that does not fit into 64
+/// bits.
 ModuleSpec gpt_params(const LayerSettings& settings, const GPTStage& stage);
+
+/// What of it is trained: all, or with lora.rank the adapters alone.
+ModuleSpec trained_params(const LayerSettings& settings, const GPTStage& stage);
 
 }  // namespace lockstep

@@ -29,8 +29,8 @@ at::Tensor samples_of(const TokenPositions& tokens, int64_t count, const at::Ten
 
 }  // namespace
 
-SequenceChunk SequenceChunk::of(const LayerContext& context) {
-  if (!context.parallel.sequence_parallel) return {};
+SequenceChunk SequenceChunk::of(const ParallelContext& context) {
+  if (!context.sequence_parallel) return {};
   const ProcessGroup group = context.tensor_parallel();
   return {group.rank(), group.size()};
 }
@@ -75,9 +75,10 @@ at::Tensor RandomField::words(const at::Tensor& positions, const at::Tensor& sam
 }
 
 Dropout::Dropout(const LayerContext& context, double probability)
-    : probability_(probability),
-      chunk_(SequenceChunk::of(context)),
-      field_(context.seed, context.name) {
+    : Dropout(context, probability, SequenceChunk::of(context)) {}
+
+Dropout::Dropout(const ParallelContext& context, double probability, const SequenceChunk& chunk)
+    : probability_(probability), chunk_(chunk), field_(context.seed, context.name) {
   require<UsageError>(probability >= 0 && probability < 1,
                       "{}: dropout: found a share of {}, allowed: >= 0 and < 1", context.name,
                       probability);
@@ -89,10 +90,16 @@ at::Tensor Dropout::keep(const at::Tensor& x, const at::Tensor& words) const {
 }
 
 at::Tensor Dropout::apply(const at::Tensor& x, const TokenPositions& tokens, bool training) const {
+  return apply_to_channels(x, tokens, 0, x.size(2), training);
+}
+
+at::Tensor Dropout::apply_to_channels(const at::Tensor& x, const TokenPositions& tokens,
+                                      int64_t first, int64_t channels, bool training) const {
   if (!training || probability_ == 0) return x;
   const at::Tensor positions = chunk_.positions(tokens, x.size(0), x.device());
-  return keep(
-      x, field_.words(positions, samples_of(tokens, x.size(1), positions), x.size(2), /*lane=*/0));
+  const at::Tensor words =
+      field_.words(positions, samples_of(tokens, x.size(1), positions), channels, /*lane=*/0);
+  return keep(x, words.narrow(2, first, x.size(2)));
 }
 
 at::Tensor Dropout::apply_to_attention(const at::Tensor& x, const TokenPositions& tokens,

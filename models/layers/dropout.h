@@ -16,7 +16,7 @@ struct SequenceChunk {
   int64_t index = 0;
   int64_t count = 1;
 
-  static SequenceChunk of(const LayerContext& context);
+  static SequenceChunk of(const ParallelContext& context);
 
   /// Positions of the chunk's `rows` tokens: [rows] of int64.
   at::Tensor positions(const TokenPositions& tokens, int64_t rows, c10::Device device) const;
@@ -49,10 +49,16 @@ class Dropout {
   /// `probability` in [0, 1): the share of elements that becomes zero; the others are divided by
   /// 1 - probability. The stream is that of context.name.
   Dropout(const LayerContext& context, double probability);
+  /// The same for a layer that works on `chunk` of a rank's sequence.
+  Dropout(const ParallelContext& context, double probability, const SequenceChunk& chunk);
 
   /// `x` [sequence, batch, hidden], with sequence parallelism this rank's [sequence / ranks, ...].
   /// Gives `x` itself where `training` is false or the probability is 0.
   at::Tensor apply(const at::Tensor& x, const TokenPositions& tokens, bool training) const;
+
+  /// The same for `x` [sequence, batch, part] of the channels from `first` on, of `channels`.
+  at::Tensor apply_to_channels(const at::Tensor& x, const TokenPositions& tokens, int64_t first,
+                               int64_t channels, bool training) const;
 
   /// The same for attention weights `x` [batch, heads, queries, keys], of which this rank has all
   /// keys and the heads from `first_head` on.

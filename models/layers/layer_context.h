@@ -26,6 +26,7 @@ struct LayerContext {
   int64_t layer = 0;  ///< of the transformer layer that is built, from 0 over the whole model
   std::shared_ptr<DeferredGradients> deferred = {};  ///< null: weight gradients are never deferred
   std::shared_ptr<const TokenLossScale> loss_scale = {};  ///< of the routers' losses; null: 1
+  LoraConfig lora = {};  ///< resolved; without a rank there are no adapters
 
   /// The context of a child that is registered under `child_name`.
   LayerContext child(const std::string& child_name) const {
@@ -39,12 +40,12 @@ struct LayerContext {
 
   /// For the functions of layer_params.h. Refers to `config`.
   LayerSettings settings() const {
-    return {config, state.grids().sizes().tensor, parallel.sequence_parallel, layer};
+    return {config, state.grids().sizes().tensor, parallel.sequence_parallel, layer, lora};
   }
 
   /// For the layers that take their sizes alone.
   operator ParallelContext() const {
-    return {state, options, seed, parallel.sequence_parallel, name, deferred};
+    return {state, options, seed, parallel.sequence_parallel, name, deferred, lora};
   }
 
   /// See ParallelContext.

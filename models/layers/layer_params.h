@@ -17,7 +17,8 @@ struct LayerSettings {
   const TransformerConfig& config;  ///< resolved
   int64_t tensor_ranks = 1;         ///< of tp
   bool sequence_parallel = false;
-  int64_t layer = 0;  ///< number of the transformer layer, from 0 over the whole model
+  int64_t layer = 0;     ///< number of the transformer layer, from 0 over the whole model
+  LoraConfig lora = {};  ///< resolved; without a rank there are no adapters
 
   /// State over tp of the gradient of a parameter that is the same on all its ranks and works on
   /// [sequence, batch, hidden] between the tensor-parallel regions: with sequence parallelism each

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/models/layer_params.h"
+#include "lockstep/models/low_rank_adapter.h"
 #include "lockstep/parallel_state/parallel_functions.h"
 
 namespace lockstep {
@@ -27,6 +28,10 @@ ColumnParallelLinear::ColumnParallelLinear(const ParallelContext& context, const
     : options_(linear_options(context, column_parallel_input(context))) {
   weight_ = add(spec.at("weight"), context.origin());
   if (const ParamSpec* bias = spec.find("bias")) bias_ = add(*bias, context.origin());
+  if (spec.find("lora_A") == nullptr) return;
+  const at::Tensor a = add(spec.at("lora_A"), context.origin());
+  const at::Tensor b = add(spec.at("lora_B"), context.origin());
+  adapter_ = std::make_shared<LowRankAdapter>(context, a, b, LowRankAdapter::Beside::columns);
 }
 
 ColumnParallelLinear::ColumnParallelLinear(const ParallelContext& context, int64_t in_features,
@@ -36,8 +41,10 @@ ColumnParallelLinear::ColumnParallelLinear(const ParallelContext& context, int64
           context, column_parallel_linear_params(in_features, std::move(out), bias, init_std,
                                                  std::move(rows_of_matrices))) {}
 
-at::Tensor ColumnParallelLinear::forward(const at::Tensor& input) const {
-  return parallel_linear(input, weight_, bias_, options_);
+at::Tensor ColumnParallelLinear::forward(const at::Tensor& input,
+                                         const TokenPositions& tokens) const {
+  const at::Tensor output = parallel_linear(input, weight_, bias_, options_);
+  return adapter_ ? output + adapter_->forward(input, tokens, is_training()) : output;
 }
 
 RowParallelLinear::RowParallelLinear(const ParallelContext& context, const ModuleSpec& spec)
@@ -45,6 +52,10 @@ RowParallelLinear::RowParallelLinear(const ParallelContext& context, const Modul
       sequence_parallel_(context.sequence_parallel) {
   weight_ = add(spec.at("weight"), context.origin());
   if (const ParamSpec* bias = spec.find("bias")) bias_ = add(*bias, context.origin());
+  if (spec.find("lora_A") == nullptr) return;
+  const at::Tensor a = add(spec.at("lora_A"), context.origin());
+  const at::Tensor b = add(spec.at("lora_B"), context.origin());
+  adapter_ = std::make_shared<LowRankAdapter>(context, a, b, LowRankAdapter::Beside::rows);
 }
 
 RowParallelLinear::RowParallelLinear(const ParallelContext& context, int64_t in_features,
@@ -53,7 +64,12 @@ RowParallelLinear::RowParallelLinear(const ParallelContext& context, int64_t in_
                         row_parallel_linear_params(context.replicated_gradient_state(), in_features,
                                                    out_features, bias, init_std)) {}
 
-at::Tensor RowParallelLinear::forward(const at::Tensor& input) const {
+at::Tensor RowParallelLinear::forward(const at::Tensor& input, const TokenPositions& tokens) const {
+  const at::Tensor output = product(input);
+  return adapter_ ? output + adapter_->forward(input, tokens, is_training()) : output;
+}
+
+at::Tensor RowParallelLinear::product(const at::Tensor& input) const {
   const bool alone = options_.group.size() == 1;
   const at::Tensor term = parallel_linear(input, weight_, alone ? bias_ : at::Tensor(), options_);
   if (alone) return term;

@@ -1,19 +1,24 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "lockstep/core/parameters.h"
 #include "lockstep/models/linear_function.h"
 #include "lockstep/models/parallel_context.h"
+#include "lockstep/models/token_positions.h"
 
 namespace lockstep {
+
+class LowRankAdapter;
 
 /// y = x W^T (+ b), of which each rank of tp computes a part of the features of y. Parameters:
 /// `weight` [out..., in] and `bias` [out...], cut along the last dimension of `out`. With one
 /// dimension `out` the rows are cut as they come. With two, {blocks, rows}, every rank has its rows
 /// of every block, which is what the gate and the other half of SwiGLU need: a rank's y then holds
-/// the blocks one after the other. Muon takes the weight for a matrix, and a bias never.
+/// the blocks one after the other. Muon takes the weight for a matrix, and a bias never. Where the
+/// specification has `lora_A` and `lora_B` (see adapter_params()), y gets what LowRankAdapter adds.
 ///
 /// All ranks of tp train the weight, or none: with sequence parallelism a rank that has frozen it
 /// sends less in backward than the others, which wait for it until the timeout.
@@ -32,8 +37,8 @@ class ColumnParallelLinear : public DescribedModule {
 
   /// `input` [sequence, batch, in], the same on all ranks, or with sequence parallelism this rank's
   /// [sequence / ranks, batch, in] -> [sequence, batch, out / ranks]. Collectives: those of
-  /// parallel_linear().
-  at::Tensor forward(const at::Tensor& input) const;
+  /// parallel_linear(), and those of LowRankAdapter, whose dropout alone needs `tokens`.
+  at::Tensor forward(const at::Tensor& input, const TokenPositions& tokens = {}) const;
 
   const at::Tensor& weight() const { return weight_; }
 
@@ -41,10 +46,12 @@ class ColumnParallelLinear : public DescribedModule {
   ParallelLinearOptions options_;
   at::Tensor weight_;
   at::Tensor bias_;
+  std::shared_ptr<const LowRankAdapter> adapter_;  ///< may be null
 };
 
 /// y = x W^T (+ b), of which each rank of tp has a part of the features of x and computes a term.
-/// Parameters: `weight` [out, in], cut along `in`, and `bias` [out], on every rank.
+/// Parameters: `weight` [out, in], cut along `in`, and `bias` [out], on every rank; adapters as
+/// above.
 class RowParallelLinear : public DescribedModule {
  public:
   /// `spec` as row_parallel_linear_params() states it.
@@ -58,13 +65,16 @@ class RowParallelLinear : public DescribedModule {
   /// `input` [sequence, batch, in / ranks] -> the sum of the ranks' terms, plus the bias once:
   /// [sequence, batch, out] by an all-reduce, or with sequence parallelism this rank's [sequence /
   /// ranks, batch, out] by a reduce-scatter, whose backward is an all-gather.
-  at::Tensor forward(const at::Tensor& input) const;
+  at::Tensor forward(const at::Tensor& input, const TokenPositions& tokens = {}) const;
 
  private:
+  at::Tensor product(const at::Tensor& input) const;
+
   ParallelLinearOptions options_;
   bool sequence_parallel_;
   at::Tensor weight_;
   at::Tensor bias_;
+  std::shared_ptr<const LowRankAdapter> adapter_;  ///< may be null
 };
 
 /// y = x W^T, whole on every rank of tp: nothing is sent. Parameter: `weight` [out, in]. It works

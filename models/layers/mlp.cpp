@@ -15,8 +15,8 @@ MLP::MLP(const LayerContext& context, const ModuleSpec& spec)
 MLP::MLP(const LayerContext& context, int64_t width)
     : MLP(context, mlp_params(context.settings(), width)) {}
 
-at::Tensor MLP::forward(const at::Tensor& hidden) const {
-  return linear_fc2_->forward(activate(activation_, linear_fc1_->forward(hidden)));
+at::Tensor MLP::forward(const at::Tensor& hidden, const TokenPositions& tokens) const {
+  return linear_fc2_->forward(activate(activation_, linear_fc1_->forward(hidden, tokens)), tokens);
 }
 
 }  // namespace lockstep

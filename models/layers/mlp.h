@@ -13,8 +13,8 @@ namespace lockstep {
 class FeedForward : public DescribedModule {
  public:
   /// `hidden` [sequence, batch, hidden_size], with sequence parallelism this rank's [sequence /
-  /// ranks, ...] -> the same shape
-  virtual at::Tensor forward(const at::Tensor& hidden) const = 0;
+  /// ranks, ...] -> the same shape. `tokens` tell adapters what to drop.
+  virtual at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens = {}) const = 0;
 };
 
 /// The dense feed-forward network, cut over tp. Children:
@@ -28,7 +28,7 @@ class MLP : public FeedForward {
   /// `spec` as mlp_params() states it.
   MLP(const LayerContext& context, const ModuleSpec& spec);
 
-  at::Tensor forward(const at::Tensor& hidden) const override;
+  at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens = {}) const override;
 
  private:
   Activation activation_;

@@ -6,6 +6,7 @@
 
 #include <c10/core/TensorOptions.h>
 
+#include "lockstep/core/config.h"
 #include "lockstep/core/deferred_gradients.h"
 #include "lockstep/core/parameters.h"
 #include "lockstep/parallel_state/parallel_state.h"
@@ -30,6 +31,7 @@ struct ParallelContext {
   /// Null: weight gradients are never deferred. Otherwise a layer whose gradients a front waits for
   /// may be used once in a forward; a second use is refused in backward, by the layer's name.
   std::shared_ptr<DeferredGradients> deferred = {};
+  LoraConfig lora = {};  ///< of adapters that a layer's specification states; see LowRankAdapter
 
   /// The context of a child that is registered under `child_name`.
   ParallelContext child(const std::string& child_name) const {

@@ -32,12 +32,12 @@ at::Tensor MoELayer::route_and_run(const at::Tensor& hidden,
   return dispatcher_->run(hidden.flatten(0, 1), routing, run, meanwhile).view(hidden.sizes());
 }
 
-at::Tensor MoELayer::forward(const at::Tensor& hidden) const {
+at::Tensor MoELayer::forward(const at::Tensor& hidden, const TokenPositions& tokens) const {
   const bool cut = tensor_parallel_.size() > 1 && !sequence_parallel_;
   at::Tensor shared;
   at::Tensor output =
       route_and_run(cut ? scatter_to_group(hidden, tensor_parallel_, 0, "tokens") : hidden, [&] {
-        if (shared_experts_) shared = shared_experts_->forward(hidden);
+        if (shared_experts_) shared = shared_experts_->forward(hidden, tokens);
       });
   if (cut)
     output = gather_from_group(output, tensor_parallel_, 0, GradientState::complete,

@@ -26,7 +26,7 @@ class MoELayer : public FeedForward {
   /// `spec` as moe_layer_params() states it.
   MoELayer(const LayerContext& context, const ModuleSpec& spec);
 
-  at::Tensor forward(const at::Tensor& hidden) const override;
+  at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens = {}) const override;
 
  private:
   at::Tensor route_and_run(const at::Tensor& hidden, const std::function<void()>& meanwhile) const;

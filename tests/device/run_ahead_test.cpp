@@ -42,9 +42,9 @@ struct Events {
 void PrintTo(const Job& job, std::ostream* out) { *out << job.name; }
 
 std::string line_of(const IterationMetrics& m) {
-  return fmt::format("iteration {}: loss {:a}, norm {:a}, rate {:a}, {} samples, {} tokens{}",
+  return fmt::format("iteration {}: loss {:a}, norm {:a}, rate {:a}, {} samples, {} tokens{}{}",
                      m.iteration, m.lm_loss, m.grad_norm, m.learning_rate, m.consumed_samples,
-                     m.num_tokens, m.skipped ? ", skipped" : "");
+                     m.num_tokens, m.skipped ? ", skipped " : "", name_of(m.spike));
 }
 
 double sum_of(const std::vector<StateTensor>& state) {
@@ -183,6 +183,21 @@ TEST_P(RunAhead, SkippedStepsInARowEndTheRunAsOnTheCpu) {
   EXPECT_NE(last_line_.find("found 3 skipped steps in a row"), std::string::npos) << last_line_;
 }
 
+TEST_P(RunAhead, SpikesAreSkippedAsOnTheCpu) {
+  // Without a place to go back to, rewind skips, too, but drops the iteration that was launched.
+  for (const char* const what : {"train.on_spike=skip", "train.on_spike=rewind"}) {
+    const Config sensitive = config({what, "train.spike_window=2", "train.spike_zscore=0.01",
+                                     "train.train_iters=9", "checkpoint.save_interval=100"});
+    expect_same_story(sensitive);
+    int64_t spikes = 0;
+    for (const Story& story : on_cpu(sensitive, {}))
+      for (const std::string& line : story)
+        if (line.find("skipped grad_norm") != line.npos || line.find("skipped loss") != line.npos)
+          ++spikes;
+    EXPECT_GE(spikes, GetParam().world);
+  }
+}
+
 TEST_P(RunAhead, ALossScaleThatAdaptsIsThatOfTheStepBefore) {
   expect_same_story(config({"train.precision=fp16", "optimizer.initial_loss_scale=65536000",
                             "optimizer.loss_scale_window=2", "optimizer.hysteresis=1"}));
@@ -195,6 +210,7 @@ const Job kJobs[] = {
     {"one_rank", 1, {}},
     {"dp2_sharded", 2, kShardedAhead},
     {"pp2", 2, {"parallel.pipeline_model_parallel_size=2"}},
+    {"adapters", 2, {"lora.rank=4", "lora.dropout=0.1", "ddp.use_distributed_optimizer=true"}},
     {"experts",
      1,
      {"model.num_experts=4", "model.moe_router_topk=2", "model.moe_router_enable_expert_bias=true",

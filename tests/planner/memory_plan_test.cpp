@@ -53,6 +53,25 @@ TEST(MemoryPlan, TheVocabularyOfAJobForGpusIsPaddedTo128) {
   EXPECT_EQ(rows({cuda, "model.make_vocab_size_divisible_by=1"}), 50257);
 }
 
+TEST(MemoryPlan, ActivationsBesideAdaptersAreAtMostWhatIsPlanned) {
+  const std::string all =
+      R"(lora.target_modules=["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"])";
+  for (const std::vector<std::string>& overrides : std::vector<std::vector<std::string>>{
+           {}, {all}, {all, "lora.dropout=0.1"}, {all, "train.precision=bf16"}}) {
+    SCOPED_TRACE(text_of(overrides));
+    const Config config = small(with({"lora.rank=6"}, overrides));
+    const auto model = model_of(config);
+    const std::vector<int64_t> shape = {config.train.micro_batch_size, config.model.seq_length};
+    const at::Tensor ids = at::randint(config.model.vocab_size, shape, at::kLong);
+    const ActivationPlan plan = plan_activations(config, chunks_of_stage(config, 0).front(), 0);
+    const testing::MemoryCounter counter;
+    const at::Tensor losses = model->forward(ids, ids);
+    EXPECT_LE(counter.bytes(), plan.layers + plan.ends);
+    EXPECT_GT(static_cast<double>(counter.bytes()),
+              0.6 * static_cast<double>(plan.layers + plan.ends));
+  }
+}
+
 TEST(MemoryPlan, ActivationsAreWhatAutogradKeeps) {
   for (const auto& overrides : all_models()) {
     SCOPED_TRACE(text_of(overrides));

@@ -53,6 +53,14 @@ TEST(ModelFlops, G121ExpertsCountAsOftenAsATokenMeetsThem) {
   EXPECT_EQ(found * kTokens, 754'974'720);
 }
 
+TEST(ModelFlops, FrozenMatricesHaveNoProductForTheirGradients) {
+  const double found = model_flops_per_token(flops_model({"lora.rank=5"}));
+  const double linear_qkv = 64 * (3 * 64), linear_proj = 64 * 64, mlp = 2 * 64 * 256;
+  const double frozen = 2 * (linear_qkv + linear_proj + mlp) + 64 * 1024;
+  const double adapters = 2 * 5 * ((64 + 3 * 64) + (64 + 64));
+  EXPECT_EQ(found, 4 * frozen + 6 * (adapters + kAttention));
+}
+
 TEST(ModelFlops, DenseLayersAmongThoseWithExpertsAndASharedExpert) {
   const double found = model_flops_per_token(flops_model(
       {"model.num_experts=8", "model.moe_router_topk=3", "model.moe_layer_freq=[0,1]",

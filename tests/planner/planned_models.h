@@ -24,7 +24,8 @@ inline Config small(const std::vector<std::string>& overrides) {
 
 inline std::shared_ptr<GPTModel> model_of(const Config& config) {
   return std::make_shared<GPTModel>(
-      config.model, GPTModelOptions{.dtype = parameter_dtype(config.train.precision)});
+      config.model,
+      GPTModelOptions{.dtype = parameter_dtype(config.train.precision), .lora = config.lora});
 }
 
 /// Latent attention with keys of 16 channels and values of 12, unless `more` says otherwise.

@@ -1,0 +1,63 @@
+#include "lockstep/checkpoint/peft_adapters.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/checkpoint/hugging_face_families.h"
+#include "lockstep/checkpoint/hugging_face_weights.h"
+#include "lockstep/checkpoint/whole_model.h"
+#include "lockstep/core/check.h"
+
+namespace lockstep {
+namespace {
+
+/// "q_proj" of "model.layers.0.self_attn.q_proj"
+std::string last_part(const std::string& module) { return module.substr(module.rfind('.') + 1); }
+
+std::string format_config(const Config& config, const std::set<std::string>& modules) {
+  const LoraConfig& lora = config.lora;
+  nlohmann::ordered_json json = {
+      {"peft_type", "LORA"},
+      {"task_type", "CAUSAL_LM"},
+      {"base_model_name_or_path", nullptr},
+      {"inference_mode", true},
+      {"r", lora.rank.value()},
+      {"lora_alpha", lora.alpha},
+      {"lora_dropout", lora.dropout},
+      {"target_modules", modules},
+      {"bias", "none"},
+      // transformers' GPT-2 has Conv1D layers, whose weights are [in, out].
+      {"fan_in_fan_out", hugging_face_family(config.model) == HuggingFaceFamily::gpt2}};
+  if (std::floor(lora.alpha) == lora.alpha && lora.alpha < 0x1p53)
+    json["lora_alpha"] = static_cast<int64_t>(lora.alpha);
+  return json.dump(2) + "\n";
+}
+
+}  // namespace
+
+PeftAdapters peft_adapters(const Config& config, const SavedWeights& weights,
+                           at::ScalarType dtype) {
+  const std::vector<AdaptedLinear> linears = whole_adapters(config);
+  require<ConfigError>(!linears.empty(),
+                       "--adapters: found a checkpoint without adapters (lora.rank is unset), "
+                       "allowed: one with some");
+  PeftAdapters adapters;
+  std::set<std::string> modules;
+  for (const AdaptedLinear& linear : linears) {
+    const at::Tensor a = weights.read_alone(linear.a).to(dtype);
+    const at::Tensor b = weights.read_alone(linear.b).to(dtype);
+    for (const auto& [module, rows] : linears_in_hugging_face(config.model, linear.weight, b)) {
+      const std::string prefix = "base_model.model." + module;
+      adapters.tensors.emplace_back(prefix + ".lora_A.weight", a);
+      adapters.tensors.emplace_back(prefix + ".lora_B.weight", rows);
+      modules.insert(last_part(module));
+    }
+  }
+  adapters.config = format_config(config, modules);
+  return adapters;
+}
+
+}  // namespace lockstep

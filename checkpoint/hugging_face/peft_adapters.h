@@ -1,0 +1,32 @@
+#pragma once
+
+// Internal.
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/checkpoint/saved_weights.h"
+
+/// Adapters as the files of Hugging Face's peft, which PeftModel.from_pretrained() loads beside the
+/// model that they were trained on.
+namespace lockstep {
+
+inline constexpr const char* kAdapterWeightsFile = "adapter_model.safetensors";
+inline constexpr const char* kAdapterConfigFile = "adapter_config.json";
+
+/// What the files hold.
+struct PeftAdapters {
+  std::vector<std::pair<std::string, at::Tensor>> tensors;  ///< of adapter_model.safetensors
+  std::string config;                                       ///< text of adapter_config.json
+};
+
+/// The adapters of a checkpoint with `config`, for one process. The layers of queries, keys and
+/// values, and a gate and its inner matrix, are one layer here and share one A: each of theirs gets
+/// a copy of it and its own rows of B. ConfigError: the checkpoint has no adapters, or as of
+/// hugging_face_family().
+PeftAdapters peft_adapters(const Config& config, const SavedWeights& weights, at::ScalarType dtype);
+
+}  // namespace lockstep

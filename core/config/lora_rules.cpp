@@ -1,0 +1,49 @@
+#include "lockstep/core/lora_rules.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "lockstep/core/check.h"
+
+namespace lockstep {
+namespace {
+
+constexpr const char* kTargets[] = {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"};
+
+void check_unused(const LoraConfig& lora) {
+  const LoraConfig unused;
+  const char* const field = !lora.target_modules.empty()     ? "lora.target_modules"
+                            : lora.alpha != unused.alpha     ? "lora.alpha"
+                            : lora.dropout != unused.dropout ? "lora.dropout"
+                                                             : nullptr;
+  require<ConfigError>(field == nullptr,
+                       "{}: is set, but lora.rank is not; allowed with: lora.rank", field);
+}
+
+void check_target(const std::string& target, const TransformerConfig& model) {
+  require<ConfigError>(
+      std::find(std::begin(kTargets), std::end(kTargets), target) != std::end(kTargets),
+      "lora.target_modules: found '{}', allowed: {}", target, fmt::join(kTargets, ", "));
+  const auto attention = default_lora_targets();
+  require<ConfigError>(
+      !model.num_experts ||
+          std::find(attention.begin(), attention.end(), target) != attention.end(),
+      "lora.target_modules: found {}, allowed with model.num_experts: {}; experts have no adapters",
+      target, fmt::join(attention, ", "));
+}
+
+}  // namespace
+
+std::vector<std::string> default_lora_targets() { return {"linear_qkv", "linear_proj"}; }
+
+void check_lora(const Config& config) {
+  const LoraConfig& lora = config.lora;
+  if (!lora.rank) return check_unused(lora);
+  require<ConfigError>(!config.model.multi_latent_attention,
+                       "lora.rank: found {}, allowed with model.multi_latent_attention: unset; its "
+                       "layers have no adapters",
+                       *lora.rank);
+  for (const std::string& target : lora.target_modules) check_target(target, config.model);
+}
+
+}  // namespace lockstep
