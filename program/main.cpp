@@ -1,6 +1,7 @@
 // The `lockstep` program. This part does without libtorch, whose loading costs seconds and hundreds
 // of megabytes: `launch`, `configs`, `data`, `plot`, `watch`, `trace`, `megatron-flags`, the
-// arithmetic of `plan` and the checks of `checkpoint` run here. For any other command the process becomes libexec/lockstep.
+// arithmetic of `plan` and the checks of `checkpoint` run here. For any other command the process
+// becomes libexec/lockstep.
 
 #include <unistd.h>
 

@@ -30,7 +30,7 @@ struct JobProgram {
 ///
 /// **Why one rank of a class stands for all.** The classes are an equitable partition: ranks of a
 /// class have the same program, and what the program calls its k-th group is, on each of them, a
-/// group of the same classes that know it under the same numbers. (Where messages travel in a group,
+/// group of the same classes that know it under the same numbers. (Where messages travel in one,
 /// the same classes at the same positions.) An operation starts on a rank once the operations that
 /// it waits for are done there, and ends once it has started on all its members; nothing that can
 /// happen prevents something else that can. So all orders of events end in one state, and among

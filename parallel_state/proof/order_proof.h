@@ -43,9 +43,9 @@ struct OrderVerdict {
 ///   order of their starts, because NCCL does not promise that two of them run side by side. The
 ///   first collective of a communicator, and the first message of a direction between two ranks
 ///   that are not connected, hold up the host until the others make theirs. Nothing is buffered.
-/// - **Gloo**, and tensors on the CPU. A start goes on, a wait holds up the host until the operation
-///   is done. In a group collectives are done in order, from one rank to another messages are. A
-///   message is done once both ends have started it.
+/// - **Gloo**, and tensors on the CPU. A start goes on, a wait holds up the host until the
+///   operation is done. In a group collectives are done in order, from one rank to another messages
+///   are. A message is done once both ends have started it.
 ///
 /// UsageError as JobGroups.
 OrderVerdict prove_order(const JobProgram& job);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <csignal>
-#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -191,8 +190,9 @@ struct ParallelState::Impl {
     const TransportMaker make = cpu_transport_maker();
     BackendSpec spec;
     spec.group_name = fmt::format("{}{}", state.name, key.ranks);
-    const std::string identity = fmt::format("{} {} {}", key.ranks, to_string(key.options),
-                                             key.for_all_gather ? "all-gather" : "");
+    const std::string apart =
+        fmt::format("{} {}", to_string(key.options), key.for_all_gather ? "all-gather" : "");
+    const std::string identity = fmt::format("{} {}", key.ranks, apart);
     spec.store = c10::make_intrusive<c10d::PrefixStore>(
         fmt::format("group/{:016x}", text_digest(identity)), store);
     spec.ranks = key.ranks;
@@ -208,9 +208,7 @@ struct ParallelState::Impl {
                                          guard->ledger(identity), failures);
       entry->transport(c10::kCPU).greet();
       if (watch) watch->include(entry);
-      if (recorder)
-        recorder->on_connect(*entry, state.name, key.ranks,
-                             to_string(key.options) + (key.for_all_gather ? " all-gather" : ""));
+      if (recorder) recorder->on_connect(*entry, state.name, key.ranks, apart);
     } catch (const std::exception& error) {
       entry = nullptr;
       const auto posted = failures->find();
@@ -306,13 +304,12 @@ ParallelState ParallelState::planning_rank(const ParallelSizes& sizes, int64_t r
                                            CollectiveObserver observer) {
   const auto* const planned = observer.target<PlannedRank>();
   ParallelStateOptions options = planned ? planned->options : ParallelStateOptions();
-  const auto recorder = planned ? planned->recorder : nullptr;
   options.sizes = sizes;
   options.observer = planned ? nullptr : std::move(observer);
   options.backend_factory = make_planning_backend;
   check_options(options, rank);
   auto impl = std::make_shared<Impl>(nullptr, rank, std::move(options));
-  impl->recorder = recorder;
+  if (planned) impl->recorder = planned->recorder;
   return ParallelState(std::move(impl));
 }
 
@@ -399,7 +396,5 @@ void ParallelState::post_failure(const std::string& message) const noexcept {
 std::optional<std::string> ParallelState::lost_launcher() const {
   return impl_->failures->lost_launcher();
 }
-
-void prepare_rank_threads() { ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0); }
 
 }  // namespace lockstep

@@ -10,8 +10,8 @@
 namespace lockstep {
 
 /// An observer of ParallelState::planning_rank() that sees more than calls: that rank is made with
-/// `options`, apart from its sizes, and `recorder` sees all that it does. On the meta device tensors
-/// on the device have no data: nothing is answered, and no operation is over before it is waited
+/// `options`, apart from its sizes, and `recorder` sees all that it does. On the meta device
+/// tensors have no data: nothing is answered, and no operation is over before it is waited
 /// for. Tensors on the CPU are answered as for any planning rank.
 struct PlannedRank {
   std::shared_ptr<ProgramRecorder> recorder;

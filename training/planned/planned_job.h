@@ -10,12 +10,12 @@ namespace lockstep {
 struct JobProgram;
 struct RankProgram;
 
-/// What the ranks of the job do that `config` describes: the Trainer of `lockstep train` itself runs,
-/// on tensors without data, as on a device with streams: it builds the model, takes two training
-/// steps, each followed by the comparison of what the ranks have done, and validates with one global
-/// batch. Data are synthetic. What the host reads is planned: losses, norms and flags are 0, and the
-/// experts get the same number of tokens each. CUDA graphs, which communicate what the steps that
-/// they record do, and reading or writing checkpoints are left out.
+/// What the ranks of the job do that `config` describes: the Trainer of `lockstep train` runs
+/// itself, on tensors without data, as on a device with streams: it builds the model, takes two
+/// training steps, each followed by the comparison of what the ranks have done, and validates with
+/// one global batch. Data are synthetic. What the host reads is planned: losses, norms and flags
+/// are 0, and the experts get the same number of tokens each. CUDA graphs, which communicate what
+/// the steps that they record do, and reading or writing checkpoints are left out.
 ///
 /// One rank of each class is run: ranks of one pipeline stage do the same, but for two things. With
 /// the distributed optimizer a rank finishes the gradients of its shard alone, and Muon updates the
