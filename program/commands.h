@@ -8,7 +8,6 @@ namespace lockstep {
 
 /// Each adds one command to the program. A command runs in its callback and throws lockstep::Error.
 void add_configs_command(CLI::App& program);
-void add_plan_command(CLI::App& program);
 void add_data_command(CLI::App& program);
 void add_train_command(CLI::App& program);
 void add_evaluate_command(CLI::App& program);
@@ -23,6 +22,11 @@ void add_megatron_flags_command(CLI::App& program);
 /// These two tell of all commands of the program, those that are added after them too.
 void add_completion_command(CLI::App& program);
 void add_man_command(CLI::App& program);
+
+/// The parts of `plan` that do without libtorch; returns the command.
+CLI::App* add_plan_command(CLI::App& program);
+/// Adds `verify` to it, which does not.
+void add_plan_verify_command(CLI::App& plan);
 
 /// `checkpoint inspect` and `checkpoint verify`, which do without libtorch; returns the command.
 CLI::App* add_checkpoint_command(CLI::App& program);

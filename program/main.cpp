@@ -1,6 +1,7 @@
 // The `lockstep` program. This part does without libtorch, whose loading costs seconds and hundreds
-// of megabytes: `launch`, `configs`, `plan`, `data`, `plot`, `watch`, `trace`, `megatron-flags` and
-// the checks of `checkpoint` run here. For any other command the process becomes libexec/lockstep.
+// of megabytes: `launch`, `configs`, `data`, `plot`, `watch`, `trace`, `megatron-flags`, the
+// arithmetic of `plan` and the checks of `checkpoint` run here. For any other command the process
+// becomes libexec/lockstep.
 
 #include <unistd.h>
 
@@ -20,7 +21,6 @@ int main(int argc, char** argv) {
   const std::string_view command = argc > 1 ? argv[1] : "";
   if (command == "launch") return lockstep::run_launch(argc, argv);
   if (command == "configs") return lockstep::run_program(argc, argv, lockstep::add_configs_command);
-  if (command == "plan") return lockstep::run_program(argc, argv, lockstep::add_plan_command);
   if (command == "data") return lockstep::run_program(argc, argv, lockstep::add_data_command);
   if (command == "plot") return lockstep::run_program(argc, argv, lockstep::add_plot_command);
   if (command == "watch") return lockstep::run_program(argc, argv, lockstep::add_watch_command);
@@ -28,6 +28,10 @@ int main(int argc, char** argv) {
   if (command == "megatron-flags")
     return lockstep::run_program(argc, argv, lockstep::add_megatron_flags_command);
   const std::string_view action = argc > 2 ? argv[2] : "";
+  if (command == "plan" &&
+      (action == "groups" || action == "buckets" || action == "memory" || action == "schedule"))
+    return lockstep::run_program(argc, argv,
+                                 [](CLI::App& program) { lockstep::add_plan_command(program); });
   if (command == "checkpoint" && (action == "inspect" || action == "verify"))
     return lockstep::run_program(
         argc, argv, [](CLI::App& program) { lockstep::add_checkpoint_command(program); });

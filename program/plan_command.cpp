@@ -3,7 +3,7 @@
 
 namespace lockstep {
 
-void add_plan_command(CLI::App& program) {
+CLI::App* add_plan_command(CLI::App& program) {
   CLI::App* const command =
       program.add_subcommand("plan", "Work out a job before any process starts");
   command->require_subcommand(1);
@@ -11,6 +11,7 @@ void add_plan_command(CLI::App& program) {
   add_plan_buckets_command(*command);
   add_plan_memory_command(*command);
   add_plan_schedule_command(*command);
+  return command;
 }
 
 }  // namespace lockstep

@@ -7,7 +7,10 @@ namespace lockstep {
 
 Download::Download(const at::Tensor& tensor) : host_(tensor) {
   if (tensor.is_cpu()) return;
-  host_ = at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));
+  if (tensor.is_meta())  // a planned one copies nothing
+    host_ = at::empty(tensor.sizes(), tensor.options().device(at::kCPU));
+  else
+    host_ = at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));
   host_.copy_(tensor, /*non_blocking=*/true);
   const c10::impl::VirtualGuardImpl device(tensor.device().type());
   copied_.emplace(tensor.device().type());

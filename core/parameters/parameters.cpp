@@ -203,6 +203,7 @@ void fill_normal(at::Tensor& local, double standard_deviation, uint64_t seed, st
                       "fill_normal of '{}': {} dimensions, but a global shape of {} and an offset "
                       "of {}",
                       name, dims, global_shape.size(), offset.size());
+  if (local.is_meta()) return;
   const CounterStream stream(seed, name);
   at::Tensor values = at::empty(local.sizes(), at::kDouble);
   auto* const out = values.mutable_data_ptr<double>();

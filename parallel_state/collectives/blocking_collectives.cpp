@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/parallel_state/collectives.h"
+#include "lockstep/parallel_state/process_group_state.h"
 
 namespace lockstep {
 
@@ -11,7 +12,9 @@ std::vector<std::string> all_gather_texts(const ProcessGroup& group, const std::
   const int64_t size = static_cast<int64_t>(text.size());
   at::Tensor sizes = at::empty({group.size()}, at::kLong);
   all_gather(group, sizes, at::full({1}, size, at::kLong), label).wait();
-  const int64_t longest = sizes.max().item<int64_t>();
+  int64_t longest = sizes.max().item<int64_t>();
+  if (const auto& recorder = group.shared_state()->recorder)
+    longest = recorder->longest_text(label, longest);
   if (longest == 0) return std::vector<std::string>(static_cast<size_t>(group.size()));
   at::Tensor mine = at::zeros({longest}, at::kByte);
   std::copy(text.begin(), text.end(), mine.mutable_data_ptr<uint8_t>());

@@ -92,6 +92,7 @@ void CollectiveCall::note(const Tensors& inputs) {
   const ProcessGroup::State& state = *group_.shared_state();
   const RecordKind kind = kind_of(operation_);
   const int64_t numel = kind == RecordKind::uneven_collective ? -1 : elements;
+  numel_ = numel;
   const bool recorded = state.watch && !inputs[0].is_cpu() && state.watch->is_recording();
   CollectiveLedger::Added added = recorded ? identified(state, operation_, label_, numel, dtype)
                                            : enter_call(state, operation_, label_, numel, dtype);

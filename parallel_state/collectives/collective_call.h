@@ -61,6 +61,8 @@ class CollectiveCall {
     operation.label = shared_label_;
     operation.on_device = !example.is_cpu();
     operation.bytes = bytes_;
+    operation.numel = numel_;
+    operation.dtype = at::toString(example.scalar_type());
     Transport& transport = operation.group->communicator->transport(example.device().type());
     return start_operation(std::move(operation), [&] { return start(transport); });
   }
@@ -74,6 +76,7 @@ class CollectiveCall {
   SharedLabel shared_label_;
   uint64_t identity_ = 0;
   int64_t bytes_ = 0;
+  int64_t numel_ = 0;
 };
 
 }  // namespace lockstep

@@ -15,6 +15,8 @@ class Comparison {
     operation_.group = group.shared_state();
     operation_.called = {CollectiveOperation::Kind::comparison};
     operation_.label = communicator().ledger().share_label("", "what the ranks have done");
+    operation_.numel = 2;
+    operation_.dtype = at::toString(at::kLong);
     const CollectiveLedger::State state = communicator().ledger().state();
     mine_ = at::tensor({state.sequence, static_cast<int64_t>(state.fingerprint)}, at::kLong);
     all_ = at::empty({group.size(), 2}, at::kLong);

@@ -16,6 +16,9 @@ struct Work::Operation {
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
   bool on_device = false;  ///< its tensors are not on the CPU
   int64_t bytes = 0;       ///< of this rank's input
+  int64_t numel = 0;       ///< elements of it; -1 where ranks may differ
+  const char* dtype = "";
+  uint32_t number = 0;  ///< for the rank's ProgramRecorder, if it has one
   Transport::Parts parts = {};
 };
 
@@ -53,6 +56,7 @@ Transport::Parts call_traced(const Work::Operation& operation, Call call) {
 template <class Call>
 Work start_operation(Work::Operation operation, Call call) {
   auto shared = std::make_shared<Work::Operation>(std::move(operation));
+  if (shared->group->recorder) shared->number = shared->group->recorder->on_start(*shared);
   DeviceWatch* const watch = shared->group->watch.get();
   if (watch) watch->check();
   try {

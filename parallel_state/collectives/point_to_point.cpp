@@ -38,6 +38,8 @@ Work message(const ProcessGroup& group, const at::Tensor& tensor, int64_t peer, 
 }
 
 void connect_pair(const ProcessGroup& group, int64_t first, int64_t second) {
+  if (const auto& recorder = group.shared_state()->recorder)
+    return recorder->on_pair(*group.shared_state(), first, second);
   Work::Operation operation;
   operation.group = group.shared_state();
   const bool begins = first == group.rank();

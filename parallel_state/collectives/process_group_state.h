@@ -7,6 +7,7 @@
 #include "lockstep/parallel_state/communicator.h"
 #include "lockstep/parallel_state/device_watch.h"
 #include "lockstep/parallel_state/process_group.h"
+#include "lockstep/parallel_state/program_recorder.h"
 
 namespace lockstep {
 
@@ -18,10 +19,11 @@ struct ProcessGroup::State {
   std::chrono::milliseconds timeout{};
   std::shared_ptr<FailureBoard> failures;
   std::shared_ptr<DesyncGuard> guard;
-  std::shared_ptr<Communicator> communicator;  ///< null for a group of one rank
-  std::shared_ptr<DeviceWatch> watch;          ///< null where tensors live on the CPU
-  std::shared_ptr<StepClock> clock;            ///< of the rank
-  CollectiveObserver observer = {};            ///< may be empty
+  std::shared_ptr<Communicator> communicator;      ///< null for a group of one rank
+  std::shared_ptr<DeviceWatch> watch;              ///< null where tensors live on the CPU
+  std::shared_ptr<StepClock> clock;                ///< of the rank
+  CollectiveObserver observer = {};                ///< may be empty
+  std::shared_ptr<ProgramRecorder> recorder = {};  ///< of a planning rank; may be null
 };
 
 }  // namespace lockstep

@@ -91,6 +91,7 @@ void Work::wait() {
   const ProcessGroup::State& group = *operation->group;
   const InPart waiting(group.clock.get(), StepPart::communication, operation->on_device);
   if (group.watch) group.watch->check();
+  if (group.recorder) group.recorder->on_wait(*operation);
   const TraceScope scope([&] { return "wait for " + trace_name(*operation); });
   try {
     for (const auto& part : operation->parts)

@@ -36,6 +36,8 @@ struct CollectiveOperation {
   int64_t position = 0;  ///< in the group, of a broadcast's source or a message's other end
   int64_t source = 0;    ///< in the group, of an exchange, whose destination is `position`
   int64_t numerator = 1, denominator = 1;  ///< of the factor of the terms that are reduced
+
+  bool operator==(const CollectiveOperation&) const = default;
 };
 
 /// "all_reduce (sum)", "broadcast (from 0)", "send (to 3)", "all_gather": without the factor.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <csignal>
-#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -22,7 +21,9 @@
 #include "lockstep/parallel_state/gathering.h"
 #include "lockstep/parallel_state/operation.h"
 #include "lockstep/parallel_state/parallel_axes.h"
+#include "lockstep/parallel_state/planned_rank.h"
 #include "lockstep/parallel_state/planning_backend.h"
+#include "lockstep/parallel_state/planning_transport.h"
 #include "lockstep/parallel_state/process_group_state.h"
 #include "lockstep/parallel_state/rendezvous.h"
 
@@ -52,7 +53,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> connect(const BackendSpec& spec,
   using Type = c10d::ProcessGroup::BackendType;
   auto group = c10::make_intrusive<c10d::ProcessGroup>(spec.store, spec.rank,
                                                        static_cast<int>(spec.ranks.size()));
-  const bool on_device = !options.device.is_cpu();
+  const bool on_device = !options.device.is_cpu() && !options.device.is_meta();
   const Type device_type = options.device.is_cuda() ? Type::NCCL : Type::CUSTOM;
   group->setBackend(
       c10::kCPU, Type::GLOO,
@@ -149,7 +150,7 @@ struct ParallelState::Impl {
         failures(std::make_shared<FailureBoard>(store, rank, options.sizes.world_size)),
         guard(std::make_shared<DesyncGuard>(failures, rank)),
         clock(std::make_shared<StepClock>(options.device)) {
-    if (!options.device.is_cpu()) {
+    if (!options.device.is_cpu() && !options.device.is_meta()) {
       make_current(options.device);
       watch = std::make_shared<DeviceWatch>(failures);
     }
@@ -173,6 +174,7 @@ struct ParallelState::Impl {
     state->observer = options.observer;
     state->watch = watch;
     state->clock = clock;
+    state->recorder = recorder;
     if (key.ranks.size() > 1) state->communicator = communicator(*state, key);
     state->ranks = std::move(key.ranks);
     ProcessGroup made(std::move(state));
@@ -188,8 +190,9 @@ struct ParallelState::Impl {
     const TransportMaker make = cpu_transport_maker();
     BackendSpec spec;
     spec.group_name = fmt::format("{}{}", state.name, key.ranks);
-    const std::string identity = fmt::format("{} {} {}", key.ranks, to_string(key.options),
-                                             key.for_all_gather ? "all-gather" : "");
+    const std::string apart =
+        fmt::format("{} {}", to_string(key.options), key.for_all_gather ? "all-gather" : "");
+    const std::string identity = fmt::format("{} {}", key.ranks, apart);
     spec.store = c10::make_intrusive<c10d::PrefixStore>(
         fmt::format("group/{:016x}", text_digest(identity)), store);
     spec.ranks = key.ranks;
@@ -205,6 +208,7 @@ struct ParallelState::Impl {
                                          guard->ledger(identity), failures);
       entry->transport(c10::kCPU).greet();
       if (watch) watch->include(entry);
+      if (recorder) recorder->on_connect(*entry, state.name, key.ranks, apart);
     } catch (const std::exception& error) {
       entry = nullptr;
       const auto posted = failures->find();
@@ -224,6 +228,7 @@ struct ParallelState::Impl {
   std::unique_ptr<Transport> device_transport(
       const c10::intrusive_ptr<c10d::ProcessGroup>& c10d) const {
     if (options.device.is_cpu()) return nullptr;
+    if (options.device.is_meta()) return std::make_unique<PlanningTransport>();
     return std::make_unique<C10dTransport>(c10d, options.device);
   }
 
@@ -282,7 +287,8 @@ struct ParallelState::Impl {
   std::shared_ptr<FailureBoard> failures;
   std::shared_ptr<DesyncGuard> guard;
   std::shared_ptr<StepClock> clock;
-  std::shared_ptr<DeviceWatch> watch;  ///< null on the CPU
+  std::shared_ptr<DeviceWatch> watch;         ///< null on the CPU
+  std::shared_ptr<ProgramRecorder> recorder;  ///< of a planning rank; may be null
   std::mutex mutex;
   std::map<Key, std::shared_ptr<Communicator>> communicators;
   std::vector<ProcessGroup> connected;  ///< one for each communicator
@@ -296,12 +302,15 @@ ParallelState ParallelState::single_process(c10::Device device) {
 
 ParallelState ParallelState::planning_rank(const ParallelSizes& sizes, int64_t rank,
                                            CollectiveObserver observer) {
-  ParallelStateOptions options;
+  const auto* const planned = observer.target<PlannedRank>();
+  ParallelStateOptions options = planned ? planned->options : ParallelStateOptions();
   options.sizes = sizes;
-  options.observer = std::move(observer);
+  options.observer = planned ? nullptr : std::move(observer);
   options.backend_factory = make_planning_backend;
   check_options(options, rank);
-  return ParallelState(std::make_shared<Impl>(nullptr, rank, std::move(options)));
+  auto impl = std::make_shared<Impl>(nullptr, rank, std::move(options));
+  if (planned) impl->recorder = planned->recorder;
+  return ParallelState(std::move(impl));
 }
 
 ParallelState::ParallelState(const LaunchEnvironment& environment, ParallelStateOptions options) {
@@ -387,7 +396,5 @@ void ParallelState::post_failure(const std::string& message) const noexcept {
 std::optional<std::string> ParallelState::lost_launcher() const {
   return impl_->failures->lost_launcher();
 }
-
-void prepare_rank_threads() { ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0); }
 
 }  // namespace lockstep

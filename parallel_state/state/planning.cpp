@@ -4,6 +4,9 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/collective_ledger.h"
+#include "lockstep/parallel_state/job_program.h"
+#include "lockstep/parallel_state/planned_rank.h"
+#include "lockstep/parallel_state/rank_recorder.h"
 
 namespace lockstep {
 namespace {
@@ -77,19 +80,94 @@ class World {
   std::map<std::pair<int64_t, int64_t>, Messages> messages_;
 };
 
+/// Sees what a rank does twice: as calls and as a program.
+class Witness {
+ public:
+  explicit Witness(const ParallelSizes& sizes) : sizes_(sizes) {
+    job_.grids.emplace(sizes);
+    job_.program_of.resize(static_cast<size_t>(sizes.world_size));
+  }
+
+  void run(int64_t rank, const std::function<void(const ParallelState&)>& body) {
+    const auto recorder = std::make_shared<RankRecorder>(rank);
+    try {
+      body(ParallelState::planning_rank(sizes_, rank, PlannedRank{recorder}));
+    } catch (const std::exception& error) {
+      fail<Error>("planning rank {} of {}: {}", rank, sizes_.world_size, error.what());
+    }
+    job_.programs.push_back(recorder->take());
+  }
+  /// `rank` does what the last rank that ran did, or one before.
+  void assign(int64_t rank, size_t program) {
+    job_.program_of[static_cast<size_t>(rank)] = static_cast<uint32_t>(program);
+  }
+  size_t num_programs() const { return job_.programs.size(); }
+  const JobProgram& job() const { return job_; }
+
+ private:
+  ParallelSizes sizes_;
+  JobProgram job_;
+};
+
+/// The calls of a program, for World.
+void note_calls(const RankProgram& program, World& world) {
+  using Kind = CollectiveOperation::Kind;
+  using RecordKind = CollectiveRecord::Kind;
+  const auto note = [&](const ProgramCall& call, const CollectiveOperation& operation,
+                        RecordKind kind) {
+    const ProgramGroup& group = program.groups[call.group];
+    const bool message = kind == RecordKind::send || kind == RecordKind::receive;
+    world.note({program.rank, group.name, group.ranks, to_string(operation), call.label, call.dtype,
+                call.numel, call.bytes, kind,
+                message ? group.ranks.at(static_cast<size_t>(operation.position)) : -1});
+  };
+  for (const ProgramEvent& event : program.events) {
+    if (event.kind != ProgramEvent::Kind::start) continue;
+    const ProgramCall& call = program.calls[event.value];
+    const CollectiveOperation& called = call.operation;
+    if (called.kind == Kind::comparison) continue;
+    if (called.kind == Kind::exchange) {
+      note(call, {.kind = Kind::send, .position = called.position}, RecordKind::send);
+      note(call, {.kind = Kind::receive, .position = called.source}, RecordKind::receive);
+    } else {
+      note(call, called,
+           called.kind == Kind::send         ? RecordKind::send
+           : called.kind == Kind::receive    ? RecordKind::receive
+           : called.kind == Kind::all_to_all ? RecordKind::uneven_collective
+                                             : RecordKind::collective);
+    }
+  }
+}
+
 }  // namespace
 
 std::optional<std::string> verify_collectives(
     const ParallelSizes& sizes, const std::function<void(const ParallelState&)>& body) {
-  const RankGrids check(sizes);
+  Witness witness(sizes);
+  for (int64_t rank = 0; rank < sizes.world_size; ++rank) {
+    witness.run(rank, body);
+    witness.assign(rank, static_cast<size_t>(rank));
+  }
   World world;
-  for (int64_t rank = 0; rank < sizes.world_size; ++rank) try {
-      body(ParallelState::planning_rank(sizes, rank,
-                                        [&](const CollectiveRecord& call) { world.note(call); }));
-    } catch (const std::exception& error) {
-      fail<Error>("planning rank {} of {}: {}", rank, sizes.world_size, error.what());
-    }
-  return world.difference();
+  for (const RankProgram& program : witness.job().programs) note_calls(program, world);
+  if (auto difference = world.difference()) return difference;
+  const OrderVerdict verdict = prove_order(witness.job());
+  if (verdict.ok()) return std::nullopt;
+  return verdict.to_string();
+}
+
+OrderVerdict verify(const std::function<void(const ParallelState&)>& program,
+                    const ParallelSizes& world,
+                    const std::function<int64_t(int64_t rank)>& class_of) {
+  Witness witness(world);
+  std::map<int64_t, size_t> programs;
+  for (int64_t rank = 0; rank < world.world_size; ++rank) {
+    const auto [known, is_new] =
+        programs.try_emplace(class_of ? class_of(rank) : rank, witness.num_programs());
+    if (is_new) witness.run(rank, program);
+    witness.assign(rank, known->second);
+  }
+  return prove_order(witness.job());
 }
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 #include "lockstep/parallel_state/self_test.h"
 
 #include <array>
+#include <cstdlib>
 #include <thread>
 
 #include <ATen/ATen.h>
@@ -47,5 +48,7 @@ std::string two_rank_self_test() {
   for (std::thread& thread : threads) thread.join();
   return errors[0].empty() ? errors[1] : errors[0];
 }
+
+void prepare_rank_threads() { ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0); }
 
 }  // namespace lockstep

@@ -36,12 +36,13 @@ SUBROOMS = {
         "grids": set(),
         "store": set(),
         "guard": {"grids", "store"},
+        "proof": {"grids", "guard"},
         "launch": {"grids", "store", "guard"},
         "transport": {"grids", "guard"},
         "transport/c10d": {"grids", "guard", "transport"},
         "transport/host": {"store", "transport", "transport/c10d"},
         "collectives": {"grids", "guard", "transport"},
-        "state": {"grids", "store", "guard", "launch", "transport", "transport/c10d",
+        "state": {"grids", "store", "guard", "proof", "launch", "transport", "transport/c10d",
                   "collectives"},
         "mesh": {"grids", "collectives", "state"},
         "autograd": {"collectives", "mesh"},
@@ -80,7 +81,7 @@ SUBROOMS = {
         "state": {"layout", "files"},
         "hugging_face": {"files", "state"},
     },
-    "training": {"reports": set(), "telemetry": set()},
+    "training": {"reports": set(), "telemetry": set(), "planned": {""}},
 }
 # What users include; these headers and those that they include are installed.
 PUBLIC_HEADERS = {

@@ -83,6 +83,8 @@ class PlanningBackend : public c10d::Backend {
     return done(tensors);
   }
 
+  void shutdown() override {}
+
   WorkPtr barrier(const c10d::BarrierOptions& /*options*/) override { return done({}); }
 
  private:

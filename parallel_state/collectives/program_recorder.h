@@ -1,0 +1,32 @@
+#pragma once
+
+// Internal: who sees what a rank does, in the order of its host.
+
+#include <string>
+#include <string_view>
+
+#include "lockstep/parallel_state/process_group.h"
+#include "lockstep/parallel_state/rank_generator.h"
+#include "lockstep/parallel_state/work.h"
+
+namespace lockstep {
+
+class Communicator;
+
+/// Of one rank. Called on the thread that makes the call, before it has an effect.
+class ProgramRecorder {
+ public:
+  virtual ~ProgramRecorder() = default;
+  /// A communicator is made. `apart` distinguishes it from others of the same ranks.
+  virtual void on_connect(const Communicator& communicator, const std::string& name,
+                          const RankList& ranks, const std::string& apart) = 0;
+  /// The ranks at these two positions, of which this is one, connect for messages on a device.
+  virtual void on_pair(const ProcessGroup::State& group, int64_t first, int64_t second) = 0;
+  /// Returns the operation's number, by which on_wait() knows it.
+  virtual uint32_t on_start(const Work::Operation& operation) = 0;
+  virtual void on_wait(const Work::Operation& operation) = 0;
+  /// The most bytes that a rank of the group gathers where this one gathers a text of `own`.
+  virtual int64_t longest_text(std::string_view label, int64_t own) = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,70 @@
+#pragma once
+
+// Internal.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/parallel_state/collective_operation.h"
+#include "lockstep/parallel_state/rank_generator.h"
+
+/// What a rank communicates, as data. Needs no libtorch.
+namespace lockstep {
+
+/// A communicator that a rank uses.
+struct ProgramGroup {
+  std::string name;        ///< of the group: "dp-cp"
+  std::string apart = {};  ///< what distinguishes communicators of the same ranks; mostly empty
+  RankList ranks = {};     ///< of the rank that was recorded: global, in group order
+  int64_t position = 0;    ///< of that rank
+};
+
+/// A call of a collective or a message. Equal calls of a program share one.
+struct ProgramCall {
+  uint32_t group = 0;  ///< in RankProgram::groups
+  CollectiveOperation operation = {};
+  std::string label = {};  ///< what is communicated
+  std::string dtype = {};
+  int64_t numel = 0;  ///< elements of the rank's input; -1 where ranks may differ in it
+  int64_t bytes = 0;  ///< of the rank's input
+  bool on_device = false;
+
+  /// A send or a receive; an exchange is a collective.
+  bool is_message() const;
+  bool operator==(const ProgramCall&) const = default;
+};
+
+/// One thing that the host of a rank does.
+struct ProgramEvent {
+  enum class Kind : uint8_t {
+    connect,    ///< connects group `value`; returns once all its members do
+    pair,       ///< connects the two ends of message `value` for messages on a device
+    start,      ///< starts call `value`
+    wait,       ///< waits for the `value`-th start (from 0): on a device its stream does
+    host_wait,  ///< the host waits until the device has come past the first `value` waits
+  };
+  Kind kind = Kind::start;
+  uint32_t value = 0;
+  bool operator==(const ProgramEvent&) const = default;
+};
+
+/// All that one rank does, in the order of its host.
+struct RankProgram {
+  int64_t rank = 0;  ///< that was recorded
+  std::vector<ProgramGroup> groups = {};
+  std::vector<ProgramCall> calls = {};
+  std::vector<ProgramEvent> events = {};
+
+  /// Number of starts.
+  int64_t num_operations() const;
+};
+
+/// "all_reduce (sum) of bucket 1, 10 x Float over dp [1, 3]" as rank `ranks[position]` calls it; a
+/// message names the other rank: "send to rank 3 of ...".
+std::string describe(const ProgramCall& call, const std::string& group, const RankList& ranks);
+
+/// "dp [1, 3]", the middle of a long list left out.
+std::string group_text(const std::string& name, const RankList& ranks);
+
+}  // namespace lockstep

@@ -1,0 +1,89 @@
+#include "lockstep/parallel_state/rank_recorder.h"
+
+#include <algorithm>
+
+#include "lockstep/core/text_digest.h"
+#include "lockstep/parallel_state/operation.h"
+
+namespace lockstep {
+namespace {
+
+uint64_t digest_of(const ProgramCall& call) {
+  uint64_t digest = digest_with(kDigestStart, call.group);
+  digest = digest_with(digest, static_cast<uint64_t>(call.operation.kind));
+  digest = digest_with(digest, static_cast<uint64_t>(call.operation.position));
+  digest = digest_with(digest, static_cast<uint64_t>(call.numel));
+  return text_digest(call.label, digest);
+}
+
+}  // namespace
+
+void RankRecorder::add(ProgramEvent::Kind kind, uint32_t value) {
+  program_.events.push_back({kind, value});
+}
+
+void RankRecorder::on_connect(const Communicator& communicator, const std::string& name,
+                              const RankList& ranks, const std::string& apart) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto index = static_cast<uint32_t>(program_.groups.size());
+  const auto position = std::find(ranks.begin(), ranks.end(), program_.rank) - ranks.begin();
+  program_.groups.push_back({name, apart, ranks, position});
+  groups_[&communicator] = index;
+  add(ProgramEvent::Kind::connect, index);
+}
+
+uint32_t RankRecorder::group_of(const ProcessGroup::State& group) const {
+  return groups_.at(group.communicator.get());
+}
+
+uint32_t RankRecorder::index_of(const ProgramCall& call) {
+  std::vector<uint32_t>& alike = calls_[digest_of(call)];
+  for (const uint32_t known : alike)
+    if (program_.calls[known] == call) return known;
+  alike.push_back(static_cast<uint32_t>(program_.calls.size()));
+  program_.calls.push_back(call);
+  return alike.back();
+}
+
+void RankRecorder::on_pair(const ProcessGroup::State& group, int64_t first, int64_t second) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const bool begins = group.rank == first;
+  ProgramCall call{.group = group_of(group), .label = "first message", .on_device = true};
+  call.operation.kind =
+      begins ? CollectiveOperation::Kind::send : CollectiveOperation::Kind::receive;
+  call.operation.position = begins ? second : first;
+  add(ProgramEvent::Kind::pair, index_of(call));
+}
+
+uint32_t RankRecorder::on_start(const Work::Operation& operation) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  add(ProgramEvent::Kind::start, index_of({.group = group_of(*operation.group),
+                                           .operation = operation.called,
+                                           .label = *operation.label,
+                                           .dtype = operation.dtype,
+                                           .numel = operation.numel,
+                                           .bytes = operation.bytes,
+                                           .on_device = operation.on_device}));
+  return started_++;
+}
+
+void RankRecorder::on_wait(const Work::Operation& operation) {
+  if (std::this_thread::get_id() != host_) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (operation.on_device) ++device_waits_;
+  add(ProgramEvent::Kind::wait, operation.number);
+}
+
+int64_t RankRecorder::longest_text(std::string_view label, int64_t own) {
+  int64_t& longest = text_lengths_[std::string(label)];
+  return longest = std::max(longest, own);
+}
+
+void RankRecorder::on_host_wait(uint32_t waits) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const ProgramEvent event = {ProgramEvent::Kind::host_wait, waits};
+  if (!program_.events.empty() && program_.events.back() == event) return;
+  program_.events.push_back(event);
+}
+
+}  // namespace lockstep

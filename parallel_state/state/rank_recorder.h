@@ -1,0 +1,57 @@
+#pragma once
+
+// Internal.
+
+#include <map>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+
+#include "lockstep/parallel_state/program_recorder.h"
+#include "lockstep/parallel_state/rank_program.h"
+
+namespace lockstep {
+
+/// Writes down what a rank does on the thread that made this object. Starts of other threads are
+/// written down where they come; their waits, which hold up nobody else, are not.
+class RankRecorder : public ProgramRecorder {
+ public:
+  /// By label, the most bytes of a text that a rank gathers.
+  using TextLengths = std::map<std::string, int64_t, std::less<>>;
+
+  /// `known`: of ranks that were recorded before.
+  explicit RankRecorder(int64_t rank, const TextLengths& known = {}) : text_lengths_(known) {
+    program_.rank = rank;
+  }
+
+  void on_connect(const Communicator& communicator, const std::string& name, const RankList& ranks,
+                  const std::string& apart) override;
+  void on_pair(const ProcessGroup::State& group, int64_t first, int64_t second) override;
+  uint32_t on_start(const Work::Operation& operation) override;
+  void on_wait(const Work::Operation& operation) override;
+  int64_t longest_text(std::string_view label, int64_t own) override;
+
+  const TextLengths& text_lengths() const { return text_lengths_; }
+
+  /// How many waits the device's stream has been given.
+  uint32_t device_waits() const { return device_waits_; }
+  /// The host waits until the stream has come past `waits` of them.
+  void on_host_wait(uint32_t waits);
+
+  RankProgram take() { return std::move(program_); }
+
+ private:
+  uint32_t index_of(const ProgramCall& call);
+  uint32_t group_of(const ProcessGroup::State& group) const;
+  void add(ProgramEvent::Kind kind, uint32_t value);
+
+  std::thread::id host_ = std::this_thread::get_id();
+  std::mutex mutex_;
+  RankProgram program_;
+  TextLengths text_lengths_;
+  std::map<const Communicator*, uint32_t> groups_;
+  std::unordered_map<uint64_t, std::vector<uint32_t>> calls_;  ///< by a digest
+  uint32_t started_ = 0, device_waits_ = 0;
+};
+
+}  // namespace lockstep

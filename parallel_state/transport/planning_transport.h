@@ -1,0 +1,27 @@
+#pragma once
+
+// Internal.
+
+#include "lockstep/parallel_state/transport.h"
+
+namespace lockstep {
+
+/// Of the tensors without data of a planning rank: sends nothing, keeps the tensors until wait().
+class PlanningTransport : public Transport {
+ public:
+  void greet() override {}
+  Parts all_reduce(const Tensors& tensors, const Reduction& reduction, uint64_t identity) override;
+  Parts reduce_scatter(const Tensors& outputs, const Tensors& inputs, const Reduction& reduction,
+                       uint64_t identity) override;
+  Parts all_gather(const Tensors& outputs, const Tensors& inputs, uint64_t identity) override;
+  Parts all_to_all(const at::Tensor& output, const at::Tensor& input,
+                   const std::vector<int64_t>& output_rows, const std::vector<int64_t>& input_rows,
+                   uint64_t identity) override;
+  Parts broadcast(const Tensors& tensors, int source, uint64_t identity) override;
+  Parts send(const at::Tensor& tensor, int destination, uint64_t identity) override;
+  Parts receive(const at::Tensor& tensor, int source, uint64_t identity) override;
+  Parts exchange(const at::Tensor& sent, int destination, const at::Tensor& received, int source,
+                 uint64_t identity) override;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,92 @@
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/config_io.h"
+#include "lockstep/program/commands.h"
+#include "lockstep/program/plan_arguments.h"
+#include "lockstep/training/planned_job.h"
+
+namespace lockstep {
+namespace {
+
+struct VerifyArguments {
+  std::string config_path;
+  std::vector<std::string> overrides;
+  int64_t world_size = 0;
+  bool json = false;
+};
+
+nlohmann::ordered_json to_json(const OrderVerdict& verdict, int64_t world_size) {
+  if (verdict.ok())
+    return {{"ok", true},
+            {"world_size", world_size},
+            {"classes", verdict.classes},
+            {"operations", verdict.num_operations}};
+  return {{"ok", false},
+          {"reason", verdict.reason == OrderVerdict::Reason::deadlock ? "deadlock" : "mismatch"},
+          {"ranks", verdict.ranks},
+          {"operations", verdict.operations}};
+}
+
+void write_text(const OrderVerdict& verdict, int64_t world_size) {
+  if (verdict.ok()) {
+    std::cout << fmt::format(
+        "all {} ranks finish, under the rules of NCCL and of Gloo: {} operations in {} class{} of "
+        "ranks\n",
+        world_size, verdict.num_operations, verdict.classes, verdict.classes == 1 ? "" : "es");
+    return;
+  }
+  const bool stuck = verdict.reason == OrderVerdict::Reason::deadlock;
+  std::cout << (stuck ? fmt::format("deadlock under the rules of {}: each waits for the next\n",
+                                    verdict.rules)
+                      : "mismatch\n");
+  for (const std::string& operation : verdict.operations) std::cout << "  " << operation << '\n';
+}
+
+void verify_plan(const CLI::App& command, const VerifyArguments& arguments) {
+  const Config config = load_config(arguments.config_path, arguments.overrides);
+  OrderVerdict verdict;
+  try {
+    verdict = verify_job(config, arguments.world_size);
+  } catch (const ConfigError& error) {
+    fail<ConfigError>("{}: {}", given(command), error.what());
+  }
+  if (arguments.json)
+    std::cout << to_json(verdict, arguments.world_size).dump() << '\n';
+  else
+    write_text(verdict, arguments.world_size);
+  flush_output(command);
+  if (!verdict.ok()) throw ExitStatus{1, verdict.to_string()};
+}
+
+constexpr const char* kVerifyFooter =
+    "Runs the program of `lockstep train` itself for one rank of each class, on tensors without "
+    "data: the model, two training steps with gathers, norms and the optimizer, each followed by "
+    "the comparison of what the ranks have done, and a validation. Then it proves that all ranks "
+    "finish, or names those that do not: each group sees the same operations in one order "
+    "(operation, label, dtype, number of elements), what is sent is received, and no ranks wait "
+    "for each other in a circle across groups, under the rules of NCCL (streams, first uses that "
+    "hold up the host, nothing buffered) and of Gloo (waits that hold up the host).\n"
+    "JSON: ok, world_size, classes (of ranks that stay in step; one of each was run), operations "
+    "(collectives and messages of all ranks); or ok, reason (deadlock or mismatch), ranks, "
+    "operations (what each of those ranks is at).\n"
+    "Exit status: 0 all finish; 1 they do not. Needs no GPU, no data and no other process.";
+
+}  // namespace
+
+void add_plan_verify_command(CLI::App& plan) {
+  auto arguments = std::make_shared<VerifyArguments>();
+  CLI::App* const command = plan.add_subcommand(
+      "verify", "Prove that all ranks of a job finish: no deadlock, no mismatch");
+  add_config_options(*command, arguments->config_path, arguments->overrides);
+  command->add_option("--world-size", arguments->world_size, "Ranks of the job")
+      ->required()
+      ->check(check_integer);
+  command->add_flag("--json", arguments->json, "Print one JSON document");
+  command->footer(kVerifyFooter);
+  command->callback([command, arguments] { verify_plan(*command, *arguments); });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,188 @@
+#include "lockstep/training/planned_job.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/parallel_state/job_program.h"
+#include "lockstep/parallel_state/planned_rank.h"
+#include "lockstep/parallel_state/rank_recorder.h"
+#include "lockstep/planner/config_grids.h"
+#include "lockstep/training/planned_device.h"
+#include "lockstep/training/planned_host.h"
+#include "lockstep/training/run_setup.h"
+#include "lockstep/training/trainer.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kMostPlaces = 128;
+constexpr int kSteps = 2;  // what is used for the first time, and what overlaps the next step
+
+/// What is planned of `given`.
+Config planned_config(const Config& given) {
+  Config config = given;
+  config.data = {};
+  config.data.mock = true;
+  config.data.prefetch = 0;
+  config.checkpoint = {};
+  config.train.cuda_graph = CudaGraph::none;
+  config.train.deterministic = false;
+  config.train.eval_iters = std::min<int64_t>(config.train.eval_iters, 1);
+  return config;
+}
+
+/// What the host of a rank reads and waits for.
+class RecordingHost : public PlannedHost {
+ public:
+  RecordingHost(RankRecorder& recorder, const Config& config, const RankGrids& grids)
+      : recorder_(recorder), config_(config), grids_(grids) {}
+
+  uint32_t stream_position() const override { return recorder_.device_waits(); }
+  void wait_for_stream(uint32_t position) override { recorder_.on_host_wait(position); }
+
+  void read(const at::Tensor& /*device*/, at::Tensor& host) const override {
+    host.zero_();
+    if (!config_.model.num_experts || host.scalar_type() != at::kLong || host.dim() == 0) return;
+    auto* const counts = host.mutable_data_ptr<int64_t>();
+    for (int64_t i = 0; i < host.numel(); ++i) counts[i] = tokens_of_expert(i);
+  }
+
+ private:
+  int64_t tokens_of_expert(int64_t index) const {
+    const ParallelConfig& parallel = config_.parallel;
+    const int64_t experts = *config_.model.num_experts;
+    const int64_t chunks = parallel.context_parallel_size *
+                           (parallel.sequence_parallel ? parallel.tensor_model_parallel_size : 1);
+    int64_t pairs = config_.train.micro_batch_size * config_.model.seq_length / chunks *
+                    config_.model.moe_router_topk;
+    if (config_.model.moe_token_dispatcher_type == TokenDispatcher::allgather)
+      pairs *= grids_.size(GroupKind::tp_ep);
+    const int64_t expert = index % experts;
+    return (expert + 1) * pairs / experts - expert * pairs / experts;
+  }
+
+  RankRecorder& recorder_;
+  const Config& config_;
+  const RankGrids& grids_;
+};
+
+using TextLengths = RankRecorder::TextLengths;
+
+/// `lengths`: of the texts that earlier ranks gathered; longer ones of this rank are added.
+RankProgram record(const Config& config, const RankGrids& grids, int64_t rank,
+                   TextLengths& lengths) {
+  const auto recorder = std::make_shared<RankRecorder>(rank, lengths);
+  const RecordingHost host(*recorder, config, grids);
+  ParallelStateOptions options = parallel_options(config, PlannedDevice::device());
+  options.announcement.clear();
+  const ParallelState state =
+      ParallelState::planning_rank(grids.sizes(), rank, PlannedRank{recorder, options});
+  Trainer trainer(config, state);
+  for (int step = 0; step < kSteps; ++step) {
+    trainer.train_step();
+    state.check_in_step();
+  }
+  if (config.train.eval_iters > 0) trainer.validate();
+  lengths = recorder->text_lengths();
+  return recorder->take();
+}
+
+/// Numbers of programs; ranks of equal numbers do the same, each in its own groups.
+std::vector<uint32_t> programs_of(const Config& config, const RankGrids& grids) {
+  // A rank finishes and updates what lies in its shard.
+  const int64_t places = grids.size(GroupKind::pp) * grids.size(GroupKind::dp_cp);
+  const bool cuts_shards = config.ddp.use_distributed_optimizer && places <= kMostPlaces;
+  const bool shares_groups =
+      config.model.num_query_groups && *config.model.num_query_groups < grids.size(GroupKind::tp);
+  std::vector<RankGroups> placed = {grids.groups(GroupKind::pp)};
+  if (cuts_shards)
+    for (const GroupKind kind : {GroupKind::dp_cp, GroupKind::expert_dp})
+      placed.push_back(grids.groups(kind));
+  if (shares_groups) placed.push_back(grids.groups(GroupKind::tp));
+  std::map<std::vector<int64_t>, uint32_t> known;
+  std::vector<uint32_t> programs;
+  for (int64_t rank = 0; rank < grids.sizes().world_size; ++rank) {
+    std::vector<int64_t> place;
+    for (const RankGroups& groups : placed) place.push_back(*groups.position_of(rank));
+    programs.push_back(
+        known.try_emplace(std::move(place), static_cast<uint32_t>(known.size())).first->second);
+  }
+  return programs;
+}
+
+/// Calls body(i) for i < count on as many threads as there are processors; throws the first error.
+void in_threads(size_t count, const std::function<void(size_t)>& body) {
+  std::atomic<size_t> next = 0;
+  std::mutex mutex;
+  std::exception_ptr error;
+  const auto work = [&] {
+    for (size_t i = next++; i < count; i = next++) try {
+        body(i);
+      } catch (...) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (!error) error = std::current_exception();
+        next = count;
+      }
+  };
+  std::vector<std::thread> threads;
+  const size_t processors = std::max(1U, std::thread::hardware_concurrency());
+  for (size_t i = 1; i < std::min(count, processors); ++i) threads.emplace_back(work);
+  work();
+  for (std::thread& thread : threads) thread.join();
+  if (error) std::rethrow_exception(error);
+}
+
+void check(const Config& config, int64_t world_size) {
+  check_supported(config);
+  check_layout(config, world_size);
+}
+
+}  // namespace
+
+RankProgram record_rank(const Config& given, int64_t world_size, int64_t rank) {
+  const Config config = planned_config(given);
+  check(config, world_size);
+  const RankGrids grids = config_grids(config.parallel, world_size);
+  const PlannedDevice device;
+  TextLengths lengths;
+  return record(config, grids, rank, lengths);
+}
+
+JobProgram record_job(const Config& given, int64_t world_size) {
+  const Config config = planned_config(given);
+  check(config, world_size);
+  const RankGrids grids = config_grids(config.parallel, world_size);
+  JobProgram job{.programs = {}, .program_of = programs_of(config, grids), .grids = grids};
+  std::vector<int64_t> first;  // of each program
+  for (int64_t rank = 0; rank < world_size; ++rank)
+    if (job.program_of[static_cast<size_t>(rank)] == first.size()) first.push_back(rank);
+  job.programs.resize(first.size());
+  const PlannedDevice device;
+  TextLengths lengths;  // ties begin on the first stage, which says most
+  job.programs[0] = record(config, grids, first[0], lengths);
+  in_threads(first.size() - 1, [&](size_t next) {
+    const size_t i = next + 1;
+    TextLengths known = lengths;
+    try {
+      job.programs[i] = record(config, grids, first[i], known);
+    } catch (const ConfigError&) {
+      throw;
+    } catch (const std::exception& error) {
+      fail<Error>("planned rank {} of {}: {}", first[i], world_size, error.what());
+    }
+  });
+  return job;
+}
+
+OrderVerdict verify_job(const Config& config, int64_t world_size) {
+  return prove_order(record_job(config, world_size));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,197 @@
+#include "lockstep/training/planned_operators.h"
+
+#include <tuple>
+
+#include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
+
+#include "lockstep/kernels/norm_operands.h"
+#include "lockstep/kernels/rotary_operands.h"
+#include "lockstep/training/planned_host.h"
+
+namespace lockstep {
+namespace {
+
+using at::Tensor;
+
+void host_waits() {
+  if (PlannedHost* const host = PlannedHost::current())
+    host->wait_for_stream(host->stream_position());
+}
+
+Tensor& copy(Tensor& to, const Tensor& from, bool non_blocking) {
+  if (to.is_meta()) return to;
+  if (const PlannedHost* const host = PlannedHost::current())
+    host->read(from, to);
+  else
+    to.zero_();
+  if (!non_blocking) host_waits();
+  return to;
+}
+
+at::Scalar local_scalar(const Tensor& from) {
+  Tensor to = at::zeros({}, at::TensorOptions(at::kCPU).dtype(from.scalar_type()));
+  copy(to, from, /*non_blocking=*/false);
+  return to.item();
+}
+
+std::vector<int64_t> sizes_with(const Tensor& like, int64_t dim, int64_t size) {
+  std::vector<int64_t> sizes = like.sizes().vec();
+  sizes[static_cast<size_t>(dim < 0 ? dim + like.dim() : dim)] = size;
+  return sizes;
+}
+
+Tensor index_select(const Tensor& from, int64_t dim, const Tensor& index) {
+  return at::empty(sizes_with(from, dim, index.numel()), from.options());
+}
+
+Tensor embedding_gradient(const Tensor& grad, const Tensor& /*indices*/, c10::SymInt rows,
+                          c10::SymInt /*padding*/, bool /*scale*/) {
+  return at::empty({rows.expect_int(), grad.size(-1)}, grad.options());
+}
+
+Tensor search_sorted(const Tensor& /*sorted*/, const Tensor& values, bool int32, bool /*right*/,
+                     std::optional<std::string_view> /*side*/,
+                     const std::optional<Tensor>& /*sorter*/) {
+  return at::empty(values.sizes(), values.options().dtype(int32 ? at::kInt : at::kLong));
+}
+
+Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
+  const auto sizes = at::infer_size(at::infer_size(condition.sizes(), a.sizes()), b.sizes());
+  return at::empty(sizes, at::TensorOptions(c10::DeviceType::Meta).dtype(at::result_type(a, b)));
+}
+
+Tensor& where_out(const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& out) {
+  out.resize_(at::infer_size(at::infer_size(condition.sizes(), a.sizes()), b.sizes()));
+  return out;
+}
+
+Tensor& index_select_out(const Tensor& from, int64_t dim, const Tensor& index, Tensor& out) {
+  out.resize_(sizes_with(from, dim, index.numel()));
+  return out;
+}
+
+Tensor flip(const Tensor& from, at::IntArrayRef /*dims*/) {
+  return at::empty(from.sizes(), from.options());
+}
+
+Tensor extreme(const Tensor& from) { return at::empty({}, from.options()); }
+
+Tensor& like_input(const Tensor& from, Tensor& out) {
+  out.resize_(from.sizes());
+  return out;
+}
+
+Tensor& like_both(const Tensor& a, const Tensor& b, Tensor& out) {
+  out.resize_(at::infer_size(a.sizes(), b.sizes()));
+  return out;
+}
+
+Tensor& like_any(const Tensor& from, std::optional<double> /*nan*/, std::optional<double> /*most*/,
+                 std::optional<double> /*least*/, Tensor& out) {
+  out.resize_(from.sizes());
+  return out;
+}
+
+Tensor floor_divided(const Tensor& a, const Tensor& b) {
+  return at::empty(at::infer_size(a.sizes(), b.sizes()),
+                   at::TensorOptions(c10::DeviceType::Meta).dtype(at::result_type(a, b)));
+}
+
+/// [batch, heads, sequence] of fp32, or fp64.
+Tensor log_sums(const Tensor& query) {
+  const auto wide = query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return at::empty({query.size(0), query.size(1), query.size(2)}, query.options().dtype(wide));
+}
+
+using FlashResult =
+    std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>;
+
+FlashResult flash(const Tensor& query, const Tensor& key, const Tensor& value, double /*dropout*/,
+                  bool /*causal*/, bool /*mask*/, std::optional<double> /*scale*/) {
+  const Tensor seed = at::empty({2}, query.options().dtype(at::kUInt64));
+  std::vector<int64_t> sizes = query.sizes().vec();
+  sizes.back() = value.size(-1);
+  return {at::empty(sizes, query.options()),
+          log_sums(query),
+          Tensor(),
+          Tensor(),
+          query.size(2),
+          key.size(2),
+          seed,
+          at::empty({}, seed.options()),
+          at::empty({0}, query.options())};
+}
+
+std::tuple<Tensor, Tensor, Tensor> flash_backward(
+    const Tensor& /*grad*/, const Tensor& query, const Tensor& key, const Tensor& value,
+    const Tensor& /*out*/, const Tensor& /*sums*/, const Tensor& /*cum_q*/, const Tensor& /*cum_k*/,
+    c10::SymInt /*max_q*/, c10::SymInt /*max_k*/, double /*dropout*/, bool /*causal*/,
+    const Tensor& /*seed*/, const Tensor& /*offset*/, std::optional<double> /*scale*/) {
+  return {at::empty_like(query), at::empty_like(key), at::empty_like(value)};
+}
+
+Tensor squares(const Tensor& flat) { return at::empty({}, flat.options().dtype(at::kDouble)); }
+
+Tensor rows_of_groups(const Tensor& x, const Tensor& matrices, const Tensor& /*ends*/) {
+  return at::empty({x.size(0), matrices.size(2)}, x.options());
+}
+
+Tensor matrices_of_groups(const Tensor& a, const Tensor& b, const Tensor& ends) {
+  return at::empty({ends.size(0), a.size(1), b.size(1)}, a.options());
+}
+
+Tensor sums_of_groups(const Tensor& x, const Tensor& /*none*/, const Tensor& ends) {
+  return at::empty({ends.size(0), x.size(1)}, x.options());
+}
+
+}  // namespace
+
+std::vector<torch::Library> planned_operators() {
+  std::vector<torch::Library> libraries;
+  torch::Library& meta = libraries.emplace_back(torch::Library::IMPL, "aten",
+                                                c10::DispatchKey::Meta, __FILE__, __LINE__);
+  meta.impl("copy_", &copy);
+  meta.impl("_local_scalar_dense", &local_scalar);
+  meta.impl("index_select", &index_select);
+  meta.impl("embedding_dense_backward", &embedding_gradient);
+  meta.impl("searchsorted.Tensor", &search_sorted);
+  meta.impl("where.self", &where);
+  meta.impl("where.self_out", &where_out);
+  meta.impl("index_select.out", &index_select_out);
+  meta.impl("floor_divide.out", &like_both);
+  meta.impl("flip", &flip);
+  meta.impl("max", &extreme);
+  meta.impl("min", &extreme);
+  meta.impl("logical_not.out", &like_input);
+  meta.impl("abs.out", &like_input);
+  meta.impl("logical_and.out", &like_both);
+  meta.impl("logical_or.out", &like_both);
+  meta.impl("nan_to_num.out", &like_any);
+  meta.impl("floor_divide", &floor_divided);
+  meta.impl("_scaled_dot_product_flash_attention", &flash);
+  meta.impl("_scaled_dot_product_flash_attention_backward", &flash_backward);
+  return libraries;
+}
+
+kernels::DeviceKernels planned_kernels() {
+  using kernels::UpdateSegments;
+  kernels::DeviceKernels none;
+  none.adamw = [](const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                  const UpdateSegments&, const kernels::AdamWScalars&,
+                  const kernels::StepControl&) {};
+  none.sgd = [](const Tensor&, const Tensor&, const Tensor&, const Tensor&, const UpdateSegments&,
+                const kernels::SgdScalars&, const kernels::StepControl&) {};
+  none.sum_of_squares = &squares;
+  none.grouped_rows = &rows_of_groups;
+  none.grouped_matrices = &matrices_of_groups;
+  none.grouped_sums = &sums_of_groups;
+  none.norm = [](const kernels::NormTensors&) {};
+  none.norm_gradient = [](const kernels::NormGradientTensors&) {};
+  none.rotary = [](const kernels::RotaryTensors&) {};
+  none.swiglu = [](const Tensor&, const Tensor&) {};
+  none.swiglu_gradient = [](const Tensor&, const Tensor&, const Tensor&) {};
+  return none;
+}
+
+}  // namespace lockstep
