@@ -18,6 +18,7 @@ REASONS = {
     ".ci/run runs both",
     "fails on purpose",
     "tests install the library and build the examples",
+    "needs a downloaded model",  # bring_a_model_test runs it with a small one
     "needs a GPU",
     "needs Slurm",
     "needs lm-evaluation-harness",

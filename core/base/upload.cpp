@@ -11,7 +11,8 @@ at::Tensor upload(const at::Tensor& host, c10::Device device) {
 }
 
 void upload_to(const at::Tensor& target, const at::Tensor& host) {
-  target.copy_(target.is_cpu() || target.is_meta() ? host : host.pin_memory(), /*non_blocking=*/true);
+  target.copy_(target.is_cpu() || target.is_meta() ? host : host.pin_memory(),
+               /*non_blocking=*/true);
 }
 
 }  // namespace lockstep

@@ -29,8 +29,8 @@ class LatentHeads {
   /// `query` [sequence, batch, heads * (fixed + rotated)], `key_value` [sequence, batch, heads *
   /// (fixed + value)], `shared_key` [sequence, batch, rotated], which all heads have ->
   /// {query, key, value}, each [sequence, batch, heads, width]. `positions` [sequence] or
-  /// [sequence, batch] of int64, each < seq_length; undefined: 0 ... sequence - 1. UsageError: a longer sequence; backward with
-  /// create_graph.
+  /// [sequence, batch] of int64, each < seq_length; undefined: 0 ... sequence - 1. UsageError: a
+  /// longer sequence; backward with create_graph.
   std::vector<at::Tensor> forward(const at::Tensor& query, const at::Tensor& key_value,
                                   const at::Tensor& shared_key, const at::Tensor& positions) const;
 

@@ -87,10 +87,10 @@ TEST_F(FamilyLayoutsTest, LatentAttention) {
       {"context_parallel_size=2"});
   expect_equal_to_one_process(kLatent, 2,
                               {"pipeline_model_parallel_size=2", "pipeline_schedule=zb-h1"});
-  expect_equal_to_one_process(both(kDeepSeek, kSharded), 4,
-                              {kTensorRanks, "sequence_parallel=true",
-                               "expert_model_parallel_size=2", "expert_tensor_parallel_size=1",
-                               "pipeline_model_parallel_size=2"});
+  expect_equal_to_one_process(
+      both(kDeepSeek, kSharded), 4,
+      {kTensorRanks, "sequence_parallel=true", "expert_model_parallel_size=2",
+       "expert_tensor_parallel_size=1", "pipeline_model_parallel_size=2"});
 }
 
 TEST_F(FamilyLayoutsTest, MoreRanksThanGroups) {

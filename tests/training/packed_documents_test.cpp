@@ -219,6 +219,10 @@ void expect_packed_as_alone(const Fields& model, int64_t world, const Fields& la
 const Fields kLearned = {"model.position_embedding_type=learned_absolute",
                          "model.normalization=LayerNorm"};
 const Fields kWindow = {"model.window_size=5", "model.num_query_groups=2"};
+const Fields kLatent = {"model.multi_latent_attention=true", "model.qk_layernorm=true",
+                        "model.q_lora_rank=8",               "model.kv_lora_rank=6",
+                        "model.qk_head_dim=4",               "model.qk_pos_emb_head_dim=2",
+                        "model.v_head_dim=5"};
 const Fields kExperts = {"model.num_experts=4", "model.moe_router_topk=2",
                          "model.moe_aux_loss_coeff=0"};
 const char* const kTensor = "tensor_model_parallel_size=2";
@@ -247,6 +251,13 @@ TEST(PackedDocuments, TrainAsEachAloneOverSeveralAxes) {
   expect_packed_as_alone({}, 4, {kTensor, kContext, "sequence_parallel=true"});
   expect_packed_as_alone({}, 4, {kPipeline, kContext});
   expect_packed_as_alone(kLearned, 4, {kTensor, kContext, "sequence_parallel=true"});
+}
+
+TEST(PackedDocuments, TrainAsEachAloneWithLatentAttention) {
+  expect_packed_as_alone(kLatent, 1, {});
+  expect_packed_as_alone(kLatent, 2, {kTensor, "sequence_parallel=true"});
+  for (const char* const kind : {"p2p", "all_gather", "a2a"})
+    expect_packed_as_alone(kLatent, 2, {kContext, fmt::format("cp_comm_type={}", kind)});
 }
 
 TEST(PackedDocuments, TrainAsEachAloneWithExperts) {
