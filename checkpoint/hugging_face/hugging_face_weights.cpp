@@ -226,7 +226,7 @@ NamedTensors to_hugging_face(const TransformerConfig& model, const NamedTensors&
 
 std::vector<std::pair<std::string, at::Tensor>> linears_in_hugging_face(
     const TransformerConfig& model, const std::string& name, const at::Tensor& rows) {
-  const std::vector<Rule> rules = rules_of(model);
+  const std::vector<Rule> rules = weight_rules(model);
   const auto rule = std::find_if(rules.begin(), rules.end(),
                                  [&](const Rule& candidate) { return candidate.ours == name; });
   require<UsageError>(rule != rules.end(), "export: weight '{}' is not one of transformers", name);
