@@ -227,7 +227,7 @@ void train(const Config& config, const TrainArguments& arguments, const Parallel
   tell(unused_gpus(config.train.device, state.device()));
   const std::string folder = save_folder(config, output);
   check_sample(config, folder);
-  RunCheckpoints checkpoints(config.checkpoint, folder, state);
+  RunCheckpoints checkpoints(config.checkpoint, folder, state, read_job_start());
   auto owned = std::make_unique<Trainer>(config, state);
   Trainer& trainer = *owned;
   for (const std::string& note : trainer.notes()) tell(note);
