@@ -138,8 +138,7 @@ RunCheckpoints::RunCheckpoints(const CheckpointConfig& config, std::string folde
 std::optional<std::string> RunCheckpoints::load_after_restart(Trainer& trainer) {
   if (start_.job_id.empty() || start_.restarts == 0 || folder_.empty()) return {};
   const std::string mine = state_.rank() == 0 ? newest_of_job(folder_, start_.job_id) : "";
-  const std::string path =
-      all_gather_texts(state_.world(), mine, "checkpoint of the job").front();
+  const std::string path = all_gather_texts(state_.world(), mine, "checkpoint of the job").front();
   if (path.empty()) return {};
   require<FileError>(load_from(path, trainer, /*finetune=*/false),
                      "'{}' was removed while the job resumed from it", path);

@@ -207,7 +207,8 @@ TEST(JobStartOfLaunchers, IsTheSameJobAfterEveryRestart) {
 
 TEST(JobStartOfLaunchers, IsUnknownWhereJobsShareAName) {
   for (const Variables& variables :
-       {Variables{}, Variables{{"TORCHELASTIC_RUN_ID", "none"}, {"TORCHELASTIC_RESTART_COUNT", "1"}},
+       {Variables{},
+        Variables{{"TORCHELASTIC_RUN_ID", "none"}, {"TORCHELASTIC_RESTART_COUNT", "1"}},
         Variables{{"SLURM_JOB_ID", "77"}}}) {
     EXPECT_EQ(job_start(variables).job_id, "");
     EXPECT_EQ(job_start(variables).restarts, 0);
