@@ -109,7 +109,9 @@ class SpikesTest : public ::testing::Test {
           own.divergence = own.end == RunEnd::diverged ? trainer.divergence() : "";
           checkpoints.finish();
           const std::lock_guard<std::mutex> lock(mutex);
-          if (!outcome.told.empty()) EXPECT_EQ(outcome.told, own.told) << state.rank();
+          if (!outcome.told.empty()) {
+            EXPECT_EQ(outcome.told, own.told) << state.rank();
+          }
           outcome = std::move(own);
         },
         options);
@@ -279,9 +281,10 @@ TEST_F(SpikesTest, RewindGoesBackAndLeavesOutTheSamplesSince) {
         EXPECT_NEAR(found.told[i].loss, expected[i].loss, 1e-11 * expected[i].loss) << i;
       }
       EXPECT_EQ(found.end, ends ? RunEnd::diverged : RunEnd::done) << interval;
-      if (ends)
+      if (ends) {
         EXPECT_NE(found.divergence.find("a spike again, after the run had gone back"),
                   std::string::npos);
+      }
       std::filesystem::remove_all(folder);
     }
     EXPECT_GE(count_spikes(expected), 1) << interval;
