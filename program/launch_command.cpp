@@ -172,14 +172,15 @@ void add_launch_command(CLI::App& program, const std::vector<std::string>& argum
       ->check(check_at_least(0));
   command
       ->add_option("--rendezvous", given->rendezvous,
-                   "Where the ranks meet: the host with --node-rank 0, and a free port of it; with "
-                   "one host by default this one, and a free port")
+                   "Where the ranks meet: the host with --node-rank 0 and a free port there. The "
+                   "default for one host is that host and a free port")
       ->type_name("HOST:PORT");
   command
       ->add_option(
           "--starter", given->starter,
-          "auto: torchrun where one works, beside lockstep in its Python environment or on "
-          "PATH, else own, and own with --max-restarts; torchrun; own: for one host, without "
+          "auto: own with --max-restarts, else torchrun if one works, beside lockstep in its "
+          "Python "
+          "environment or on PATH, otherwise own. torchrun: torchrun. own: for one host, without "
           "Python")
       ->capture_default_str()
       ->check(CLI::IsMember({"auto", "torchrun", "own"}));
