@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/core/narrow_dtype.h"
 #include "lockstep/models/context_parallel_core.h"
 #include "lockstep/models/context_parallel_ring.h"
 
@@ -20,6 +21,13 @@ at::Tensor spread_over_heads(const at::Tensor& heads, int64_t count) {
   return moved.unsqueeze(2)
       .expand({batch, heads.size(2), repeats, sequence, channels})
       .reshape({batch, count, sequence, channels});
+}
+
+/// Whether libtorch's fused attention takes fewer key heads as they are, and as exactly. On CUDA it
+/// takes those of bf16 and fp16. On the CPU it adds their gradients up in their own dtype, which
+/// loses digits in bf16 and fp16.
+bool has_grouped_kernel(const at::Tensor& query) {
+  return is_narrow(query.scalar_type()) ? query.is_cuda() : query.is_cpu();
 }
 
 /// [batch, heads, sequence, channels] -> [sequence, batch, heads * channels]
@@ -82,9 +90,13 @@ std::shared_ptr<const CoreAttention> make_core_attention(const LayerContext& con
 at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key,
                             const at::Tensor& value) {
   const int64_t heads = query.size(2);
+  const bool grouped = key.size(2) < heads && has_grouped_kernel(query);
+  const auto moved = [&](const at::Tensor& x) {
+    return grouped ? x.permute({1, 2, 0, 3}) : spread_over_heads(x, heads);
+  };
   return joined_heads(at::scaled_dot_product_attention(
-      query.permute({1, 2, 0, 3}), spread_over_heads(key, heads), spread_over_heads(value, heads),
-      /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true));
+      query.permute({1, 2, 0, 3}), moved(key), moved(value), /*attn_mask=*/{}, /*dropout_p=*/0.0,
+      /*is_causal=*/true, /*scale=*/std::nullopt, /*enable_gqa=*/grouped));
 }
 
 }  // namespace lockstep
