@@ -73,9 +73,10 @@ class Activations {
   /// The logits, or chunk by chunk none of them; of each token the sums and the loss.
   int64_t output() const {
     const int64_t sums = config_.label_smoothing > 0 ? 4 : 3;
-    return sum(norm(), chunk_ ? 0 : logits(tokens_), product(sums + 1, tokens_, wide_),
-               token_ids());
+    return sum(norm(), kept_logits(), product(sums + 1, tokens_, wide_), token_ids());
   }
+  /// They are free before backward reaches the layers.
+  int64_t kept_logits() const { return chunk_ ? 0 : logits(tokens_); }
   /// What backward needs for the output: the gradient of its input, with sequence parallelism of
   /// all ranks' terms; in chunks, the logits of one, and the input of all ranks.
   int64_t output_gradients() const {
@@ -86,7 +87,8 @@ class Activations {
   }
   /// The gradients that backward holds while it is inside of a layer without experts.
   int64_t layer_gradients() const {
-    return sum(product(2, own_tokens_, config_.hidden_size, element_), inside(tokens_, widths_.ffn));
+    return sum(product(2, own_tokens_, config_.hidden_size, element_),
+               inside(tokens_, widths_.ffn));
   }
 
  private:
@@ -150,7 +152,7 @@ class Activations {
     const bool recomputed = config_.recompute_granularity == RecomputeGranularity::selective;
     const bool windowed =
         config_.window_size && *config_.window_size < sequence_ && !drops_attention();
-    const bool copied = drops_attention() || (element_ < wide_) != on_cuda_;
+    const bool copied = drops_attention() || element_ == wide_ || !on_cuda_;
     const bool spread =
         (!views && copied) || (drops_attention() && batch_ > 1 && widths_.heads > widths_.groups);
     const int64_t group_heads = config_.num_attention_heads / *config_.num_query_groups;
@@ -301,11 +303,13 @@ ActivationPlan plan_activations(const Config& config, const ModelChunk& chunk,
   const bool selective = config.model.recompute_granularity == RecomputeGranularity::selective;
   if (selective && chunk.num_layers > 0) largest_recomputed = activations.attention_core();
   if (chunk.num_layers > 0) largest_recomputed += activations.attention_draws();
-  const bool in_chunks = config.model.cross_entropy_chunk_size.has_value();
-  if (chunk.has_output && in_chunks && chunk.num_layers > 0)
-    largest_recomputed = std::max(largest_recomputed, activations.layer_gradients());
-  plan.working =
-      std::max(chunk.has_output ? activations.output_gradients() : 0, largest_recomputed);
+  if (!chunk.has_output) {
+    plan.working = largest_recomputed;
+    return plan;
+  }
+  const int64_t in_layer =
+      std::max(largest_recomputed, chunk.num_layers > 0 ? activations.layer_gradients() : 0);
+  plan.working = std::max(activations.output_gradients(), in_layer - activations.kept_logits());
   return plan;
 }
 

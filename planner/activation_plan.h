@@ -19,10 +19,10 @@
 ///   final one.
 /// - hidden dropout: t h, two a layer and one of the embedding.
 /// - attention: q T e of queries; q T e of the output; T * heads * w of log-sum-exp; keys and
-///   values 2 k T e. With fewer key heads than query heads, but more than one, queries are a copy,
-///   also without rotation; and keys and values are spread over the query heads, 2 q T e, with
-///   attention dropout, on the CPU for e < w and on CUDA for e = w. Without rotation, and with as
-///   many key heads or one, q is that of all ranks that share a query group. With attention dropout, for a sequence of S tokens, S^2 +
+///   values spread over the query heads, 2 q T e. On CUDA, with e < w and without attention
+///   dropout, they are not spread, but 2 k T e. Where each query head has its own key head, or
+///   there is one key head, they are 2 k T e on any device; without rotation q is then that of
+///   all ranks that share a query group. With attention dropout, for a sequence of S tokens, S^2 +
 ///   T S * heads (w + 1 + e) in place of the log-sum-exp; one key head is then spread for more than
 ///   one sample. With a window of fewer tokens than the sequence, and without dropout, keys and
 ///   values are kept once, 2 k T e, neither spread nor as views. qk_layernorm adds the norms'
@@ -42,8 +42,8 @@
 ///   all of the norm's output.
 /// - output: logits T V e, with padding, over which backward writes their gradient; of each token
 ///   the highest logit, two sums, with label smoothing three, and the loss, T w each. With
-///   cross_entropy_chunk_size no logits. Token ids in the order of the layers, 8 T for the embedding
-///   and 8 T for the output, if sequence and micro-batch exceed 1.
+///   cross_entropy_chunk_size no logits. Token ids in the order of the layers, 8 T for the
+///   embedding and 8 T for the output, if sequence and micro-batch exceed 1.
 ///
 /// Recomputation keeps of a layer, or with recompute_method = uniform of a piece of several, its
 /// input alone, t h e (full; with distribute_saved_activations a rank's part of it, beside the
@@ -54,13 +54,14 @@ namespace lockstep {
 struct ActivationPlan {
   int64_t layers = 0;  ///< bytes of the chunk's layers
   int64_t ends = 0;    ///< bytes of embedding and output
-  /// Bytes that backward needs on top: the gradient of the output layer's input, T h e, on the CPU
-  /// with e < w 256 tokens of its operands, 256 (V + h) w, and with cross_entropy_chunk_size = C the
-  /// logits C V e, with sequence parallelism the input of
-  /// all ranks, T h e, or a layer's gradients, 2 t h e and those of the feed-forward network; or one
-  /// recomputed layer, piece or attention core and, with attention dropout, the numbers that it
-  /// draws, 20 T S * heads; whichever is more. An upper bound where other layers behind it are free
-  /// by then.
+  /// Bytes that backward needs on top, the larger of two:
+  /// - in the output layer: the gradient of its input, T h e; on the CPU with e < w 256 tokens of
+  ///   its operands, 256 (V + h) w; with cross_entropy_chunk_size = C the logits of a chunk, C V e,
+  ///   and then with sequence parallelism the input of all ranks, T h e.
+  /// - in a layer, when the logits T V e are free: 2 t h e and the gradients of the feed-forward
+  ///   network; or one recomputed layer, piece or attention core and, with attention dropout, the
+  ///   numbers that it draws, 20 T S * heads. An upper bound where other layers behind it are free
+  ///   by then.
   int64_t working = 0;
 };
 

@@ -23,17 +23,17 @@ int64_t rows_of_thread(const LossColumns& columns) {
 void cross_entropy_cpu(const CrossEntropyTensors& t) {
   for_storage("cross entropy", t.logits.scalar_type(), [&](auto element) {
     const auto rows = t.rows<decltype(element)>();
-    at::parallel_for(
-        0, t.num_tokens(), rows_of_thread(t.columns),
-        [&](int64_t first, int64_t end) { cross_entropy_loop(t.smoothed(), rows, first, end); });
+    at::parallel_for(0, t.num_tokens(), rows_of_thread(t.columns), [&](int64_t first, int64_t end) {
+      cross_entropy_loop(t.smoothed(), rows, first, end);
+    });
   });
 }
 
 void cross_entropy_losses_cpu(const CrossEntropyTensors& t) {
   const auto run = [&](const auto& tokens) {
-    at::parallel_for(
-        0, t.num_tokens(), kTokensOfThread,
-        [&](int64_t first, int64_t end) { cross_entropy_losses_loop(tokens, first, end); });
+    at::parallel_for(0, t.num_tokens(), kTokensOfThread, [&](int64_t first, int64_t end) {
+      cross_entropy_losses_loop(tokens, first, end);
+    });
   };
   if (t.losses.scalar_type() == at::kDouble) return run(t.token_losses<double>());
   run(t.token_losses<float>());
@@ -42,9 +42,9 @@ void cross_entropy_losses_cpu(const CrossEntropyTensors& t) {
 void cross_entropy_gradient_cpu(const CrossEntropyTensors& t) {
   for_storage("cross entropy", t.logits.scalar_type(), [&](auto element) {
     const auto rows = t.gradient_rows<decltype(element)>();
-    at::parallel_for(
-        0, t.num_tokens(), rows_of_thread(t.columns),
-        [&](int64_t first, int64_t end) { cross_entropy_gradient_loop(rows, first, end); });
+    at::parallel_for(0, t.num_tokens(), rows_of_thread(t.columns), [&](int64_t first, int64_t end) {
+      cross_entropy_gradient_loop(rows, first, end);
+    });
   });
 }
 

@@ -46,8 +46,7 @@ LOCKSTEP_LANE void cross_entropy_losses(Block block, const CrossEntropyLosses<W>
     W loss = lane_log(sums[stride + i]) - (sums[i] - most) * (1 - share);
     if constexpr (kSmoothed) loss -= (sums[2 * stride + i] - size * most) * (share / size);
     const int64_t label = labels[i];
-    if (label < 0 || label >= vocab_size)
-      loss = label == ignored ? W(0) : kNan;
+    if (label < 0 || label >= vocab_size) loss = label == ignored ? W(0) : kNan;
     losses[i] = loss;
   });
 }
@@ -75,8 +74,7 @@ LOCKSTEP_LANE void cross_entropy_gradient_rows(Block block, const CrossEntropyGr
     const bool here = column >= 0 && column < columns.held;
     const int64_t before = here ? column : columns.held, behind = here ? column + 1 : columns.held;
     block.each(before, [=](int64_t i) LOCKSTEP_LANE_LAMBDA { narrow(gradient(i), result[i]); });
-    if (here && block.leads())
-      narrow(gradient(column) + grad * (a.share - 1), result[column]);
+    if (here && block.leads()) narrow(gradient(column) + grad * (a.share - 1), result[column]);
     block.each(columns.held - behind, [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
       narrow(gradient(behind + i), result[behind + i]);
     });

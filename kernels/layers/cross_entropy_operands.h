@@ -10,9 +10,9 @@
 
 namespace lockstep::kernels {
 
-/// [tokens, width]: logits, result, which may be the same; [tokens]: labels, and grads and losses of
-/// the sums' dtype. All contiguous but `sums.sums`, whose rows are. `result` and `grads` are for the
-/// gradient, `losses` for the losses, for which `logits` is not needed.
+/// [tokens, width]: logits, and result, which may be the same. [tokens]: labels; grads and losses,
+/// of the sums' dtype. All contiguous but `sums.sums`, whose rows are. `result` and `grads` are for
+/// the gradient, `losses` for the losses, for which `logits` is not needed.
 struct CrossEntropyTensors {
   at::Tensor logits = {}, labels = {};
   CrossEntropySums sums = {};
@@ -27,25 +27,35 @@ struct CrossEntropyTensors {
   template <class T>
   CrossEntropyRows<T> rows() const {
     using W = Wide<T>;
-    return {elements<T>(logits),      elements<int64_t>(labels), elements<W>(sums.highest),
+    return {elements<T>(logits),    elements<int64_t>(labels), elements<W>(sums.highest),
             elements<W>(sums.sums), sums.sums.stride(0),       columns};
   }
 
   template <class W>
   CrossEntropyLosses<W> token_losses() const {
-    return {elements<int64_t>(labels), elements<W>(sums.highest), elements<W>(sums.sums),
-            elements<W>(losses),       sums.sums.stride(0),       vocab_size,
-            kIgnoredToken,             static_cast<W>(share)};
+    return {elements<int64_t>(labels),
+            elements<W>(sums.highest),
+            elements<W>(sums.sums),
+            elements<W>(losses),
+            sums.sums.stride(0),
+            vocab_size,
+            kIgnoredToken,
+            static_cast<W>(share)};
   }
 
   template <class T>
   CrossEntropyGradientRows<T> gradient_rows() const {
     using W = Wide<T>;
-    return {elements<T>(logits),       elements<int64_t>(labels),
-            elements<W>(sums.highest), elements<W>(sums.sums) + sums.sums.stride(0),
-            elements<W>(grads),        elements<T>(result),
-            columns,                   vocab_size,
-            kIgnoredToken,             static_cast<W>(share)};
+    return {elements<T>(logits),
+            elements<int64_t>(labels),
+            elements<W>(sums.highest),
+            elements<W>(sums.sums) + sums.sums.stride(0),
+            elements<W>(grads),
+            elements<T>(result),
+            columns,
+            vocab_size,
+            kIgnoredToken,
+            static_cast<W>(share)};
   }
 };
 

@@ -59,7 +59,8 @@ struct ThreadBlock : ThreadLanes {
   template <class T, class Join>
   LOCKSTEP_LANE static T joined(T own, Join join) {
     __shared__ T warps[32];
-    for (int step = 16; step > 0; step /= 2) own = join(own, __shfl_xor_sync(0xFFFFFFFFU, own, step));
+    for (int step = 16; step > 0; step /= 2)
+      own = join(own, __shfl_xor_sync(0xFFFFFFFFU, own, step));
     __syncthreads();  // what was joined before has been read
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = own;
     __syncthreads();

@@ -79,9 +79,8 @@ struct VectorBlock {
     T lanes[kLanes];
     for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = ExpSums<T>::kLowest;
     const int64_t whole = n - n % kLanes;
-    const auto raise = [&](T& highest, T x) LOCKSTEP_LANE_LAMBDA {
-      highest = x > highest ? x : highest;
-    };
+    const auto raise = [&](T& highest, T x)
+                           LOCKSTEP_LANE_LAMBDA { highest = x > highest ? x : highest; };
     for (int64_t i = 0; i < whole; i += kLanes)
       for (int lane = 0; lane < kLanes; ++lane) raise(lanes[lane], term(i + lane));
     for (int64_t i = whole; i < n; ++i) raise(lanes[i - whole], term(i));

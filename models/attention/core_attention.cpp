@@ -4,8 +4,8 @@
 #include <limits>
 
 #include <ATen/ATen.h>
+#include <ATen/SDPBackend.h>
 
-#include "lockstep/core/narrow_dtype.h"
 #include "lockstep/models/context_parallel_core.h"
 #include "lockstep/models/context_parallel_ring.h"
 
@@ -23,15 +23,18 @@ at::Tensor spread_over_heads(const at::Tensor& heads, int64_t count) {
       .reshape({batch, count, sequence, channels});
 }
 
-/// Whether libtorch's fused attention takes fewer key heads as they are, and as exactly. On CUDA it
-/// takes those of bf16 and fp16. On the CPU it adds their gradients up in their own dtype, which
-/// loses digits in bf16 and fp16.
-bool has_grouped_kernel(const at::Tensor& query) {
-  return is_narrow(query.scalar_type()) ? query.is_cuda() : query.is_cpu();
-}
-
 /// [batch, heads, sequence, channels] -> [sequence, batch, heads * channels]
 at::Tensor joined_heads(const at::Tensor& heads) { return heads.permute({2, 0, 1, 3}).flatten(2); }
+
+/// Whether CUDA has a fused kernel that takes fewer key heads than query heads as they are. On the
+/// CPU it would gain less than it takes to be worth other bits.
+bool has_grouped_kernel(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+  if (!query.is_cuda() || key.size(1) == query.size(1)) return false;
+  const auto choice = static_cast<at::SDPBackend>(at::_fused_sdp_choice(
+      query, key, value, /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true,
+      /*scale=*/std::nullopt, /*enable_gqa=*/true));
+  return choice == at::SDPBackend::flash_attention || choice == at::SDPBackend::cudnn_attention;
+}
 
 /// libtorch's fused attention, with a window block by block; with dropout of the weights, in
 /// separate operations.
@@ -90,13 +93,14 @@ std::shared_ptr<const CoreAttention> make_core_attention(const LayerContext& con
 at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key,
                             const at::Tensor& value) {
   const int64_t heads = query.size(2);
-  const bool grouped = key.size(2) < heads && has_grouped_kernel(query);
-  const auto moved = [&](const at::Tensor& x) {
-    return grouped ? x.permute({1, 2, 0, 3}) : spread_over_heads(x, heads);
-  };
+  const auto moved = [](const at::Tensor& x) { return x.permute({1, 2, 0, 3}); };
+  if (has_grouped_kernel(moved(query), moved(key), moved(value)))
+    return joined_heads(at::scaled_dot_product_attention(
+        moved(query), moved(key), moved(value), /*attn_mask=*/{}, /*dropout_p=*/0.0,
+        /*is_causal=*/true, /*scale=*/std::nullopt, /*enable_gqa=*/true));
   return joined_heads(at::scaled_dot_product_attention(
-      query.permute({1, 2, 0, 3}), moved(key), moved(value), /*attn_mask=*/{}, /*dropout_p=*/0.0,
-      /*is_causal=*/true, /*scale=*/std::nullopt, /*enable_gqa=*/grouped));
+      moved(query), spread_over_heads(key, heads), spread_over_heads(value, heads),
+      /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true));
 }
 
 }  // namespace lockstep

@@ -30,10 +30,10 @@ enum class LogitsMemory {
 ///
 /// In a group of several ranks forward is two all-reduces, the maximum of one number a token and
 /// the sum of two (three with smoothing) of them; backward sends nothing. It keeps the logits and
-/// the sums. Backward with create_graph is a UsageError; so is a second backward of the same forward
-/// where the logits were taken. UsageError names shapes, dtypes and labels that are not allowed,
-/// before anything is sent. On a device nothing waits for it: a label that is not allowed gives NaN
-/// there.
+/// the sums. Backward with create_graph is a UsageError; so is a second backward of the same
+/// forward where the logits were taken. UsageError names shapes, dtypes and labels that are not
+/// allowed, before anything is sent. On a device nothing waits for it: a label that is not allowed
+/// gives NaN there.
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& labels,
                                         const VocabPartition& vocabulary, const ProcessGroup& group,
                                         double label_smoothing = 0,

@@ -137,8 +137,8 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     at::Tensor term = of_hidden ? at::empty_like(rows) : at::Tensor();
     WeightSum weight_sum(weight, is_captured(1));
     call.each_chunk(rows, weight, [&](int64_t first, int64_t count, const at::Tensor& logits) {
-      call.losses.gradient(grads[0].narrow(0, first, count), logits,
-                           labels.narrow(0, first, count), of_tokens(sums, first, count), logits);
+      call.losses.gradient(grads[0].narrow(0, first, count), logits, labels.narrow(0, first, count),
+                           of_tokens(sums, first, count), logits);
       if (of_hidden) {
         at::Tensor part = term.narrow(0, first, count);
         at::mm_out(part, logits, weight);

@@ -24,11 +24,12 @@ double mean_share(double label_smoothing, int64_t vocab_size) {
 TokenLosses::TokenLosses(const char* caller, const VocabPartition& v, const ProcessGroup& g,
                          double label_smoothing)
     : vocabulary(v), group(g), share(mean_share(label_smoothing, vocabulary.vocab_size)) {
-  require<UsageError>(label_smoothing >= 0 && label_smoothing < 1 &&
-                          (label_smoothing == 0 || vocabulary.vocab_size > 1),
-                      "{}: found label smoothing {} over {} token ids, allowed: 0, or a share below "
-                      "1 of at least 2",
-                      caller, label_smoothing, vocabulary.vocab_size);
+  require<UsageError>(
+      label_smoothing >= 0 && label_smoothing < 1 &&
+          (label_smoothing == 0 || vocabulary.vocab_size > 1),
+      "{}: found label smoothing {} over {} token ids, allowed: 0, or a share below "
+      "1 of at least 2",
+      caller, label_smoothing, vocabulary.vocab_size);
 }
 
 void TokenLosses::add_over_ranks(const kernels::CrossEntropySums& sums) const {

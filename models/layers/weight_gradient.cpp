@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/core/gradient_capture.h"
@@ -17,8 +17,7 @@ namespace {
 constexpr int64_t kWidenedTokens = 256;
 
 /// rows^T x of narrow operands, added to an fp32 `matrix`. Libtorch has a product that does so on
-/// CUDA alone; on the CPU some tokens at a time are widened, which takes less time than a product of
-/// narrow operands.
+/// CUDA alone; on the CPU some tokens at a time are widened.
 void add_widened(at::Tensor matrix, const at::Tensor& rows, const at::Tensor& x) {
   if (rows.is_cuda()) {
     at::addmm_out(matrix, matrix, rows.t(), x, at::kFloat);

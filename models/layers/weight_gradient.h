@@ -11,8 +11,8 @@ namespace lockstep {
 /// [..., n] -> [rows, n]
 at::Tensor as_matrix(const at::Tensor& x);
 
-/// rows^T x, in the shape of `weight` [..., in]: `rows` [tokens, out] is the gradient of the output,
-/// `x` [tokens, in] the input.
+/// rows^T x, in the shape of `weight` [..., in]: `rows` [tokens, out] is the output's gradient, `x`
+/// [tokens, in] the input.
 at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& rows, const at::Tensor& x);
 
 /// Whether a wrapper such as DistributedDataParallel waits for the gradient in weight.grad() (a

@@ -7,6 +7,8 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -137,7 +139,8 @@ TEST(CrossEntropyKernel, RuledOutTokenIdsCountForNothing) {
     const at::Tensor logits = logits_of(5, 2100, dtype);
     logits.narrow(1, 0, 1030).fill_(kNever);  // all of the first tile and of the first rank
     logits[3].narrow(0, 0, 2099).fill_(kNever);
-    const at::Tensor labels = at::tensor({1500, 2099, kIgnoredToken, 2099, 1030}, at::kLong);
+    const at::Tensor labels =
+        at::tensor(std::vector<int64_t>{1500, 2099, kIgnoredToken, 2099, 1030});
     const at::Tensor grads = at::ones({5}, dtype == at::kDouble ? at::kDouble : at::kFloat);
     const Found exact = exact_of(logits, labels, grads, {2100});
     for (const int64_t ranks : {1, 3}) {
@@ -154,10 +157,9 @@ TEST(CrossEntropyKernel, PassesOnWhatIsNoNumberAndLeavesIgnoredTokensAlone) {
   for (const double value : bad) {
     const at::Tensor logits = logits_of(4, 40, at::kFloat);
     logits.select(1, 11).narrow(0, 1, 2).fill_(value);
-    const at::Tensor labels = at::tensor({3, 11, kIgnoredToken, 2}, at::kLong);
+    const at::Tensor labels = at::tensor(std::vector<int64_t>{3, 11, kIgnoredToken, 2});
     const Found found = found_of(logits, labels, at::ones({4}), {40}, 1, 0, true);
-    EXPECT_TRUE(at::equal(found.losses.isnan(),
-                          at::tensor({0, 1, 0, 0}, at::kLong).to(at::kBool)))
+    EXPECT_TRUE(at::equal(found.losses.isnan(), at::tensor({0, 1, 0, 0}, at::kLong).to(at::kBool)))
         << found.losses;
     EXPECT_TRUE(found.gradient[1].isnan().any().item<bool>());
     EXPECT_EQ(found.gradient[2].count_nonzero().item<int64_t>(), 0);
@@ -165,8 +167,8 @@ TEST(CrossEntropyKernel, PassesOnWhatIsNoNumberAndLeavesIgnoredTokensAlone) {
   }
   // Labels that nobody could check.
   const at::Tensor labels = at::tensor({-1, 40, 39, 0}, at::kLong);
-  const Found found = found_of(logits_of(4, 40), labels, at::ones({4}, at::kDouble), {40}, 2, 0,
-                               false);
+  const Found found =
+      found_of(logits_of(4, 40), labels, at::ones({4}, at::kDouble), {40}, 2, 0, false);
   EXPECT_TRUE(at::equal(found.losses.isnan(), at::tensor({1, 1, 0, 0}, at::kLong).to(at::kBool)));
 }
 

@@ -67,11 +67,11 @@ TEST(LinearCrossEntropy, IsPyTorchsForEveryChunkAndLayout) {
           SCOPED_TRACE(::testing::Message() << n << " ranks, chunks of " << chunk);
           testing::run_ranks(n, [&](const ParallelState& state) {
             const int64_t rows = (kIds + n - 1) / n + 1;  // with padding on each rank
-            const VocabPartition part = {.vocab_size = kIds,
-                                         .rows = rows,
-                                         .first = std::min(kIds, (rows - 1) * state.rank()),
-                                         .held = std::clamp<int64_t>(
-                                             kIds - (rows - 1) * state.rank(), 0, rows - 1)};
+            const VocabPartition part = {
+                .vocab_size = kIds,
+                .rows = rows,
+                .first = std::min(kIds, (rows - 1) * state.rank()),
+                .held = std::clamp<int64_t>(kIds - (rows - 1) * state.rank(), 0, rows - 1)};
             const at::Tensor table = at::full({rows, kWidth}, 9.0, at::kDouble);
             table.narrow(0, 0, part.held)
                 .copy_((waves({kIds, kWidth}, 1) * 2).narrow(0, part.first, part.held));
@@ -86,8 +86,8 @@ TEST(LinearCrossEntropy, IsPyTorchsForEveryChunkAndLayout) {
             EXPECT_LT(testing::difference(table.grad().narrow(0, 0, part.held),
                                           exact.weight.narrow(0, part.first, part.held)),
                       1e-13);
-            EXPECT_EQ(table.grad().narrow(0, part.held, rows - part.held).abs().sum().item<double>(),
-                      0);
+            EXPECT_EQ(
+                table.grad().narrow(0, part.held, rows - part.held).abs().sum().item<double>(), 0);
           });
         }
       }
@@ -111,7 +111,8 @@ NamedTensors step_of(TransformerConfig config, std::optional<int64_t> chunk,
         NamedTensors found = {{"losses", losses.detach()}};
         for (const NamedParameter& param : collect_parameters(model)) {
           const at::Tensor grad = param.tensor.grad();
-          if (layout.sequence && param.description.placement(MeshAxis::tp) == Placement(Replicate{}))
+          if (layout.sequence &&
+              param.description.placement(MeshAxis::tp) == Placement(Replicate{}))
             continue;  // a term of its gradient
           found[param.name] =
               testing::join_parts(param.description, grad, state.group(GroupKind::tp));
@@ -125,8 +126,7 @@ NamedTensors step_of(TransformerConfig config, std::optional<int64_t> chunk,
 TEST(LinearCrossEntropy, AModelInChunksIsTheModel) {
   for (const bool untied : {false, true})
     for (const bool recomputes : {false, true})
-      for (const testing::Layout& layout :
-           {testing::Layout{1}, {2}, {2, true}, {4}, {4, true}}) {
+      for (const testing::Layout& layout : {testing::Layout{1}, {2}, {2, true}, {4}, {4, true}}) {
         TransformerConfig config = testing::small_gpt();
         config.untie_embeddings_and_output_weights = untied;
         config.label_smoothing = untied ? 0.1 : 0;
@@ -184,8 +184,8 @@ TEST(LinearCrossEntropy, LossesAloneNeedNoBackwardAndNarrowDtypesStayClose) {
 TEST(LinearCrossEntropy, TheProductsAddTheWeightsGradientWhereAWrapperWaitsForIt) {
   const VocabPartition part = vocab_partition(kIds, kIds, 0, 1);
   const auto run = [&](const at::Tensor& weight, int64_t chunk) {
-    return parallel_linear_cross_entropy(waves({5, 3, kWidth}, 0), weight, some_labels(), part, in_one_process(),
-                                         chunk);
+    return parallel_linear_cross_entropy(waves({5, 3, kWidth}, 0), weight, some_labels(), part,
+                                         in_one_process(), chunk);
   };
   const at::Tensor plain = waves({kIds, kWidth}, 1).requires_grad_(true);
   run(plain, 15).sum().backward();
@@ -219,7 +219,9 @@ TEST(LinearCrossEntropy, AGradientInFp32GetsTheSumOfTheChunksOfNarrowOperands) {
   testing::count_gradients(weight, calls);
   const at::Tensor grad = at::zeros({kIds, kWidth});
   weight.mutable_grad() = grad;
-  parallel_linear_cross_entropy(x, weight, some_labels(), part, in_one_process(), 4).sum().backward();
+  parallel_linear_cross_entropy(x, weight, some_labels(), part, in_one_process(), 4)
+      .sum()
+      .backward();
   EXPECT_EQ(calls, 1);
   EXPECT_TRUE(weight.grad().is_same(grad));
   const at::Tensor exact = weight.detach().to(at::kDouble).requires_grad_(true);
@@ -240,11 +242,10 @@ TEST(LinearCrossEntropy, RefusesWhatItCannotDoBeforeAnythingIsSent) {
                                  double smoothing, const std::string& message) {
           EXPECT_TRUE(testing::throws_with<UsageError>(
               [&] {
-                parallel_linear_cross_entropy(hidden, weight, labels, part,
-                                              {.group = state.world(),
-                                               .input = LinearInput::copied,
-                                               .label = "output_layer"},
-                                              chunk, smoothing);
+                parallel_linear_cross_entropy(
+                    hidden, weight, labels, part,
+                    {.group = state.world(), .input = LinearInput::copied, .label = "output_layer"},
+                    chunk, smoothing);
               },
               message));
         };
@@ -259,9 +260,9 @@ TEST(LinearCrossEntropy, RefusesWhatItCannotDoBeforeAnythingIsSent) {
       {.log = &log});
   EXPECT_TRUE(log.of_rank(0).empty());
   const at::Tensor weight = waves({kIds, kWidth}, 1).requires_grad_(true);
-  const at::Tensor losses = parallel_linear_cross_entropy(
-      waves({5, 3, kWidth}, 0), weight, some_labels(), vocab_partition(kIds, kIds, 0, 1),
-      in_one_process(), 4);
+  const at::Tensor losses =
+      parallel_linear_cross_entropy(waves({5, 3, kWidth}, 0), weight, some_labels(),
+                                    vocab_partition(kIds, kIds, 0, 1), in_one_process(), 4);
   EXPECT_TRUE(testing::throws_with<UsageError>(
       [&] { torch::autograd::backward({losses.sum()}, {}, true, /*create_graph=*/true); },
       "output_layer: found backward with create_graph"));
