@@ -172,15 +172,15 @@ class Waiting : public torch::autograd::PostAccumulateGradHook {
 };
 
 /// With gradients of weights in fp32.
-Rivals linear_rivals(const ModelSize& size, at::ScalarType dtype) {
+Rivals linear_rivals(const char* name, const ModelSize& size, int64_t outputs,
+                     at::ScalarType dtype) {
   const at::Tensor x = at::randn({size.sequence, size.batch, size.hidden}).to(dtype);
   x.requires_grad_(true);
-  const at::Tensor ours = with_grad(at::randn({size.ffn, size.hidden}).to(dtype), at::kFloat);
+  const at::Tensor ours = with_grad(at::randn({outputs, size.hidden}).to(dtype), at::kFloat);
   const at::Tensor theirs = with_grad(ours.detach().clone(), at::kFloat);
   torch::autograd::impl::set_post_acc_grad_hooks(ours, std::make_unique<Waiting>());
   const ParallelLinearOptions options = alone();
-  return {dtype == at::kFloat ? "linear" : "linear, bf16",
-          [=]() -> Tensors { return {parallel_linear(x, ours, {}, options)}; },
+  return {name, [=]() -> Tensors { return {parallel_linear(x, ours, {}, options)}; },
           [=]() -> Tensors { return {at::linear(x, theirs)}; }};
 }
 
@@ -230,8 +230,10 @@ int main() {
       report(size, cross_entropy_rivals("cross entropy, 32,000", tokens / 4, 32000, 0), threads);
       report(size, chunked_loss_rivals(size, 32000, 128), threads);
       report(size, grouped_attention_rivals(size), threads);
-      report(size, linear_rivals(size, at::kFloat), threads);
-      report(size, linear_rivals(size, at::kBFloat16), threads);
+      report(size, linear_rivals("linear", size, size.ffn, at::kFloat), threads);
+      report(size, linear_rivals("linear, bf16", size, size.ffn, at::kBFloat16), threads);
+      report(size, linear_rivals("output, 32,000", size, 32000, at::kFloat), threads);
+      report(size, linear_rivals("output, 32,000, bf16", size, 32000, at::kBFloat16), threads);
     }
   return 0;
 }

@@ -47,6 +47,7 @@ class Activations {
         lora_(config.lora),
         chunk_(config.model.cross_entropy_chunk_size),
         on_cuda_(config.train.device == DeviceChoice::cuda),
+        wider_buffers_(element_ < wide_ && config.ddp.grad_reduce_in_fp32),
         saved_parts_(
             config_.distribute_saved_activations ? config.parallel.tensor_model_parallel_size : 1) {
   }
@@ -80,6 +81,15 @@ class Activations {
   }
   /// They are free before backward reaches the layers.
   int64_t kept_logits() const { return chunk_ ? 0 : logits(tokens_); }
+  /// The gradient of the rows of the word embeddings; of a table that is the output layer's, too,
+  /// both ways' are there at a time unless the products add theirs to the buffer.
+  int64_t table_gradient() const {
+    return lora_.rank ? 0 : product(widths_.vocabulary, config_.hidden_size, element_);
+  }
+  int64_t tied_gradient() const {
+    const bool in_place = chunk_ || wider_buffers_;
+    return config_.untie_embeddings_and_output_weights || in_place ? 0 : table_gradient();
+  }
   /// What backward needs for the output: the gradient of its input, with sequence parallelism of
   /// all ranks' terms; in chunks, the logits of one, and the input of all ranks.
   int64_t output_gradients() const {
@@ -97,7 +107,7 @@ class Activations {
  private:
   /// On the CPU the operands of the weight's gradient are widened, 256 tokens at a time.
   int64_t widened_output(int64_t tokens) const {
-    if (element_ == wide_ || on_cuda_ || lora_.rank) return 0;
+    if (!wider_buffers_ || on_cuda_ || lora_.rank) return 0;
     return product(std::min<int64_t>(tokens, 256), sum(widths_.vocabulary, config_.hidden_size),
                    wide_);
   }
@@ -312,6 +322,7 @@ class Activations {
   const LoraConfig& lora_;
   std::optional<int64_t> chunk_;  ///< tokens whose logits exist at a time
   bool on_cuda_;
+  bool wider_buffers_;  ///< of gradients than these are
   int64_t saved_parts_;
 };
 
@@ -351,6 +362,9 @@ ActivationPlan plan_activations(const Config& config, const ModelChunk& chunk,
   const int64_t in_layer =
       std::max(largest_recomputed, chunk.num_layers > 0 ? activations.layer_gradients() : 0);
   plan.working = std::max(activations.output_gradients(), in_layer - activations.kept_logits());
+  if (!chunk.has_embedding) return plan;
+  const int64_t in_embedding = activations.table_gradient() - plan.layers - plan.ends;
+  plan.working = sum(activations.tied_gradient(), std::max(plan.working, in_embedding));
   return plan;
 }
 

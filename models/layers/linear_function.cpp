@@ -39,6 +39,13 @@ void note_use(const at::Tensor& weight, const ParallelLinearOptions& options) {
                       options.label.layer());
 }
 
+/// Where the weight has other uses, autograd adds up all gradients first, unless the buffer is
+/// wider than they are.
+bool adds_in_place(const ParallelLinearOptions& options, const at::Tensor& weight) {
+  const at::Tensor& grad = weight.grad();
+  return options.weight_used_once || (grad.defined() && grad.scalar_type() != weight.scalar_type());
+}
+
 /// What AccumulateGrad does.
 void accumulate(const at::Tensor& weight, const at::Tensor& rows, const at::Tensor& x) {
   if (!add_weight_gradient(weight, rows, x)) {
@@ -99,7 +106,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
       const at::Tensor x = as_matrix(gathering ? gathering->whole : input);
       if (apart)
         accumulate(call.weight, rows, x);
-      else if (is_captured(1) || !add_weight_gradient(weight, rows, x))
+      else if (!adds_in_place(options, weight) || is_captured(1) ||
+               !add_weight_gradient(weight, rows, x))
         own_gradient = weight_gradient(weight, rows, x);
     }
     const bool biased = context->saved_data["biased"].toBool() && context->needs_input_grad(2);
