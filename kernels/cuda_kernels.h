@@ -23,6 +23,9 @@ void sgd_cuda(const at::Tensor& master, const at::Tensor& grad, const at::Tensor
 
 at::Tensor sum_of_squares_cuda(const at::Tensor& flat);
 
+void cross_entropy_cuda(const CrossEntropyTensors& t);
+void cross_entropy_losses_cuda(const CrossEntropyTensors& t);
+void cross_entropy_gradient_cuda(const CrossEntropyTensors& t);
 void norm_cuda(const NormTensors& t);
 void norm_gradient_cuda(const NormGradientTensors& t);
 void rotary_cuda(const RotaryTensors& t);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "lockstep/core/attention_rules.h"
 #include "lockstep/core/expert_rules.h"
@@ -44,6 +45,9 @@ class Activations {
         element_(element_bytes(config.train.precision)),
         wide_(std::max<int64_t>(element_, 4)),
         lora_(config.lora),
+        chunk_(config.model.cross_entropy_chunk_size),
+        on_cuda_(config.train.device == DeviceChoice::cuda),
+        wider_buffers_(element_ < wide_ && config.ddp.grad_reduce_in_fp32),
         saved_parts_(
             config_.distribute_saved_activations ? config.parallel.tensor_model_parallel_size : 1) {
   }
@@ -70,19 +74,45 @@ class Activations {
   }
 
   int64_t embedding() const { return sum(token_ids(), dropout_of_tokens()); }
+  /// The logits, or chunk by chunk none of them; of each token the sums and the loss.
   int64_t output() const {
-    const int64_t held = std::min(config_.vocab_size, widths_.vocabulary);
-    return sum(norm(), product(tokens_, held, wide_), product(tokens_, wide_),
-               own_loss() ? product(10, tokens_) : sum(token_ids(), wide_));
+    const int64_t sums = config_.label_smoothing > 0 ? 4 : 3;
+    return sum(norm(), kept_logits(), product(sums + 1, tokens_, wide_), token_ids());
   }
+  /// They are free before backward reaches the layers.
+  int64_t kept_logits() const { return chunk_ ? 0 : logits(tokens_); }
+  /// The gradient of the rows of the word embeddings; of a table that is the output layer's, too,
+  /// both ways' are there at a time unless the products add theirs to the buffer.
+  int64_t table_gradient() const {
+    return lora_.rank ? 0 : product(widths_.vocabulary, config_.hidden_size, element_);
+  }
+  int64_t tied_gradient() const {
+    const bool in_place = chunk_ || wider_buffers_;
+    return config_.untie_embeddings_and_output_weights || in_place ? 0 : table_gradient();
+  }
+  /// What backward needs for the output: the gradient of its input, with sequence parallelism of
+  /// all ranks' terms; in chunks, the logits of one, and the input of all ranks.
   int64_t output_gradients() const {
-    const int64_t narrowed = element_ == wide_ ? 0 : element_;
-    return product(tokens_, widths_.vocabulary, own_loss() ? sum(wide_, narrowed) : 2 * wide_);
+    const int64_t hidden = product(tokens_, config_.hidden_size, element_);
+    if (!chunk_) return sum(hidden, widened_output(tokens_));
+    const int64_t tokens = std::min(*chunk_, tokens_);
+    return sum(logits(tokens), hidden, own_tokens_ < tokens_ ? hidden : 0, widened_output(tokens));
+  }
+  /// The gradients that backward holds while it is inside of a layer without experts.
+  int64_t layer_gradients() const {
+    return sum(product(2, own_tokens_, config_.hidden_size, element_),
+               inside(tokens_, widths_.ffn));
   }
 
  private:
-  /// Whether the loss is vocab_parallel_cross_entropy's own, not libtorch's.
-  bool own_loss() const { return layout_.tensor_ranks > 1 || config_.label_smoothing > 0; }
+  /// On the CPU the operands of the weight's gradient are widened, 256 tokens at a time.
+  int64_t widened_output(int64_t tokens) const {
+    if (!wider_buffers_ || on_cuda_ || lora_.rank) return 0;
+    return product(std::min<int64_t>(tokens, 256), sum(widths_.vocabulary, config_.hidden_size),
+                   wide_);
+  }
+
+  int64_t logits(int64_t tokens) const { return product(tokens, widths_.vocabulary, element_); }
 
   /// Ids are turned into [sequence, batch], which is a copy if both are more than 1.
   int64_t token_ids() const { return sequence_ > 1 && batch_ > 1 ? product(tokens_, 8) : 0; }
@@ -150,8 +180,9 @@ class Activations {
     const bool recomputed = config_.recompute_granularity == RecomputeGranularity::selective;
     const bool hides = bounded_ || (config_.window_size && *config_.window_size < sequence_);
     const bool windowed = hides && !drops_attention();
+    const bool copied = drops_attention() || element_ == wide_ || !on_cuda_;
     const bool spread =
-        !views || (drops_attention() && batch_ > 1 && widths_.heads > widths_.groups);
+        (!views && copied) || (drops_attention() && batch_ > 1 && widths_.heads > widths_.groups);
     const int64_t group_heads = config_.num_attention_heads / *config_.num_query_groups;
     const int64_t projected = product(key, sum(group_heads, 2));
     const int64_t kept = normed ? projected : 0;
@@ -289,6 +320,9 @@ class Activations {
   int64_t element_;
   int64_t wide_;
   const LoraConfig& lora_;
+  std::optional<int64_t> chunk_;  ///< tokens whose logits exist at a time
+  bool on_cuda_;
+  bool wider_buffers_;  ///< of gradients than these are
   int64_t saved_parts_;
 };
 
@@ -321,8 +355,16 @@ ActivationPlan plan_activations(const Config& config, const ModelChunk& chunk,
   const bool selective = config.model.recompute_granularity == RecomputeGranularity::selective;
   if (selective && chunk.num_layers > 0) largest_recomputed = activations.attention_core();
   if (chunk.num_layers > 0) largest_recomputed += activations.attention_draws();
-  plan.working =
-      std::max(chunk.has_output ? activations.output_gradients() : 0, largest_recomputed);
+  if (!chunk.has_output) {
+    plan.working = largest_recomputed;
+    return plan;
+  }
+  const int64_t in_layer =
+      std::max(largest_recomputed, chunk.num_layers > 0 ? activations.layer_gradients() : 0);
+  plan.working = std::max(activations.output_gradients(), in_layer - activations.kept_logits());
+  if (!chunk.has_embedding) return plan;
+  const int64_t in_embedding = activations.table_gradient() - plan.layers - plan.ends;
+  plan.working = sum(activations.tied_gradient(), std::max(plan.working, in_embedding));
   return plan;
 }
 

@@ -19,8 +19,9 @@
 ///   final one.
 /// - hidden dropout: t h, two a layer and one of the embedding.
 /// - attention: q T e of queries; q T e of the output; T * heads * w of log-sum-exp; keys and
-///   values spread over the query heads, 2 q T e. Where each query head has its own key head, or
-///   there is one key head, they are not spread, but 2 k T e; without rotation q is then that of
+///   values spread over the query heads, 2 q T e. On CUDA, with e < w and without attention
+///   dropout, they are not spread, but 2 k T e. Where each query head has its own key head, or
+///   there is one key head, they are 2 k T e on any device; without rotation q is then that of
 ///   all ranks that share a query group. With attention dropout, for a sequence of S tokens, S^2 +
 ///   T S * heads (w + 1 + e) in place of the log-sum-exp; one key head is then spread for more than
 ///   one sample. With a window of fewer tokens than the sequence, or attention that documents
@@ -43,10 +44,10 @@
 ///   width F; P h e + P e of outputs. The losses of the router t E w each (balancing: and the
 ///   fractions, with sigmoid t w; z: t w). The shared expert as a feed-forward network, which keeps
 ///   all of the norm's output.
-/// - output: log-probabilities T V w (without padding), losses T w, their weight w. Token ids in
-///   the order of the layers, 8 T for the embedding and 8 T for the output, if sequence and
-///   micro-batch exceed 1. Over tp, and with label smoothing, softmax T V w and losses T w, and of
-///   the labels their columns 8 T and two flags 2 T.
+/// - output: logits T V e, with padding, over which backward writes their gradient; of each token
+///   the highest logit, two sums, with label smoothing three, and the loss, T w each. With
+///   cross_entropy_chunk_size no logits. Token ids in the order of the layers, 8 T for the
+///   embedding and 8 T for the output, if sequence and micro-batch exceed 1.
 ///
 /// Recomputation keeps of a layer, or with recompute_method = uniform of a piece of several, its
 /// input alone, t h e (full; with distribute_saved_activations a rank's part of it, beside the
@@ -61,10 +62,16 @@ namespace lockstep {
 struct ActivationPlan {
   int64_t layers = 0;  ///< bytes of the chunk's layers
   int64_t ends = 0;    ///< bytes of embedding and output
-  /// Bytes that backward needs on top: gradients of logits and log-probabilities 2 T V w (over tp,
-  /// and with label smoothing, T V w, and T V e where e < w), or one recomputed layer, piece or
-  /// attention core and, with attention dropout, the numbers that it draws, 20 T S * heads,
-  /// whichever is more. An upper bound where other layers behind it are free by then.
+  /// Bytes that backward needs on top, the largest of:
+  /// - in the output layer: the gradient of its input, T h e; on the CPU with e < w 256 tokens of
+  ///   its operands, 256 (V + h) w; with cross_entropy_chunk_size = C the logits of a chunk, C V e,
+  ///   and then with sequence parallelism the input of all ranks, T h e.
+  /// - in a layer, when the logits T V e are free: 2 t h e and the gradients of the feed-forward
+  ///   network; or one recomputed layer, piece or attention core and, with attention dropout, the
+  ///   numbers that it draws, 20 T S * heads. An upper bound where other layers behind it are free
+  ///   by then.
+  /// - on the stage of embedding and output, when all layers are free: V h e of the embedding's
+  ///   gradient. With tied tables, e = w and all logits at once, V h e more in each of the three.
   int64_t working = 0;
 };
 

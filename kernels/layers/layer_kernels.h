@@ -13,6 +13,9 @@ namespace lockstep::kernels {
 const DeviceKernels& layer_kernels(const char* kernel, const at::Tensor& tensor);
 
 /// The CPU's, see DeviceKernels.
+void cross_entropy_cpu(const CrossEntropyTensors& t);
+void cross_entropy_losses_cpu(const CrossEntropyTensors& t);
+void cross_entropy_gradient_cpu(const CrossEntropyTensors& t);
 void norm_cpu(const NormTensors& t);
 void norm_gradient_cpu(const NormGradientTensors& t);
 void rotary_cpu(const RotaryTensors& t);

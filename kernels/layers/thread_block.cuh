@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "lockstep/kernels/exp_sums.h"
 #include "lockstep/kernels/float_storage.h"
 
 namespace lockstep::kernels {
@@ -26,16 +27,46 @@ struct ThreadBlock : ThreadLanes {
   /// gets it. All threads call it.
   template <class T, class F>
   LOCKSTEP_LANE static T sum(int64_t n, F term) {
-    __shared__ T warps[32];
     T own = 0;
     each(n, [&](int64_t i) { own += term(i); });
-    for (int step = 16; step > 0; step /= 2) own += __shfl_xor_sync(0xFFFFFFFFU, own, step);
-    __syncthreads();  // the last sum has been read
+    return joined(own, [](T a, T b) { return a + b; });
+  }
+
+  /// Of term(i), with the sum itself if `kPlain`; each thread gets it. All threads call it.
+  template <bool kPlain, class T, class F>
+  LOCKSTEP_LANE static ExpSums<T> exp_sums(int64_t n, F term) {
+    ExpSums<T> own;
+    each(n, [&](int64_t i) {
+      const T x = term(i);
+      if constexpr (kPlain) own.plain += x;
+      if (x == ExpSums<T>::kLowest) return;
+      const bool higher = x > own.highest;
+      const T ratio = exp(higher ? own.highest - x : x - own.highest);
+      own.exponentials = higher ? own.exponentials * ratio + 1 : own.exponentials + ratio;
+      if (higher) own.highest = x;
+    });
+    const auto add = [](T a, T b) { return a + b; };
+    ExpSums<T> all;
+    all.highest = joined(own.highest, [](T a, T b) { return b > a ? b : a; });
+    const bool any = own.highest > ExpSums<T>::kLowest;
+    all.exponentials =
+        joined(any ? own.exponentials * exp(own.highest - all.highest) : own.exponentials, add);
+    if constexpr (kPlain) all.plain = joined(own.plain, add);
+    return all;
+  }
+
+ private:
+  template <class T, class Join>
+  LOCKSTEP_LANE static T joined(T own, Join join) {
+    __shared__ T warps[32];
+    for (int step = 16; step > 0; step /= 2)
+      own = join(own, __shfl_xor_sync(0xFFFFFFFFU, own, step));
+    __syncthreads();  // what was joined before has been read
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = own;
     __syncthreads();
-    T total = 0;
-    for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) total += warps[warp];
-    return total;
+    T all = warps[0];
+    for (unsigned warp = 1; warp < blockDim.x / 32; ++warp) all = join(all, warps[warp]);
+    return all;
   }
 };
 

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lockstep/kernels/exp_sums.h"
 #include "lockstep/kernels/float_storage.h"
 
 namespace lockstep::kernels {
@@ -69,6 +70,47 @@ struct VectorBlock {
     for (int step = kLanes / 2; step > 0; step /= 2)
       for (int lane = 0; lane < step; ++lane) lanes[lane] += lanes[lane + step];
     return lanes[0];
+  }
+
+  /// The highest term(i), -inf for none; NaN is passed over.
+  template <class T, class F>
+  LOCKSTEP_LANE static T max(int64_t n, F term) {
+    constexpr int kLanes = 32;
+    T lanes[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = ExpSums<T>::kLowest;
+    const int64_t whole = n - n % kLanes;
+    const auto raise = [&](T& highest, T x)
+                           LOCKSTEP_LANE_LAMBDA { highest = x > highest ? x : highest; };
+    for (int64_t i = 0; i < whole; i += kLanes)
+      for (int lane = 0; lane < kLanes; ++lane) raise(lanes[lane], term(i + lane));
+    for (int64_t i = whole; i < n; ++i) raise(lanes[i - whole], term(i));
+    for (int step = kLanes / 2; step > 0; step /= 2)
+      for (int lane = 0; lane < step; ++lane) raise(lanes[lane], lanes[lane + step]);
+    return lanes[0];
+  }
+
+  /// Of term(i), with the sum itself if `kPlain`. Tiles stay in the cache for the second look at
+  /// them.
+  template <bool kPlain, class T, class F>
+  LOCKSTEP_LANE static ExpSums<T> exp_sums(int64_t n, F term) {
+    constexpr int64_t kTile = 1024;
+    ExpSums<T> all;
+    for (int64_t first = 0; first < n; first += kTile) {
+      const int64_t count = n - first < kTile ? n - first : kTile;
+      const auto here = [=](int64_t i) LOCKSTEP_LANE_LAMBDA { return term(first + i); };
+      const T highest = max<T>(count, here);
+      if (highest > all.highest) {
+        all.exponentials *= exp_below<VectorBlock>(all.highest, highest);
+        all.highest = highest;
+      }
+      const T most = all.highest;
+      if (most > ExpSums<T>::kLowest)
+        all.exponentials += sum<T>(count, [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
+          return exp_below<VectorBlock>(here(i), most);
+        });
+      if constexpr (kPlain) all.plain += sum<T>(count, here);
+    }
+    return all;
   }
 
   /// Whether this is who writes what a row has once.

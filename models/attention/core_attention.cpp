@@ -4,6 +4,7 @@
 #include <limits>
 
 #include <ATen/ATen.h>
+#include <ATen/SDPBackend.h>
 
 #include "lockstep/models/context_parallel_core.h"
 #include "lockstep/models/context_parallel_ring.h"
@@ -24,6 +25,16 @@ at::Tensor spread_over_heads(const at::Tensor& heads, int64_t count) {
 
 /// [batch, heads, sequence, channels] -> [sequence, batch, heads * channels]
 at::Tensor joined_heads(const at::Tensor& heads) { return heads.permute({2, 0, 1, 3}).flatten(2); }
+
+/// Whether CUDA has a fused kernel that takes fewer key heads than query heads as they are. On the
+/// CPU it would gain less than it takes to be worth other bits.
+bool has_grouped_kernel(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+  if (!query.is_cuda() || key.size(1) == query.size(1)) return false;
+  const auto choice = static_cast<at::SDPBackend>(at::_fused_sdp_choice(
+      query, key, value, /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true,
+      /*scale=*/std::nullopt, /*enable_gqa=*/true));
+  return choice == at::SDPBackend::flash_attention || choice == at::SDPBackend::cudnn_attention;
+}
 
 /// [sequences, 1, length, length]: the pairs of tokens that are of different documents.
 at::Tensor of_other_documents(const SequenceDocuments& documents, c10::Device device) {
@@ -99,8 +110,13 @@ std::shared_ptr<const CoreAttention> make_core_attention(const LayerContext& con
 at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key,
                             const at::Tensor& value) {
   const int64_t heads = query.size(2);
+  const auto moved = [](const at::Tensor& x) { return x.permute({1, 2, 0, 3}); };
+  if (has_grouped_kernel(moved(query), moved(key), moved(value)))
+    return joined_heads(at::scaled_dot_product_attention(
+        moved(query), moved(key), moved(value), /*attn_mask=*/{}, /*dropout_p=*/0.0,
+        /*is_causal=*/true, /*scale=*/std::nullopt, /*enable_gqa=*/true));
   return joined_heads(at::scaled_dot_product_attention(
-      query.permute({1, 2, 0, 3}), spread_over_heads(key, heads), spread_over_heads(value, heads),
+      moved(query), spread_over_heads(key, heads), spread_over_heads(value, heads),
       /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true));
 }
 

@@ -294,15 +294,15 @@ void GPTModel::check(const GPTInput& input) const {
 }
 
 at::Tensor GPTModel::output(const at::Tensor& hidden, const at::Tensor& labels) const {
-  const at::Tensor logits = output_table_->logits(hidden);
   if (!labels.defined())
-    return gather_from_group(logits, tensor_parallel_, 2, GradientState::complete, "logits")
+    return gather_from_group(output_table_->logits(hidden), tensor_parallel_, 2,
+                             GradientState::complete, "logits")
         .narrow(2, 0, config_.vocab_size)
         .transpose(0, 1)
         .contiguous();
-  const at::Tensor losses = vocab_parallel_cross_entropy(
-      logits.flatten(0, 1), labels.t().contiguous().flatten(), output_table_->partition(),
-      tensor_parallel_, output_table_->is_training() ? config_.label_smoothing : 0);
+  const at::Tensor losses = output_table_->losses(
+      hidden, labels.t().contiguous().flatten(), config_.cross_entropy_chunk_size,
+      output_table_->is_training() ? config_.label_smoothing : 0);
   return losses.view({labels.size(1), labels.size(0)}).t();
 }
 

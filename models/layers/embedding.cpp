@@ -10,6 +10,7 @@
 #include "lockstep/models/input_check.h"
 #include "lockstep/models/layer_params.h"
 #include "lockstep/models/linear.h"
+#include "lockstep/models/linear_cross_entropy.h"
 #include "lockstep/parallel_state/parallel_functions.h"
 
 namespace lockstep {
@@ -69,6 +70,16 @@ at::Tensor VocabParallelEmbedding::embed(const at::Tensor& tokens) const {
 
 at::Tensor VocabParallelEmbedding::logits(const at::Tensor& hidden) const {
   return parallel_linear(hidden, weight_, {}, options_);
+}
+
+at::Tensor VocabParallelEmbedding::losses(const at::Tensor& hidden, const at::Tensor& labels,
+                                          std::optional<int64_t> chunk_size,
+                                          double label_smoothing) const {
+  if (chunk_size)
+    return parallel_linear_cross_entropy(hidden, weight_, labels, partition_, options_, *chunk_size,
+                                         label_smoothing);
+  return vocab_parallel_cross_entropy(logits(hidden).flatten(0, -2), labels, partition_,
+                                      options_.group, label_smoothing, LogitsMemory::taken);
 }
 
 at::Tensor VocabParallelEmbedding::cross_entropy(const at::Tensor& logits,

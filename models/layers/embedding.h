@@ -45,6 +45,12 @@ class VocabParallelEmbedding : public DescribedModule {
   /// width, labels of another shape or dtype.
   at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels) const;
 
+  /// The losses of logits(hidden) under `labels` [tokens] of int64 in the order of the flattened
+  /// hidden: [tokens]. At once, or, with `chunk_size`, of so many tokens at a time; see
+  /// parallel_linear_cross_entropy().
+  at::Tensor losses(const at::Tensor& hidden, const at::Tensor& labels,
+                    std::optional<int64_t> chunk_size, double label_smoothing) const;
+
   const at::Tensor& weight() const { return weight_; }
   /// Which rows this rank has.
   const VocabPartition& partition() const { return partition_; }

@@ -7,9 +7,10 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/core/check.h"
-#include "lockstep/core/gradient_capture.h"
+#include "lockstep/models/gathering.h"
 #include "lockstep/models/input_check.h"
 #include "lockstep/models/recompute.h"
+#include "lockstep/models/weight_gradient.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
@@ -17,8 +18,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
 /// What backward needs beside tensors of the graph.
 struct LinearCall : torch::CustomClassHolder {
@@ -28,50 +27,6 @@ struct LinearCall : torch::CustomClassHolder {
   /// autograd would call the parameter's hook in backward, also if it got no gradient.
   at::Tensor weight;
 };
-
-/// The chunks of all ranks, joined along dimension 0, once the work is done.
-struct Gathering {
-  at::Tensor whole;
-  Work work;
-
-  Gathering(const at::Tensor& chunk, const ParallelLinearOptions& options,
-            const std::string& label) {
-    std::vector<int64_t> shape = chunk.sizes().vec();
-    shape[0] *= options.group.size();
-    whole = at::empty(shape, chunk.options());
-    work = all_gather(options.group, whole, chunk.detach().contiguous(), label);
-  }
-};
-
-/// rows^T x into weight.grad(), if somebody waits for it there. Autograd calls the hook, also where
-/// it gets no gradient.
-bool add_in_place(const at::Tensor& weight, const at::Tensor& rows, const at::Tensor& x) {
-  const auto& hook = torch::autograd::impl::post_acc_grad_hooks(weight);
-  const at::Tensor& grad = weight.grad();
-  if (!hook || !grad.defined() || grad.scalar_type() != rows.scalar_type() || !grad.is_contiguous())
-    return false;
-  grad.view({-1, grad.size(-1)}).addmm_(rows.t(), x);
-  return true;
-}
-
-at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& rows, const at::Tensor& x) {
-  return rows.t().mm(x).view(weight.sizes());
-}
-
-/// Whether this backward is torch::autograd::grad(), which leaves .grad() alone.
-bool is_capturing() {
-  const auto* const info = torch::autograd::get_current_graph_task_exec_info();
-  return info && !info->empty() && !CapturesAccumulate::any();
-}
-
-/// Whether it gives the caller the gradient of input number `index` of the running node.
-bool is_captured(uint32_t index) {
-  if (!is_capturing()) return false;
-  const auto* const info = torch::autograd::get_current_graph_task_exec_info();
-  const auto found =
-      info->find(torch::autograd::get_current_node()->next_edge(index).function.get());
-  return found != info->end() && found->second.captures_;
-}
 
 /// One use of a weight whose gradient is accumulated here, by the backward that is running.
 void note_use(const at::Tensor& weight, const ParallelLinearOptions& options) {
@@ -84,9 +39,16 @@ void note_use(const at::Tensor& weight, const ParallelLinearOptions& options) {
                       options.label.layer());
 }
 
+/// Where the weight has other uses, autograd adds up all gradients first, unless the buffer is
+/// wider than they are.
+bool adds_in_place(const ParallelLinearOptions& options, const at::Tensor& weight) {
+  const at::Tensor& grad = weight.grad();
+  return options.weight_used_once || (grad.defined() && grad.scalar_type() != weight.scalar_type());
+}
+
 /// What AccumulateGrad does.
 void accumulate(const at::Tensor& weight, const at::Tensor& rows, const at::Tensor& x) {
-  if (!add_in_place(weight, rows, x)) {
+  if (!add_weight_gradient(weight, rows, x)) {
     const at::Tensor gradient = weight_gradient(weight, rows, x);
     if (weight.grad().defined())
       weight.mutable_grad().add_(gradient);
@@ -144,7 +106,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
       const at::Tensor x = as_matrix(gathering ? gathering->whole : input);
       if (apart)
         accumulate(call.weight, rows, x);
-      else if (!options.weight_used_once || is_captured(1) || !add_in_place(weight, rows, x))
+      else if (!adds_in_place(options, weight) || is_captured(1) ||
+               !add_weight_gradient(weight, rows, x))
         own_gradient = weight_gradient(weight, rows, x);
     }
     const bool biased = context->saved_data["biased"].toBool() && context->needs_input_grad(2);

@@ -46,9 +46,8 @@ class LinearLabel {
 struct ParallelLinearOptions {
   ProcessGroup group;
   LinearInput input = LinearInput::own;
-  /// Autograd reaches the weight through this call alone. Then backward adds the weight's gradient
-  /// straight into weight.grad(), if that has the same dtype and a wrapper such as
-  /// DistributedDataParallel waits for it (a post-accumulate-gradient hook, which is called).
+  /// Autograd reaches the weight through this call alone, so that its gradient can be deferred, or
+  /// added to weight.grad() without those of other uses.
   bool weight_used_once = true;
   /// Takes the weight's gradient while it defers, where weight_used_once and the input requires a
   /// gradient. May be null.
@@ -68,6 +67,11 @@ struct ParallelLinearOptions {
 ///     sequence_chunk   all-gather    all-gather of the input again (only the chunk is kept),
 ///                                    beside the product for the input's gradient; then
 ///                                    reduce-scatter of that gradient, beside the weight's
+///
+/// Where a wrapper such as DistributedDataParallel waits for weight.grad() (a
+/// post-accumulate-gradient hook), the product adds the weight's gradient straight into it, if that
+/// has the operands' dtype and weight_used_once, or is in fp32 under bf16 and fp16 operands;
+/// autograd then calls the hook without a gradient, or with those of other uses alone.
 ///
 /// What is not differentiated is neither kept nor computed nor sent: ranks of a group that train
 /// different weights send different things, and wait for each other until the timeout. The fronts

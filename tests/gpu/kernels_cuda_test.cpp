@@ -9,9 +9,12 @@
 #include "lockstep/kernels/sgd.h"
 #include "lockstep/kernels/sum_of_squares.h"
 #include "lockstep/models/context_parallel_blocks.h"
+#include "lockstep/models/core_attention.h"
 #include "lockstep/models/grouped_linear.h"
+#include "lockstep/models/weight_gradient.h"
 #include "lockstep/tests/gpu/cuda_fixture.h"
 #include "lockstep/tests/support/adamw_scalars.h"
+#include "lockstep/tests/support/awaited_gradients.h"
 
 namespace lockstep::testing {
 namespace {
@@ -221,6 +224,52 @@ TEST(Kernels, BlocksOfContextParallelAttentionEqualTheCpu) {
   expect_close(through_blocks(kCuda, at::kFloat), expected, 1e-4);
   for (const auto narrow : {at::kBFloat16, at::kHalf})
     expect_close(through_blocks(kCuda, narrow), expected, 0.04);
+}
+
+/// Output, and gradients of queries, keys and values, of two key heads under four query heads.
+Tensors through_groups(c10::Device device, at::ScalarType dtype) {
+  const auto values = [&](int64_t heads, double speed) {
+    return wave(24 * 2 * heads * 16, speed, at::kDouble)
+        .view({24, 2, heads, 16})
+        .to(device, dtype)
+        .requires_grad_(true);
+  };
+  const at::Tensor query = values(4, 0.7), key = values(2, 0.3), value = values(2, 1.1);
+  const at::Tensor output = causal_attention(query, key, value);
+  output.backward(wave(output.numel(), 0.9, at::kDouble).view(output.sizes()).to(device, dtype));
+  return {output.detach(), query.grad(), key.grad(), value.grad()};
+}
+
+TEST(Kernels, GroupedQueriesEqualTheCpu) {
+  const Tensors expected = through_groups(at::kCPU, at::kDouble);
+  LOCKSTEP_NEEDS_CUDA();
+  expect_close(through_groups(kCuda, at::kDouble), expected, 1e-12);
+  expect_close(through_groups(kCuda, at::kFloat), expected, 1e-4);
+  for (const auto narrow : {at::kBFloat16, at::kHalf})
+    expect_close(through_groups(kCuda, narrow), expected, 0.04);
+}
+
+/// Two gradients of a weight of `dtype`, added to a buffer in fp32.
+at::Tensor through_buffer(c10::Device device, at::ScalarType dtype) {
+  const auto matrix = [&](int64_t rows, int64_t columns, double speed) {
+    return wave(rows * columns, speed, at::kDouble).view({rows, columns}).to(device, dtype);
+  };
+  const at::Tensor weight = matrix(48, 32, 0.2).requires_grad_(true);
+  weight.mutable_grad() = at::zeros({48, 32}, at::TensorOptions(device).dtype(at::kFloat));
+  int calls = 0;
+  count_gradients(weight, calls);
+  for (const double speed : {0.3, 0.8})
+    EXPECT_TRUE(add_weight_gradient(weight, matrix(300, 48, speed), matrix(300, 32, speed + 0.1)));
+  return weight.grad();
+}
+
+TEST(Kernels, WeightGradientsInFp32OfNarrowOperandsEqualTheCpu) {
+  for (const auto narrow : {at::kBFloat16, at::kHalf}) {
+    const at::Tensor expected = through_buffer(at::kCPU, narrow);
+    EXPECT_GT(expected.abs().max().item<double>(), 1);
+    LOCKSTEP_NEEDS_CUDA();
+    expect_close({through_buffer(kCuda, narrow)}, {expected}, 1e-3);
+  }
 }
 
 }  // namespace

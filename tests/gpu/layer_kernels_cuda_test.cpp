@@ -1,7 +1,9 @@
 // Kernels of layers against the CPU's, forward and backward.
 
+#include <limits>
 #include <vector>
 
+#include "lockstep/kernels/cross_entropy.h"
 #include "lockstep/kernels/norm.h"
 #include "lockstep/kernels/rotary.h"
 #include "lockstep/kernels/swiglu.h"
@@ -82,6 +84,30 @@ TEST(LayerKernels, RotaryEmbeddingEqualsTheCpu) {
     LOCKSTEP_NEEDS_CUDA();
     expect_same(results(kCuda), cpu, dtype);
   }
+}
+
+TEST(LayerKernels, CrossEntropyEqualsTheCpu) {
+  for (const auto dtype : kLayerDtypes)
+    for (const int64_t width : {33, 5000})
+      for (const double share : {0.0, 0.2}) {
+        const auto results = [&](c10::Device device) -> Results {
+          const at::Tensor logits = wave_on(device, {300, width}, 0.3, dtype) * 5;
+          logits.select(1, width - 6).fill_(-std::numeric_limits<double>::infinity());
+          at::Tensor labels = at::arange(300).mul(7).remainder(width - 8).add(2);
+          labels[3] = kernels::kIgnoredToken;
+          labels = labels.to(device);
+          const auto sums = kernels::make_cross_entropy_sums(300, logits, share > 0);
+          const kernels::TokenColumns columns = {2, width - 5};
+          kernels::cross_entropy_sums(logits, labels, columns, sums);
+          const at::Tensor losses = kernels::cross_entropy_losses(sums, labels, width, 0);
+          kernels::cross_entropy_gradient(at::ones_like(losses), logits, labels, columns, sums,
+                                          width, share, logits);
+          return {sums.highest, sums.sums[1], losses, logits};
+        };
+        const Results cpu = results(at::kCPU);
+        LOCKSTEP_NEEDS_CUDA();
+        expect_same(results(kCuda), cpu, dtype);
+      }
 }
 
 }  // namespace

@@ -36,8 +36,9 @@ class PtxasTest(unittest.TestCase):
                 kernels.setdefault(kernel, set()).add(architecture)
         # AdamW and SGD in fp32 and fp64, the sum of squares of three dtypes and its second pass,
         # and the zeros of experts without rows: 9. Of four dtypes, forward and backward: SwiGLU,
-        # rotary embedding, RMSNorm, LayerNorm.
-        self.assertEqual(len(kernels), 9 + 4 * 2 * 4)
+        # rotary embedding, RMSNorm, LayerNorm. Cross entropy of four dtypes, with and without
+        # smoothing, their gradient, and losses in fp32 and fp64, with and without smoothing.
+        self.assertEqual(len(kernels), 9 + 4 * 2 * 4 + 4 * 2 + 4 + 2 * 2)
         wanted = os.environ["LOCKSTEP_CUDA_ARCHITECTURES"].split()
         for kernel, architectures in kernels.items():
             self.assertEqual(sorted(architectures), sorted(wanted), kernel)

@@ -2,15 +2,14 @@
 
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <ATen/record_function.h>
 
 #include "lockstep/models/moe_layer.h"
 #include "lockstep/models/recompute.h"
+#include "lockstep/tests/support/operator_counts.h"
 #include "lockstep/tests/support/rank_threads.h"
 
 // Which operators and collectives a layer of experts costs.
@@ -34,30 +33,6 @@ LayerContext operators_context(const ParallelState& state) {
   return context;
 }
 
-/// Names of the operators that this thread calls.
-class OperatorNames {
- public:
-  OperatorNames() {
-    names().clear();
-    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(
-        [](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
-          names().insert(function.name());
-          return nullptr;
-        }));
-  }
-  ~OperatorNames() { at::removeCallback(handle_); }
-  OperatorNames(const OperatorNames&) = delete;
-  OperatorNames& operator=(const OperatorNames&) = delete;
-
-  static std::set<std::string>& names() {
-    static thread_local std::set<std::string> all;
-    return all;
-  }
-
- private:
-  at::CallbackHandle handle_;
-};
-
 // On CUDA index_add and index_put add with atomics, in another order in every run.
 TEST(MoEOperators, NothingIsAddedUpByIndexNorSearchedByTheHost) {
   for (const bool capacity : {false, true}) {
@@ -65,12 +40,12 @@ TEST(MoEOperators, NothingIsAddedUpByIndexNorSearchedByTheHost) {
     if (capacity) context.config.moe_expert_capacity_factor = 0.8;
     const MoELayer layer(context);
     const at::Tensor x = tokens_of(0.3).requires_grad_(true);
-    const OperatorNames record;
+    const testing::OperatorCounts counts;
     layer.forward(x).square().sum().backward();
     for (const char* name : {"aten::index_add", "aten::index_add_", "aten::index_put_",
                              "aten::_index_put_impl_", "aten::nonzero"})
-      EXPECT_FALSE(OperatorNames::names().contains(name)) << name;
-    EXPECT_TRUE(OperatorNames::names().contains("aten::searchsorted"));
+      EXPECT_EQ(counts.of(name), 0) << name;
+    EXPECT_GT(counts.of("aten::searchsorted"), 0);
   }
 }
 

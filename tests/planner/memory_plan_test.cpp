@@ -8,6 +8,7 @@
 
 #include "lockstep/planner/activation_plan.h"
 #include "lockstep/tests/planner/planned_models.h"
+#include "lockstep/tests/support/awaited_gradients.h"
 #include "lockstep/tests/support/memory_counter.h"
 #include "lockstep/tests/support/rank_threads.h"
 
@@ -19,6 +20,17 @@ using testing::model_of;
 using testing::small;
 using testing::text_of;
 using testing::with;
+
+/// Buffers of gradients as a wrapper has them, to which linear layers add.
+void await_gradients(const GPTModel& model) {
+  static int calls = 0;
+  for (const NamedParameter& param : collect_parameters(model)) {
+    const bool wide = param.tensor.scalar_type() == at::kDouble;
+    at::Tensor(param.tensor).mutable_grad() =
+        at::zeros(param.tensor.sizes(), wide ? at::kDouble : at::kFloat);
+    testing::count_gradients(param.tensor, calls);
+  }
+}
 
 TEST(MemoryPlan, ActiveParametersLeaveOutTheExpertsThatATokenDoesNotGoTo) {
   const Config dense = small({"model.ffn_hidden_size=82"});
@@ -77,8 +89,7 @@ TEST(MemoryPlan, ActivationsAreWhatAutogradKeeps) {
     SCOPED_TRACE(text_of(overrides));
     const Config config = small(overrides);
     const auto model = model_of(config);
-    for (const NamedParameter& param : collect_parameters(*model))
-      at::Tensor(param.tensor).mutable_grad() = at::zeros_like(param.tensor);
+    await_gradients(*model);
     const std::vector<int64_t> shape = {config.train.micro_batch_size, config.model.seq_length};
     const at::Tensor tokens = at::randint(config.model.vocab_size, shape, at::kLong);
     const at::Tensor labels = at::randint(config.model.vocab_size, shape, at::kLong);
@@ -98,6 +109,33 @@ TEST(MemoryPlan, ActivationsAreWhatAutogradKeeps) {
     const double least = recomputed && large ? 0.7 : 0.9;
     EXPECT_GT(static_cast<double>(counter.peak()), least * planned);
   }
+}
+
+TEST(MemoryPlan, TheHeadInChunksNeedsAFifthOfTheMemory) {
+  constexpr double kIds = 128000;
+  const auto peak_of = [](const std::vector<std::string>& more) {
+    const Config config =
+        small(with({"model.vocab_size=128000", "model.num_layers=1", "model.seq_length=64",
+                    "train.micro_batch_size=4", "model.hidden_size=8", "model.ffn_hidden_size=16"},
+                   more));
+    const auto model = model_of(config);
+    await_gradients(*model);
+    const at::Tensor ids = at::arange(4 * 65).remainder(128000).view({4, 65});
+    const ActivationPlan plan = plan_activations(config, chunks_of_stage(config, 0).front(), 0);
+    const testing::MemoryCounter counter;
+    model->forward(ids.slice(1, 0, -1), ids.slice(1, 1)).sum().backward();
+    const auto planned = static_cast<double>(plan.layers + plan.ends + plan.working);
+    const auto peak = static_cast<double>(counter.peak());
+    EXPECT_LT(peak, 1.01 * planned);
+    EXPECT_GT(peak, 0.9 * planned);
+    return peak;
+  };
+  const double whole = peak_of({}), chunked = peak_of({"model.cross_entropy_chunk_size=16"});
+  std::printf("vocabulary of 128,000, 256 tokens: %.1f MB at once, %.1f MB in chunks of 16\n",
+              whole / 1e6, chunked / 1e6);
+  EXPECT_GT(whole, 256 * kIds * 4);
+  EXPECT_GT(chunked, 16 * kIds * 4);
+  EXPECT_GT(whole, 5 * chunked);
 }
 
 TEST(MemoryPlan, RecomputedLayersOfAStageAreWhatAutogradKeeps) {
@@ -133,6 +171,7 @@ TEST(MemoryPlan, ActivationsOfTensorParallelRanksAreWhatAutogradKeeps) {
            testing::latent({"model.q_lora_rank=20", "model.qk_layernorm=true"}),
            testing::latent({"train.precision=bf16"}),
            {"model.label_smoothing=0.1"},
+           {"model.cross_entropy_chunk_size=30"},
            {"model.num_experts=4"},
            {"model.num_experts=4", "train.precision=bf16"},
            {"model.num_experts=4", "model.moe_shared_expert_intermediate_size=20"}})

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include "lockstep/kernels/adamw.h"
+#include "lockstep/kernels/cross_entropy_operands.h"
 #include "lockstep/kernels/grouped_mm.h"
 #include "lockstep/kernels/layer_kernels.h"
 #include "lockstep/kernels/norm_operands.h"
@@ -120,6 +121,36 @@ at::Tensor grouped_sums_lagging(const at::Tensor& x, const at::Tensor&, const at
   return output;
 }
 
+/// Starts `run` with views of the tensors on the host.
+void enqueue_cross_entropy(const char* name, const kernels::CrossEntropyTensors& t,
+                           void (*run)(const kernels::CrossEntropyTensors&)) {
+  const kernels::CrossEntropyTensors views = {
+      .logits = host_view(t.logits),
+      .labels = host_view(t.labels),
+      .sums = {host_view(t.sums.highest), host_view(t.sums.sums)},
+      .grads = host_view(t.grads),
+      .result = host_view(t.result),
+      .losses = host_view(t.losses),
+      .columns = t.columns,
+      .vocab_size = t.vocab_size,
+      .share = t.share};
+  enqueue(
+      launch_stream({t.logits, t.labels, t.sums.highest, t.sums.sums, t.grads, t.result, t.losses}),
+      name, [views, run] { run(views); });
+}
+
+void cross_entropy_lagging(const kernels::CrossEntropyTensors& t) {
+  enqueue_cross_entropy("cross_entropy", t, kernels::cross_entropy_cpu);
+}
+
+void cross_entropy_losses_lagging(const kernels::CrossEntropyTensors& t) {
+  enqueue_cross_entropy("cross_entropy_losses", t, kernels::cross_entropy_losses_cpu);
+}
+
+void cross_entropy_gradient_lagging(const kernels::CrossEntropyTensors& t) {
+  enqueue_cross_entropy("cross_entropy_gradient", t, kernels::cross_entropy_gradient_cpu);
+}
+
 void norm_lagging(const kernels::NormTensors& t) {
   const kernels::NormTensors views = {
       host_view(t.x),    host_view(t.residual), host_view(t.weight),
@@ -178,17 +209,21 @@ void swiglu_gradient_lagging(const at::Tensor& grad, const at::Tensor& inner,
 }  // namespace
 
 void register_lockstep_kernels() {
-  kernels::register_device_kernels(kLagging, {.adamw = &adamw_lagging,
-                                              .sgd = &sgd_lagging,
-                                              .sum_of_squares = &sum_of_squares_lagging,
-                                              .grouped_rows = &grouped_rows_lagging,
-                                              .grouped_matrices = &grouped_matrices_lagging,
-                                              .grouped_sums = &grouped_sums_lagging,
-                                              .norm = &norm_lagging,
-                                              .norm_gradient = &norm_gradient_lagging,
-                                              .rotary = &rotary_lagging,
-                                              .swiglu = &swiglu_lagging,
-                                              .swiglu_gradient = &swiglu_gradient_lagging});
+  kernels::register_device_kernels(kLagging,
+                                   {.adamw = &adamw_lagging,
+                                    .sgd = &sgd_lagging,
+                                    .sum_of_squares = &sum_of_squares_lagging,
+                                    .grouped_rows = &grouped_rows_lagging,
+                                    .grouped_matrices = &grouped_matrices_lagging,
+                                    .grouped_sums = &grouped_sums_lagging,
+                                    .cross_entropy = &cross_entropy_lagging,
+                                    .cross_entropy_losses = &cross_entropy_losses_lagging,
+                                    .cross_entropy_gradient = &cross_entropy_gradient_lagging,
+                                    .norm = &norm_lagging,
+                                    .norm_gradient = &norm_gradient_lagging,
+                                    .rotary = &rotary_lagging,
+                                    .swiglu = &swiglu_lagging,
+                                    .swiglu_gradient = &swiglu_gradient_lagging});
 }
 
 }  // namespace lockstep::testing

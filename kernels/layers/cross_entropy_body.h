@@ -1,0 +1,87 @@
+#pragma once
+
+// Internal: cross entropy of rows of logits, for any block policy: a VectorBlock or a ThreadBlock.
+// No libtorch here, see adamw_loop.h.
+
+#include <cstdint>
+
+#include "lockstep/kernels/cross_entropy_rows.h"
+#include "lockstep/kernels/exp_sums.h"
+
+namespace lockstep::kernels {
+
+/// What the columns of this rank add to the softmax of the rows `first` to `end`, in one pass over
+/// the logits.
+template <bool kSmoothed, class Block, class T>
+LOCKSTEP_LANE void cross_entropy_rows(Block block, const CrossEntropyRows<T>& a, int64_t first,
+                                      int64_t end) {
+  using W = Wide<T>;
+  const LossColumns columns = a.columns;
+  for (int64_t row = first; row < end; ++row) {
+    const T* const logits = a.logits + row * columns.width;
+    const ExpSums<W> found = block.template exp_sums<kSmoothed, W>(
+        columns.held, [=](int64_t i) LOCKSTEP_LANE_LAMBDA { return widen(logits[i]); });
+    if (!block.leads()) continue;
+    const int64_t column = a.labels[row] - columns.first;
+    const bool here = column >= 0 && column < columns.held;
+    a.highest[row] = found.highest;
+    a.sums[row] = here ? widen(logits[column]) : W(0);
+    a.sums[a.stride + row] = found.exponentials;
+    if constexpr (kSmoothed) a.sums[2 * a.stride + row] = found.plain;
+  }
+}
+
+/// The losses of `n` tokens from `first` on.
+template <bool kSmoothed, class Block, class W>
+LOCKSTEP_LANE void cross_entropy_losses(Block block, const CrossEntropyLosses<W>& a, int64_t first,
+                                        int64_t n) {
+  const int64_t *const labels = a.labels + first, stride = a.stride;
+  const W *const highest = a.highest + first, *const sums = a.sums + first;
+  W* const losses = a.losses + first;
+  const W size = static_cast<W>(a.vocab_size), share = a.share;
+  const int64_t vocab_size = a.vocab_size, ignored = a.ignored;
+  constexpr W kNan = CrossEntropyLosses<W>::kNan;
+  block.each(n, [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
+    const W most = highest[i];
+    W loss = lane_log(sums[stride + i]) - (sums[i] - most) * (1 - share);
+    if constexpr (kSmoothed) loss -= (sums[2 * stride + i] - size * most) * (share / size);
+    const int64_t label = labels[i];
+    if (label < 0 || label >= vocab_size) loss = label == ignored ? W(0) : kNan;
+    losses[i] = loss;
+  });
+}
+
+/// The gradient of the logits in the rows `first` to `end`. Each element is read and written by one
+/// lane.
+template <class Block, class T>
+LOCKSTEP_LANE void cross_entropy_gradient_rows(Block block, const CrossEntropyGradientRows<T>& a,
+                                               int64_t first, int64_t end) {
+  using W = Wide<T>;
+  const LossColumns columns = a.columns;
+  for (int64_t row = first; row < end; ++row) {
+    const T* const logits = a.logits + row * columns.width;
+    T* const result = a.result + row * columns.width;
+    const int64_t label = a.labels[row], column = label - columns.first;
+    if (label == a.ignored) {
+      block.each(columns.width, [=](int64_t i) LOCKSTEP_LANE_LAMBDA { narrow(W(0), result[i]); });
+      continue;
+    }
+    const W grad = a.grads[row], highest = a.highest[row], scale = grad / a.exponentials[row];
+    const W shift = grad * (a.share / static_cast<W>(a.vocab_size));
+    const auto gradient = [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
+      return scale * exp_below<Block>(widen(logits[i]), highest) - shift;
+    };
+    const bool here = column >= 0 && column < columns.held;
+    const int64_t before = here ? column : columns.held, behind = here ? column + 1 : columns.held;
+    block.each(before, [=](int64_t i) LOCKSTEP_LANE_LAMBDA { narrow(gradient(i), result[i]); });
+    if (here && block.leads()) narrow(gradient(column) + grad * (a.share - 1), result[column]);
+    block.each(columns.held - behind, [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
+      narrow(gradient(behind + i), result[behind + i]);
+    });
+    const int64_t held = columns.held;
+    block.each(columns.width - held,
+               [=](int64_t i) LOCKSTEP_LANE_LAMBDA { narrow(W(0), result[held + i]); });
+  }
+}
+
+}  // namespace lockstep::kernels

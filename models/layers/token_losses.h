@@ -1,0 +1,38 @@
+#pragma once
+
+// Internal: what the losses of tokens have in common, whoever makes the logits.
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/kernels/cross_entropy.h"
+#include "lockstep/models/vocab_partition.h"
+#include "lockstep/parallel_state/process_group.h"
+
+namespace lockstep {
+
+/// Cross entropy over a vocabulary that the ranks of a group share.
+struct TokenLosses {
+  VocabPartition vocabulary;
+  ProcessGroup group;
+  /// Weight of the mean over all token ids in a loss of which the rest is the label's: s of the
+  /// others' share is s * n / (n - 1) of the mean.
+  double share;
+
+  /// UsageError, naming `caller`: a label smoothing that is not allowed.
+  TokenLosses(const char* caller, const VocabPartition& vocabulary, const ProcessGroup& group,
+              double label_smoothing);
+
+  kernels::TokenColumns columns() const { return {vocabulary.first, vocabulary.held}; }
+
+  /// Of this rank's columns -> of all: two all-reduces, none in a group of one.
+  void add_over_ranks(const kernels::CrossEntropySums& sums) const;
+
+  /// From sums over all ranks: [tokens].
+  at::Tensor of(const kernels::CrossEntropySums& sums, const at::Tensor& labels) const;
+
+  /// From the gradient of the losses that of `logits`, into `result`; see cross_entropy_gradient().
+  void gradient(const at::Tensor& grads, const at::Tensor& logits, const at::Tensor& labels,
+                const kernels::CrossEntropySums& sums, const at::Tensor& result) const;
+};
+
+}  // namespace lockstep

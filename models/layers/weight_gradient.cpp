@@ -1,0 +1,74 @@
+#include "lockstep/models/weight_gradient.h"
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "lockstep/core/gradient_capture.h"
+#include "lockstep/core/narrow_dtype.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kWidenedTokens = 256;
+
+/// rows^T x of narrow operands, added to an fp32 `matrix`. Libtorch has a product that does so on
+/// CUDA alone; on the CPU some tokens at a time are widened.
+void add_widened(at::Tensor matrix, const at::Tensor& rows, const at::Tensor& x) {
+  if (rows.is_cuda()) {
+    at::addmm_out(matrix, matrix, rows.t(), x, at::kFloat);
+    return;
+  }
+  for (int64_t first = 0; first < rows.size(0); first += kWidenedTokens) {
+    const int64_t count = std::min(kWidenedTokens, rows.size(0) - first);
+    const auto widened = [&](const at::Tensor& all) {
+      return all.narrow(0, first, count).to(at::kFloat);
+    };
+    matrix.addmm_(widened(rows).t(), widened(x));
+  }
+}
+
+}  // namespace
+
+at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
+
+at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& rows, const at::Tensor& x) {
+  return rows.t().mm(x).view(weight.sizes());
+}
+
+bool is_awaited_in_grad(const at::Tensor& weight) {
+  return torch::autograd::impl::post_acc_grad_hooks(weight) && weight.grad().defined();
+}
+
+bool add_weight_gradient(const at::Tensor& weight, const at::Tensor& rows, const at::Tensor& x) {
+  const at::Tensor& grad = weight.grad();
+  if (!is_awaited_in_grad(weight) || !grad.is_contiguous()) return false;
+  const at::Tensor matrix = grad.view({-1, grad.size(-1)});
+  if (grad.scalar_type() == rows.scalar_type())
+    at::Tensor(matrix).addmm_(rows.t(), x);
+  else if (grad.scalar_type() == at::kFloat && is_narrow(rows.scalar_type()) &&
+           (rows.is_cuda() || rows.is_cpu()))
+    add_widened(matrix, rows, x);
+  else
+    return false;
+  return true;
+}
+
+bool is_capturing() {
+  const auto* const info = torch::autograd::get_current_graph_task_exec_info();
+  return info && !info->empty() && !CapturesAccumulate::any();
+}
+
+bool is_captured(uint32_t index) {
+  if (!is_capturing()) return false;
+  const auto* const info = torch::autograd::get_current_graph_task_exec_info();
+  const auto found =
+      info->find(torch::autograd::get_current_node()->next_edge(index).function.get());
+  return found != info->end() && found->second.captures_;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <memory>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace lockstep::testing {
+
+/// From now on somebody waits for the gradient of `parameter` in its .grad(), as
+/// DistributedDataParallel does. `calls` counts how often it is told of one.
+inline void count_gradients(const at::Tensor& parameter, int& calls) {
+  class Hook : public torch::autograd::PostAccumulateGradHook {
+   public:
+    explicit Hook(int& calls) : calls_(calls) {}
+    void operator()(const torch::autograd::Variable&) override { ++calls_; }
+
+   private:
+    int& calls_;
+  };
+  torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<Hook>(calls));
+}
+
+}  // namespace lockstep::testing
