@@ -7,7 +7,7 @@ namespace lockstep {
 
 std::vector<StateTensor> Trainer::state(bool with_optimizer) {
   settle();
-  model_->finish_param_sync();
+  model_->unshard();
   std::vector<StateTensor> list;
   for (const auto& chunk : model_->chunks()) {
     std::vector<StateTensor> weights = model_state(*chunk, parallel_state_);

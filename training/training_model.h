@@ -74,6 +74,7 @@ class TrainingModel {
 
   /// Returns when no parameter is under way any more.
   void finish_param_sync();
+  void unshard();
 
   /// The chunks of this rank, in the order of the model; one without virtual stages.
   const std::vector<std::shared_ptr<GPTModel>>& chunks() const { return chunks_; }
