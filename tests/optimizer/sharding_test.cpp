@@ -32,7 +32,7 @@ constexpr int kSteps = 6;
 constexpr int64_t kTokensOfStep = 36;  // divisible by ranks and micro-batches
 constexpr double kClip = 0.3;
 
-struct Run {
+struct Case {
   ShardingStrategy strategy = ShardingStrategy::optim;
   bool ahead = false;
   int64_t microbatches = 1;
@@ -68,7 +68,7 @@ OptimizerConfig adamw(double clip) {
 /// A model at work on one rank.
 class Training {
  public:
-  Training(const ParallelState& state, const Run& run, at::ScalarType dtype = at::kDouble)
+  Training(const ParallelState& state, const Case& run, at::ScalarType dtype = at::kDouble)
       : run_(run),
         net(run.tied, dtype, run.frozen),
         ddp(net, state, run.ddp()),
@@ -103,7 +103,7 @@ class Training {
   }
 
  private:
-  Run run_;
+  Case run_;
   int step_ = 0;
 
  public:
@@ -112,14 +112,14 @@ class Training {
   std::unique_ptr<Optimizer> optimizer;
 };
 
-Weights train(const ParallelState& state, const Run& run, at::ScalarType dtype = at::kDouble) {
+Weights train(const ParallelState& state, const Case& run, at::ScalarType dtype = at::kDouble) {
   Training training(state, run, dtype);
   for (int step = 0; step < kSteps; ++step) training.step();
   return training.weights();
 }
 
 /// In one process of plain libtorch and in double.
-Weights train_plainly(const Run& run) {
+Weights train_plainly(const Case& run) {
   const UnitNet net(run.tied, at::kDouble, run.frozen);
   std::vector<torch::optim::OptimizerParamGroup> groups;
   for (const at::Tensor& param : net.parameters())
@@ -168,7 +168,7 @@ TEST(Sharding, EveryStrategyFollowsPlainLibtorchInDouble) {
           for (const ShardingStrategy strategy : kLending)
             for (const int64_t microbatches : {1, 3})
               for (const bool ahead : {false, true}) {
-                Run run{.strategy = strategy, .ahead = ahead, .microbatches = microbatches,
+                Case run{.strategy = strategy, .ahead = ahead, .microbatches = microbatches,
                         .tied = tied, .frozen = frozen, .counted = ahead};
                 if (ahead != tied) run.bucket_size = 40;
                 expect_close(train(state, run), expected, 1e-12,
@@ -201,7 +201,7 @@ TEST(Sharding, TheBitsAreThoseOfTheDistributedOptimizer) {
     run_ranks(ranks, [&](const ParallelState& state) {
       for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16})
         for (const int64_t microbatches : {1, 3}) {
-          Run run{.microbatches = microbatches, .clip = 0};
+          Case run{.microbatches = microbatches, .clip = 0};
           const Weights expected = train(state, run, dtype);
           for (const ShardingStrategy strategy : kLending)
             for (const bool ahead : {false, true}) {
@@ -223,7 +223,7 @@ struct Sent {
 using SentByOperation = std::map<std::string, Sent>;
 
 /// Of step number `measured`, on two ranks; `bytes_of_units`: of all elements of each unit.
-SentByOperation sent_in_step(const Run& run, int measured, std::vector<int64_t>& bytes_of_units) {
+SentByOperation sent_in_step(const Case& run, int measured, std::vector<int64_t>& bytes_of_units) {
   CollectiveLog log;
   size_t before = 0, after = 0;
   RankThreadOptions options;
@@ -263,7 +263,7 @@ int64_t sum(const std::vector<int64_t>& list) {
 TEST(Sharding, EachUnitIsGatheredForForwardAndForBackwardAndReducedOnce) {
   LOCKSTEP_NEEDS_HOST_TRANSPORT();
   std::vector<int64_t> units;  // the last one first: head, layers, table
-  Run run{.strategy = ShardingStrategy::optim_grads_params};
+  Case run{.strategy = ShardingStrategy::optim_grads_params};
   // The head stays for its backward, and the table is not read in backward.
   SentByOperation sent = sent_in_step(run, 3, units);
   ASSERT_EQ(units.size(), 5U);
@@ -339,7 +339,7 @@ TEST(Sharding, ParametersAreThereOnlyWhileTheyAreUsed) {
 
 TEST(Sharding, AnOperatorGathersWhatItTakesAlsoOfSeveralUnitsAndThroughViews) {
   run_ranks(3, [](const ParallelState& state) {
-    const Run run{.strategy = ShardingStrategy::optim_grads_params};
+    const Case run{.strategy = ShardingStrategy::optim_grads_params};
     const UnitNet plain(run.tied);
     Training training(state, run);
     const UnitNet& net = training.net;
@@ -403,7 +403,7 @@ TEST(Sharding, ACallThatNeedsWholeGradientsIsRefused) {
                                           "data_parallel_sharding_strategy = no_shard or optim"));
       EXPECT_TRUE(throws_with<ConfigError>(
           [&] {
-            const DistributedDataParallel muon(training.net, state, Run{.strategy = strategy}.ddp(),
+            const DistributedDataParallel muon(training.net, state, Case{.strategy = strategy}.ddp(),
                                                false, MatrixLayout::whole);
           },
           "as Muon needs them"));
@@ -448,7 +448,7 @@ TEST(Sharding, AnErrorOnOneRankEndsAll) {
 TEST(Sharding, ContradictionsNameBothFields) {
   run_ranks(1, [](const ParallelState& state) {
     const UnitNet net(/*tied=*/false);
-    DistributedDataParallelConfig config = Run{.strategy = ShardingStrategy::optim_grads}.ddp();
+    DistributedDataParallelConfig config = Case{.strategy = ShardingStrategy::optim_grads}.ddp();
     config.use_distributed_optimizer = false;
     EXPECT_TRUE(throws_with<ConfigError>(
         [&] { const DistributedDataParallel ddp(net, state, config); },
