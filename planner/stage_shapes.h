@@ -36,6 +36,7 @@ struct ShapedParameter {
   std::string name;            ///< as in GPTModel
   std::vector<int64_t> shape;  ///< on this rank
   ParamDescription description;
+  int64_t unit = 0;  ///< see number_units()
 
   /// UsageError if it does not fit into 64 bits.
   int64_t numel() const;

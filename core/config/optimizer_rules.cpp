@@ -42,10 +42,11 @@ void check_sharding_strategy(const DistributedDataParallelConfig& ddp) {
   const ShardingStrategy strategy = ddp.data_parallel_sharding_strategy;
   if (strategy == ShardingStrategy::no_shard) return;
   constexpr const char* kField = "ddp.data_parallel_sharding_strategy";
-  require<ConfigError>(ddp.use_distributed_optimizer,
-                       "{}: found {}, and ddp.use_distributed_optimizer = false; allowed: no_shard, "
-                       "or use_distributed_optimizer = true",
-                       kField, to_string(strategy));
+  require<ConfigError>(
+      ddp.use_distributed_optimizer,
+      "{}: found {}, and ddp.use_distributed_optimizer = false; allowed: no_shard, "
+      "or use_distributed_optimizer = true",
+      kField, to_string(strategy));
   if (strategy == ShardingStrategy::optim) return;
   require<ConfigError>(ddp.overlap_grad_reduce,
                        "{}: found {}, and ddp.overlap_grad_reduce = false; allowed: no_shard, "
@@ -106,8 +107,7 @@ void check_optimizer(const Config& config) {
                        "parallel.num_distributed_optimizer_instances = 1 (found {})",
                        config.parallel.num_distributed_optimizer_instances);
   const ShardingStrategy strategy = config.ddp.data_parallel_sharding_strategy;
-  if (strategy != ShardingStrategy::optim_grads &&
-      strategy != ShardingStrategy::optim_grads_params)
+  if (strategy != ShardingStrategy::optim_grads && strategy != ShardingStrategy::optim_grads_params)
     return;
   require<ConfigError>(optimizer.optimizer != OptimizerKind::muon,
                        "ddp.data_parallel_sharding_strategy: found {}, and optimizer.optimizer = "

@@ -15,12 +15,11 @@ c10::DataPtr BlockPool::take(size_t bytes) {
         (best == free_.end() || block->bytes < best->bytes))
       best = block;
   if (best == free_.end()) {
-    for (const Block& block : free_) bytes_ -= block.bytes;
-    free_.clear();
+    trim();
     const at::Tensor fresh =
         flat_zeros(static_cast<int64_t>(bytes), at::TensorOptions(at::kByte).device(device_));
-    c10::DataPtr data = fresh.storage().unsafeGetStorageImpl()->set_data_ptr(
-        c10::DataPtr(nullptr, fresh.device()));
+    c10::DataPtr data =
+        fresh.storage().unsafeGetStorageImpl()->set_data_ptr(c10::DataPtr(nullptr, fresh.device()));
     bytes_ += bytes;
     peak_ = std::max(peak_, bytes_);
     taken_.emplace_back(data.get(), bytes);
@@ -37,6 +36,11 @@ void BlockPool::give(c10::DataPtr block) {
                                   [&](const auto& one) { return one.first == block.get(); });
   free_.push_back({std::move(block), taken->second});
   taken_.erase(taken);
+}
+
+void BlockPool::trim() {
+  for (const Block& block : free_) bytes_ -= block.bytes;
+  free_.clear();
 }
 
 void BlockPool::lose(const void* block) {

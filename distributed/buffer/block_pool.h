@@ -25,6 +25,8 @@ class BlockPool {
   c10::DataPtr take(size_t bytes);
   /// Takes back what take() gave.
   void give(c10::DataPtr block);
+  /// Free blocks go back to the allocator.
+  void trim();
   /// Such a block belongs to somebody else from now on.
   void lose(const void* block);
 

@@ -41,8 +41,8 @@ void LentStorage::close(OtherViews others) {
 }
 
 void LentStorage::release() {
-  c10::DataPtr data = storage_.unsafeGetStorageImpl()->set_data_ptr(
-      c10::DataPtr(nullptr, storage_.device()));
+  c10::DataPtr data =
+      storage_.unsafeGetStorageImpl()->set_data_ptr(c10::DataPtr(nullptr, storage_.device()));
   if (of_pool_) pool_->give(std::move(data));
 }
 

@@ -21,16 +21,16 @@ class LentStorage {
     keep,    ///< they keep theirs; the flat tensor and the listed views get other memory next time
   };
 
-  /// It is open, with the memory that `flat` has. `views` have its storage; while it is closed their
-  /// data throw c10::Error with `message`, those of `flat` are null. `pool` outlives the tensors'
-  /// use.
+  /// It is open, with the memory that `flat` has. `views` have its storage; while it is closed
+  /// their data throw c10::Error with `message`, those of `flat` are null. `pool` outlives the
+  /// tensors' use.
   LentStorage(at::Tensor flat, std::vector<at::Tensor> views, const std::string& message,
               std::shared_ptr<BlockPool> pool);
 
   /// Gives it memory of any content; the listed views have none yet.
   void allocate();
-  /// The same, and the listed views have it too, but for those that somebody has made views of other
-  /// memory.
+  /// The same, and the listed views have it too, but for those that somebody has made views of
+  /// other memory.
   void open();
   /// Frees the memory.
   void close(OtherViews others);

@@ -54,9 +54,9 @@ std::vector<ElementRange> gaps_of(const ParamLayout& layout) {
 }
 
 std::string names_of(const std::vector<NamedParameter>& params) {
-  return params.size() == 1 ? fmt::format("parameter '{}'", params.front().name)
-                            : fmt::format("a parameter of '{}' to '{}'", params.front().name,
-                                          params.back().name);
+  return params.size() == 1
+             ? fmt::format("parameter '{}'", params.front().name)
+             : fmt::format("a parameter of '{}' to '{}'", params.front().name, params.back().name);
 }
 
 at::Tensor slot_view(const at::Tensor& flat, const ParamLayout::Slot& slot,
@@ -112,6 +112,7 @@ void ParamAndGradBuffer::lend(const Lending& lending, int64_t shards) {
                       "a buffer that lends its memory: found {} buckets, allowed: one",
                       layout_.buckets.size());
   gaps_ = gaps_of(layout_);
+  pool_ = lending.pool;
   const int64_t numel = layout_.numel / shards;
   grad_shard_ = flat_zeros(numel, grad_data_.options());
   std::vector<at::Tensor> grads;
@@ -143,6 +144,14 @@ at::Tensor ParamAndGradBuffer::held_grads(ElementRange range) const {
   if (!grad_shard_.defined()) return grad_data_.slice(0, range.start, range.end);
   const int64_t start = owned_.front().start;
   return grad_shard_.slice(0, range.start - start, range.end - start);
+}
+
+int64_t ParamAndGradBuffer::kept_param_bytes() const {
+  return static_cast<int64_t>((lent_params_ ? param_shard_ : param_data_).nbytes());
+}
+
+int64_t ParamAndGradBuffer::kept_grad_bytes() const {
+  return static_cast<int64_t>((lent_grads_ ? grad_shard_ : grad_data_).nbytes());
 }
 
 void ParamAndGradBuffer::open_grads() {

@@ -47,9 +47,9 @@ class ParamAndGradBuffer {
   /// options.distributed_optimizer this rank owns shard `shard` of each bucket, counted among
   /// options.data_parallel_size; otherwise it owns all.
   ///
-  /// `lending`, for a layout of one bucket that is cut among several ranks: gradients have no memory
-  /// at first, see open_grads(). Parameters have theirs until lent_params() is closed, and the shard
-  /// is theirs after keep_param_shard().
+  /// `lending`, for a layout of one bucket that is cut among several ranks: gradients have no
+  /// memory at first, see open_grads(). Parameters have theirs until lent_params() is closed, and
+  /// the shard is theirs after keep_param_shard().
   ParamAndGradBuffer(std::vector<NamedParameter> params, at::ScalarType grad_dtype,
                      const LayoutOptions& options, int64_t shard = 0,
                      BufferContents contents = BufferContents::params_and_grads,
@@ -98,6 +98,12 @@ class ParamAndGradBuffer {
   bool lends_grads() const { return lent_grads_ != nullptr; }
   bool lends_params() const { return lent_params_ != nullptr; }
   LentStorage& lent_params() { return *lent_params_; }
+
+  /// Bytes that parameters, and gradients, always have: the whole, or this rank's shard where they
+  /// are lent. What is lent comes from pool(), which is null where nothing is.
+  int64_t kept_param_bytes() const;
+  int64_t kept_grad_bytes() const;
+  const BlockPool* pool() const { return pool_.get(); }
 
   /// With lends_grads(): gives the gradients memory. The gaps are zero, and a gradient has a value
   /// once adopt_grad() has copied it in. adopt_grad() calls it.
@@ -166,6 +172,7 @@ class ParamAndGradBuffer {
   std::vector<Views> views_;
   /// Where memory is lent: this rank's shards, and what comes and goes.
   at::Tensor param_shard_, grad_shard_;
+  std::shared_ptr<BlockPool> pool_;
   std::unique_ptr<LentStorage> lent_params_, lent_grads_;
   std::vector<bool> has_grad_;           ///< of each parameter, while gradients have memory
   std::vector<ElementRange> gaps_ = {};  ///< between parameters, while something is lent

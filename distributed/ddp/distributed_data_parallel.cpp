@@ -50,8 +50,8 @@ std::vector<ConfigValue> settings_of(const DistributedDataParallelConfig& config
 
 void check_sharding(const DistributedDataParallelConfig& config, MatrixLayout matrices) {
   const ShardingStrategy strategy = config.data_parallel_sharding_strategy;
-  const bool lends = strategy == ShardingStrategy::optim_grads ||
-                     strategy == ShardingStrategy::optim_grads_params;
+  const bool lends =
+      strategy == ShardingStrategy::optim_grads || strategy == ShardingStrategy::optim_grads_params;
   require<ConfigError>(!lends || matrices == MatrixLayout::cut,
                        "ddp.data_parallel_sharding_strategy: found {}, allowed with matrices that "
                        "lie whole, as Muon needs them: no_shard, optim",
@@ -169,9 +169,9 @@ DistributedDataParallel::DistributedDataParallel(const torch::nn::Module& module
                                                  const ParallelState& parallel_state,
                                                  const DistributedDataParallelConfig& config,
                                                  bool disable_bucketing, MatrixLayout matrices)
-    : impl_(std::make_unique<Impl>(
-          collect_parameters(module), parallel_state, config, disable_bucketing, matrices,
-          module_buffers(module), units_for(module, collect_parameters(module), config))) {
+    : impl_(std::make_unique<Impl>(collect_parameters(module), parallel_state, config,
+                                   disable_bucketing, matrices, module_buffers(module),
+                                   units_for(module, collect_parameters(module), config))) {
   broadcast_params();
 }
 

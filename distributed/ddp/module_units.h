@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-/// number_units() of the modules below `module`, for each of `parameters`, which are its own. Modules
-/// of one class are alike. A tensor that several modules hold is of the unit of the first.
+/// number_units() of the modules below `module`, for each of `parameters`, which are its own. A
+/// tensor that several modules hold is of the unit of the first.
 std::vector<int64_t> units_of(const torch::nn::Module& module,
                               const std::vector<NamedParameter>& parameters);
 

@@ -34,7 +34,7 @@ uint64_t ParamSync::version_of(const std::vector<at::Tensor>& tensors) {
 }
 
 ParamSync::ParamSync(const Bucketing& bucketing, const ParallelState& state, bool ahead)
-    : order_(bucketing.pieces.size()), ahead_(ahead) {
+    : pool_(bucketing.pool), order_(bucketing.pieces.size()), ahead_(ahead) {
   const auto group_for = [&](const ParamDescription& description) {
     const ReductionKinds kinds = reduction_group(description, state.grids(), /*sharded=*/true);
     return kinds.instances ? state.group(kinds.group) : state.all_gather_group(kinds.group);
@@ -44,6 +44,7 @@ ParamSync::ParamSync(const Bucketing& bucketing, const ParallelState& state, boo
     add_bucket(buffer, piece->bucket, group_for(buffer.params().front().description));
     if (!buffer.lends_params()) continue;
     gathers_.back().lender = bucketing.buffers[piece->buffer].get();
+    gathers_.back().unit = bucketing.units[piece->buffer];
     gathers_.back().held = true;
     map_unit(gathers_.size() - 1);
   }
@@ -97,7 +98,9 @@ void ParamSync::mark_stale() {
   require<UsageError>(phase_ != Phase::gathering,
                       "parameters were changed while their all-gather is under way; call "
                       "finish_param_sync() first");
+  const Busy busy(busy_);
   started_ = 0;
+  phase_ = Phase::stale;
   if (has_units()) {
     order_.end_step();
     for (size_t i = 0; i < gathers_.size(); ++i) free(i, /*keep=*/false);
@@ -105,7 +108,6 @@ void ParamSync::mark_stale() {
   }
   for (Gather& gather : gathers_)
     if (gather.group.size() > 1) set_storage(gather, false);
-  phase_ = Phase::stale;
 }
 
 void ParamSync::start_next() {
@@ -124,6 +126,10 @@ void ParamSync::start(bool watch) {
   if (phase_ != Phase::stale) return;
   const Busy busy(busy_);
   while (started_ < gathers_.size()) start_next();
+  if (has_units()) {
+    phase_ = Phase::current;
+    return;
+  }
   phase_ = Phase::gathering;
   settle();
   if (watch && pending()) watch_.start(*this);

@@ -26,12 +26,13 @@ namespace lockstep {
 /// any other access throws c10::Error with a message that says so. So nobody reads stale weights,
 /// also after a gather that failed.
 ///
-/// Where buffers lend the memory of their parameters (ParamAndGradBuffer::lends_params) each of them
-/// is a unit. An operator that takes a parameter of one, or a view of it, gathers it, if it is called
-/// on the watched thread or by autograd for that thread; then all other units are freed, but for
-/// those of which the operator takes something too, and the gather of the next one begins, in the
-/// order of the step before. All ranks must use units in the same order. A parameter that was changed
-/// in place since its gather is written to the shard, by each rank to its own.
+/// Where buffers lend the memory of their parameters (ParamAndGradBuffer::lends_params) each of
+/// them is a piece of a unit. An operator that takes a parameter of one, or a view of it, gathers
+/// it, if it is called on the watched thread or by autograd for that thread; then the pieces of all
+/// other units are freed, but for those of which the operator takes something too, and the gather
+/// of the next piece begins, in the order of the step before. All ranks must use pieces in the same
+/// order. A parameter that was changed in place since its gather is written to the shard, by each
+/// rank to its own. From mark_stale() to start() nothing is gathered but what start_next() gathers.
 class ParamSync final : public ReadObserver {
  public:
   /// `bucketing` outlives this object; it is one for the distributed optimizer. Units have their
@@ -58,16 +59,16 @@ class ParamSync final : public ReadObserver {
   /// Whether some parameters cannot be read yet.
   bool pending() const { return phase_ != Phase::current; }
 
-  /// Whether there are units. Then mark_stale() frees them, start_next() starts the gather of the one
-  /// with which a step begins, start() does nothing, and finish() writes what was changed in place to
-  /// the shards.
+  /// Whether there are units. Then mark_stale() frees them, start_next() starts the gather of the
+  /// one with which a step begins, start() does nothing, and finish() writes what was changed in
+  /// place to the shards.
   bool has_units() const { return !units_.empty(); }
   /// Whether the gather of the next unit begins while one is used.
   void set_ahead(bool ahead) { ahead_ = ahead; }
   /// A step begins, on this thread.
   void begin_step();
-  /// Gathers all units. They stay until reshard(), begin_step() or mark_stale(). All ranks must call
-  /// it.
+  /// Gathers all units. They stay until reshard(), begin_step() or mark_stale(). All ranks must
+  /// call it.
   void unshard();
   /// Frees all units.
   void reshard();
@@ -91,7 +92,8 @@ class ParamSync final : public ReadObserver {
     Work work = {};
     std::string failure = {};  ///< why the gather failed; then the bucket stays closed
 
-    ParamAndGradBuffer* lender = nullptr;  ///< of a unit, else null
+    ParamAndGradBuffer* lender = nullptr;  ///< of a piece of a unit, else null
+    int64_t unit = 0;                      ///< BufferPlan::unit
     bool launched = false;                 ///< its gather is under way
     bool held = false;                     ///< by unshard()
     uint64_t used = 0;                     ///< number of the operator that used it last
@@ -136,9 +138,10 @@ class ParamSync final : public ReadObserver {
   ReadWatch watch_;
 
   std::unordered_map<const c10::StorageImpl*, size_t> units_;  ///< of gathers_, by their storages
+  std::shared_ptr<BlockPool> pool_;
   UnitOrder order_;
   bool ahead_;
-  std::optional<size_t> current_;  ///< the unit that was used last
+  std::optional<size_t> current_;  ///< of gathers_, which was used last
   bool switched_ = false;          ///< it was another one before the operator that is about to run
   uint64_t operators_ = 1;         ///< that used units
   std::thread::id thread_;         ///< that is watched

@@ -46,11 +46,13 @@ void ParamSync::unshard() {
 
 void ParamSync::reshard() {
   const Busy busy(busy_);
+  if (!has_units()) return;
   for (size_t i = 0; i < gathers_.size(); ++i) free(i);
-  if (has_units()) watch_this_thread();
+  watch_this_thread();
 }
 
 void ParamSync::launch(Gather& unit) {
+  const Busy busy(busy_);  // the collective's own operators use the unit, too
   const at::NoGradGuard no_grad;
   if (!unit.failure.empty()) fail<CommunicationError>("{}", unit.failure);
   telling(unit.group, [&] {
@@ -75,8 +77,8 @@ void ParamSync::open(Gather& unit) {
   unit.version = version_of(unit.tensors);
 }
 
-/// To be called where the exception is handled. Views that autograd has saved get memory, because no
-/// message can stop who reads them; the next collective of this rank throws.
+/// To be called where the exception is handled. Views that autograd has saved get memory, because
+/// no message can stop who reads them; the next collective of this rank throws.
 void ParamSync::note_failure(Gather& unit) {
   unit.launched = false;
   if (!unit.failure.empty()) return;
@@ -104,13 +106,16 @@ void ParamSync::free(size_t index, bool keep) {
   if (keep) keep_changes(unit);
   using Others = LentStorage::OtherViews;
   unit.lender->lent_params().close(unit.held ? Others::keep : Others::follow);
-  if (unit.held) map_unit(index);
+  if (unit.held) {
+    map_unit(index);
+    pool_->trim();  // a step needs less
+  }
   unit.open = unit.held = unit.launched = false;
 }
 
 bool ParamSync::use_unit(const c10::StorageImpl* storage) {
   const auto found = units_.find(storage);
-  if (found == units_.end() || busy_) return false;
+  if (found == units_.end() || busy_ || phase_ == Phase::stale) return false;
   const Busy busy(busy_);
   const size_t index = found->second;
   Gather& unit = gathers_[index];
@@ -134,9 +139,10 @@ void ParamSync::on_operator() noexcept {
 }
 
 void ParamSync::free_unused(std::optional<size_t> next) {
+  const int64_t now = gathers_[*current_].unit;
   for (size_t i = 0; i < gathers_.size(); ++i) {
     Gather& unit = gathers_[i];
-    if (i == next || unit.held || unit.used == operators_) continue;
+    if (i == next || unit.held || unit.unit == now || unit.used == operators_) continue;
     try {
       free(i);
     } catch (const std::exception&) {

@@ -1,6 +1,8 @@
 #include "lockstep/distributed/model_units.h"
 
 #include <algorithm>
+#include <functional>
+#include <map>
 
 namespace lockstep {
 namespace {
@@ -11,13 +13,13 @@ bool holds_params(const ModuleTree& module) {
 }
 
 bool is_list(const ModuleTree& module) {
-  std::vector<const ModuleTree*> holders;
-  for (const ModuleTree& child : module.children)
-    if (holds_params(child)) holders.push_back(&child);
-  return holders.size() >= 2 &&
-         std::all_of(holders.begin(), holders.end(), [&](const ModuleTree* child) {
-           return child->kind == holders.front()->kind;
-         });
+  bool any = false;
+  for (const ModuleTree& child : module.children) {
+    if (!holds_params(child)) continue;
+    if (!child.numbered) return false;
+    any = true;
+  }
+  return any;
 }
 
 bool contains_list(const ModuleTree& module) {
@@ -55,6 +57,31 @@ class UnitNumbers {
 };
 
 }  // namespace
+
+std::vector<UnitPiece> unit_pieces(const std::vector<LayoutParam>& params,
+                                   const std::vector<int64_t>& units,
+                                   const LayoutOptions& options) {
+  std::map<int64_t, std::vector<int64_t>, std::greater<>> of_unit;
+  for (size_t i = 0; i < params.size(); ++i)
+    of_unit[units.empty() ? 0 : units[i]].push_back(static_cast<int64_t>(i));
+  std::vector<UnitPiece> pieces;
+  for (const auto& [unit, members] : of_unit) {
+    std::vector<LayoutParam> sizes;
+    for (const int64_t index : members) sizes.push_back(params[static_cast<size_t>(index)]);
+    for (const ParamLayout::Bucket& bucket : compute_param_layout(sizes, options).buckets) {
+      UnitPiece piece{units.empty() ? static_cast<int64_t>(pieces.size()) : unit, {}};
+      for (const int64_t param : bucket.params)
+        piece.params.push_back(members[static_cast<size_t>(param)]);
+      std::sort(piece.params.begin(), piece.params.end());
+      pieces.push_back(std::move(piece));
+    }
+  }
+  return pieces;
+}
+
+bool is_number(std::string_view name) {
+  return !name.empty() && name.find_first_not_of("0123456789") == std::string_view::npos;
+}
 
 std::vector<int64_t> number_units(const ModuleTree& root) {
   UnitNumbers numbers;

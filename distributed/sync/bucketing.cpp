@@ -1,7 +1,6 @@
 #include "lockstep/distributed/bucketing.h"
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 #include <map>
 
@@ -9,6 +8,7 @@
 #include "lockstep/distributed/buffer_kind.h"
 #include "lockstep/distributed/description_check.h"
 #include "lockstep/distributed/model_check.h"
+#include "lockstep/distributed/model_units.h"
 #include "lockstep/parallel_state/axis_groups.h"
 
 namespace lockstep {
@@ -161,41 +161,28 @@ LentMemory lent_memory(const DistributedDataParallelConfig& config) {
   }
 }
 
-/// The part of `plan` that consists of its parameters `chosen`.
-BufferPlan part_of(const BufferPlan& plan, const std::vector<int64_t>& chosen) {
-  BufferPlan part = plan;
-  part.params.clear();
-  part.positions.clear();
-  for (const int64_t index : chosen) {
-    part.params.push_back(plan.params[static_cast<size_t>(index)]);
-    part.positions.push_back(plan.positions[static_cast<size_t>(index)]);
-  }
-  return part;
-}
-
-/// Adds a plan for each bucket of `plan`, which is one of a unit.
-void cut_into_buckets(const BufferPlan& plan, std::vector<BufferPlan>& plans) {
+/// Adds a plan for each piece of `plan` that has memory at another time.
+void cut_plan(const BufferPlan& plan, const std::vector<int64_t>& units,
+              std::vector<BufferPlan>& plans) {
   std::vector<LayoutParam> sizes;
   for (const NamedParameter& param : plan.params)
     sizes.push_back(
         layout_param(param.description, param.tensor.sizes().vec(), param.tensor.numel()));
-  for (const ParamLayout::Bucket& bucket : compute_param_layout(sizes, plan.layout).buckets) {
-    std::vector<int64_t> chosen = bucket.params;
-    std::sort(chosen.begin(), chosen.end());
-    plans.push_back(part_of(plan, chosen));
-    plans.back().layout.bucket_size.reset();
+  std::vector<int64_t> own_units;
+  if (!units.empty() && plan.lent == LentMemory::params_and_grads)
+    for (const int64_t position : plan.positions)
+      own_units.push_back(units[static_cast<size_t>(position)]);
+  for (const UnitPiece& piece : unit_pieces(sizes, own_units, plan.layout)) {
+    BufferPlan& part = plans.emplace_back(plan);
+    part.params.clear();
+    part.positions.clear();
+    part.layout.bucket_size.reset();
+    part.unit = piece.unit;
+    for (const int64_t index : piece.params) {
+      part.params.push_back(plan.params[static_cast<size_t>(index)]);
+      part.positions.push_back(plan.positions[static_cast<size_t>(index)]);
+    }
   }
-}
-
-/// The same for a plan of all units, with those that are used last first.
-void cut_plan(const BufferPlan& plan, const std::vector<int64_t>& units,
-              std::vector<BufferPlan>& plans) {
-  if (units.empty() || plan.lent != LentMemory::params_and_grads)
-    return cut_into_buckets(plan, plans);
-  std::map<int64_t, std::vector<int64_t>, std::greater<>> of_unit;
-  for (size_t i = 0; i < plan.positions.size(); ++i)
-    of_unit[units[static_cast<size_t>(plan.positions[i])]].push_back(static_cast<int64_t>(i));
-  for (const auto& [unit, chosen] : of_unit) cut_into_buckets(part_of(plan, chosen), plans);
 }
 
 GroupKind replicas_of(const BufferPlan& plan) { return replicas(plan.params.front().description); }
@@ -249,6 +236,7 @@ Bucketing make_bucketing(const std::vector<BufferPlan>& plans, bool overlap, Gra
     result.buffers.push_back(std::make_unique<ParamAndGradBuffer>(
         plan.params, plan.grad_dtype, plan.layout, plan.reduction.group.rank(), plan.contents,
         Lending{plan.lent, result.pool}));
+    result.units.push_back(plan.unit);
   }
   group_buckets(result, plans, overlap, checks);
   return result;
@@ -284,9 +272,12 @@ Bucketing make_bucketing(const std::vector<NamedParameter>& parameters,
                                           numel, !disable_bucketing);
     if (lent_memory(config) == LentMemory::params_and_grads && units.empty())
       layout.bucket_size = effective_bucket_size(config, numel, grids.size(GroupKind::dp_cp));
-    BufferPlan plan{std::move(list.params),        std::move(list.positions),
-                    list.key.grad_dtype,           reductions.at(kind.replicas),
-                    layout,                        BufferContents::params_and_grads,
+    BufferPlan plan{std::move(list.params),
+                    std::move(list.positions),
+                    list.key.grad_dtype,
+                    reductions.at(kind.replicas),
+                    layout,
+                    BufferContents::params_and_grads,
                     lent_memory(config)};
     if (plan.lent == LentMemory::none)
       plans.push_back(std::move(plan));

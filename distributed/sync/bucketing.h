@@ -39,6 +39,8 @@ struct Bucketing {
   };
   std::vector<Place> places;
 
+  std::vector<int64_t> units;  ///< of each buffer: BufferPlan::unit
+
   /// Of buffers that lend their memory; else null.
   std::shared_ptr<BlockPool> pool;
   bool lends_grads() const { return pool != nullptr; }
@@ -55,6 +57,7 @@ struct BufferPlan {
   LayoutOptions layout = {};
   BufferContents contents = BufferContents::params_and_grads;
   LentMemory lent = LentMemory::none;
+  int64_t unit = 0;  ///< UnitPiece::unit, where parameters are lent
 };
 
 /// Allocates the buffers and cuts them into buckets. The bucket whose gradients are expected first

@@ -90,7 +90,7 @@ class GradSync final : private GradientObserver {
   bool allows_unused_;
   const char* left_undone_ = nullptr;
   bool noted_final_ = false;
-  int64_t freed_ = 0;  ///< bucket groups of this step that were finished early
+  int64_t freed_ = 0;             ///< bucket groups of this step that were finished early
   std::vector<GroupUser> users_;  ///< of the groups over which is reduced
   NoSyncDepth no_sync_;
   std::vector<GradientHook> hooks_;  // last, so that they go first

@@ -33,7 +33,7 @@ class UnitNet : public torch::nn::Module {
   struct Layers : torch::nn::Module {
     explicit Layers(at::ScalarType dtype) {
       for (int i = 0; i < kLayers; ++i) {
-        const std::string name = "layer" + std::to_string(i);
+        const std::string name = std::to_string(i);
         list.push_back(register_module(name, std::make_shared<Layer>(name, dtype)));
       }
     }
@@ -58,8 +58,8 @@ class UnitNet : public torch::nn::Module {
     if (!tied) head = register_module("head", std::make_shared<Table>("head", dtype));
   }
 
-  /// The sum over `count` tokens, from number `first` of an endless text on, of the loss of the next
-  /// one.
+  /// The sum over `count` tokens, from number `first` of an endless text on, of the loss of the
+  /// next one.
   at::Tensor loss(int64_t first, int64_t count) const {
     const at::Tensor places = at::arange(first, first + count + 1, at::kLong);
     const at::Tensor text = (places * places + places.div(3, "floor")).remainder(kTokens);
