@@ -5,11 +5,10 @@
 
 #include <thread>
 
-#include <torch/optim/adamw.h>
-
 #include "lockstep/core/error.h"
 #include "lockstep/distributed/block_pool.h"
 #include "lockstep/tests/optimizer/sharded_run.h"
+#include "lockstep/tests/support/host_transport.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -164,6 +163,21 @@ TEST(ShardedMemory, AnErrorOnOneRankEndsAll) {
     EXPECT_EQ(errors[1], "rank 1 has had enough");
     for (const size_t rank : {size_t{0}, size_t{2}})
       EXPECT_NE(errors[rank].find("rank 1 has had enough"), std::string::npos) << errors[rank];
+  }
+}
+
+TEST(ShardedMemory, RanksThatReadInAnotherOrderAreTold) {
+  LOCKSTEP_NEEDS_HOST_TRANSPORT();
+  const auto errors = errors_of_ranks(2, [](const ParallelState& state) {
+    const Training training(state, {.strategy = ShardingStrategy::optim_grads_params});
+    const auto& layers = training.net.layers->list;
+    const auto first = static_cast<size_t>(state.rank());
+    (void)layers[first]->up.sum();
+    (void)layers[1 - first]->up.sum();
+  });
+  for (const std::string& error : errors) {
+    EXPECT_NE(error.find("'layers.0.up' to 'layers.0.down'"), std::string::npos) << error;
+    EXPECT_NE(error.find("'layers.1.up' to 'layers.1.down'"), std::string::npos) << error;
   }
 }
 

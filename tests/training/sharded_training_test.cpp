@@ -84,6 +84,10 @@ TEST_F(ShardedTrainingTest, BesideExpertParallelism) {
   expect_all_equal(experts, 4, {kExpert, kTensor, "expert_tensor_parallel_size=1", kSequence});
 }
 
+TEST_F(ShardedTrainingTest, AdaptersBesideFrozenWeights) {
+  expect_all_equal({"lora.rank=2", "lora.alpha=4", "optimizer.lr=0.05"}, 2, {});
+}
+
 TEST_F(ShardedTrainingTest, InsideOfOptimizerInstances) {
   expect_all_equal({}, 4, {"num_distributed_optimizer_instances=2"});
 }
