@@ -70,11 +70,11 @@ OptimizerState::OptimizerState(const ParamAndGradBuffer& buffer,
 
 UpdateRange OptimizerState::views_of(const ElementRange& in_buffer, int64_t start_in_state) const {
   const ElementRange in_state = {start_in_state, start_in_state + in_buffer.numel()};
-  const at::Tensor param = slice(buffer_->param_data(), in_buffer);
+  const at::Tensor param = buffer_->owned_params(in_buffer);
   const at::Tensor master = slice(master_, in_state);
   UpdateRange views;
   views.weights = master.defined() ? master : param;
-  views.grad = slice(buffer_->grad_data(), in_buffer);
+  views.grad = buffer_->held_grads(in_buffer);
   if (master.defined()) views.copy = param;
   for (const at::Tensor& kept : of_rule_) views.state.push_back(slice(kept, in_state));
   return views;
@@ -176,14 +176,14 @@ void OptimizerState::list(std::vector<StateSlice>& slices) const {
 void OptimizerState::write_params() {
   if (!master_.defined()) return;
   for (const Piece& piece : pieces_)
-    slice(buffer_->param_data(), piece.in_buffer).copy_(slice(master_, piece.in_state));
+    buffer_->owned_params(piece.in_buffer).copy_(slice(master_, piece.in_state));
   note_change();
 }
 
 void OptimizerState::read_params() {
   if (!master_.defined()) return;
   for (const Piece& piece : pieces_)
-    slice(master_, piece.in_state).copy_(slice(buffer_->param_data(), piece.in_buffer));
+    slice(master_, piece.in_state).copy_(buffer_->owned_params(piece.in_buffer));
 }
 
 void OptimizerState::note_change() {

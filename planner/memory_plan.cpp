@@ -9,6 +9,7 @@
 #include "lockstep/core/integers.h"
 #include "lockstep/datasets/batch_sizes.h"
 #include "lockstep/distributed/buffer_kind.h"
+#include "lockstep/distributed/model_units.h"
 #include "lockstep/distributed/param_layout.h"
 #include "lockstep/optimizer/update_statement.h"
 #include "lockstep/parallel_state/cpu_traits.h"
@@ -49,53 +50,132 @@ class Planner {
   }
 
  private:
+  /// What of a buffer is lent, or the buffer.
+  struct Piece {
+    int64_t unit = 0;
+    size_t position = 0;  ///< of its first parameter among those of the chunk
+    int64_t numel = 0;    ///< padding included
+  };
+
+  bool lends_grads() const {
+    return config_.ddp.data_parallel_sharding_strategy == ShardingStrategy::optim_grads ||
+           lends_params();
+  }
+  bool lends_params() const {
+    return config_.ddp.data_parallel_sharding_strategy == ShardingStrategy::optim_grads_params;
+  }
+
   void add_buffers(StageMemory& memory, const ModelChunk& chunk, bool bucketed) const {
-    std::map<BufferKind, std::vector<ShapedParameter>> buffers;
-    for (ShapedParameter& param : chunk_parameters(config_, chunk)) {
-      if (!param.trained) {
-        add(memory.parameters, param.numel());
-        add(memory.parameter_bytes, times(param.numel(), element_));
+    const std::vector<ShapedParameter> params = chunk_parameters(config_, chunk);
+    std::map<BufferKind, std::vector<size_t>> buffers;
+    for (size_t i = 0; i < params.size(); ++i) {
+      if (!params[i].trained) {
+        add(memory.parameters, params[i].numel());
+        add(memory.parameter_bytes, times(params[i].numel(), element_));
         continue;
       }
       const MatrixLayout matrices = matrix_layout(config_.optimizer, own_rule_);
-      buffers[buffer_kind(param.description, grids_, matrices)].push_back(std::move(param));
+      buffers[buffer_kind(params[i].description, grids_, matrices)].push_back(i);
     }
-    for (const auto& [kind, params] : buffers) add_buffer(memory, kind, params, bucketed);
+    std::vector<Piece> lent;
+    for (const auto& [kind, members] : buffers)
+      add_buffer(memory, kind, params, members, bucketed, lent);
+    std::sort(lent.begin(), lent.end(),
+              [](const Piece& a, const Piece& b) { return a.position < b.position; });
+    const bool tied = chunk.has_embedding && chunk.has_output &&
+                      !config_.model.untie_embeddings_and_output_weights;
+    add(memory.gradient_bytes, times(lent_grads(lent), grad_element_));
+    if (lends_params()) add(memory.parameter_bytes, times(lent_params(lent, tied), element_));
   }
 
   void add_buffer(StageMemory& memory, const BufferKind& kind,
-                  const std::vector<ShapedParameter>& params, bool bucketed) const {
+                  const std::vector<ShapedParameter>& params, const std::vector<size_t>& members,
+                  bool bucketed, std::vector<Piece>& lent) const {
     int64_t numel = 0;
     std::vector<LayoutParam> sizes;
-    for (const ShapedParameter& param : params) {
+    std::vector<int64_t> units;
+    for (const size_t index : members) {
+      const ShapedParameter& param = params[index];
       sizes.push_back(layout_param(param.description, param.shape, param.numel()));
+      units.push_back(param.unit);
       add(numel, param.numel());
     }
-    const LayoutOptions options =
-        layout_options(config_.ddp, grids_, kind, params.front().description, numel, bucketed);
-    const ParamLayout layout = compute_param_layout(sizes, options);
-    const int64_t shards = options.data_parallel_size;
-    const int64_t owned = options.distributed_optimizer ? layout.numel / shards : layout.numel;
+    LayoutOptions options = layout_options(config_.ddp, grids_, kind,
+                                           params[members.front()].description, numel, bucketed);
+    const bool lends = lends_grads() && options.data_parallel_size > 1;
+    std::vector<UnitPiece> pieces(1);
+    if (lends_grads()) {
+      pieces = unit_pieces(sizes, lends_params() ? units : std::vector<int64_t>(), options);
+      options.bucket_size.reset();
+    } else {
+      for (size_t i = 0; i < sizes.size(); ++i) pieces[0].params.push_back(static_cast<int64_t>(i));
+    }
+    ReductionLoad load = {.ranks = options.data_parallel_size,
+                          .item = grad_element_,
+                          .scatters = options.distributed_optimizer};
     const UpdateStatement rule =
         update_statement(config_.optimizer, kind.whole_matrices, own_rule_);
+    for (const UnitPiece& piece : pieces) {
+      std::vector<LayoutParam> own;
+      for (const int64_t param : piece.params) own.push_back(sizes[static_cast<size_t>(param)]);
+      const ParamLayout layout = compute_param_layout(own, options);
+      const int64_t shard = layout.numel / options.data_parallel_size;
+      add(memory.parameter_bytes, times(lends && lends_params() ? shard : layout.numel, element_));
+      add(memory.gradient_bytes, times(lends ? shard : layout.numel, grad_element_));
+      add(memory.optimizer_bytes, times(options.distributed_optimizer ? shard : layout.numel,
+                                        state_bytes_of_element(rule, element_)));
+      note_reductions(load, layout);
+      if (lends && layout.numel > 0)
+        lent.push_back(
+            {piece.unit, members[static_cast<size_t>(piece.params.front())], layout.numel});
+    }
     add(memory.parameters, numel);
-    add(memory.parameter_bytes, times(layout.numel, element_));
-    add(memory.gradient_bytes, times(layout.numel, grad_element_));
-    add(memory.optimizer_bytes, times(owned, state_bytes_of_element(rule, element_)));
-    add(memory.communication_bytes, reduction_bytes(layout, shards, options.distributed_optimizer));
+    add(memory.communication_bytes, reduction_bytes(load));
   }
 
-  int64_t reduction_bytes(const ParamLayout& layout, int64_t shards, bool scatters) const {
-    if (config_.train.device == DeviceChoice::cuda || layout.buckets.empty()) return 0;
-    ReductionLoad load;
-    load.count = static_cast<int64_t>(layout.buckets.size());
+  static void note_reductions(ReductionLoad& load, const ParamLayout& layout) {
+    load.count += static_cast<int64_t>(layout.buckets.size());
     for (const ParamLayout::Bucket& bucket : layout.buckets)
       load.largest = std::max(load.largest, bucket.end - bucket.start);
-    load.total = layout.numel;
-    load.ranks = shards;
-    load.item = grad_element_;
-    load.scatters = scatters;
-    return reduction_scratch_bytes(load);
+    load.total += layout.numel;
+  }
+
+  int64_t reduction_bytes(const ReductionLoad& load) const {
+    return config_.train.device == DeviceChoice::cuda || load.count == 0
+               ? 0
+               : reduction_scratch_bytes(load);
+  }
+
+  /// Elements that whole gradients have at once: all of them where micro-batches accumulate, else
+  /// one piece that gets gradients while the one before is reduced.
+  int64_t lent_grads(const std::vector<Piece>& pieces) const {
+    int64_t all = 0, pair = 0;
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      add(all, pieces[i].numel);
+      pair = std::max(pair, pieces[i].numel + (i > 0 ? pieces[i - 1].numel : 0));
+    }
+    return num_microbatches_ > 1 ? all : pair;
+  }
+
+  /// Elements that whole parameters have at once: a unit and a piece of the next one, in the order
+  /// of forward or of backward. `tied`: the first unit is used after the last one, too.
+  static int64_t lent_params(const std::vector<Piece>& pieces, bool tied) {
+    struct Unit {
+      int64_t number = 0, numel = 0, largest = 0;
+    };
+    std::vector<Unit> units;
+    for (const Piece& piece : pieces) {
+      if (units.empty() || units.back().number != piece.unit) units.push_back({piece.unit});
+      add(units.back().numel, piece.numel);
+      units.back().largest = std::max(units.back().largest, piece.numel);
+    }
+    if (tied && units.size() > 2) units.push_back(units.front());
+    int64_t most = units.empty() ? 0 : units.front().numel;
+    for (size_t i = 1; i < units.size(); ++i) {
+      const Unit &a = units[i - 1], &b = units[i];
+      most = std::max(most, std::max(a.numel + b.largest, b.numel + a.largest));
+    }
+    return most;
   }
 
   /// Pieces of one micro-batch in one chunk.

@@ -19,7 +19,10 @@ struct StageMemory {
   /// buffers.
   int64_t parameters = 0;
   /// Bytes of the parameter and gradient buffers, padding included. Frozen parameters have no
-  /// gradient and lie in no buffer.
+  /// gradient and lie in no buffer. Where ddp.data_parallel_sharding_strategy shards the others: of
+  /// the shards, and of what is whole at once in a training step, which is a unit of parameters and
+  /// the next one; of gradients the bucket that gets them and the one that is reduced, or all of
+  /// them with several micro-batches.
   int64_t parameter_bytes = 0;
   int64_t gradient_bytes = 0;
   /// Bytes of moments and master weights; with ddp.use_distributed_optimizer of one shard.

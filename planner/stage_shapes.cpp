@@ -4,6 +4,7 @@
 
 #include "lockstep/core/integers.h"
 #include "lockstep/core/tensor_parallel_rules.h"
+#include "lockstep/distributed/model_units.h"
 #include "lockstep/parallel_state/parallel_axes.h"
 #include "lockstep/planner/pipeline_plan.h"
 
@@ -20,6 +21,14 @@ MeshPlace first_place(const ParallelConfig& parallel) {
     const ParallelSize* const size = chosen_size(axis);
     return {0, size ? size->of(parallel) : 1};
   };
+}
+
+ModuleTree tree_of(const ModuleSpec& spec) {
+  ModuleTree tree{.numbered = is_number(spec.name),
+                  .num_params = static_cast<int64_t>(spec.params.size()),
+                  .children = {}};
+  for (const ModuleSpec& child : spec.children) tree.children.push_back(tree_of(child));
+  return tree;
 }
 
 }  // namespace
@@ -64,9 +73,11 @@ std::vector<ShapedParameter> chunk_parameters(const Config& config, const ModelC
   for (const ParamSpec& spec : trained_params(settings, chunk.stage()).all())
     trained.insert(spec.name);
   std::vector<ShapedParameter> list;
-  for (const ParamSpec& spec : gpt_params(settings, chunk.stage()).all())
-    list.push_back(
-        {spec.name, local_piece(spec, place).shape, spec.description, trained.contains(spec.name)});
+  const ModuleSpec model = gpt_params(settings, chunk.stage());
+  const std::vector<int64_t> units = number_units(tree_of(model));
+  for (const ParamSpec& spec : model.all())
+    list.push_back({spec.name, local_piece(spec, place).shape, spec.description,
+                    trained.contains(spec.name), units[list.size()]});
   return list;
 }
 

@@ -37,6 +37,7 @@ struct ShapedParameter {
   std::vector<int64_t> shape;  ///< on this rank
   ParamDescription description;
   bool trained = true;  ///< else frozen: no gradient, no state of the optimizer
+  int64_t unit = 0;     ///< see number_units()
 
   /// UsageError if it does not fit into 64 bits.
   int64_t numel() const;

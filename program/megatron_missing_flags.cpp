@@ -240,7 +240,7 @@ const std::vector<FlagsAlike>& flags_alike() {
        {"--overlap-param-gather-with-optimizer-step"}},
       {missing,
        some,
-       "ddp.use_distributed_optimizer shards the optimizer, weights and gradients are whole",
+       "ddp.data_parallel_sharding_strategy shards the optimizer, gradients and weights",
        {"--use-megatron-fsdp", "--use-torch-fsdp2", "--data-parallel-sharding-strategy",
         "--megatron-fsdp-*", "--fsdp-*", "--torch-fsdp2-*", "--outer-dp-sharding-strategy",
         "--init-model-with-meta-device"}},

@@ -276,6 +276,7 @@ void train(const Config& config, const TrainArguments& arguments, const Parallel
     end_as_diverged(trainer.divergence(), trainer, checkpoints, state);
   if (is_stop(trainer.end())) end_as_stopped(trainer, state);
   if (trainer.config().train.sample_tokens == 0) return;
+  (void)trainer.state(/*with_optimizer=*/false);  // gathers what the ranks share out
   if (!standard_output_is_open())
     tell("standard output is closed: the text of train.sample_tokens is not written");
   else if (reporter)

@@ -19,7 +19,7 @@ std::set<std::string> trained_names(const TrainingModel& model) {
 
 std::vector<StateTensor> Trainer::state(bool with_optimizer) {
   settle();
-  model_->finish_param_sync();
+  model_->unshard();
   std::vector<StateTensor> list;
   for (const auto& chunk : model_->chunks()) {
     std::vector<StateTensor> weights = model_state(*chunk, parallel_state_);

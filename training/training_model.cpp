@@ -54,6 +54,10 @@ void TrainingModel::finish_param_sync() {
   for (const auto& wrapper : wrappers_) wrapper->finish_param_sync();
 }
 
+void TrainingModel::unshard() {
+  for (const auto& wrapper : wrappers_) wrapper->unshard();
+}
+
 std::vector<std::shared_ptr<TopKRouter>> TrainingModel::routers() const {
   std::vector<std::shared_ptr<TopKRouter>> list;
   for (const auto& chunk : chunks_)

@@ -75,6 +75,9 @@ class TrainingModel {
 
   /// Returns when no parameter is under way any more.
   void finish_param_sync();
+  /// Gathers all parameters where they are sharded; elsewhere finish_param_sync(). Collective over
+  /// the data-parallel ranks. They stay until the next zero_grad_buffer().
+  void unshard();
 
   /// The chunks of this rank, in the order of the model; one without virtual stages.
   const std::vector<std::shared_ptr<GPTModel>>& chunks() const { return chunks_; }

@@ -38,6 +38,31 @@ void check_decoupled_rates(const OptimizerConfig& optimizer) {
                        *highest, optimizer.lr_warmup_init);
 }
 
+void check_sharding_strategy(const DistributedDataParallelConfig& ddp) {
+  const ShardingStrategy strategy = ddp.data_parallel_sharding_strategy;
+  if (strategy == ShardingStrategy::no_shard) return;
+  constexpr const char* kField = "ddp.data_parallel_sharding_strategy";
+  require<ConfigError>(
+      ddp.use_distributed_optimizer,
+      "{}: found {}, and ddp.use_distributed_optimizer = false; allowed: no_shard, "
+      "or use_distributed_optimizer = true",
+      kField, to_string(strategy));
+  if (strategy == ShardingStrategy::optim) return;
+  require<ConfigError>(ddp.overlap_grad_reduce,
+                       "{}: found {}, and ddp.overlap_grad_reduce = false; allowed: no_shard, "
+                       "optim, or overlap_grad_reduce = true",
+                       kField, to_string(strategy));
+  if (strategy == ShardingStrategy::optim_grads) return;
+  require<ConfigError>(!ddp.num_buckets,
+                       "{}: found {}, and ddp.num_buckets = {}; allowed: buckets that follow from "
+                       "the model's units, or ddp.bucket_size",
+                       kField, to_string(strategy), ddp.num_buckets.value_or(0));
+  require<ConfigError>(!ddp.align_param_gather,
+                       "{}: found {}, and ddp.align_param_gather = true; allowed: false, because "
+                       "each unit is gathered where it is used",
+                       kField, to_string(strategy));
+}
+
 }  // namespace
 
 void check_ddp(const DistributedDataParallelConfig& ddp) {
@@ -56,6 +81,7 @@ void check_ddp(const DistributedDataParallelConfig& ddp) {
   needs_distributed_optimizer("ddp.overlap_param_gather", ddp.overlap_param_gather);
   needs_distributed_optimizer("ddp.pad_buckets_for_high_nccl_busbw",
                               ddp.pad_buckets_for_high_nccl_busbw);
+  check_sharding_strategy(ddp);
   require<ConfigError>(!ddp.align_param_gather || ddp.overlap_param_gather,
                        "ddp.align_param_gather: found true, allowed with: "
                        "ddp.overlap_param_gather = true");
@@ -80,6 +106,18 @@ void check_optimizer(const Config& config) {
                        "ddp.reduce_scatter_with_fp32_accumulation: found true, allowed with: "
                        "parallel.num_distributed_optimizer_instances = 1 (found {})",
                        config.parallel.num_distributed_optimizer_instances);
+  const ShardingStrategy strategy = config.ddp.data_parallel_sharding_strategy;
+  if (strategy != ShardingStrategy::optim_grads && strategy != ShardingStrategy::optim_grads_params)
+    return;
+  require<ConfigError>(optimizer.optimizer != OptimizerKind::muon,
+                       "ddp.data_parallel_sharding_strategy: found {}, and optimizer.optimizer = "
+                       "muon, which needs whole matrices; allowed: no_shard, optim",
+                       to_string(strategy));
+  require<ConfigError>(config.train.cuda_graph == CudaGraph::none,
+                       "ddp.data_parallel_sharding_strategy: found {}, and train.cuda_graph = {}; "
+                       "allowed: no_shard, optim, or cuda_graph = none, because memory comes and "
+                       "goes",
+                       to_string(strategy), to_string(config.train.cuda_graph));
 }
 
 }  // namespace lockstep

@@ -8,12 +8,14 @@ namespace lockstep {
 
 /// ConfigError, naming the fields: a number out of its bounds, bucket_size beside num_buckets,
 /// averages beside per-token scaling, what needs the distributed optimizer without it, a gather of
-/// parameters that is aligned but not overlapped. `ddp` may be one that is not resolved.
+/// parameters that is aligned but not overlapped, a sharding strategy beside what contradicts it.
+/// `ddp` may be one that is not resolved.
 void check_ddp(const DistributedDataParallelConfig& ddp);
 
 /// ConfigError, naming the fields, for a resolved configuration: moments in bf16 without moments
 /// or beside fp64 parameters, a lowest loss scale above the first one, gradients that are to be
-/// added in fp32 over several replicas of the optimizer.
+/// added in fp32 over several replicas of the optimizer, gradients that are sharded beside Muon or
+/// recorded steps.
 void check_optimizer(const Config& config);
 
 }  // namespace lockstep

@@ -16,7 +16,7 @@ std::vector<at::Tensor> common_parts(const ParamAndGradBuffer& buffer,
   for (const ElementRange& held : ranges) {
     const int64_t start = std::max(held.start, range.start);
     const int64_t end = std::min(held.end, range.end);
-    if (start < end) pieces.push_back(buffer.grad_data().slice(0, start, end));
+    if (start < end) pieces.push_back(buffer.held_grads({start, end}));
   }
   return pieces;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -12,12 +13,24 @@
 
 namespace lockstep {
 
+class BlockPool;
+class LentStorage;
+
 /// What a buffer takes over.
 enum class BufferContents {
   params_and_grads,
   grads,  ///< the parameters stay where they are, and may have several dtypes
   /// The same, and param.grad() stays what it is until adopt_grad() or attach_grad().
   unattached_grads,
+};
+
+/// What of a sharded buffer has memory only while it is used. What remains is this rank's shard.
+enum class LentMemory { none, grads, params_and_grads };
+
+/// How a buffer's memory is lent, and from where.
+struct Lending {
+  LentMemory memory = LentMemory::none;
+  std::shared_ptr<BlockPool> pool = nullptr;  ///< null: nothing is lent
 };
 
 /// Stage 2 of the gradient's way: one contiguous piece of memory for parameters of one dtype, and
@@ -33,10 +46,16 @@ class ParamAndGradBuffer {
   /// order of registration. UsageError names a parameter that breaks this. With
   /// options.distributed_optimizer this rank owns shard `shard` of each bucket, counted among
   /// options.data_parallel_size; otherwise it owns all.
+  ///
+  /// `lending`, for a layout of one bucket that is cut among several ranks: gradients have no
+  /// memory at first, see open_grads(). Parameters have theirs until lent_params() is closed, and
+  /// the shard is theirs after keep_param_shard().
   ParamAndGradBuffer(std::vector<NamedParameter> params, at::ScalarType grad_dtype,
                      const LayoutOptions& options, int64_t shard = 0,
-                     BufferContents contents = BufferContents::params_and_grads);
+                     BufferContents contents = BufferContents::params_and_grads,
+                     const Lending& lending = {});
 
+  ~ParamAndGradBuffer();
   ParamAndGradBuffer(const ParamAndGradBuffer&) = delete;
   ParamAndGradBuffer& operator=(const ParamAndGradBuffer&) = delete;
 
@@ -45,7 +64,8 @@ class ParamAndGradBuffer {
   const ParamLayout& layout() const { return layout_; }
 
   /// All parameters [layout().numel elements], gaps between them are zero; undefined for a buffer
-  /// of gradients alone.
+  /// of gradients alone. Where memory is lent, nobody may read this and grad_data() while it is
+  /// closed.
   const at::Tensor& param_data() const { return param_data_; }
   /// All gradients [layout().numel elements], gaps are zero.
   const at::Tensor& grad_data() const { return grad_data_; }
@@ -69,6 +89,35 @@ class ParamAndGradBuffer {
   const std::vector<ElementRange>& reduced() const { return all_reduced_ ? all_ : owned_; }
   void note_all_reduced(bool all) { all_reduced_ = all; }
 
+  /// A range inside one of owned() of the parameters, flat; of reduced() of the gradients. What the
+  /// optimizer works on.
+  at::Tensor owned_params(ElementRange range) const;
+  at::Tensor held_grads(ElementRange range) const;
+
+  /// Whether gradients, or parameters too, have memory only while they are used.
+  bool lends_grads() const { return lent_grads_ != nullptr; }
+  bool lends_params() const { return lent_params_ != nullptr; }
+  LentStorage& lent_params() { return *lent_params_; }
+
+  /// Bytes that parameters, and gradients, always have: the whole, or this rank's shard where they
+  /// are lent. What is lent comes from pool(), which is null where nothing is.
+  int64_t kept_param_bytes() const;
+  int64_t kept_grad_bytes() const;
+  const BlockPool* pool() const { return pool_.get(); }
+
+  /// With lends_grads(): gives the gradients memory. The gaps are zero, and a gradient has a value
+  /// once adopt_grad() has copied it in. adopt_grad() calls it.
+  void open_grads();
+  /// The same, and those that have no value are zero: before a reduction.
+  void complete_grads();
+  /// Frees the memory; param.grad() becomes undefined.
+  void close_grads();
+
+  /// With lends_params(): the shard becomes what the parameters are, which have memory.
+  void keep_param_shard();
+  /// Whether parameter `index` is a view of the buffer, be it open or not.
+  bool holds_param(size_t index) const;
+
   /// Moves the gradients to the host's memory, page-locked where the device is CUDA, and frees the
   /// device's. Until restore_grads() reading a gradient throws c10::Error. Both do nothing where
   /// that is done already.
@@ -76,7 +125,8 @@ class ParamAndGradBuffer {
   void restore_grads();
   bool grads_offloaded() const { return host_grads_.defined(); }
 
-  /// Sets all gradients to zero and makes param.grad() the view, whoever replaced it.
+  /// Sets all gradients to zero and makes param.grad() the view, whoever replaced it. Where their
+  /// memory is lent: close_grads().
   void zero_grad();
 
   /// Makes sure that the gradient of parameter `index` lies in the buffer, to be called after
@@ -104,6 +154,7 @@ class ParamAndGradBuffer {
     at::Tensor grad;
   };
 
+  void lend(const Lending& lending, int64_t shards);
   void set_grad_storage(const c10::Storage& storage);
   static void attach_grad(Views& views) { views.param.mutable_grad() = views.grad; }
 
@@ -119,6 +170,12 @@ class ParamAndGradBuffer {
   at::Tensor host_grads_;      ///< while they are off-loaded
   c10::Storage grad_storage_;  ///< of grad_data_, meanwhile without memory
   std::vector<Views> views_;
+  /// Where memory is lent: this rank's shards, and what comes and goes.
+  at::Tensor param_shard_, grad_shard_;
+  std::shared_ptr<BlockPool> pool_;
+  std::unique_ptr<LentStorage> lent_params_, lent_grads_;
+  std::vector<bool> has_grad_;           ///< of each parameter, while gradients have memory
+  std::vector<ElementRange> gaps_ = {};  ///< between parameters, while something is lent
 };
 
 }  // namespace lockstep

@@ -9,6 +9,7 @@
 #include "lockstep/distributed/further_passes.h"
 #include "lockstep/distributed/grad_sync.h"
 #include "lockstep/distributed/model_check.h"
+#include "lockstep/distributed/module_units.h"
 #include "lockstep/distributed/param_sync.h"
 #include "lockstep/distributed/parameter_check.h"
 #include "lockstep/distributed/step_access.h"
@@ -34,14 +35,35 @@ std::vector<at::Tensor> module_buffers(const torch::nn::Module& module) {
 
 /// What the ranks must agree on, so that they have the same buckets.
 std::vector<ConfigValue> settings_of(const DistributedDataParallelConfig& config,
-                                     bool disable_bucketing, MatrixLayout matrices) {
+                                     bool disable_bucketing, MatrixLayout matrices,
+                                     const std::vector<int64_t>& units) {
   Config whole;
   whole.ddp = config;
   std::vector<ConfigValue> settings = config_values(whole);
   std::erase_if(settings, [](const ConfigValue& field) { return !field.path.starts_with("ddp."); });
   settings.push_back({"disable_bucketing", disable_bucketing ? "true" : "false"});
   settings.push_back({"matrices", to_string(matrices)});
+  if (config.data_parallel_sharding_strategy == ShardingStrategy::optim_grads_params)
+    settings.push_back({"units of the parameters", fmt::format("{}", fmt::join(units, " "))});
   return settings;
+}
+
+void check_sharding(const DistributedDataParallelConfig& config, MatrixLayout matrices) {
+  const ShardingStrategy strategy = config.data_parallel_sharding_strategy;
+  const bool lends =
+      strategy == ShardingStrategy::optim_grads || strategy == ShardingStrategy::optim_grads_params;
+  require<ConfigError>(!lends || matrices == MatrixLayout::cut,
+                       "ddp.data_parallel_sharding_strategy: found {}, allowed with matrices that "
+                       "lie whole, as Muon needs them: no_shard, optim",
+                       to_string(strategy));
+}
+
+/// The units of a module's parameters, where they are asked for.
+std::vector<int64_t> units_for(const torch::nn::Module& module,
+                               const std::vector<NamedParameter>& parameters,
+                               const DistributedDataParallelConfig& config) {
+  if (config.data_parallel_sharding_strategy != ShardingStrategy::optim_grads_params) return {};
+  return units_of(module, parameters);
 }
 
 }  // namespace
@@ -49,14 +71,15 @@ std::vector<ConfigValue> settings_of(const DistributedDataParallelConfig& config
 struct DistributedDataParallel::Impl {
   Impl(const std::vector<NamedParameter>& parameters, const ParallelState& parallel_state,
        const DistributedDataParallelConfig& config, bool disable_bucketing, MatrixLayout matrices,
-       std::vector<at::Tensor> buffers_of_module)
+       std::vector<at::Tensor> buffers_of_module, const std::vector<int64_t>& units = {})
       : state(parallel_state),
         mode(mode_of(config)),
         group(parallel_state.group(GroupKind::dp_cp)),
         module_buffers(std::move(buffers_of_module)) {
-    check_same_model(parameters, state, settings_of(config, disable_bucketing, matrices), matrices,
-                     [&] {
+    check_same_model(parameters, state, settings_of(config, disable_bucketing, matrices, units),
+                     matrices, [&] {
                        check_ddp(config);
+                       check_sharding(config, matrices);
                        check_parameter_list(parameters, "DistributedDataParallel");
                        refuse_shared_memory(parameters, "DistributedDataParallel");
                      });
@@ -69,11 +92,11 @@ struct DistributedDataParallel::Impl {
     const int64_t stage = PipelinePosition(state.grids(), state.rank()).stage();
     sync = std::make_unique<GradSync>(
         make_bucketing(parameters, parallel_state, config, mode,
-                       disable_bucketing || !has_buckets(stage, /*chunk=*/0), matrices),
+                       disable_bucketing || !has_buckets(stage, /*chunk=*/0), matrices, units),
         config.overlap_grad_reduce, config.allow_unused_parameters);
     sync->set_left_undone(left_undone);
     if (config.use_distributed_optimizer)
-      params = std::make_unique<ParamSync>(sync->bucketing(), state);
+      params = std::make_unique<ParamSync>(sync->bucketing(), state, config.overlap_param_gather);
     for (const auto& buffer : sync->bucketing().buffers) buffers.push_back(buffer.get());
     overlaps_param_gather = pre_hook = config.overlap_param_gather;
     aligns_param_gather = config.align_param_gather && state.grids().size(GroupKind::pp) > 1;
@@ -120,6 +143,15 @@ struct DistributedDataParallel::Impl {
                         "{}: the state is reducing; call finish_grad_sync() first", call);
   }
 
+  void refuse_lent(const char* call) const {
+    require<UsageError>(!sync->bucketing().lends_grads(),
+                        "{}: allowed with ddp.data_parallel_sharding_strategy = no_shard or optim, "
+                        "because no rank keeps whole gradients",
+                        call);
+  }
+
+  bool shards_params() const { return params && params->has_units(); }
+
   ParallelState state;
   GradientScalingMode mode;
   ProcessGroup group;
@@ -138,7 +170,8 @@ DistributedDataParallel::DistributedDataParallel(const torch::nn::Module& module
                                                  const DistributedDataParallelConfig& config,
                                                  bool disable_bucketing, MatrixLayout matrices)
     : impl_(std::make_unique<Impl>(collect_parameters(module), parallel_state, config,
-                                   disable_bucketing, matrices, module_buffers(module))) {
+                                   disable_bucketing, matrices, module_buffers(module),
+                                   units_for(module, collect_parameters(module), config))) {
   broadcast_params();
 }
 
@@ -172,6 +205,7 @@ void DistributedDataParallel::scale_gradients(double factor) {
 }
 
 void DistributedDataParallel::set_force_all_reduce(bool on) {
+  impl_->refuse_lent("set_force_all_reduce");
   const Phase phase = impl_->sync->state().phase();
   require<UsageError>(phase == Phase::idle || phase == Phase::ready,
                       "set_force_all_reduce: the state is {}, allowed: idle, ready", state_text());
@@ -180,6 +214,7 @@ void DistributedDataParallel::set_force_all_reduce(bool on) {
 
 void DistributedDataParallel::offload_grad_buffers() {
   impl_->require_not_reducing("offload_grad_buffers");
+  impl_->refuse_lent("offload_grad_buffers");
   for (const auto& buffer : impl_->sync->bucketing().buffers) buffer->offload_grads();
 }
 
@@ -187,12 +222,15 @@ void DistributedDataParallel::restore_grad_buffers() {
   for (const auto& buffer : impl_->sync->bucketing().buffers) buffer->restore_grads();
 }
 
-void DistributedDataParallel::zero_grad_buffer() { impl_->sync->zero_grad(); }
+void DistributedDataParallel::zero_grad_buffer() {
+  impl_->sync->zero_grad();
+  if (impl_->params) impl_->sync->guarded([&] { impl_->params->begin_step(); });
+}
 
 void DistributedDataParallel::abandon_step() { impl_->sync->abandon(); }
 
 void DistributedDataParallel::broadcast_params() {
-  finish_param_sync();
+  unshard();
   impl_->check_params_attached();
   const at::NoGradGuard no_grad;
   std::vector<Work> works;
@@ -204,6 +242,16 @@ void DistributedDataParallel::broadcast_params() {
   for (const NamedParameter& param : impl_->frozen)
     broadcast_values(impl_->replicas_of(param), {param.tensor}, 0, kUntrainedLabel);
   for (Work& work : works) work.wait();
+  reshard();
+}
+
+void DistributedDataParallel::unshard() {
+  if (!impl_->shards_params()) return finish_param_sync();
+  impl_->sync->guarded([&] { impl_->params->unshard(); });
+}
+
+void DistributedDataParallel::reshard() {
+  if (impl_->shards_params()) impl_->sync->guarded([&] { impl_->params->reshard(); });
 }
 
 void DistributedDataParallel::start_param_sync(bool force_sync, bool force_dispatch) {
@@ -222,7 +270,7 @@ void DistributedDataParallel::start_param_sync(bool force_sync, bool force_dispa
 }
 
 void DistributedDataParallel::finish_param_sync() {
-  if (impl_->params && impl_->params->pending())
+  if (impl_->shards_params() || param_sync_pending())
     impl_->sync->guarded([&] { impl_->params->finish(); });
 }
 
@@ -232,6 +280,7 @@ bool DistributedDataParallel::param_sync_pending() const {
 
 void DistributedDataParallel::disable_forward_pre_hook(bool param_sync) {
   impl_->pre_hook = false;
+  if (impl_->params) impl_->params->set_ahead(false);
   if (param_sync) finish_param_sync();
 }
 
@@ -239,6 +288,7 @@ void DistributedDataParallel::enable_forward_pre_hook() {
   require<UsageError>(impl_->overlaps_param_gather,
                       "enable_forward_pre_hook: allowed with ddp.overlap_param_gather");
   impl_->pre_hook = true;
+  impl_->params->set_ahead(true);
 }
 
 void DistributedDataParallel::update_params(const RangeUpdate& update) {

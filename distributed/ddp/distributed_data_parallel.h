@@ -49,6 +49,18 @@ struct StepAccess;
 /// optimizer instances (ParallelSizes::optimizer_instances) the shards are cut inside an instance
 /// and an all-reduce adds them over the instances, begun in finish_grad_sync().
 ///
+/// With ddp.data_parallel_sharding_strategy = optim_grads the gradients of a bucket have memory
+/// from the first of them in a step to the end of its reduction; then param.grad() is undefined,
+/// and this rank's shard of the buffer is what remains. With optim_grads_params the parameters of a
+/// unit (see number_units(); of a list of parameters, a bucket) have memory from their gather until
+/// another unit is used: an operator gathers what it takes, in forward, backward and everywhere
+/// else, as long as it is called on the thread of zero_grad_buffer(), or by autograd for it. Any
+/// other read throws c10::Error, but for one through a view that was made before, which nothing can
+/// stop. All ranks must read in the same order, or call unshard() first. What is changed in place,
+/// without autograd, on all ranks stays; what is written through data_ptr() or Tensor::data() needs
+/// unshard() before. With ddp.overlap_param_gather the next unit is gathered while one is used. On
+/// an asynchronous device forward and backward must run on one stream.
+///
 /// Where several of these reduce over the same ranks, as the chunks of a pipeline stage do, and
 /// ddp.allow_unused_parameters is set, nothing is reduced before start_grad_sync() or
 /// finish_grad_sync(): ranks that use other parameters would reduce the chunks in another order.
@@ -136,7 +148,8 @@ class DistributedDataParallel {
 
   /// With the distributed optimizer: the steps from now on reduce by all-reduces, and every rank
   /// gets all gradients, to look at or to save. finalize_model_grads treats all of them then; the
-  /// optimizer goes on to use its shard. Between steps only; false undoes it.
+  /// optimizer goes on to use its shard. Between steps only; false undoes it. UsageError where
+  /// gradients are sharded.
   void set_force_all_reduce(bool on);
 
   /// Moves the gradients to the host's memory and frees the device's, for somebody else who needs
@@ -179,6 +192,13 @@ class DistributedDataParallel {
   void finish_param_sync();
   /// Whether some parameters have not arrived yet.
   bool param_sync_pending() const;
+  /// Where the parameters are sharded (optim_grads_params): gathers all of them, which takes the
+  /// memory of a whole model. They stay, to be read or written by whoever likes, until reshard(),
+  /// zero_grad_buffer() or the optimizer's step. All data-parallel ranks must call it. Elsewhere it
+  /// is finish_param_sync().
+  void unshard();
+  /// Frees them; what was written stays, of each rank in its shard. Does nothing elsewhere.
+  void reshard();
   /// Until enable_forward_pre_hook() start_param_sync() waits, as without ddp.overlap_param_gather.
   /// `param_sync`: finish_param_sync() as well.
   void disable_forward_pre_hook(bool param_sync = true);

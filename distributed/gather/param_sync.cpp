@@ -25,21 +25,16 @@ ElementRange span_of(const at::Tensor& tensor) {
   return {tensor.storage_offset(), end};
 }
 
-/// Sets a flag for the time of a scope.
-class Busy {
- public:
-  explicit Busy(bool& flag) : flag_(flag) { flag_ = true; }
-  ~Busy() { flag_ = false; }
-  Busy(const Busy&) = delete;
-  Busy& operator=(const Busy&) = delete;
-
- private:
-  bool& flag_;
-};
-
 }  // namespace
 
-ParamSync::ParamSync(const Bucketing& bucketing, const ParallelState& state) {
+uint64_t ParamSync::version_of(const std::vector<at::Tensor>& tensors) {
+  uint64_t version = 0;
+  for (const at::Tensor& tensor : tensors) version += static_cast<uint64_t>(tensor._version());
+  return version;
+}
+
+ParamSync::ParamSync(const Bucketing& bucketing, const ParallelState& state, bool ahead)
+    : pool_(bucketing.pool), order_(bucketing.pieces.size()), ahead_(ahead) {
   const auto group_for = [&](const ParamDescription& description) {
     const ReductionKinds kinds = reduction_group(description, state.grids(), /*sharded=*/true);
     return kinds.instances ? state.group(kinds.group) : state.all_gather_group(kinds.group);
@@ -47,12 +42,19 @@ ParamSync::ParamSync(const Bucketing& bucketing, const ParallelState& state) {
   for (auto piece = bucketing.pieces.rbegin(); piece != bucketing.pieces.rend(); ++piece) {
     const ParamAndGradBuffer& buffer = *bucketing.buffers[piece->buffer];
     add_bucket(buffer, piece->bucket, group_for(buffer.params().front().description));
+    if (!buffer.lends_params()) continue;
+    gathers_.back().lender = bucketing.buffers[piece->buffer].get();
+    gathers_.back().unit = bucketing.units[piece->buffer];
+    gathers_.back().held = true;
+    map_unit(gathers_.size() - 1);
   }
 }
 
 ParamSync::~ParamSync() {
   try {
     if (phase_ == Phase::gathering) finish();
+    for (Gather& gather : gathers_)
+      if (gather.launched) gather.work.wait();
   } catch (...) {  // the parameters stay closed
   }
 }
@@ -66,12 +68,16 @@ void ParamSync::add_bucket(const ParamAndGradBuffer& buffer, size_t bucket,
                            buffer.params()[static_cast<size_t>(range.params.back())].name,
                            buffer.params()[static_cast<size_t>(range.params.front())].name),
       .group = group,
-      .whole = buffer.param_data().slice(0, range.start, range.end),
-      .shard = buffer.param_data().slice(0, own.start, own.end),
+      .whole = buffer.lends_params() ? buffer.param_data()
+                                     : buffer.param_data().slice(0, range.start, range.end),
+      .shard = buffer.owned_params(own),
       .tensors = {},
-      .storage = buffer.param_data().storage(),
+      .storage = {},
       .closed = {}};
-  gather.closed = closed_twin(gather.storage, kClosed);
+  if (!buffer.lends_params()) {
+    gather.storage = buffer.param_data().storage();
+    gather.closed = closed_twin(gather.storage, kClosed);
+  }
   for (const int64_t param : range.params) {
     const at::Tensor& tensor = buffer.params()[static_cast<size_t>(param)].tensor;
     if (tensor.numel() > 0) gather.tensors.push_back(tensor);
@@ -92,14 +98,25 @@ void ParamSync::mark_stale() {
   require<UsageError>(phase_ != Phase::gathering,
                       "parameters were changed while their all-gather is under way; call "
                       "finish_param_sync() first");
-  for (Gather& gather : gathers_)
-    if (gather.group.size() > 1) set_storage(gather, false);
+  const Busy busy(busy_);
   started_ = 0;
   phase_ = Phase::stale;
+  if (has_units()) {
+    order_.end_step();
+    for (size_t i = 0; i < gathers_.size(); ++i) free(i, /*keep=*/false);
+    return;
+  }
+  for (Gather& gather : gathers_)
+    if (gather.group.size() > 1) set_storage(gather, false);
 }
 
 void ParamSync::start_next() {
   const at::NoGradGuard no_grad;
+  if (has_units()) {
+    const size_t unit = started_++;
+    if (ahead_ && unit == order_.first() && gathers_[unit].lender) launch(gathers_[unit]);
+    return;
+  }
   Gather& gather = gathers_[started_];
   gather.work = all_gather(gather.group, gather.whole, gather.shard, gather.label);
   ++started_;
@@ -109,6 +126,10 @@ void ParamSync::start(bool watch) {
   if (phase_ != Phase::stale) return;
   const Busy busy(busy_);
   while (started_ < gathers_.size()) start_next();
+  if (has_units()) {
+    phase_ = Phase::current;
+    return;
+  }
   phase_ = Phase::gathering;
   settle();
   if (watch && pending()) watch_.start(*this);
@@ -117,6 +138,10 @@ void ParamSync::start(bool watch) {
 void ParamSync::finish() {
   start(/*watch=*/false);
   const Busy busy(busy_);
+  if (has_units()) {
+    for (Gather& gather : gathers_) keep_changes(gather);
+    return;
+  }
   for (Gather& gather : gathers_) wait(gather);
   settle();
 }
@@ -142,9 +167,11 @@ void ParamSync::settle() {
   watch_.stop();
 }
 
-void ParamSync::on_read(const at::Tensor& tensor) noexcept {
-  if (busy_ || !tensor.defined() || !tensor.has_storage()) return;
+bool ParamSync::on_read(const at::Tensor& tensor) noexcept {
+  if (!tensor.defined() || !tensor.has_storage()) return false;
   const auto* const storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  if (has_units()) return use_unit(storage);
+  if (busy_) return false;
   const Busy busy(busy_);
   for (Gather& gather : gathers_) {
     if (gather.open || (storage != gather.closed.unsafeGetStorageImpl() &&
@@ -158,6 +185,7 @@ void ParamSync::on_read(const at::Tensor& tensor) noexcept {
     }
   }
   settle();
+  return false;
 }
 
 }  // namespace lockstep

@@ -2,13 +2,17 @@
 
 // Internal.
 
+#include <optional>
 #include <string>
+#include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/distributed/bucketing.h"
 #include "lockstep/distributed/read_watch.h"
+#include "lockstep/distributed/unit_order.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
@@ -21,10 +25,19 @@ namespace lockstep {
 /// operator that takes one waits for the gather, if it is called on the thread that called start();
 /// any other access throws c10::Error with a message that says so. So nobody reads stale weights,
 /// also after a gather that failed.
+///
+/// Where buffers lend the memory of their parameters (ParamAndGradBuffer::lends_params) each of
+/// them is a piece of a unit. An operator that takes a parameter of one, or a view of it, gathers
+/// it, if it is called on the watched thread or by autograd for that thread; then the pieces of all
+/// other units are freed, but for those of which the operator takes something too, and the gather
+/// of the next piece begins, in the order of the step before. All ranks must use pieces in the same
+/// order. A parameter that was changed in place since its gather is written to the shard, by each
+/// rank to its own. From mark_stale() to start() nothing is gathered but what start_next() gathers.
 class ParamSync final : public ReadObserver {
  public:
-  /// `bucketing` outlives this object; it is one for the distributed optimizer.
-  ParamSync(const Bucketing& bucketing, const ParallelState& state);
+  /// `bucketing` outlives this object; it is one for the distributed optimizer. Units have their
+  /// memory until reshard(). `ahead`: see set_ahead().
+  ParamSync(const Bucketing& bucketing, const ParallelState& state, bool ahead);
   /// Waits for gathers that are under way.
   ~ParamSync();
   ParamSync(const ParamSync&) = delete;
@@ -46,7 +59,22 @@ class ParamSync final : public ReadObserver {
   /// Whether some parameters cannot be read yet.
   bool pending() const { return phase_ != Phase::current; }
 
-  void on_read(const at::Tensor& tensor) noexcept override;
+  /// Whether there are units. Then mark_stale() frees them, start_next() starts the gather of the
+  /// one with which a step begins, start() does nothing, and finish() writes what was changed in
+  /// place to the shards.
+  bool has_units() const { return !units_.empty(); }
+  /// Whether the gather of the next unit begins while one is used.
+  void set_ahead(bool ahead) { ahead_ = ahead; }
+  /// A step begins, on this thread.
+  void begin_step();
+  /// Gathers all units. They stay until reshard(), begin_step() or mark_stale(). All ranks must
+  /// call it.
+  void unshard();
+  /// Frees all units.
+  void reshard();
+
+  bool on_read(const at::Tensor& tensor) noexcept override;
+  void on_operator() noexcept override;
 
  private:
   enum class Phase { current, stale, gathering };
@@ -63,6 +91,27 @@ class ParamSync final : public ReadObserver {
     bool open = true;
     Work work = {};
     std::string failure = {};  ///< why the gather failed; then the bucket stays closed
+
+    ParamAndGradBuffer* lender = nullptr;  ///< of a piece of a unit, else null
+    int64_t unit = 0;                      ///< BufferPlan::unit
+    bool launched = false;                 ///< its gather is under way
+    bool held = false;                     ///< by unshard()
+    uint64_t used = 0;                     ///< number of the operator that used it last
+    uint64_t version = 0;                  ///< of its parameters when it was gathered
+    bool has_memory() const { return open || launched; }
+  };
+
+  /// Sets a flag for the time of a scope.
+  class Busy {
+   public:
+    explicit Busy(bool& flag) : flag_(flag), before_(flag) { flag_ = true; }
+    ~Busy() { flag_ = before_; }
+    Busy(const Busy&) = delete;
+    Busy& operator=(const Busy&) = delete;
+
+   private:
+    bool& flag_;
+    bool before_;
   };
 
   void add_bucket(const ParamAndGradBuffer& buffer, size_t bucket, const ProcessGroup& group);
@@ -71,11 +120,31 @@ class ParamSync final : public ReadObserver {
   void wait(Gather& gather);
   void settle();
 
+  static uint64_t version_of(const std::vector<at::Tensor>& tensors);
+  void watch_this_thread();
+  bool use_unit(const c10::StorageImpl* storage);
+  void map_unit(size_t index);
+  void launch(Gather& unit);
+  void open(Gather& unit);
+  void note_failure(Gather& unit);
+  void keep_changes(Gather& unit);
+  void free(size_t index, bool keep = true);
+  void free_unused(std::optional<size_t> next);
+
   std::vector<Gather> gathers_;  ///< in the order of forward
   size_t started_ = 0;           ///< of those since mark_stale()
   Phase phase_ = Phase::current;
   bool busy_ = false;  ///< inside this class, whose own reads need no guard
   ReadWatch watch_;
+
+  std::unordered_map<const c10::StorageImpl*, size_t> units_;  ///< of gathers_, by their storages
+  std::shared_ptr<BlockPool> pool_;
+  UnitOrder order_;
+  bool ahead_;
+  std::optional<size_t> current_;  ///< of gathers_, which was used last
+  bool switched_ = false;          ///< it was another one before the operator that is about to run
+  uint64_t operators_ = 1;         ///< that used units
+  std::thread::id thread_;         ///< that is watched
 };
 
 }  // namespace lockstep

@@ -1,29 +1,83 @@
 #include "lockstep/distributed/read_watch.h"
 
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <ATen/record_function.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include "lockstep/core/check.h"
 
 namespace lockstep {
 namespace {
 
+using c10::DebugInfoKind;
+using c10::ThreadLocalDebugInfo;
+
 std::unique_ptr<at::ObserverContext> on_operator(const at::RecordFunction& call);
 
-/// The watches of one thread. libtorch's callbacks are plain functions of a thread, so their state
-/// is the thread's too.
-class ThreadWatches {
+/// The watches of one thread. libtorch's callbacks are plain functions of a thread. What it calls
+/// debug information goes along with them to the threads on which autograd runs a backward.
+class ThreadWatches final : public c10::DebugInfoBase {
  public:
+  /// null: none, and none of the thread whose backward this one runs.
+  static ThreadWatches* current() {
+    return static_cast<ThreadWatches*>(ThreadLocalDebugInfo::get(kKind));
+  }
+
+  static ThreadWatches& of_this_thread() {
+    if (ThreadWatches* const found = current()) return *found;
+    // Below what is there, because libtorch takes away the uppermost one alone.
+    std::vector<Information> above;
+    while (ThreadLocalDebugInfo::current()) above.push_back(pop());
+    const auto watches = std::make_shared<ThreadWatches>();
+    ThreadLocalDebugInfo::_push(kKind, watches);
+    for (; !above.empty(); above.pop_back())
+      ThreadLocalDebugInfo::_push(above.back().first, above.back().second);
+    return *watches;
+  }
+
   void add(std::shared_ptr<ReadWatch::Slot> slot) {
-    slots_.push_back(std::move(slot));
+    slots_.push_back({std::move(slot)});
     if (handle_ == at::INVALID_CALLBACK_HANDLE)
-      handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(on_operator)
+      handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(lockstep::on_operator)
                                                .needsInputs(true)
                                                .scopes({at::RecordScope::FUNCTION}));
   }
 
-  void tell(const at::Tensor& tensor) {
+  void on_call(c10::ArrayRef<const c10::IValue> inputs) {
+    if (busy_) return;  // an observer's own operator
+    busy_ = true;
+    for (const c10::IValue& input : inputs) visit(input);
     for (size_t i = 0; i < slots_.size(); ++i)
-      if (ReadObserver* const observer = slots_[i]->observer.load()) observer->on_read(tensor);
+      if (std::exchange(slots_[i].read, false))
+        if (ReadObserver* const observer = slots_[i].slot->observer.load()) observer->on_operator();
+    busy_ = false;
+    if (std::this_thread::get_id() == thread_) drop_stopped();
+  }
+
+ private:
+  using Information = std::pair<DebugInfoKind, std::shared_ptr<c10::DebugInfoBase>>;
+  static constexpr DebugInfoKind kKind = DebugInfoKind::PRODUCER_INFO;
+
+  struct Watched {
+    std::shared_ptr<ReadWatch::Slot> slot;
+    bool read = false;  ///< by the operator that is about to run
+  };
+
+  /// The uppermost one.
+  static Information pop() {
+    for (const DebugInfoKind kind :
+         {DebugInfoKind::MOBILE_RUNTIME_INFO, DebugInfoKind::PROFILER_STATE,
+          DebugInfoKind::INFERENCE_CONTEXT, DebugInfoKind::PARAM_COMMS_INFO,
+          DebugInfoKind::TEST_INFO, DebugInfoKind::TEST_INFO_2}) {
+      try {
+        return {kind, ThreadLocalDebugInfo::_pop(kind)};
+      } catch (const c10::Error&) {  // another one is above it
+      }
+    }
+    fail<UsageError>("the thread has debug information of an unknown kind");
   }
 
   void visit(const c10::IValue& value) {
@@ -33,23 +87,27 @@ class ThreadWatches {
       for (const c10::IValue& item : value.toListRef()) visit(item);
   }
 
+  void tell(const at::Tensor& tensor) {
+    for (size_t i = 0; i < slots_.size(); ++i)
+      if (ReadObserver* const observer = slots_[i].slot->observer.load())
+        if (observer->on_read(tensor)) slots_[i].read = true;
+  }
+
   void drop_stopped() {
-    std::erase_if(slots_, [](const auto& slot) { return slot->observer.load() == nullptr; });
+    std::erase_if(slots_, [](const auto& one) { return one.slot->observer.load() == nullptr; });
     if (!slots_.empty() || handle_ == at::INVALID_CALLBACK_HANDLE) return;
     at::removeCallback(handle_);
     handle_ = at::INVALID_CALLBACK_HANDLE;
   }
 
- private:
-  std::vector<std::shared_ptr<ReadWatch::Slot>> slots_;
+  std::thread::id thread_ = std::this_thread::get_id();
+  std::vector<Watched> slots_;
+  bool busy_ = false;
   at::CallbackHandle handle_ = at::INVALID_CALLBACK_HANDLE;
 };
 
-thread_local ThreadWatches thread_watches;
-
 std::unique_ptr<at::ObserverContext> on_operator(const at::RecordFunction& call) {
-  for (const c10::IValue& input : call.inputs()) thread_watches.visit(input);
-  thread_watches.drop_stopped();
+  if (ThreadWatches* const watches = ThreadWatches::current()) watches->on_call(call.inputs());
   return nullptr;
 }
 
@@ -59,7 +117,7 @@ void ReadWatch::start(ReadObserver& observer) {
   stop();
   slot_ = std::make_shared<Slot>();
   slot_->observer = &observer;
-  thread_watches.add(slot_);
+  ThreadWatches::of_this_thread().add(slot_);
 }
 
 void ReadWatch::stop() {

@@ -12,19 +12,22 @@ namespace lockstep {
 /// Who is told of tensors that are read.
 class ReadObserver {
  public:
-  /// An operator that was called on the watching thread is about to read or write `tensor`. The
-  /// operator runs when this returns.
-  virtual void on_read(const at::Tensor& tensor) noexcept = 0;
+  /// An operator that was called on a watched thread is about to read or write `tensor`. The
+  /// operator runs when this returns. Returns whether on_operator() is to be called.
+  virtual bool on_read(const at::Tensor& tensor) noexcept = 0;
+  /// on_read() was called for all arguments of an operator, and returned true for one or more.
+  virtual void on_operator() noexcept {}
 
  protected:
   ~ReadObserver() = default;
 };
 
 /// Tells `observer` of every tensor that is an argument of an operator of libtorch called on this
-/// thread, until stop(). C++ modules have no forward pre-hooks; this takes their place and works
-/// for every module. It is an at::RecordFunction callback, which costs about a tenth of a
-/// microsecond an operator, and nothing while no watch is active. Operators of other threads, and
-/// code that reads memory without an operator, are not seen.
+/// thread, or by autograd on another one in a backward that this thread runs, until stop(). C++
+/// modules have no forward pre-hooks; this takes their place and works for every module. It is an
+/// at::RecordFunction callback, which costs about a tenth of a microsecond an operator, and nothing
+/// while no watch is active. Operators of further threads, and code that reads memory without an
+/// operator, are not seen.
 class ReadWatch {
  public:
   ~ReadWatch() { stop(); }

@@ -45,7 +45,10 @@ LayoutOptions layout_options(const DistributedDataParallelConfig& config, const 
       .data_parallel_size = grids.size(reduction_group(description, grids, sharded).group),
       .pad_for_high_bus_bandwidth = config.pad_buckets_for_high_nccl_busbw,
       .whole_parameters = kind.whole_matrices};
-  if (bucketed)
+  const ShardingStrategy strategy = config.data_parallel_sharding_strategy;
+  if (strategy == ShardingStrategy::optim_grads_params)
+    options.bucket_size = config.bucket_size;
+  else if (bucketed || strategy == ShardingStrategy::optim_grads)
     options.bucket_size = effective_bucket_size(config, numel, grids.size(GroupKind::dp_cp));
   return options;
 }

@@ -45,7 +45,9 @@ LayoutParam layout_param(const ParamDescription& description, const std::vector<
                          int64_t numel);
 
 /// How a buffer of `kind` is laid out that holds `numel` elements, among them those of the
-/// parameter that `description` describes. `bucketed`: see has_buckets().
+/// parameter that `description` describes. `bucketed`: see has_buckets(). With
+/// ddp.data_parallel_sharding_strategy = optim_grads buffers are always cut; with
+/// optim_grads_params `numel` elements are a unit, which is cut only if ddp.bucket_size is set.
 LayoutOptions layout_options(const DistributedDataParallelConfig& config, const RankGrids& grids,
                              const BufferKind& kind, const ParamDescription& description,
                              int64_t numel, bool bucketed);

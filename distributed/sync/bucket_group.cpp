@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <functional>
+#include <utility>
 
 #include <ATen/ATen.h>
 
@@ -80,19 +81,33 @@ BucketGroup::BucketGroup(std::string label, std::vector<Bucket> buckets, GradRed
 
 void BucketGroup::start() {
   const at::NoGradGuard no_grad;
+  complete_lent();
   for (const Bucket& bucket : buckets_) check_gradients(checks_, label_, bucket);
   launch();
 }
 
 void BucketGroup::start_with_nan() {
   const at::NoGradGuard no_grad;
+  complete_lent();
   for (const Bucket& bucket : buckets_) at::Tensor(bucket.grads).fill_(std::nan(""));
   launch();
+}
+
+void BucketGroup::complete_lent() {
+  for (const Bucket& bucket : buckets_)
+    if (bucket.lender) bucket.lender->complete_grads();
+}
+
+void BucketGroup::free_lent() {
+  if (!std::exchange(lent_, false)) return;
+  for (const Bucket& bucket : buckets_)
+    if (bucket.lender) bucket.lender->close_grads();
 }
 
 void BucketGroup::launch() {
   const Reduction reduction(reduction_.op, reduction_.factor.numerator,
                             reduction_.factor.denominator);
+  lent_ = true;
   for (const Bucket& bucket : buckets_) {
     if (!reduces_shards(bucket))
       works_.push_back(all_reduce(reduction_.group, bucket.grads, reduction, label_));
@@ -140,6 +155,7 @@ void BucketGroup::wait() {
   for (Work& work : works_) work.wait();
   works_.clear();
   add_exchanged();
+  free_lent();
 }
 
 }  // namespace lockstep

@@ -8,6 +8,7 @@
 
 #include "lockstep/distributed/bucket_info.h"
 #include "lockstep/distributed/gradient_scaling.h"
+#include "lockstep/distributed/param_and_grad_buffer.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
@@ -21,6 +22,10 @@ struct Bucket {
   /// With the distributed optimizer, the part of `grads` that this rank owns [numel / ranks];
   /// otherwise undefined.
   at::Tensor grad_shard = {};
+
+  /// Of `grads`, where its memory is there only from the first gradient to the end of the reduction
+  /// (ParamAndGradBuffer::lends_grads); else null.
+  ParamAndGradBuffer* lender = nullptr;
 
   int64_t bytes() const { return static_cast<int64_t>(grads.nbytes()); }
 };
@@ -68,7 +73,8 @@ class BucketGroup {
   /// the shards over the instances. To be called for all groups before finish().
   void continue_over_instances();
 
-  /// Returns when the reductions of start() are done (on CUDA: makes the current stream wait).
+  /// Returns when the reductions of start() are done (on CUDA: makes the current stream wait), and
+  /// frees what a lender has lent.
   void finish();
 
   /// Of the reductions that start from now on.
@@ -87,6 +93,8 @@ class BucketGroup {
 
  private:
   void launch();
+  void complete_lent();
+  void free_lent();
   void start_exchange(const Bucket& bucket);
   void add_exchanged();
   void wait();
@@ -102,6 +110,7 @@ class BucketGroup {
   GradReduction reduction_;
   GradChecks checks_;
   bool force_all_reduce_ = false;
+  bool lent_ = false;  ///< from launch() on
   std::vector<Work> works_;
   std::vector<Exchange> exchanges_;
 };

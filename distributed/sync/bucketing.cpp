@@ -8,6 +8,7 @@
 #include "lockstep/distributed/buffer_kind.h"
 #include "lockstep/distributed/description_check.h"
 #include "lockstep/distributed/model_check.h"
+#include "lockstep/distributed/model_units.h"
 #include "lockstep/parallel_state/axis_groups.h"
 
 namespace lockstep {
@@ -95,13 +96,13 @@ std::vector<Bucketing::Piece> pieces_in_launch_order(
   return pieces;
 }
 
-Bucket make_bucket(const ParamAndGradBuffer& buffer, size_t index) {
+Bucket make_bucket(ParamAndGradBuffer& buffer, size_t index) {
   const auto& range = buffer.layout().buckets[index];
   Bucket bucket;
-  bucket.grads = buffer.grad_data().slice(0, range.start, range.end);
-  if (buffer.is_sharded())
-    bucket.grad_shard =
-        buffer.grad_data().slice(0, buffer.owned()[index].start, buffer.owned()[index].end);
+  bucket.lender = buffer.lends_grads() ? &buffer : nullptr;
+  bucket.grads =
+      bucket.lender ? buffer.grad_data() : buffer.grad_data().slice(0, range.start, range.end);
+  if (buffer.is_sharded()) bucket.grad_shard = buffer.held_grads(buffer.owned()[index]);
   for (const int64_t param : range.params) {
     bucket.parameters.push_back(buffer.params()[static_cast<size_t>(param)].name);
     bucket.grad_views.push_back(buffer.grad_view(static_cast<size_t>(param)));
@@ -149,6 +150,41 @@ GradChecks checks_of(const DistributedDataParallelConfig& config) {
   return {config.check_for_nan_in_grad, large};
 }
 
+LentMemory lent_memory(const DistributedDataParallelConfig& config) {
+  switch (config.data_parallel_sharding_strategy) {
+    case ShardingStrategy::optim_grads:
+      return LentMemory::grads;
+    case ShardingStrategy::optim_grads_params:
+      return LentMemory::params_and_grads;
+    default:
+      return LentMemory::none;
+  }
+}
+
+/// Adds a plan for each piece of `plan` that has memory at another time.
+void cut_plan(const BufferPlan& plan, const std::vector<int64_t>& units,
+              std::vector<BufferPlan>& plans) {
+  std::vector<LayoutParam> sizes;
+  for (const NamedParameter& param : plan.params)
+    sizes.push_back(
+        layout_param(param.description, param.tensor.sizes().vec(), param.tensor.numel()));
+  std::vector<int64_t> own_units;
+  if (!units.empty() && plan.lent == LentMemory::params_and_grads)
+    for (const int64_t position : plan.positions)
+      own_units.push_back(units[static_cast<size_t>(position)]);
+  for (const UnitPiece& piece : unit_pieces(sizes, own_units, plan.layout)) {
+    BufferPlan& part = plans.emplace_back(plan);
+    part.params.clear();
+    part.positions.clear();
+    part.layout.bucket_size.reset();
+    part.unit = piece.unit;
+    for (const int64_t index : piece.params) {
+      part.params.push_back(plan.params[static_cast<size_t>(index)]);
+      part.positions.push_back(plan.positions[static_cast<size_t>(index)]);
+    }
+  }
+}
+
 GroupKind replicas_of(const BufferPlan& plan) { return replicas(plan.params.front().description); }
 
 /// Fills result.groups, result.params and result.places from result.buffers. Without overlap all
@@ -173,7 +209,7 @@ void group_buckets(Bucketing& result, const std::vector<BufferPlan>& plans, bool
       groups.emplace_back();
     }
     const auto group = static_cast<size_t>(same - plan_of.begin());
-    const ParamAndGradBuffer& buffer = *result.buffers[piece.buffer];
+    ParamAndGradBuffer& buffer = *result.buffers[piece.buffer];
     Bucketing::Place* const places = &result.places[first_place[piece.buffer]];
     for (const int64_t param : buffer.layout().buckets[piece.bucket].params)
       places[param].group = group;
@@ -194,9 +230,14 @@ void group_buckets(Bucketing& result, const std::vector<BufferPlan>& plans, bool
 
 Bucketing make_bucketing(const std::vector<BufferPlan>& plans, bool overlap, GradChecks checks) {
   Bucketing result;
-  for (const BufferPlan& plan : plans)
+  for (const BufferPlan& plan : plans) {
+    if (plan.lent != LentMemory::none && !result.pool)
+      result.pool = std::make_shared<BlockPool>(plan.params.front().tensor.device());
     result.buffers.push_back(std::make_unique<ParamAndGradBuffer>(
-        plan.params, plan.grad_dtype, plan.layout, plan.reduction.group.rank(), plan.contents));
+        plan.params, plan.grad_dtype, plan.layout, plan.reduction.group.rank(), plan.contents,
+        Lending{plan.lent, result.pool}));
+    result.units.push_back(plan.unit);
+  }
   group_buckets(result, plans, overlap, checks);
   return result;
 }
@@ -204,7 +245,8 @@ Bucketing make_bucketing(const std::vector<BufferPlan>& plans, bool overlap, Gra
 Bucketing make_bucketing(const std::vector<NamedParameter>& parameters,
                          const ParallelState& parallel_state,
                          const DistributedDataParallelConfig& config, GradientScalingMode mode,
-                         bool disable_bucketing, MatrixLayout matrices) {
+                         bool disable_bucketing, MatrixLayout matrices,
+                         const std::vector<int64_t>& units) {
   const RankGrids& grids = parallel_state.grids();
   const auto lists_with = [&](const std::vector<GroupKind>& unlike) {
     return group_by_key(parameters, config.grad_reduce_in_fp32, matrices, grids, unlike);
@@ -226,10 +268,21 @@ Bucketing make_bucketing(const std::vector<NamedParameter>& parameters,
       require_partial_sums(param, grids);
       numel += param.tensor.numel();
     }
-    const LayoutOptions layout = layout_options(
-        config, grids, kind, list.params.front().description, numel, !disable_bucketing);
-    plans.push_back({std::move(list.params), std::move(list.positions), list.key.grad_dtype,
-                     reductions.at(kind.replicas), layout});
+    LayoutOptions layout = layout_options(config, grids, kind, list.params.front().description,
+                                          numel, !disable_bucketing);
+    if (lent_memory(config) == LentMemory::params_and_grads && units.empty())
+      layout.bucket_size = effective_bucket_size(config, numel, grids.size(GroupKind::dp_cp));
+    BufferPlan plan{std::move(list.params),
+                    std::move(list.positions),
+                    list.key.grad_dtype,
+                    reductions.at(kind.replicas),
+                    layout,
+                    BufferContents::params_and_grads,
+                    lent_memory(config)};
+    if (plan.lent == LentMemory::none)
+      plans.push_back(std::move(plan));
+    else
+      cut_plan(plan, units, plans);
   }
   return make_bucketing(plans, config.overlap_grad_reduce, checks_of(config));
 }

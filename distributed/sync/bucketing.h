@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lockstep/core/config.h"
+#include "lockstep/distributed/block_pool.h"
 #include "lockstep/distributed/bucket_group.h"
 #include "lockstep/distributed/grad_sync_state.h"
 #include "lockstep/distributed/param_and_grad_buffer.h"
@@ -37,6 +38,12 @@ struct Bucketing {
     size_t group = 0;
   };
   std::vector<Place> places;
+
+  std::vector<int64_t> units;  ///< of each buffer: BufferPlan::unit
+
+  /// Of buffers that lend their memory; else null.
+  std::shared_ptr<BlockPool> pool;
+  bool lends_grads() const { return pool != nullptr; }
 };
 
 /// One buffer: its parameters, and how their gradients are reduced.
@@ -49,6 +56,8 @@ struct BufferPlan {
   GradReduction reduction;
   LayoutOptions layout = {};
   BufferContents contents = BufferContents::params_and_grads;
+  LentMemory lent = LentMemory::none;
+  int64_t unit = 0;  ///< UnitPiece::unit, where parameters are lent
 };
 
 /// Allocates the buffers and cuts them into buckets. The bucket whose gradients are expected first
@@ -76,6 +85,7 @@ Bucketing make_bucketing(const std::vector<BufferPlan>& plans, bool overlap, Gra
 Bucketing make_bucketing(const std::vector<NamedParameter>& parameters,
                          const ParallelState& parallel_state,
                          const DistributedDataParallelConfig& config, GradientScalingMode mode,
-                         bool disable_bucketing, MatrixLayout matrices = MatrixLayout::cut);
+                         bool disable_bucketing, MatrixLayout matrices = MatrixLayout::cut,
+                         const std::vector<int64_t>& units = {});
 
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/distributed/owned_grads.h"
 
 namespace lockstep {
 
@@ -78,8 +79,15 @@ bool GradSync::holds_back() const {
 }
 
 void GradSync::launch(GradSyncState::Launch groups) {
-  for (int64_t i = groups.first; i < groups.last; ++i)
+  for (int64_t i = groups.first; i < groups.last; ++i) {
     bucketing_.groups[static_cast<size_t>(i)].start();
+    free_all_but(i);
+  }
+}
+
+void GradSync::free_all_but(int64_t last) {
+  if (!bucketing_.lends_grads()) return;
+  for (; freed_ < last; ++freed_) bucketing_.groups[static_cast<size_t>(freed_)].finish();
 }
 
 void GradSync::refuse_offloaded(const char* call) const {
@@ -117,8 +125,10 @@ void GradSync::abandon() {
     refuse_offloaded(state_.calls().abandon);
     if (state_.phase() == GradSyncState::Phase::ready) return;
     const auto rest = state_.abandon();
-    for (int64_t i = rest.first; i < rest.last; ++i)
+    for (int64_t i = rest.first; i < rest.last; ++i) {
       bucketing_.groups[static_cast<size_t>(i)].start_with_nan();
+      free_all_but(i);
+    }
     finish_launched();
   });
   zero_grad();
@@ -127,6 +137,7 @@ void GradSync::abandon() {
 void GradSync::zero_grad() {
   refuse_offloaded(state_.calls().reset);
   state_.reset();
+  freed_ = 0;
   noted_final_ = false;
   for (const auto& buffer : bucketing_.buffers) buffer->zero_grad();
 }
@@ -137,8 +148,7 @@ void GradSync::settle() {
 
 void GradSync::scale(double factor) {
   for (const auto& buffer : bucketing_.buffers)
-    for (const ElementRange& range : buffer->reduced())
-      buffer->grad_data().slice(0, range.start, range.end).mul_(factor);
+    for (const at::Tensor& grads : reduced_grads(*buffer)) at::Tensor(grads).mul_(factor);
 }
 
 void GradSync::set_force_all_reduce(bool on) {

@@ -78,6 +78,8 @@ class GradSync final : private GradientObserver {
   std::string unfinished() const override;
   std::string not_final() const override;
   void launch(GradSyncState::Launch groups);
+  /// Where gradients are lent: at most two buckets have memory that is being reduced.
+  void free_all_but(int64_t last);
   void finish_launched();
   void refuse_offloaded(const char* call) const;
   bool holds_back() const;
@@ -88,6 +90,7 @@ class GradSync final : private GradientObserver {
   bool allows_unused_;
   const char* left_undone_ = nullptr;
   bool noted_final_ = false;
+  int64_t freed_ = 0;             ///< bucket groups of this step that were finished early
   std::vector<GroupUser> users_;  ///< of the groups over which is reduced
   NoSyncDepth no_sync_;
   std::vector<GradientHook> hooks_;  // last, so that they go first

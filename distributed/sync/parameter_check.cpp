@@ -286,18 +286,14 @@ void check_model_list(const std::vector<DistributedDataParallel*>& models, const
 }
 
 void check_params_attached(const ParamAndGradBuffer& buffer) {
-  const auto* const storage = buffer.param_data().storage().unsafeGetStorageImpl();
-  for (size_t i = 0; i < buffer.params().size(); ++i) {
-    const auto* const tensor = buffer.params()[i].tensor.unsafeGetTensorImpl();
-    require<UsageError>(tensor->unsafe_storage().unsafeGetStorageImpl() == storage &&
-                            tensor->storage_offset() == buffer.layout().slots[i].start,
+  for (size_t i = 0; i < buffer.params().size(); ++i)
+    require<UsageError>(buffer.holds_param(i),
                         "parameter '{}' no longer lies in the buffer of its "
                         "DistributedDataParallel, because its data were replaced "
                         "(torch::load(), Module::load(), Module::to(), set_data()). Do that "
                         "before wrapping, or copy values in place and call "
                         "reload_model_params() of the optimizer",
                         buffer.params()[i].name);
-  }
 }
 
 }  // namespace lockstep

@@ -171,6 +171,22 @@ const std::vector<Layout>& layouts() {
 
 TEST_F(CheckpointTest, EveryLayoutGoesOnFromEveryOther) { check_pairs(layouts(), {}); }
 
+TEST_F(CheckpointTest, EverySharding) {
+  const auto sharded = [](const char* strategy, std::vector<std::string> more) {
+    more.insert(more.begin(), {"ddp.use_distributed_optimizer=true",
+                               std::string("ddp.data_parallel_sharding_strategy=") + strategy});
+    return more;
+  };
+  check_pairs({{"no_shard", 2, {}},
+               {"optim", 2, sharded("optim", {})},
+               {"optim_grads", 4, sharded("optim_grads", {"ddp.bucket_size=500"})},
+               {"optim_grads_params", 2, sharded("optim_grads_params", {})},
+               {"optim_grads_params, pp 2", 4,
+                sharded("optim_grads_params", {"parallel.pipeline_model_parallel_size=2",
+                                               "ddp.overlap_param_gather=true"})}},
+              {});
+}
+
 TEST_F(CheckpointTest, ExpertsGoOnOnEveryLayout) {
   const std::vector<Layout> list = {
       {"one rank", 1, {"train.micro_batch_size=4"}},

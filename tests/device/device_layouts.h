@@ -55,6 +55,9 @@ inline const Overrides kDouble = {"train.precision=fp64"};
 inline const Overrides kOverlap = {"ddp.overlap_grad_reduce=true", "ddp.bucket_size=1000"};
 inline const Overrides kSharded =
     with(kOverlap, {"ddp.use_distributed_optimizer=true", "ddp.overlap_param_gather=true"});
+inline const Overrides kShardedGrads = {"ddp.data_parallel_sharding_strategy=optim_grads"};
+inline constexpr const char* kShardedParams =
+    "ddp.data_parallel_sharding_strategy=optim_grads_params";
 inline const Overrides kExperts = {"model.num_experts=4", "model.moe_router_topk=2",
                                    "model.moe_aux_loss_coeff=0.1", "model.moe_z_loss_coeff=0.01"};
 inline const Overrides kSequence = {"parallel.sequence_parallel=true"};
@@ -96,6 +99,15 @@ inline std::vector<DeviceLayout> data_layouts() {
       {.name = "dp2_sharded_muon",
        .world = 2,
        .overrides = with(kSharded, {"optimizer.optimizer=muon"})},
+      {.name = "dp2_sharded_gradients", .world = 2, .overrides = with(kSharded, kShardedGrads)},
+      {.name = "dp2_sharded_params",
+       .world = 2,
+       .overrides = {"ddp.use_distributed_optimizer=true", "ddp.overlap_param_gather=true",
+                     kShardedParams}},
+      {.name = "dp4_sharded_params_recomputed",
+       .world = 4,
+       .overrides = with(
+           kSharded, {kShardedParams, "train.precision=bf16", "model.recompute_granularity=full"})},
       {.name = "dp2_sgd", .world = 2, .overrides = {"optimizer.optimizer=sgd"}},
       {.name = "dp4_sharded_instances",
        .world = 4,
@@ -114,6 +126,9 @@ inline std::vector<DeviceLayout> model_layouts() {
        .overrides = parallel({{"tensor_model", 2}}, {"model.recompute_granularity=full",
                                                      "model.distribute_saved_activations=true"})},
       {.name = "pp2", .world = 2, .overrides = parallel({{"pipeline_model", 2}})},
+      {.name = "pp2_dp2_sharded_params",
+       .world = 4,
+       .overrides = parallel({{"pipeline_model", 2}}, with(kSharded, {kShardedParams}))},
       {.name = "pp2_gpipe",
        .world = 2,
        .overrides = parallel({{"pipeline_model", 2}}, {"parallel.pipeline_schedule=gpipe"})},

@@ -83,6 +83,7 @@ class DeviceTraining : public ::testing::TestWithParam<DeviceLayout> {
       curve.push_back(metrics.grad_norm);
     }
     curve.push_back(trainer.validate().validation_loss);
+    (void)trainer.state(/*with_optimizer=*/false);  // gathers what is sharded
     const std::lock_guard<std::mutex> lock(mutex);
     if (state.rank() == 0) outcome.curve = curve;
     outcome.waits[state.rank()] = most;

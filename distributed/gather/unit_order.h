@@ -1,0 +1,35 @@
+#pragma once
+
+// Internal.
+
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+namespace lockstep {
+
+/// Which of `count` units of a model is used next, as far as the step before tells. All ranks that
+/// run the same program get the same answers.
+class UnitOrder {
+ public:
+  explicit UnitOrder(size_t count) : count_(count) {}
+
+  /// A training step begins, or is over.
+  void begin_step();
+  void end_step();
+
+  /// `unit` is used now, and another one was before. Returns the one that followed it in the step
+  /// before, in its place of that step's order; none if the order changed or nothing followed.
+  /// Between steps: the next number.
+  std::optional<size_t> next_after(size_t unit);
+  /// With which the next step begins.
+  size_t first() const { return before_.empty() ? 0 : before_.front(); }
+
+ private:
+  size_t count_;
+  bool in_step_ = false;
+  std::vector<size_t> now_, before_;
+  size_t position_ = 0;  ///< in before_: what was not used yet
+};
+
+}  // namespace lockstep

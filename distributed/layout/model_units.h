@@ -1,0 +1,44 @@
+#pragma once
+
+// Internal.
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/distributed/param_layout.h"
+
+namespace lockstep {
+
+/// What the units of a model follow from: its modules.
+struct ModuleTree {
+  bool numbered = false;   ///< its parent has it under a number, as torch::nn::ModuleList does
+  int64_t num_params = 0;  ///< of its own
+  std::vector<ModuleTree> children;
+};
+
+/// The number of the unit of each parameter, in the order of the tree: a module's own, then those
+/// of its children. A unit is what is gathered and freed together where parameters are sharded
+/// (ddp.data_parallel_sharding_strategy = optim_grads_params).
+///
+/// A module is a list if all its children that hold parameters are numbered, as the layers of a
+/// transformer are. Each child of a list is a unit. So is each child of another module, unless
+/// there is a list below it, whose children are units then; and so are a module's own parameters.
+std::vector<int64_t> number_units(const ModuleTree& root);
+
+/// Parameters that share a buffer which has memory only while it is used.
+struct UnitPiece {
+  int64_t unit = 0;
+  std::vector<int64_t> params;  ///< indices, ascending
+};
+
+/// Cuts parameters of one BufferKind into such buffers: by `units`, the number of each one's, with
+/// the last unit first; and each unit by options.bucket_size, as compute_param_layout() does.
+/// Without `units` each of its buckets is one. Errors of compute_param_layout().
+std::vector<UnitPiece> unit_pieces(const std::vector<LayoutParam>& params,
+                                   const std::vector<int64_t>& units, const LayoutOptions& options);
+
+/// Whether a module called `name` by its parent is a numbered one.
+bool is_number(std::string_view name);
+
+}  // namespace lockstep
