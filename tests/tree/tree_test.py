@@ -25,6 +25,8 @@ ROOMS = {
     "checkpoint": {"core", "parallel_state", "optimizer", "models", "datasets", "planner"},
     "training": {"core", "kernels", "parallel_state", "distributed", "optimizer", "models",
                  "pipeline", "datasets", "planner", "checkpoint"},
+    "testing": {"core", "parallel_state", "distributed", "optimizer", "models", "pipeline",
+                "checkpoint"},
     "program": {"core", "parallel_state", "distributed", "pipeline", "datasets", "planner",
                 "checkpoint", "training"},
 }
@@ -82,6 +84,7 @@ SUBROOMS = {
         "hugging_face": {"files", "state"},
     },
     "training": {"reports": set(), "telemetry": set(), "planned": {""}},
+    "testing": {"ranks": set(), "layouts": {"ranks"}, "checks": {"ranks", "layouts"}},
 }
 # What users include; these headers and those that they include are installed.
 PUBLIC_HEADERS = {
@@ -91,10 +94,10 @@ PUBLIC_HEADERS = {
     "datasets/microbatch_loader.h",
     "datasets/tokenizer.h", "planner/memory_plan.h", "checkpoint/checkpoint_folder.h",
     "checkpoint/checkpoint_reader.h", "checkpoint/checkpoint_saver.h",
-    "checkpoint/hugging_face.h", "checkpoint/training_state.h",
+    "checkpoint/hugging_face.h", "checkpoint/training_state.h", "testing/testing.h",
 }
 # The rooms that may name c10d.
-C10D_ROOMS = {"parallel_state"}
+C10D_ROOMS = {"parallel_state", "testing"}
 # The description of a parameter, and the table from its axes to groups of ranks.
 AXIS_TABLES = {"core/parameters/placement.h", "core/parameters/placement.cpp",
                "parallel_state/grids/axis_groups.cpp"}

@@ -1,4 +1,6 @@
-#include "lockstep/tests/support/recording_backend.h"
+#include "lockstep/testing/recording_backend.h"
+
+#include <vector>
 
 namespace lockstep::testing {
 namespace {

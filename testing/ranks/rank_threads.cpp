@@ -1,13 +1,15 @@
-#include "lockstep/tests/support/rank_threads.h"
+#include "lockstep/testing/rank_threads.h"
 
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "lockstep/parallel_state/backends.h"
+#include "lockstep/testing/recording_backend.h"
 
 namespace lockstep::testing {
 namespace {
@@ -18,6 +20,7 @@ struct Outcome {
 };
 
 Outcome run(int64_t world, const RankBody& body, RankThreadOptions options) {
+  prepare_rank_threads();
   options.sizes.world_size = world;
   auto store = c10::make_intrusive<c10d::HashStore>();
   Outcome outcome;
@@ -40,16 +43,17 @@ Outcome run(int64_t world, const RankBody& body, RankThreadOptions options) {
                                       rank);
       };
     if (options.adjust) options.adjust(rank, state_options);
-    const ParallelState state(store, rank, state_options);
+    std::optional<ParallelState> state;
     try {
-      body(state);
+      state.emplace(store, rank, state_options);
+      body(*state);
     } catch (const std::exception& error) {
       {
         const std::lock_guard<std::mutex> lock(mutex);
         outcome.messages[static_cast<size_t>(rank)] = error.what();
         if (!outcome.first) outcome.first = std::current_exception();
       }
-      state.post_failure(error.what());
+      if (state) state->post_failure(error.what());
     }
   };
 

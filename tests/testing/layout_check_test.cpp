@@ -1,0 +1,125 @@
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/config_io.h"
+#include "lockstep/models/context_parallel.h"
+#include "lockstep/models/router.h"
+#include "lockstep/planner/config_grids.h"
+#include "lockstep/planner/stage_shapes.h"
+
+#include "own_net.h"
+
+// Models without mistakes raise no alarm, and each mistake is named with its parameter.
+
+namespace lockstep::testing {
+namespace {
+
+void expect_equal(const LayoutReport& report) {
+  EXPECT_TRUE(report.ok()) << to_string(report);
+  for (const LayoutResult& result : report.layouts)
+    for (const double difference : {result.loss, result.gradients, result.norm, result.weights})
+      EXPECT_LE(difference, 1e-11) << to_string(result);
+}
+
+TEST(LayoutCheck, AModelWithoutMistakesIsEqualOnEveryLayout) {
+  expect_equal(own_net::check(own_net::Mistake::none, own_net::good_layouts()));
+}
+
+class Mistakes : public ::testing::TestWithParam<own_net::Case> {};
+
+TEST_P(Mistakes, AreNamedWithTheirParameter) {
+  const own_net::Case& of = GetParam();
+  const auto begin = std::chrono::steady_clock::now();
+  const LayoutReport report = own_net::check(of.mistake, {of.layout});
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  ASSERT_TRUE(report.layouts.front().culprit.has_value()) << of.name;
+  const Finding& culprit = *report.layouts.front().culprit;
+  EXPECT_EQ(culprit.parameter, of.parameter) << of.name << ": " << to_string(report);
+  EXPECT_NE(culprit.text.find(of.text), std::string::npos) << of.name << ": " << to_string(report);
+  EXPECT_LT(seconds.count(), 10) << of.name;
+}
+
+INSTANTIATE_TEST_SUITE_P(OfUsers, Mistakes, ::testing::ValuesIn(own_net::mistakes()),
+                         [](const auto& info) {
+                           std::string name = info.param.name;
+                           std::erase_if(name, [](char c) { return !std::isalnum(c); });
+                           return name;
+                         });
+
+/// The reference GPT by `fields`; `parallel` of a layout come on top.
+LayoutReport check_gpt(const std::vector<std::string>& fields, int64_t ranks,
+                       const std::vector<std::string>& parallel) {
+  std::vector<std::string> all = {"model.num_layers=2",          "model.hidden_size=16",
+                                  "model.num_attention_heads=4", "model.ffn_hidden_size=16",
+                                  "model.seq_length=16",         "model.vocab_size=11",
+                                  "model.init_method_std=0.2"};
+  all.insert(all.end(), fields.begin(), fields.end());
+  const Config whole = parse_config("", "test", all);
+  all.insert(all.end(), parallel.begin(), parallel.end());
+  const Config cut = parse_config("", "test", all);
+  const auto config_of = [=](const ParallelContext& context) -> const Config& {
+    return context.state.world_size() == 1 ? whole : cut;
+  };
+  RankLayout layout = {.ranks = ranks, .sizes = parallel_sizes(cut.parallel)};
+  layout.sequence_parallel = cut.parallel.sequence_parallel;
+  CheckOptions options;
+  options.ddp = cut.ddp;
+  options.finalize = [](torch::nn::Module& module, DistributedDataParallel& ddp,
+                        const std::optional<at::Tensor>& num_tokens) {
+    finalize_model_grads({&ddp}, num_tokens);
+    for (const auto& router : find_routers(module)) router->reset();
+  };
+  return check_layouts(
+      [=](const ParallelContext& context) {
+        const Config& config = config_of(context);
+        const int64_t stage = context.state.group(GroupKind::pp).rank();
+        return std::make_shared<GPTModel>(config.model, config.parallel, context.state,
+                                          chunks_of_stage(config, stage).front().stage(),
+                                          GPTModelOptions{.dtype = at::kDouble});
+      },
+      [](GPTModel& model, const StageInput& input) {
+        const ProcessGroup dp = input.context.state.group(GroupKind::dp);
+        const ProcessGroup cp = input.context.state.group(GroupKind::cp);
+        const at::Tensor i =
+            at::arange(4 * 17).view({4, 17}) + 31 * input.step + 7 * input.microbatch;
+        const at::Tensor ids = (i * i + 3 * i).remainder(11).chunk(dp.size(), 0)[dp.rank()];
+        GPTInput given;
+        if (model.stage().has_embedding)
+          given.tokens = cut_for_context(ids.narrow(1, 0, 16), 1, cp);
+        else
+          given.hidden = input.hidden;
+        if (!model.stage().has_loss) return model.forward(given);
+        given.labels = cut_for_context(ids.narrow(1, 1, 16), 1, cp);
+        return model.forward(given).sum();
+      },
+      {layout}, options);
+}
+
+TEST(LayoutCheck, TheReferenceGPTIsEqualOnEveryLayout) {
+  const std::string tp = "parallel.tensor_model_parallel_size=",
+                    sp = "parallel.sequence_parallel=true", cp = "parallel.context_parallel_size=",
+                    pp = "parallel.pipeline_model_parallel_size=",
+                    sharded = "ddp.use_distributed_optimizer=true";
+  using Fields = std::vector<std::string>;
+  const std::vector<std::pair<int64_t, Fields>> layouts = {
+      {2, {}},         {2, {tp + "2"}},           {2, {tp + "2", sp}},
+      {2, {cp + "2"}}, {2, {pp + "2"}},           {4, {tp + "2", sp, pp + "2"}},
+      {2, {sharded}},  {4, {tp + "2", cp + "2"}}, {8, {tp + "2", sp, pp + "2", sharded}}};
+  for (const auto& [ranks, parallel] : layouts) expect_equal(check_gpt({}, ranks, parallel));
+}
+
+TEST(LayoutCheck, ExpertsAreEqualOnEveryLayout) {
+  const std::vector<std::string> experts = {"model.num_experts=4", "model.moe_router_topk=2",
+                                            "model.moe_ffn_hidden_size=8"};
+  const std::string ep = "parallel.expert_model_parallel_size=";
+  expect_equal(check_gpt(experts, 2, {ep + "2"}));
+  expect_equal(check_gpt(
+      experts, 4,
+      {ep + "2", "parallel.tensor_model_parallel_size=2", "parallel.sequence_parallel=true"}));
+}
+
+}  // namespace
+}  // namespace lockstep::testing
