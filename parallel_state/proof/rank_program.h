@@ -55,6 +55,7 @@ struct RankProgram {
   std::vector<ProgramGroup> groups = {};
   std::vector<ProgramCall> calls = {};
   std::vector<ProgramEvent> events = {};
+  std::vector<size_t> step_ends = {};  ///< of each training step, the events up to its end
 
   /// Number of starts.
   int64_t num_operations() const;

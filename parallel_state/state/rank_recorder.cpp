@@ -79,6 +79,11 @@ int64_t RankRecorder::longest_text(std::string_view label, int64_t own) {
   return longest = std::max(longest, own);
 }
 
+void RankRecorder::end_step() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  program_.step_ends.push_back(program_.events.size());
+}
+
 void RankRecorder::on_host_wait(uint32_t waits) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const ProgramEvent event = {ProgramEvent::Kind::host_wait, waits};

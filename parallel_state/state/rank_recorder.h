@@ -38,6 +38,9 @@ class RankRecorder : public ProgramRecorder {
   /// The host waits until the stream has come past `waits` of them.
   void on_host_wait(uint32_t waits);
 
+  /// A training step is over.
+  void end_step();
+
   RankProgram take() { return std::move(program_); }
 
  private:

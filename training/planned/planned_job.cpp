@@ -87,6 +87,7 @@ RankProgram record(const Config& config, const RankGrids& grids, int64_t rank,
   Trainer trainer(config, state);
   for (int step = 0; step < kSteps; ++step) {
     trainer.train_step();
+    recorder->end_step();
     state.check_in_step();
   }
   if (config.train.eval_iters > 0) trainer.validate();
