@@ -1,19 +1,17 @@
 #include "lockstep/planner/memory_plan.h"
 
 #include <algorithm>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <ostream>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
 #include "lockstep/datasets/batch_sizes.h"
-#include "lockstep/distributed/buffer_kind.h"
-#include "lockstep/distributed/param_layout.h"
 #include "lockstep/optimizer/update_statement.h"
 #include "lockstep/parallel_state/cpu_traits.h"
 #include "lockstep/parallel_state/rank_grids.h"
 #include "lockstep/planner/activation_plan.h"
+#include "lockstep/planner/buffer_plan.h"
 #include "lockstep/planner/config_grids.h"
 #include "lockstep/planner/pipeline_plan.h"
 #include "lockstep/planner/stage_shapes.h"
@@ -41,48 +39,39 @@ class Planner {
     StageMemory memory;
     memory.stage = index;
     const std::vector<ModelChunk> chunks = chunks_of_stage(config_, index);
-    for (size_t c = 0; c < chunks.size(); ++c)
-      add_buffers(memory, chunks[c], has_buckets(index, static_cast<int64_t>(c)));
+    for (size_t c = 0; c < chunks.size(); ++c) {
+      add_untrained(memory, chunks[c]);
+      for (const BufferPlan& buffer :
+           chunk_buffers(config_, grids_, chunks[c], index, static_cast<int64_t>(c), own_rule_))
+        add_buffer(memory, buffer);
+    }
     add_activations(memory, chunks);
     add_transfers(memory);
     return memory;
   }
 
  private:
-  void add_buffers(StageMemory& memory, const ModelChunk& chunk, bool bucketed) const {
-    std::map<BufferKind, std::vector<ShapedParameter>> buffers;
-    for (ShapedParameter& param : chunk_parameters(config_, chunk)) {
-      if (!param.trained) {
-        add(memory.parameters, param.numel());
-        add(memory.parameter_bytes, times(param.numel(), element_));
-        continue;
-      }
-      const MatrixLayout matrices = matrix_layout(config_.optimizer, own_rule_);
-      buffers[buffer_kind(param.description, grids_, matrices)].push_back(std::move(param));
+  /// Parameters that are not trained lie in no buffer.
+  void add_untrained(StageMemory& memory, const ModelChunk& chunk) const {
+    for (const ShapedParameter& param : chunk_parameters(config_, chunk)) {
+      if (param.trained) continue;
+      add(memory.parameters, param.numel());
+      add(memory.parameter_bytes, times(param.numel(), element_));
     }
-    for (const auto& [kind, params] : buffers) add_buffer(memory, kind, params, bucketed);
   }
 
-  void add_buffer(StageMemory& memory, const BufferKind& kind,
-                  const std::vector<ShapedParameter>& params, bool bucketed) const {
-    int64_t numel = 0;
-    std::vector<LayoutParam> sizes;
-    for (const ShapedParameter& param : params) {
-      sizes.push_back(layout_param(param.description, param.shape, param.numel()));
-      add(numel, param.numel());
-    }
-    const LayoutOptions options =
-        layout_options(config_.ddp, grids_, kind, params.front().description, numel, bucketed);
-    const ParamLayout layout = compute_param_layout(sizes, options);
-    const int64_t shards = options.data_parallel_size;
-    const int64_t owned = options.distributed_optimizer ? layout.numel / shards : layout.numel;
+  void add_buffer(StageMemory& memory, const BufferPlan& buffer) const {
+    const ParamLayout& layout = buffer.layout;
+    const int64_t shards = buffer.options.data_parallel_size;
+    const bool cut = buffer.options.distributed_optimizer;
+    const int64_t owned = cut ? layout.numel / shards : layout.numel;
     const UpdateStatement rule =
-        update_statement(config_.optimizer, kind.whole_matrices, own_rule_);
-    add(memory.parameters, numel);
+        update_statement(config_.optimizer, buffer.kind.whole_matrices, own_rule_);
+    add(memory.parameters, buffer.parameters);
     add(memory.parameter_bytes, times(layout.numel, element_));
     add(memory.gradient_bytes, times(layout.numel, grad_element_));
     add(memory.optimizer_bytes, times(owned, state_bytes_of_element(rule, element_)));
-    add(memory.communication_bytes, reduction_bytes(layout, shards, options.distributed_optimizer));
+    add(memory.communication_bytes, reduction_bytes(layout, shards, cut));
   }
 
   int64_t reduction_bytes(const ParamLayout& layout, int64_t shards, bool scatters) const {

@@ -4,9 +4,17 @@
 #include "lockstep/program/standard_descriptors.h"
 
 namespace lockstep {
+namespace {
+
+std::string name_of(const CLI::App& command) {
+  const std::string name = command.get_name();
+  return name == "plan" ? name : "plan " + name;
+}
+
+}  // namespace
 
 std::string given(const CLI::App& command) {
-  std::string text = "plan " + command.get_name();
+  std::string text = name_of(command);
   for (const CLI::Option* option : command.parse_order()) {
     if (!option->get_positional()) text += " " + option->get_name();
     if (option->get_items_expected_max() > 0)
@@ -15,6 +23,6 @@ std::string given(const CLI::App& command) {
   return text;
 }
 
-void flush_output(const CLI::App& command) { flush_standard_output("plan " + command.get_name()); }
+void flush_output(const CLI::App& command) { flush_standard_output(name_of(command)); }
 
 }  // namespace lockstep
