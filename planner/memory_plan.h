@@ -15,7 +15,9 @@ namespace lockstep {
 /// of a parameter is smaller because tp does not divide it.
 struct StageMemory {
   int64_t stage = 0;
-  int64_t parameters = 0;  ///< elements, without padding
+  /// Elements that the rank holds, rows that pad the vocabulary included; without the padding of
+  /// buffers.
+  int64_t parameters = 0;
   /// Bytes of the parameter and gradient buffers, padding included. Frozen parameters have no
   /// gradient and lie in no buffer.
   int64_t parameter_bytes = 0;

@@ -8,6 +8,7 @@
 #include "lockstep/checkpoint/checkpoint_reader.h"
 #include "lockstep/checkpoint/safetensors_header.h"
 #include "lockstep/core/check.h"
+#include "lockstep/core/counted.h"
 #include "lockstep/parallel_state/parallel_axes.h"
 #include "lockstep/planner/stage_shapes.h"
 #include "lockstep/program/commands.h"
@@ -55,9 +56,9 @@ void print_table(const Json& json, const Manifest& manifest) {
       std::cout << fmt::format("{:<18}{}\n", name,
                                value.is_string() ? value.get<std::string>() : value.dump());
   for (const ManifestTensor& tensor : manifest.tensors)
-    std::cout << fmt::format(
-        "{:<64} {:<5} [{}] in {}\n", tensor.key(), tensor.dtype, fmt::join(tensor.shape, ", "),
-        tensor.pieces.size() == 1 ? "1 piece" : fmt::format("{} pieces", tensor.pieces.size()));
+    std::cout << fmt::format("{:<64} {:<5} [{}] in {}\n", tensor.key(), tensor.dtype,
+                             fmt::join(tensor.shape, ", "),
+                             counted(static_cast<int64_t>(tensor.pieces.size()), "piece"));
 }
 
 /// As the model registers its parameters; tensors of no parameter come last.
@@ -129,8 +130,9 @@ void verify(const CheckpointArguments& arguments) {
   if (arguments.json) print(json);
   if (!damage.empty()) throw ExitStatus{1, message};
   if (!arguments.json)
-    std::cout << fmt::format("{}: {} files, {} bytes, all good", path, manifest.files.size(),
-                             total_bytes(manifest))
+    std::cout << fmt::format("{}: {}, {}, all good", path,
+                             counted(static_cast<int64_t>(manifest.files.size()), "file"),
+                             counted(total_bytes(manifest), "byte"))
               << std::endl;
 }
 

@@ -52,36 +52,35 @@ CLI::App* add_conversion(CLI::App& checkpoint, const std::string& name, const st
 
 void add_checkpoint_conversions(CLI::App& checkpoint) {
   auto arguments = std::make_shared<ConversionArguments>();
-  CLI::App* const to_files = add_conversion(
-      checkpoint, "export",
-      "Write a checkpoint's weights as a model of Hugging Face's transformers, one weight after "
-      "another",
-      arguments, "Folder for config.json, the weights and the tokenizer's files",
-      "Folder of checkpoint.save; its newest complete checkpoint is taken");
-  to_files->add_option("--dtype", arguments->dtype, "Of the weights that are written: bf16, fp32")
+  CLI::App* const to_files =
+      add_conversion(checkpoint, "export",
+                     "Write a checkpoint's weights as a model of Hugging Face's transformers, one "
+                     "weight at a time",
+                     arguments, "Folder for config.json, the weights and the tokenizer's files",
+                     "Folder of checkpoint.save; its newest complete checkpoint is taken");
+  to_files->add_option("--dtype", arguments->dtype, "Type of the written weights: bf16, fp32")
       ->capture_default_str()
       ->check(CLI::IsMember({"bf16", "fp32"}));
   to_files
       ->add_option("--max-shard-size", arguments->max_shard_size,
-                   "Bytes of tensors a file, in units of 1000 (KB, MB, GB, TB) or 1024 (KiB, ...). "
-                   "What does not fit into one model.safetensors goes into several and an index")
+                   "Most bytes of tensors in a file, in units of 1000 (KB, MB, GB, TB) or 1024 "
+                   "(KiB, ...). Larger models are written as several files and an index")
       ->capture_default_str();
   to_files->add_flag("--adapters", arguments->adapters,
-                     "Write the low-rank adapters alone, as adapter_model.safetensors and "
-                     "adapter_config.json of Hugging Face's peft. Without it they are added to the "
-                     "model's weights");
+                     "Write only the low-rank adapters, as adapter_model.safetensors and "
+                     "adapter_config.json of Hugging Face's peft. Without this option they are "
+                     "added to the model's weights");
   to_files->callback([arguments] { run_export(*arguments); });
   CLI::App* const from_files = add_conversion(
-      checkpoint, "import", "Make a checkpoint, without optimizer state, from such a model",
+      checkpoint, "import",
+      "Make a checkpoint, without optimizer state, from a model of Hugging Face's transformers",
       arguments,
       "Folder with config.json and model.safetensors, or model.safetensors.index.json and its "
       "files",
       "Folder for the checkpoint; checkpoint.load and checkpoint.finetune start from it");
   from_files
-      ->add_option(
-          "--seq-length", arguments->seq_length,
-          "Longest sequence of the checkpoint's model, in tokens, where the model's own is "
-          "longer")
+      ->add_option("--seq-length", arguments->seq_length,
+                   "Limit the model.seq_length of the checkpoint to this many tokens")
       ->check(check_at_least(1));
   from_files->callback([arguments] { run_import(*arguments); });
 }

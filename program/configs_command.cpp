@@ -50,9 +50,9 @@ void add_configs_command(CLI::App& program) {
   CLI::App* const command = program.add_subcommand(
       "configs", "List the configurations that come with lockstep; `train NAME` takes one");
   auto* const path =
-      command->add_option("--path", arguments->path, "Print where the file of this one is")
+      command->add_option("--path", arguments->path, "Print the path of this configuration")
           ->type_name("NAME");
-  command->add_option("--show", arguments->show, "Print the file of this one")
+  command->add_option("--show", arguments->show, "Print this configuration")
       ->type_name("NAME")
       ->excludes(path);
   command->callback([arguments] { run(*arguments); });

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/counted.h"
 #include "lockstep/datasets/build_dataset.h"
 #include "lockstep/datasets/dataset_summary.h"
 #include "lockstep/datasets/merge_datasets.h"
@@ -39,7 +40,7 @@ class BuildDisplay {
   void end(const BuildProgress& progress) {
     std::cerr << (terminal_ ? "\r\x1b[K" : "") << line(progress) << std::endl;
     if (progress.skipped == 0) return;
-    std::cerr << fmt::format("skipped {} bad documents{}:\n", progress.skipped,
+    std::cerr << fmt::format("skipped {}{}:\n", counted(progress.skipped, "bad document"),
                              progress.skipped > static_cast<int64_t>(progress.first_bad.size())
                                  ? fmt::format(", the first {} of them", progress.first_bad.size())
                                  : "");
@@ -49,6 +50,17 @@ class BuildDisplay {
  private:
   using Clock = std::chrono::steady_clock;
   static constexpr size_t kBarLength = 20;
+
+  struct Unit {
+    double bytes;
+    const char* name;
+    std::string of(double count) const {
+      return fmt::format("{:.{}f}", count / bytes, bytes > 1 ? 1 : 0);
+    }
+  };
+  static Unit unit_of(double bytes) {
+    return bytes < 1e3 ? Unit{1, "B"} : bytes < 1e6 ? Unit{1e3, "kB"} : Unit{1e6, "MB"};
+  }
 
   /// "[######..............]  31 % | "; nothing where the size is not known, as of a pipe.
   static std::string bar(const BuildProgress& progress) {
@@ -62,11 +74,15 @@ class BuildDisplay {
 
   std::string line(const BuildProgress& progress) const {
     const double seconds = std::chrono::duration<double>(Clock::now() - begin_).count();
-    const auto megabytes = [](int64_t bytes) { return static_cast<double>(bytes) / 1e6; };
-    const double speed = seconds > 0 ? megabytes(progress.bytes_read) / seconds : 0;
-    return fmt::format("{} documents | {:.1f} of {:.1f} MB | {} tokens | {:.1f} MB/s",
-                       progress.documents, megabytes(progress.bytes_read),
-                       megabytes(progress.bytes_in_all), progress.tokens, speed);
+    const auto read = static_cast<double>(progress.bytes_read);
+    const auto whole = static_cast<double>(progress.bytes_in_all);
+    const Unit unit = unit_of(std::max(read, whole));
+    const std::string share = whole > 0 ? " of " + unit.of(whole) : "";
+    const double speed = seconds > 0 ? read / seconds : 0;
+    const Unit speed_unit = unit_of(speed);
+    return fmt::format("{} | {}{} {} | {} | {} {}/s", counted(progress.documents, "document"),
+                       unit.of(read), share, unit.name, counted(progress.tokens, "token"),
+                       speed_unit.of(speed), speed_unit.name);
   }
 
   bool terminal_ = ::isatty(STDERR_FILENO) != 0;
@@ -85,9 +101,10 @@ void build(const DataArguments& arguments) {
 
 void merge(const DataArguments& arguments) {
   const MergedDatasets merged = merge_datasets(arguments.merged, arguments.prefix);
-  std::cerr << fmt::format("{} sets | {} documents | {} sequences | {} tokens\n",
-                           arguments.merged.size(), merged.documents, merged.sequences,
-                           merged.tokens);
+  std::cerr << fmt::format("{} | {} | {} | {}\n",
+                           counted(static_cast<int64_t>(arguments.merged.size()), "set"),
+                           counted(merged.documents, "document"),
+                           counted(merged.sequences, "sequence"), counted(merged.tokens, "token"));
 }
 
 void inspect(const DataArguments& arguments) {
@@ -121,8 +138,8 @@ void add_data_command(CLI::App& program) {
   CLI::App* const make = data->add_subcommand(
       "build", "Convert text files into PREFIX.bin and PREFIX.idx, in Megatron's format");
   make->add_option("--input", arguments->build.input,
-                   "Files, which may be compressed as .gz or .zst. Each line of a .jsonl is a "
-                   "document, any other file is one")
+                   "Text files or .jsonl files, which may be compressed as .gz or .zst. Each line "
+                   "of a .jsonl is a document; any other file is one document")
       ->type_name("FILE")
       ->required();
   make->add_option(
@@ -130,7 +147,7 @@ void add_data_command(CLI::App& program) {
           "byte: the ids 0 to 255 are the bytes, and 256 ends a document. gpt2:FOLDER: GPT-2's "
           "encoding; FOLDER holds encoder.json and vocab.bpe, vocab.json and merges.txt, or "
           "r50k_base.tiktoken. hf:FILE: Hugging Face's tokenizer.json. sentencepiece:FILE: a "
-          "SentencePiece model, which takes each document into memory")
+          "SentencePiece model; each document must fit into memory")
       ->required();
   make->add_option("--output", arguments->build.output,
                    "Prefix of the two files, which appear once they are complete")
@@ -140,19 +157,19 @@ void add_data_command(CLI::App& program) {
   make->add_flag("--append-eod", arguments->build.append_eod,
                  "End each document with the tokenizer's end-of-document id");
   make->add_option("--json-keys", arguments->build.json_keys,
-                   "Keys of the text in a line of a .jsonl. Several, as in text,title, make a set "
-                   "each: PREFIX_text_document, PREFIX_title_document")
+                   "Keys of the text in a line of a .jsonl. Several keys, as in text,title, make "
+                   "one data set each: PREFIX_text_document, PREFIX_title_document")
       ->type_name("KEY")
       ->delimiter(',')
       ->capture_default_str();
   make->add_option("--workers", arguments->build.workers,
-                   "Threads that tokenize; the result does not depend on their number")
+                   "Number of threads that tokenize; the result does not depend on it")
       ->type_name("N")
       ->check(check_at_least(1))
       ->capture_default_str();
   make->add_flag("--skip-bad", arguments->build.skip_bad,
-                 "Leave out lines that are no JSON or have no text, and what is lost of a damaged "
-                 "compressed file; print how many and where the first are");
+                 "Leave out lines that are not JSON or have no text, and the lost rest of a "
+                 "damaged compressed file. Print how many there were and where the first ones are");
   make->callback([arguments] { build(*arguments); });
 
   CLI::App* const look = data->add_subcommand(
@@ -162,7 +179,7 @@ void add_data_command(CLI::App& program) {
   look->callback([arguments] { inspect(*arguments); });
 
   CLI::App* const join = data->add_subcommand(
-      "merge", "Join data sets of one type of numbers, in their order, in one set");
+      "merge", "Join data sets, whose ids must have the same type, in the order given");
   join->add_option("--input", arguments->merged, "Prefixes of the data sets")
       ->type_name("PREFIX")
       ->required();

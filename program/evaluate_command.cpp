@@ -7,6 +7,7 @@
 
 #include "lockstep/checkpoint/saved_model.h"
 #include "lockstep/core/check.h"
+#include "lockstep/core/counted.h"
 #include "lockstep/datasets/text_dataset.h"
 #include "lockstep/datasets/token_batch.h"
 #include "lockstep/parallel_state/launch_environment.h"
@@ -61,8 +62,8 @@ void run(const EvaluateArguments& arguments) {
   if (arguments.json)
     std::cout << json.dump() << std::endl;
   else
-    std::cout << fmt::format("loss {:.6f} | perplexity {:.4f} | {} tokens", loss, std::exp(loss),
-                             tokens)
+    std::cout << fmt::format("loss {:.6f} | perplexity {:.4f} | {}", loss, std::exp(loss),
+                             counted(tokens, "token"))
               << std::endl;
 }
 

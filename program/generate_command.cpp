@@ -40,7 +40,8 @@ std::vector<std::string> lines_of(const std::string& path) {
   std::vector<std::string> lines;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
-    lines.push_back(text.substr(begin, end - begin));
+    const bool carriage_return = end > begin && text[end - 1] == '\r';
+    lines.push_back(text.substr(begin, end - begin - (carriage_return ? 1 : 0)));
     begin = end + 1;
   }
   return lines;
@@ -67,19 +68,37 @@ int64_t rank_count(const ParallelConfig& parallel) {
          parallel.expert_model_parallel_size;
 }
 
-/// Continues `prompts` together; `on_text` gets the new text of each, piece by piece.
-void continue_prompts(const LoadedModel& model, Tokenizer& tokenizer,
-                      const std::vector<std::string>& prompts, const GenerateArguments& arguments,
+using TokenLists = std::vector<std::vector<int64_t>>;
+
+/// The tokens of each prompt, at least one.
+TokenLists encode_prompts(Tokenizer& tokenizer, const std::vector<std::string>& prompts,
+                          const GenerateArguments& arguments) {
+  TokenLists tokens;
+  for (const std::string& prompt : prompts) {
+    tokens.push_back(tokenizer.encode(prompt));
+    if (!tokens.back().empty()) continue;
+    const auto line = static_cast<int64_t>(tokens.size() - arguments.prompts.size());
+    require<ConfigError>(line > 0, "--prompt: found no token in '{}', allowed: at least one",
+                         prompt);
+    fail<FileError>("'{}': line {}: found no token in '{}', allowed: at least one", arguments.input,
+                    line, prompt);
+  }
+  return tokens;
+}
+
+/// Continues prompts together; `on_text` gets the new text of each, piece by piece.
+void continue_prompts(const LoadedModel& model, const Tokenizer& tokenizer,
+                      const TokenLists& prompts, const GenerateArguments& arguments,
                       const StopStrings& stop,
                       const std::function<void(size_t, const std::string&)>& on_text) {
-  std::vector<std::vector<int64_t>> tokens;
-  for (const std::string& prompt : prompts) tokens.push_back(tokenizer.encode(prompt));
+  GenerateOptions options = arguments.options;
+  options.vocabulary_size = tokenizer.vocabulary_size();
   std::vector<StopStrings> stops(prompts.size(), stop);
   const auto listener = [&](size_t i, int64_t token) {
     on_text(i, stops[i].add(tokenizer.decode_more({token})));
     return !stops[i].found();
   };
-  generate_batch(*model.saved.model, tokens, arguments.options, listener, model.state);
+  generate_batch(*model.saved.model, prompts, options, listener, model.state);
   for (size_t i = 0; i < prompts.size(); ++i) on_text(i, stops[i].rest());
 }
 
@@ -101,18 +120,19 @@ void write_texts(const GenerateArguments& arguments, const std::vector<std::stri
                  const StopStrings& stop, const LoadedModel& model) {
   const bool tells = model.state.rank() == 0;
   const auto tokenizer = make_tokenizer(model.saved.config.data.tokenizer, "data.tokenizer");
+  const TokenLists tokens = encode_prompts(*tokenizer, prompts, arguments);
   if (prompts.size() == 1 && !arguments.json) {
     const auto tell = [tells](const std::string& text) {
       if (tells) std::cout << text << std::flush;
     };
     tell(prompts.front());
-    continue_prompts(model, *tokenizer, prompts, arguments, stop,
+    continue_prompts(model, *tokenizer, tokens, arguments, stop,
                      [&](size_t, const std::string& text) { tell(text); });
     return tell("\n");
   }
   std::vector<std::string> texts(prompts.size());
   for (size_t first = 0; first < prompts.size(); first += kMostPrompts) {
-    const auto begin = prompts.begin() + static_cast<std::ptrdiff_t>(first);
+    const auto begin = tokens.begin() + static_cast<std::ptrdiff_t>(first);
     const size_t count = std::min(kMostPrompts, prompts.size() - first);
     continue_prompts(model, *tokenizer, {begin, begin + static_cast<std::ptrdiff_t>(count)},
                      arguments, stop,
@@ -158,8 +178,8 @@ void add_layout_options(CLI::App& command, ParallelConfig& parallel) {
   const auto add = [&command](const char* name, int64_t& size, const char* what) {
     command
         .add_option(name, size,
-                    fmt::format("Number of ranks over which {} are cut. A launcher starts as many "
-                                "ranks as the product of the three",
+                    fmt::format("Number of ranks over which {} are split. A launcher must start "
+                                "--tensor x --pipeline x --expert ranks",
                                 what))
         ->capture_default_str()
         ->check(check_at_least(1));
@@ -199,7 +219,7 @@ void add_sampling_options(CLI::App& command, GenerateOptions& options) {
       ->check(check_at_least(0));
   command
       .add_option("--top-p", options.top_p,
-                  "Of these, sample from the fewest most likely whose probabilities reach this sum")
+                  "Of these, sample from the fewest most likely whose probabilities add up to this")
       ->capture_default_str()
       ->check(check_probability);
   command
@@ -219,11 +239,12 @@ void add_generate_command(CLI::App& program) {
                    "Folder of checkpoint.save; its newest checkpoint is taken")
       ->required();
   add_texts(*command, "--prompt", arguments->prompts,
-            "Start of the text; may be repeated. Several go through the model together, and each "
-            "gets the text that it gets alone");
-  command->add_option("--input", arguments->input, "File with a prompt a line")->type_name("FILE");
+            "Start of the text; may be repeated. Several prompts go through the model together, "
+            "and each gets the text that it would get alone");
+  command->add_option("--input", arguments->input, "File with one prompt on each line")
+      ->type_name("FILE");
   add_texts(*command, "--stop", arguments->stop,
-            "Text that ends what is generated and does not belong to it; may be repeated");
+            "End the generated text before this string; may be repeated");
   command->add_flag("--json", arguments->json,
                     "Print one JSON document: a list with \"prompt\" and \"text\" of each");
   add_sampling_options(*command, arguments->options);

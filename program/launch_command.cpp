@@ -1,4 +1,7 @@
+#include <unistd.h>
+
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <string_view>
 #include <thread>
@@ -20,6 +23,7 @@ struct LaunchArguments {
   int64_t node_rank = -1;
   std::string rendezvous;
   std::string starter = "auto";
+  int64_t max_restarts = 0;
   std::string program;
   std::vector<std::string> arguments;
 };
@@ -53,6 +57,10 @@ void check(const LaunchArguments& given) {
                          given.node_rank);
     return;
   }
+  require<ConfigError>(given.max_restarts == 0,
+                       "--max-restarts: found {}, allowed with --nodes {}: 0; Slurm's --requeue "
+                       "starts jobs of several hosts again",
+                       given.max_restarts, given.nodes);
   require<ConfigError>(given.starter != "own",
                        "--starter own starts the ranks of one host; found --nodes {}", given.nodes);
   require<ConfigError>(given.node_rank >= 0 && given.node_rank < given.nodes,
@@ -67,7 +75,8 @@ void check(const LaunchArguments& given) {
 
 /// The torchrun to use; empty for the own starter.
 std::string chosen_torchrun(const LaunchArguments& given) {
-  if (given.starter == "own") return "";
+  const bool starts_again = given.starter == "auto" && given.max_restarts > 0;
+  if (given.starter == "own" || starts_again) return "";
   const std::string torchrun = find_torchrun();
   if (!torchrun.empty()) return torchrun;
   constexpr char kRemedy[] =
@@ -79,6 +88,16 @@ std::string chosen_torchrun(const LaunchArguments& given) {
   require<ConfigError>(given.starter != "torchrun",
                        "--starter torchrun: none that works was found: {}", kRemedy);
   return "";
+}
+
+/// Tells the ranks of this job apart from those of all others, after restarts too.
+void name_job() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const auto started = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+  char host[256] = {};
+  ::gethostname(host, sizeof host - 1);
+  const std::string id = fmt::format("launch {}/{}/{}", host, ::getpid(), started);
+  ::setenv("LOCKSTEP_JOB_ID", id.c_str(), /*overwrite=*/1);
 }
 
 /// As many threads a rank as make up the cores, unless the user has said how many.
@@ -100,6 +119,8 @@ std::vector<std::string> torchrun_command(const std::string& torchrun, const Lau
                                    node_rank, "--master-addr", rendezvous.host, "--master-port",
                                    std::to_string(rendezvous.port)});
   }
+  if (given.max_restarts > 0)
+    command.insert(command.end(), {"--max-restarts", std::to_string(given.max_restarts)});
   command.insert(command.end(),
                  {"--no-python", "--nproc-per-node", std::to_string(given.ranks), program});
   command.insert(command.end(), given.arguments.begin(), given.arguments.end());
@@ -109,8 +130,10 @@ std::vector<std::string> torchrun_command(const std::string& torchrun, const Lau
 void run(const LaunchArguments& given) {
   check(given);
   const std::string program = given.program.empty() ? program_file().string() : given.program;
-  RankProgram ranks = {
-      .file = program, .arguments = given.arguments, .ranks = static_cast<int>(given.ranks)};
+  RankProgram ranks = {.file = program,
+                       .arguments = given.arguments,
+                       .ranks = static_cast<int>(given.ranks),
+                       .max_restarts = static_cast<int>(given.max_restarts)};
   if (!given.rendezvous.empty()) {
     const Rendezvous rendezvous = parse_rendezvous(given.rendezvous);
     ranks.master_address = rendezvous.host;
@@ -118,14 +141,16 @@ void run(const LaunchArguments& given) {
   }
   const std::string torchrun = chosen_torchrun(given);
   share_out_cores(given.ranks);
+  if (given.nodes == 1) name_job();
   if (!torchrun.empty()) become(torchrun_command(torchrun, given, program));
   throw ExitStatus{run_rank_processes(ranks), ""};
 }
 
 constexpr char kExamples[] = R"(Examples:
   lockstep launch -n 8 -- train tiny --output runs/tiny
+  lockstep launch -n 8 --max-restarts 3 -- train tiny --output runs/tiny
   lockstep launch -n 8 --nodes 4 --node-rank 0 --rendezvous node0:29500 -- train tiny
-The second one runs on the first of four nodes; the others have --node-rank 1, 2 and 3.
+The last one runs on the first of four nodes; the others have --node-rank 1, 2 and 3.
 lockstep's own starter exits with the status of the first rank that fails, torchrun with 1.
 OMP_NUM_THREADS is the number of cores divided by the ranks of this host, unless it is set.)";
 
@@ -147,16 +172,25 @@ void add_launch_command(CLI::App& program, const std::vector<std::string>& argum
       ->check(check_at_least(0));
   command
       ->add_option("--rendezvous", given->rendezvous,
-                   "Where the ranks meet: the host with --node-rank 0, and a free port of it; with "
-                   "one host by default this one, and a free port")
+                   "Where the ranks meet: the host with --node-rank 0 and a free port there. The "
+                   "default for one host is that host and a free port")
       ->type_name("HOST:PORT");
   command
       ->add_option(
           "--starter", given->starter,
-          "auto: torchrun where one works, beside lockstep in its Python environment or on "
-          "PATH, else own; torchrun; own: for one host, without Python")
+          "auto: own with --max-restarts, else torchrun if one works, beside lockstep in its "
+          "Python "
+          "environment or on PATH, otherwise own. torchrun: torchrun. own: for one host, without "
+          "Python")
       ->capture_default_str()
       ->check(CLI::IsMember({"auto", "torchrun", "own"}));
+  command
+      ->add_option("--max-restarts", given->max_restarts,
+                   "How often to start all ranks again after one has failed; `train` then resumes "
+                   "from the newest checkpoint that this launch has saved")
+      ->capture_default_str()
+      ->check(check_at_least(0))
+      ->check(CLI::Range(int64_t{0}, int64_t{1'000'000}));
   command
       ->add_option("--program", given->program,
                    "Run this program instead of lockstep, such as a training loop of your own")

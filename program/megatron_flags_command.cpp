@@ -59,16 +59,16 @@ void add_megatron_flags_command(CLI::App& program) {
   CLI::App* const command = program.add_subcommand(
       "megatron-flags", "Turn Megatron-LM's command line into a configuration");
   command->add_option("FLAGS", arguments->flags,
-                      "Flags of Megatron-LM, behind --, as in `lockstep megatron-flags -- "
-                      "--num-layers 24 --bf16`; they follow those of --file");
+                      "Flags of Megatron-LM after --, as in `lockstep megatron-flags -- "
+                      "--num-layers 24 --bf16`; they come after those of --file");
   command
       ->add_option("--file", arguments->file,
-                   "Read the flags from a shell script, which is not run: those of the .py program "
-                   "that it starts, variables and arrays included")
+                   "Read the flags that a shell script gives the .py program that it starts, "
+                   "including variables and arrays. The script is not run")
       ->type_name("FILE")
       ->check(check_path);
   command->add_flag("--list", arguments->list,
-                    "Print the flags that are known and what each becomes, as Markdown");
+                    "Print the known flags and what each of them becomes, as Markdown");
   command->footer(
       "Prints the configuration on standard output and, on standard error, each flag that has no "
       "counterpart, with the reason. Defaults of Megatron-LM that differ from those here are "

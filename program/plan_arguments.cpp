@@ -1,28 +1,49 @@
 #include "lockstep/program/plan_arguments.h"
 
-#include "lockstep/core/check.h"
+#include <algorithm>
+#include <vector>
+
 #include "lockstep/program/standard_descriptors.h"
 
 namespace lockstep {
+
 namespace {
 
-std::string name_of(const CLI::App& command) {
-  const std::string name = command.get_name();
-  return name == "plan" ? name : "plan " + name;
+bool continues_name(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
+}
+
+/// Whether `text` begins with the name of a parameter. "rank" and the like are also plain words.
+bool names_parameter(std::string_view text, std::string_view name) {
+  if (!text.starts_with(name)) return false;
+  const std::string_view rest = text.substr(name.size());
+  if (name.find('-') != name.npos) return rest.empty() || !continues_name(rest.front());
+  return rest.starts_with(":") || rest.starts_with(" (") || rest.starts_with(" '");
 }
 
 }  // namespace
 
-std::string given(const CLI::App& command) {
-  std::string text = name_of(command);
-  for (const CLI::Option* option : command.parse_order()) {
-    if (!option->get_positional()) text += " " + option->get_name();
-    if (option->get_items_expected_max() > 0)
-      text += fmt::format(" {}", fmt::join(option->results(), ","));
+std::string with_option_names(const CLI::App& command, std::string_view message) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options())
+    if (option->get_items_expected_max() == 1)
+      names.insert(names.end(), option->get_lnames().begin(), option->get_lnames().end());
+  std::string text;
+  for (size_t i = 0; i < message.size(); ++i) {
+    const char before = i == 0 ? ' ' : message[i - 1];
+    const bool named =
+        before == ' ' && std::any_of(names.begin(), names.end(), [&](const auto& name) {
+          return names_parameter(message.substr(i), name);
+        });
+    text += named ? "--" : "";
+    text += message[i];
   }
   return text;
 }
 
-void flush_output(const CLI::App& command) { flush_standard_output(name_of(command)); }
+void flush_output(const CLI::App& command) {
+  const std::string name = command.get_name();
+  flush_standard_output(name == "plan" ? name : "plan " + name);
+}
 
 }  // namespace lockstep

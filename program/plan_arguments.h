@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <string>
+#include <string_view>
 
 #include "lockstep/program/argument_checks.h"
 
@@ -14,8 +15,9 @@ void add_plan_buckets_command(CLI::App& plan);
 void add_plan_memory_command(CLI::App& plan);
 void add_plan_schedule_command(CLI::App& plan);
 
-/// "plan groups --world-size 8 --tensor 3": what was asked for, to stand before an error.
-std::string given(const CLI::App& command);
+/// A message about the parameters of a plan, "world-size (8) is not divisible by tensor (3)", with
+/// the names that `command` has for them: "--world-size (8) is not divisible by --tensor (3)".
+std::string with_option_names(const CLI::App& command, std::string_view message);
 
 /// Throws FileError unless what `command` has printed has reached standard output.
 void flush_output(const CLI::App& command);

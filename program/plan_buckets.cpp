@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/counted.h"
 #include "lockstep/core/integers.h"
 #include "lockstep/distributed/shard_ranges.h"
 #include "lockstep/program/plan_arguments.h"
@@ -46,7 +47,7 @@ class BufferedOutput {
 
 int64_t sum_of(const std::vector<int64_t>& numels) {
   int64_t sum = 0;
-  for (const int64_t numel : numels) sum = checked_add(sum, numel, "--numel: sum");
+  for (const int64_t numel : numels) sum = checked_add(sum, numel, "sum");
   return sum;
 }
 
@@ -107,10 +108,10 @@ void write_layout_json(BufferedOutput& out, const ParamLayout& layout,
 
 void write_layout_text(BufferedOutput& out, const ParamLayout& layout,
                        const LayoutOptions& options) {
-  out.write("buffer of {} elements, {} without the padding of buckets; {} {}, {} {}\n",
-            layout.numel, layout.numel_unpadded, layout.slots.size(),
-            layout.slots.size() == 1 ? "parameter" : "parameters", layout.buckets.size(),
-            layout.buckets.size() == 1 ? "bucket" : "buckets");
+  out.write("buffer of {}, {} without the padding of buckets; {}, {}\n",
+            counted(layout.numel, "element"), layout.numel_unpadded,
+            counted(static_cast<int64_t>(layout.slots.size()), "parameter"),
+            counted(static_cast<int64_t>(layout.buckets.size()), "bucket"));
   out.write("\n{:>9}  {:>12}  {:>12}  {:>6}\n", "parameter", "start", "end", "bucket");
   for (const ParamLayout::Bucket& bucket : layout.buckets)
     for (const int64_t index : bucket.params) {
@@ -139,7 +140,8 @@ void plan_buckets(const CLI::App& command, const BucketsArguments& arguments) {
     BufferedOutput out;
     (arguments.json ? write_layout_json : write_layout_text)(out, layout, arguments.options);
   } catch (const UsageError& error) {
-    fail<ConfigError>("{}: {}", given(command), error.what());
+    fail<ConfigError>("--numel, --data-parallel ({}): {}", arguments.options.data_parallel_size,
+                      error.what());
   }
   flush_output(command);
 }
@@ -160,7 +162,8 @@ void add_parameter_options(CLI::App& command, BucketsArguments& arguments) {
             meaning)
         ->type_name("INT,INT,...");
   };
-  list("--numel", arguments.numels, "Elements of each parameter, in the order of registration")
+  list("--numel", arguments.numels,
+       "Number of elements of each parameter, in the order of registration")
       ->required()
       ->check(check_numels);
   list("--shared", arguments.shared,
@@ -184,7 +187,7 @@ void add_layout_options(CLI::App& command, BucketsArguments& arguments) {
           ->check(check_at_least(1));
   command
       .add_option("--num-buckets", arguments.num_buckets,
-                  "Means a bucket size of the sum of --numel divided by this, rounded down")
+                  "Set the bucket size to the sum of --numel divided by this, rounded down")
       ->check(check_at_least(1))
       ->excludes(bucket_size);
   command.add_flag("--distributed-optimizer", options.distributed_optimizer,

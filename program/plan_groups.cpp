@@ -20,7 +20,7 @@ void plan_groups(const CLI::App& command, const GroupsArguments& arguments) {
     const RankGrids grids(arguments.sizes);
     (arguments.json ? write_groups_json : write_groups_text)(std::cout, grids, arguments.listing);
   } catch (const ConfigError& error) {
-    fail<ConfigError>("{}: {}", given(command), error.what());
+    fail<ConfigError>("{}", with_option_names(command, error.what()));
   }
   flush_output(command);
 }

@@ -23,15 +23,16 @@ void plan_memory_of(const CLI::App& command, const MemoryArguments& arguments) {
     (arguments.json ? write_json : write_text)(std::cout,
                                                plan_memory(config, arguments.world_size));
   } catch (const Error& error) {
-    fail<ConfigError>("{}: {}", given(command), error.what());
+    fail<ConfigError>("{}", with_option_names(command, error.what()));
   }
   flush_output(command);
 }
 
 constexpr const char* kMemoryFooter =
     "Memory of one rank of each pipeline stage. JSON: world_size, and for each of stages: stage; "
-    "parameters (a number of elements, without padding); parameter_bytes and gradient_bytes (the "
-    "buffers, padding included); optimizer_bytes (moments and master weights); activation_bytes "
+    "parameters (the number of elements, including rows that pad the vocabulary, without the "
+    "padding of buffers); parameter_bytes and gradient_bytes (the buffers, padding included); "
+    "optimizer_bytes (moments and master weights); activation_bytes "
     "(what backward needs of the micro-batches in flight, and tables of the model); "
     "communication_bytes (what communication needs beside the buffers); total_bytes. The text form "
     "is in MiB (1048576 bytes).\n"

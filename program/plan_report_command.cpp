@@ -30,7 +30,7 @@ JobReport report_of(const CLI::App& command, const ReportArguments& arguments) {
         fmt::format("{} on {} ranks", arguments.config_path, *arguments.world_size), config,
         record_job(config, *arguments.world_size), arguments.ranks_per_host);
   } catch (const ConfigError& error) {
-    fail<ConfigError>("{}: {}", given(command), error.what());
+    fail<ConfigError>("{}", with_option_names(command, error.what()));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/counted.h"
 #include "lockstep/datasets/unfinished_file.h"
 #include "lockstep/pipeline/schedule_check.h"
 #include "lockstep/pipeline/timeline_svg.h"
@@ -40,7 +41,7 @@ std::string summary(const ScheduleOptions& options, const Timeline& timeline) {
       fmt::format("{}{}: pipeline {}", options.virtual_pipeline > 1 ? "interleaved " : "",
                   to_string(options.family), options.pipeline);
   if (options.virtual_pipeline > 1) text += fmt::format(" x {} chunks", options.virtual_pipeline);
-  text += fmt::format(", {} micro-batches", options.microbatches);
+  text += ", " + counted(options.microbatches, "micro-batch");
   if (options.virtual_pipeline > 1) text += fmt::format(" in groups of {}", options.group_size());
   const double makespan =
       static_cast<double>(timeline.makespan()) / static_cast<double>(options.virtual_pipeline);
@@ -70,7 +71,7 @@ void plan_schedule(const CLI::App& command, const ScheduleArguments& arguments) 
   try {
     schedule = make_schedule(arguments.options);
   } catch (const ConfigError& error) {
-    fail<ConfigError>("{}: {}", given(command), error.what());
+    fail<ConfigError>("{}", with_option_names(command, error.what()));
   }
   const Timeline timeline = simulate(schedule, reference_cost(schedule));
   if (!arguments.svg.empty()) write_svg(arguments, schedule, timeline);

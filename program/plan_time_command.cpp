@@ -101,7 +101,7 @@ void plan_time_of(const CLI::App& command, const TimeArguments& arguments) {
   try {
     plan = plan_time(config, arguments.world_size, machine);
   } catch (const ConfigError& error) {
-    fail<ConfigError>("{}: {}", given(command), error.what());
+    fail<ConfigError>("{}", with_option_names(command, error.what()));
   }
   if (arguments.json)
     write_time_json(plan);

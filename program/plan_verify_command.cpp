@@ -4,6 +4,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/core/counted.h"
 #include "lockstep/program/commands.h"
 #include "lockstep/program/plan_arguments.h"
 #include "lockstep/training/planned_job.h"
@@ -33,9 +34,10 @@ nlohmann::ordered_json to_json(const OrderVerdict& verdict, int64_t world_size) 
 void write_text(const OrderVerdict& verdict, int64_t world_size) {
   if (verdict.ok()) {
     std::cout << fmt::format(
-        "all {} ranks finish, under the rules of NCCL and of Gloo: {} operations in {} class{} of "
-        "ranks\n",
-        world_size, verdict.num_operations, verdict.classes, verdict.classes == 1 ? "" : "es");
+        "{} under the rules of NCCL and of Gloo: {} in {} of ranks\n",
+        world_size == 1 ? "the one rank finishes" : fmt::format("all {} ranks finish,", world_size),
+        counted(verdict.num_operations, "operation"),
+        counted(static_cast<int64_t>(verdict.classes), "class"));
     return;
   }
   const bool stuck = verdict.reason == OrderVerdict::Reason::deadlock;
@@ -51,7 +53,7 @@ void verify_plan(const CLI::App& command, const VerifyArguments& arguments) {
   try {
     verdict = verify_job(config, arguments.world_size);
   } catch (const ConfigError& error) {
-    fail<ConfigError>("{}: {}", given(command), error.what());
+    fail<ConfigError>("{}", with_option_names(command, error.what()));
   }
   if (arguments.json)
     std::cout << to_json(verdict, arguments.world_size).dump() << '\n';

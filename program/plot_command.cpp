@@ -52,8 +52,8 @@ void add_plot_command(CLI::App& program) {
       program.add_subcommand("plot", "Draw the loss of one or more runs as an SVG picture");
   command
       ->add_option("RUN", arguments->options.runs,
-                   "Folder that --output of `lockstep train` named, or a metrics.jsonl; the runs "
-                   "share one picture")
+                   "Folder that `lockstep train` got as --output, or a metrics.jsonl; all runs are "
+                   "drawn in one picture")
       ->required();
   command
       ->add_option("--output", arguments->output,
@@ -62,13 +62,13 @@ void add_plot_command(CLI::App& program) {
       ->check(check_path);
   command
       ->add_option("--field", arguments->options.field,
-                   "Number of metrics.jsonl to draw; time_ms.forward is one inside an object. With "
-                   "lm_loss the validation loss is drawn too, dashed")
+                   "Field of metrics.jsonl to draw; time_ms.forward means a field inside an "
+                   "object. lm_loss also draws the validation loss, dashed")
       ->type_name("NAME")
       ->capture_default_str();
   command
       ->add_option("--x", arguments->x,
-                   "What runs to the right: iteration, tokens, or seconds (of training, without "
+                   "Horizontal axis: iteration, tokens, or seconds (of training, without "
                    "validations and checkpoints)")
       ->type_name("AXIS")
       ->check(check_axis)

@@ -25,6 +25,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kGrace{10};
 constexpr int kFailed = 1;
+constexpr int kRefused = 2;
 constexpr int kStopped = 3;
 constexpr int kDiverged = 4;
 
@@ -97,14 +98,14 @@ void set_variable(const char* name, const std::string& value) {
 }
 
 /// In the new process: becomes rank `rank`.
-[[noreturn]] void become_rank(const RankProgram& program, int rank) {
+[[noreturn]] void become_rank(const RankProgram& program, int rank, int restarts) {
   for (const char* const name : {"RANK", "LOCAL_RANK"}) set_variable(name, std::to_string(rank));
   for (const char* const name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"})
     set_variable(name, std::to_string(program.ranks));
   set_variable("MASTER_ADDR", program.master_address);
   set_variable("MASTER_PORT", std::to_string(program.master_port));
   set_variable("TORCHELASTIC_RUN_ID", fmt::format("launch-{}", ::getppid()));
-  set_variable("TORCHELASTIC_RESTART_COUNT", "0");
+  set_variable("TORCHELASTIC_RESTART_COUNT", std::to_string(restarts));
   ::unsetenv("TORCHELASTIC_USE_AGENT_STORE");  // of a launcher around this one
   std::vector<char*> arguments = {const_cast<char*>(program.file.c_str())};
   for (const std::string& argument : program.arguments)
@@ -124,7 +125,7 @@ std::string end_of(int status) {
 
 class Ranks {
  public:
-  explicit Ranks(const RankProgram& program) {
+  Ranks(const RankProgram& program, int restarts) {
     const pid_t starter = ::getpid();
     for (int rank = 0; rank < program.ranks; ++rank) {
       const pid_t process = ::fork();
@@ -138,7 +139,7 @@ class Ranks {
         ::prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (::getppid() != starter) std::_Exit(kFailed);  // it has died already
         signals_.restore();
-        become_rank(program, rank);
+        become_rank(program, rank, restarts);
       }
       processes_.push_back(process);
     }
@@ -151,6 +152,7 @@ class Ranks {
       if (signal == SIGCHLD) {
         take_ended();
       } else if (signal > 0) {
+        told_to_end_ = true;
         send(signal);
       } else {
         deadline_.reset();
@@ -159,6 +161,8 @@ class Ranks {
     }
     return status_;
   }
+
+  bool may_start_again() const { return failed_ && !told_to_end_ && status_ != kRefused; }
 
  private:
   void send(int signal) {
@@ -195,6 +199,7 @@ class Ranks {
   std::vector<pid_t> processes_;  ///< by rank; 0: it has ended
   int running_ = 0;
   bool failed_ = false;
+  bool told_to_end_ = false;  ///< by a signal to this process
   int status_ = 0;
   std::optional<Clock::time_point> deadline_;  ///< of ranks that are to end
 };
@@ -202,11 +207,18 @@ class Ranks {
 }  // namespace
 
 int run_rank_processes(const RankProgram& program) {
-  RankProgram started = program;
-  std::optional<ReservedPort> port;
-  if (started.master_port == 0) started.master_port = port.emplace(started.master_address).number();
-  std::fflush(nullptr);
-  return Ranks(started).wait();
+  for (int restarts = 0;; ++restarts) {
+    RankProgram started = program;
+    std::optional<ReservedPort> port;
+    if (started.master_port == 0)
+      started.master_port = port.emplace(started.master_address).number();
+    std::fflush(nullptr);
+    Ranks ranks(started, restarts);
+    const int status = ranks.wait();
+    if (restarts == program.max_restarts || !ranks.may_start_again()) return status;
+    std::fprintf(stderr, "lockstep launch: starting the ranks again (restart %d of %d)\n",
+                 restarts + 1, program.max_restarts);
+  }
 }
 
 }  // namespace lockstep

@@ -13,6 +13,7 @@ struct RankProgram {
   int ranks = 1;
   std::string master_address = "127.0.0.1";
   int master_port = 0;  ///< 0: a free one, which is kept from others while the ranks run
+  int max_restarts = 0;
 };
 
 /// Starts `ranks` processes and returns when the last one has ended. Each has torchrun's variables
@@ -26,8 +27,13 @@ struct RankProgram {
 /// ranks of a run end so, and the others are waited for. When this process is killed, the system
 /// kills the ranks.
 ///
-/// Returns the exit status of the first rank that failed, 1 where a signal killed it; else the
-/// first status that is not 0; else 0. CommunicationError where no port is free, UsageError where
+/// Where a rank has failed, all are started again once the last one has ended, `max_restarts` times
+/// at most: with the same LOCKSTEP_JOB_ID, the next TORCHELASTIC_RESTART_COUNT and another free
+/// port. Not after a signal to this process, nor where the rank exited with 2: a configuration that
+/// was refused stays refused.
+///
+/// Returns, of the last start, the exit status of the first rank that failed, 1 where a signal
+/// killed it; else the first status that is not 0; else 0. CommunicationError where no port is free, UsageError where
 /// the system starts no process.
 int run_rank_processes(const RankProgram& program);
 

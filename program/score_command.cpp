@@ -32,7 +32,7 @@ void run_score(const ScoreArguments& arguments) {
       tokens.push_back(
           encode_score_request(request, *tokenizer, model.seq_length, model.vocab_size));
     } catch (const ConfigError& error) {
-      fail<FileError>("'{}': line {}: {}", arguments.input, tokens.size() + 1, error.what());
+      fail<FileError>("'{}': line {}: {}", arguments.input, request.line_number, error.what());
     }
   const std::vector<Score> scores = score(*saved.model, tokens);
   for (size_t i = 0; i < scores.size(); ++i)
@@ -55,8 +55,10 @@ void add_score_command(CLI::App& program) {
                    "File with one JSON object a line, with the texts \"context\" and "
                    "\"continuation\". Each line is printed with \"logprob\" added, the "
                    "log-likelihood of the continuation in nats, and \"is_greedy\", whether it is "
-                   "what the model would write. An empty context is the end of a document; of "
-                   "texts longer than model.seq_length the end counts")
+                   "what the model would write. Blank lines are skipped. An empty context is the "
+                   "end of a document. An empty continuation has log-likelihood 0. If a text has "
+                   "more than model.seq_length tokens, only its end counts; this holds for a long "
+                   "continuation too")
       ->type_name("FILE")
       ->required();
   command->callback([arguments] { run_score(*arguments); });

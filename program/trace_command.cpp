@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/counted.h"
 #include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
 #include "lockstep/training/trace_merge.h"
@@ -19,7 +20,8 @@ void merge(const TraceArguments& arguments) {
       arguments.output.empty() ? arguments.folder + "/merged.json" : arguments.output;
   const TraceMerge merged = merge_traces(arguments.folder, output);
   for (const std::string& note : merged.notes) std::cerr << note << "\n";
-  std::cout << fmt::format("{}: {} events of {} ranks\n", output, merged.events, merged.ranks);
+  std::cout << fmt::format("{}: {} of {}\n", output, counted(merged.events, "event"),
+                           counted(merged.ranks, "rank"));
 }
 
 }  // namespace

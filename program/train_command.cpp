@@ -10,6 +10,7 @@
 #include "lockstep/checkpoint/finite_values.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/core/counted.h"
 #include "lockstep/datasets/unfinished_file.h"
 #include "lockstep/parallel_state/rank_message.h"
 #include "lockstep/planner/stage_shapes.h"
@@ -71,12 +72,12 @@ class Reporter {
             : "";
     const std::string frozen =
         config.lora.rank ? fmt::format("{} of ", millions(num_trained_parameters(config))) : "";
-    display_.message(fmt::format(
-        "training {}{} parameters{} in {} on {} data-parallel rank{} ({}), {} sequences of {} "
-        "tokens an iteration",
-        frozen, millions(num_parameters(config)), active, to_string(config.train.precision), ranks,
-        ranks == 1 ? "" : "s", device_.str(), trainer.batches().full().global,
-        config.model.seq_length));
+    display_.message(
+        fmt::format("training {}{} parameters{} in {} on {} ({}), {} of {} an iteration", frozen,
+                    millions(num_parameters(config)), active, to_string(config.train.precision),
+                    counted(ranks, "data-parallel rank"), device_.str(),
+                    counted(trainer.batches().full().global, "sequence"),
+                    counted(config.model.seq_length, "token")));
     if (trainer.iteration() > 0 && trainer.iteration() >= config.train.train_iters)
       display_.message(fmt::format("nothing is left to train: train.train_iters is {}",
                                    config.train.train_iters));
@@ -227,7 +228,7 @@ void train(const Config& config, const TrainArguments& arguments, const Parallel
   tell(unused_gpus(config.train.device, state.device()));
   const std::string folder = save_folder(config, output);
   check_sample(config, folder);
-  RunCheckpoints checkpoints(config.checkpoint, folder, state);
+  RunCheckpoints checkpoints(config.checkpoint, folder, state, read_job_start());
   auto owned = std::make_unique<Trainer>(config, state);
   Trainer& trainer = *owned;
   for (const std::string& note : trainer.notes()) tell(note);
@@ -330,8 +331,9 @@ void add_train_command(CLI::App& program) {
       ->add_option("--output", arguments->output,
                    "Folder for metrics.jsonl, config.textproto (the effective configuration), "
                    "loss.svg (at the end) and, unless checkpoint.save names another, the "
-                   "checkpoints. Without it, none is written. The metrics.jsonl of another run is "
-                   "kept as metrics.previous.jsonl, metrics.previous.2.jsonl and so on")
+                   "checkpoints. Without this option, none of them is written. The metrics.jsonl "
+                   "of another run is kept as metrics.previous.jsonl, metrics.previous.2.jsonl "
+                   "and so on")
       ->check(check_path);
   command
       ->add_option("--task", arguments->task, "Short for --set train.task=TASK, as in --task sft")
@@ -339,11 +341,10 @@ void add_train_command(CLI::App& program) {
   command->add_flag("--print-config", arguments->print_config,
                     "Print the effective configuration, defaults included, and exit");
   command
-      ->add_option(
-          "--profile", arguments->profile,
-          "Record iterations FIRST to LAST with libtorch's profiler: each rank writes "
-          "OUTPUT/traces/rank_R.json for ui.perfetto.dev; `lockstep trace merge` makes one "
-          "of them")
+      ->add_option("--profile", arguments->profile,
+                   "Record iterations FIRST to LAST with libtorch's profiler: each rank writes "
+                   "OUTPUT/traces/rank_R.json for ui.perfetto.dev; `lockstep trace merge` merges "
+                   "them into one")
       ->type_name("FIRST:LAST")
       ->check(check_path);
   command->footer([] { return config_help(); });

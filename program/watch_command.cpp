@@ -125,15 +125,15 @@ void add_watch_command(CLI::App& program) {
       "watch", "Show a run in the terminal: loss, rates, time, memory, the slowest rank");
   command
       ->add_option("RUN", arguments->run,
-                   "Folder that --output of `lockstep train` named, or a metrics.jsonl")
+                   "Folder that `lockstep train` got as --output, or a metrics.jsonl")
       ->required();
   command->add_flag("--once", arguments->once,
-                    "Print the run as it is now and end; so it does where standard output is not a "
-                    "terminal");
-  command->add_option("--interval", arguments->interval, "Seconds between two looks at the run")
+                    "Print the run as it is now and exit. This is the default if standard output "
+                    "is not a terminal");
+  command->add_option("--interval", arguments->interval, "Seconds between updates")
       ->check(check_not_negative)
       ->capture_default_str();
-  command->footer("Ends with the run, or with Ctrl-C; the run goes on then.");
+  command->footer("Ends with the run, or with Ctrl-C, which does not stop the run.");
   command->callback([arguments] { watch(*arguments); });
 }
 

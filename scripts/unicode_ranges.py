@@ -1,6 +1,6 @@
-"""Writes datasets/pieces/unicode_ranges.h, the classes of characters that the splitting of texts
-distinguishes, as tiktoken's regular expressions know them; those of PyPI's tokenizers are the same.
-And unicode_marks.h, the characters that tokenizers' normalization joins to what comes before them,
+"""Writes datasets/pieces/unicode_ranges.h and unicode_letters.h, the classes of characters that the
+splitting of texts distinguishes, as tiktoken's regular expressions know them; those of PyPI's
+tokenizers are the same. And unicode_marks.h, the characters that tokenizers' normalization joins to what comes before them,
 or lets pass one another.
 
 Run where tiktoken and tokenizers are installed: python scripts/unicode_ranges.py
@@ -52,6 +52,11 @@ def combining_ranges():
     return joined(sorted(found))
 
 
+def classes(*names):
+    """Tables of Unicode's classes, given as pairs of a name and Unicode's short one."""
+    return [(name, ranges_of(rf"\p{{{short}}}")) for name, short in names]
+
+
 def lines_of(name, ranges):
     texts = [f"{{{first:#x}, {last:#x}}}," for first, last in ranges]
     yield f"inline constexpr CodePointRange k{name}Ranges[] = {{"
@@ -74,13 +79,16 @@ def write(name, made_with, includes, front, tables):
 
 
 def main():
-    classes = (("Letter", "L"), ("Number", "N"), ("Mark", "M"), ("Punctuation", "P"),
-               ("Symbol", "S"))
     write("unicode_ranges.h", f"tiktoken {tiktoken.__version__}", ["#include <cstdint>"],
           ["struct CodePointRange {", "  uint32_t first;", "  uint32_t last;  ///< inclusive", "};",
            ""],
           [("Space", ranges_of(r"\s")),
-           *((name, ranges_of(rf"\p{{{short}}}")) for name, short in classes)])
+           *classes(("Letter", "L"), ("Number", "N"), ("Mark", "M"), ("Punctuation", "P"),
+                    ("Symbol", "S"))])
+    write("unicode_letters.h", f"tiktoken {tiktoken.__version__}",
+          ['#include "lockstep/datasets/unicode_ranges.h"'], [],
+          classes(("UppercaseLetter", "Lu"), ("LowercaseLetter", "Ll"), ("TitlecaseLetter", "Lt"),
+                  ("ModifierLetter", "Lm")))
     write("unicode_marks.h", f"tokenizers {tokenizers.__version__}",
           ['#include "lockstep/datasets/unicode_ranges.h"'], [],
           [("Combining", combining_ranges())])

@@ -28,6 +28,9 @@ void check(const TokenLists& prompts, const GenerateOptions& options) {
   require<ConfigError>(options.top_k >= 0, "--top-k: found {}, allowed: >= 0", options.top_k);
   require<ConfigError>(options.top_p > 0 && options.top_p <= 1,
                        "--top-p: found {}, allowed: > 0 and <= 1", options.top_p);
+  require<ConfigError>(options.vocabulary_size.value_or(1) >= 1,
+                       "generate: vocabulary_size: found {}, allowed: >= 1",
+                       options.vocabulary_size.value_or(1));
 }
 
 /// A token of `logits` [vocabulary] for a `uniform` number in [0, 1).
@@ -129,6 +132,8 @@ TokenLists generate_batch(const GPTModel& model, const TokenLists& prompts,
   const at::NoGradGuard no_grad;
   const EvaluationMode evaluation(model);
   const CounterStream random(options.seed, "generate");
+  const int64_t drawn = std::min(options.vocabulary_size.value_or(model.config().vocab_size),
+                                 model.config().vocab_size);
   Sequences sequences(model, prompts, options, state);
   std::vector<bool> ended(prompts.size(), false);
   while (std::find(ended.begin(), ended.end(), false) != ended.end()) {
@@ -138,7 +143,7 @@ TokenLists generate_batch(const GPTModel& model, const TokenLists& prompts,
     const at::Tensor logits = sequences.logits_after(length);
     for (size_t i = 0; i < prompts.size(); ++i) {
       if (ended[i] || sequences.length(i) != length) continue;
-      const at::Tensor own = logits[static_cast<int64_t>(i)];
+      const at::Tensor own = logits[static_cast<int64_t>(i)].narrow(0, 0, drawn);
       const size_t count = generated[i].size();
       require<UsageError>(!at::isnan(own).any().item<bool>(),
                           "generate: logits of token {}: found NaN, allowed: numbers", count);

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,9 @@ struct GenerateOptions {
   uint64_t seed = 1;
   /// Of these, samples among the fewest most likely whose probabilities reach this sum; 1: all.
   double top_p = 1;
+  /// Ids that are as large or larger never come; unset: all of the model's come. A model's
+  /// vocabulary can be larger than that of its tokenizer.
+  std::optional<int64_t> vocabulary_size;
   /// Keeps keys and values, so that each token is read once; false: reads all again for each.
   bool use_cache = true;
 };

@@ -23,6 +23,18 @@ std::string agree_on_checkpoint(const std::string& folder, const ParallelState& 
   return word.starts_with(kFound) ? word.substr(kFound.size()) : "";
 }
 
+/// The newest complete checkpoint that a job has saved; empty if there is none. One that cannot be
+/// read is left out: the run has nobody to ask.
+std::string newest_of_job(const std::string& folder, const std::string& job_id) {
+  for (const std::string& path : complete_checkpoints(folder)) {
+    try {
+      if (CheckpointReader(path).manifest().job_id == job_id) return path;
+    } catch (const FileError&) {
+    }
+  }
+  return "";
+}
+
 /// Rank 0 keeps the folder for the run; all ranks fail if another run has it.
 std::unique_ptr<FolderLock> lock_folder(const std::string& folder, const std::string& given_as,
                                         const ParallelState& state) {
@@ -103,8 +115,11 @@ void check_same_model(CheckpointReader& checkpoint, const Config& config, bool s
 }  // namespace
 
 RunCheckpoints::RunCheckpoints(const CheckpointConfig& config, std::string folder,
-                               const ParallelState& parallel_state)
-    : config_(config), folder_(std::move(folder)), state_(parallel_state) {
+                               const ParallelState& parallel_state, JobStart start)
+    : config_(config),
+      start_(std::move(start)),
+      folder_(std::move(folder)),
+      state_(parallel_state) {
   require<ConfigError>(!folder_.empty() || !config.save_interval,
                        "checkpoint.save_interval: found {}, allowed with: checkpoint.save or "
                        "--output, which say where to save",
@@ -116,10 +131,24 @@ RunCheckpoints::RunCheckpoints(const CheckpointConfig& config, std::string folde
                                              .keep = config.keep.value_or(0),
                                              .async = config.async_save,
                                              .when_busy = config.async_when_busy,
-                                             .copy_in_background = true});
+                                             .copy_in_background = true,
+                                             .job_id = start_.job_id});
+}
+
+std::optional<std::string> RunCheckpoints::load_after_restart(Trainer& trainer) {
+  if (start_.job_id.empty() || start_.restarts == 0 || folder_.empty()) return {};
+  const std::string mine = state_.rank() == 0 ? newest_of_job(folder_, start_.job_id) : "";
+  const std::string path = all_gather_texts(state_.world(), mine, "checkpoint of the job").front();
+  if (path.empty()) return {};
+  require<FileError>(load_from(path, trainer, /*finetune=*/false),
+                     "'{}' was removed while the job resumed from it", path);
+  path_ = path;
+  loaded_iteration_ = trainer.iteration();
+  return loaded_ = path;
 }
 
 std::optional<std::string> RunCheckpoints::load(Trainer& trainer) {
+  if (auto resumed = load_after_restart(trainer)) return resumed;
   if (!config_.load) return {};
   std::string path = agree_on_checkpoint(*config_.load, state_);
   if (path.empty()) {

@@ -7,6 +7,7 @@
 #include "lockstep/checkpoint/checkpoint_saver.h"
 #include "lockstep/checkpoint/folder_lock.h"
 #include "lockstep/core/config.h"
+#include "lockstep/parallel_state/job_start.h"
 #include "lockstep/parallel_state/parallel_state.h"
 #include "lockstep/training/trainer.h"
 
@@ -20,10 +21,12 @@ class RunCheckpoints {
   /// save there. ConfigError: checkpoint.save_interval without a folder. FileError, on all ranks:
   /// another run has the folder, or it cannot be made.
   RunCheckpoints(const CheckpointConfig& config, std::string folder,
-                 const ParallelState& parallel_state);
+                 const ParallelState& parallel_state, JobStart start = {});
 
-  /// Loads what checkpoint.load names into the run; returns the checkpoint's path, or nothing where
-  /// there is none to load. Rank 0 decides which is the newest; a later one is taken where that is
+  /// Where the launcher has started the job again and `folder` has a complete checkpoint of the
+  /// job, the run resumes from the newest of these, whatever the configuration says. Else loads
+  /// what checkpoint.load names into the run. Returns the checkpoint's path, or nothing where there
+  /// is none to load. Rank 0 decides which is the newest; a later one is taken where that is
   /// removed while it is read. FileError: there is none and checkpoint.load_if_present is not set;
   /// it is damaged or of another model; it has no state of the optimizer and checkpoint.finetune is
   /// not set. A checkpoint without adapters gives a run with lora.rank its weights alone, as with
@@ -59,9 +62,11 @@ class RunCheckpoints {
   /// or saved that step anew meanwhile. Collective.
   bool load_from(const std::string& path, Trainer& trainer, bool finetune);
   std::string known_until(int64_t iteration) const;
+  std::optional<std::string> load_after_restart(Trainer& trainer);
   std::string save(Trainer& trainer, bool last);
 
   CheckpointConfig config_;
+  JobStart start_;
   std::string folder_;
   std::string path_;
   std::optional<std::string> loaded_;

@@ -25,7 +25,8 @@ std::string sample_text(std::unique_ptr<Trainer> trainer, const std::string& che
                       "a checkpoint and the whole model");
   const auto tokenizer = make_tokenizer(config.data.tokenizer, "data.tokenizer");
   const auto prompt = tokenizer->encode(config.train.sample_prompt);
-  const GenerateOptions options{.max_tokens = config.train.sample_tokens};
+  const GenerateOptions options{.max_tokens = config.train.sample_tokens,
+                                .vocabulary_size = tokenizer->vocabulary_size()};
   const auto text_of = [&](const GPTModel& model) {
     return config.train.sample_prompt + tokenizer->decode_more(generate(model, prompt, options));
   };

@@ -1,7 +1,6 @@
 #include "lockstep/training/score.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include <ATen/ATen.h>
 
@@ -34,12 +33,13 @@ std::vector<Score> score(const GPTModel& model, const std::vector<ScoreTokens>& 
   const at::NoGradGuard no_grad;
   const EvaluationMode evaluation(model);
   const c10::Device device = model.parameters().front().device();
-  std::vector<size_t> order(requests.size());
-  std::iota(order.begin(), order.end(), size_t{0});
+  std::vector<size_t> order;
+  for (size_t i = 0; i < requests.size(); ++i)
+    if (requests[i].scored > 0) order.push_back(i);
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
     return read_length(requests[a]) > read_length(requests[b]);
   });
-  std::vector<Score> scores(requests.size());
+  std::vector<Score> scores(requests.size(), {.logprob = 0, .is_greedy = true});
   for (size_t first = 0; first < order.size();) {
     const int64_t length = read_length(requests[order[first]]);
     const int64_t most = std::min(kMostTokens, kMostLogits / model.config().vocab_size) / length;

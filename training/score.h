@@ -13,7 +13,8 @@ struct Score {
 };
 
 /// Scores of token sequences, in their order, without dropout. Sequences of similar length go
-/// through the model together. UsageError: a logit is NaN.
+/// through the model together. Where none of the tokens is scored, the sum is 0, and is_greedy is
+/// true. UsageError: a logit is NaN.
 std::vector<Score> score(const GPTModel& model, const std::vector<ScoreTokens>& requests);
 
 }  // namespace lockstep

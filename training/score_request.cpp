@@ -18,7 +18,10 @@ std::string text_at(const ScoreJson& json, const char* key, const std::string& p
   return found->get<std::string>();
 }
 
-ScoreRequest parse_request(std::string_view line, const std::string& place) {
+bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r") == line.npos; }
+
+ScoreRequest parse_request(std::string_view line, const std::string& path, int64_t number) {
+  const std::string place = fmt::format("'{}': line {}", path, number);
   ScoreJson json;
   try {
     json = ScoreJson::parse(line);
@@ -28,7 +31,8 @@ ScoreRequest parse_request(std::string_view line, const std::string& place) {
     fail<FileError>("{}: no JSON: {}", place, error.what());
   }
   require<FileError>(json.is_object(), "{}: found {}, allowed: an object", place, json.type_name());
-  return {std::string(line), text_at(json, "context", place), text_at(json, "continuation", place)};
+  return {std::string(line), text_at(json, "context", place), text_at(json, "continuation", place),
+          number};
 }
 
 /// Characters that Python's str.rstrip() takes away.
@@ -54,11 +58,10 @@ size_t length_without_spaces(std::string_view text) {
 
 std::vector<ScoreRequest> parse_score_requests(std::string_view text, const std::string& path) {
   std::vector<ScoreRequest> requests;
-  while (!text.empty()) {
-    const size_t end = std::min(text.find('\n'), text.size());
-    const std::string place = fmt::format("'{}': line {}", path, requests.size() + 1);
-    requests.push_back(parse_request(text.substr(0, end), place));
-    text.remove_prefix(std::min(end + 1, text.size()));
+  for (int64_t number = 1; !text.empty(); ++number) {
+    const std::string_view line = text.substr(0, text.find('\n'));
+    if (!is_blank(line)) requests.push_back(parse_request(line, path, number));
+    text.remove_prefix(std::min(line.size() + 1, text.size()));
   }
   return requests;
 }
@@ -75,10 +78,12 @@ ScoreTokens encode_score_request(const ScoreRequest& request, Tokenizer& tokeniz
   const std::string context = request.context.substr(0, length_without_spaces(request.context));
   std::vector<int64_t> ids = tokenizer.encode(request.context + request.continuation);
   const auto before = static_cast<int64_t>(context.empty() ? 0 : tokenizer.encode(context).size());
-  const int64_t scored = static_cast<int64_t>(ids.size()) - before;
-  require<ConfigError>(scored >= 1 && scored <= seq_length,
-                       "continuation: found {} tokens, allowed: 1 to {} (model.seq_length)",
-                       std::max<int64_t>(scored, 0), seq_length);
+  const bool empty = context.size() == request.context.size() && request.continuation.empty();
+  const int64_t scored = std::min(static_cast<int64_t>(ids.size()) - before, seq_length);
+  require<ConfigError>(scored >= 1 || empty,
+                       "continuation: found '{}', which has no token of its own behind the "
+                       "context, allowed: a text that has, or an empty one",
+                       request.continuation);
   if (before == 0) ids.insert(ids.begin(), tokenizer.end_of_document());
   if (static_cast<int64_t>(ids.size()) > seq_length + 1)
     ids.erase(ids.begin(), ids.end() - (seq_length + 1));

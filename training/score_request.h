@@ -16,10 +16,12 @@ struct ScoreRequest {
   std::string line;  ///< as it stands in the file
   std::string context;
   std::string continuation;
+  int64_t line_number = 0;  ///< from 1 on
 };
 
-/// One object a line with the texts `context` and `continuation`; other keys are allowed. FileError
-/// with `path` and the line, from 1 on: no JSON object in UTF-8, a key that is missing or no text.
+/// One object a line with the texts `context` and `continuation`; other keys are allowed, and blank
+/// lines are passed over. FileError with `path` and the line: no JSON object in UTF-8, a key that
+/// is missing or no text.
 std::vector<ScoreRequest> parse_score_requests(std::string_view text, const std::string& path);
 
 /// The line with `logprob` and `is_greedy` added.
@@ -33,9 +35,9 @@ struct ScoreTokens {
 
 /// As lm-evaluation-harness divides them: spaces at the end of the context belong to the
 /// continuation, both are encoded together, and the context's tokens are as many as it has alone.
-/// An empty context is the end of a document. Of more than `seq_length` + 1 ids the last stay.
-/// ConfigError: the continuation has no token, or more than `seq_length`; an id is not below
-/// `vocab_size`.
+/// An empty context is the end of a document. Of more than `seq_length` + 1 ids the last stay, of
+/// which the first is not scored. An empty continuation has no token. ConfigError: another one has
+/// none of its own; an id is not below `vocab_size`.
 ScoreTokens encode_score_request(const ScoreRequest& request, Tokenizer& tokenizer,
                                  int64_t seq_length, int64_t vocab_size);
 

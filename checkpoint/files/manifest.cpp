@@ -230,6 +230,7 @@ Manifest read(const proto::CheckpointManifest& from, const Reader& reader) {
   manifest.layout = reader.layout(from.layout());
   if (from.has_scaler()) manifest.scaler = reader.scaler(from.scaler());
   manifest.spikes = read_spikes(from.spikes(), reader);
+  manifest.job_id = from.job_id();
   std::set<std::string> names;
   for (const auto& file : from.file()) manifest.files.push_back(reader.file(file, &names));
   std::set<std::string> keys;
@@ -256,6 +257,7 @@ proto::CheckpointManifest to_message(const Manifest& manifest) {
     message.mutable_scaler()->set_hysteresis_tracker(manifest.scaler->hysteresis_tracker);
   }
   write_spikes(manifest.spikes, message);
+  if (!manifest.job_id.empty()) message.set_job_id(manifest.job_id);
   write_layout(manifest.layout, message.mutable_layout());
   message.set_block_bytes(kChecksumBlock);
   for (const ManifestFile& from : manifest.files) {

@@ -78,6 +78,7 @@ struct Manifest {
   std::optional<uint32_t> metrics_checksum;
   std::optional<ManifestScaler> scaler;
   ManifestSpikes spikes;
+  std::string job_id;  ///< of the launcher, as JobStart::job_id; empty: nothing tells
   ManifestLayout layout;
   std::vector<ManifestFile> files;
   std::vector<ManifestTensor> tensors;

@@ -30,7 +30,6 @@ Activation gpt2_activation(const JsonKeys& keys) {
 }
 
 TransformerConfig parse_gpt2(const JsonKeys& keys) {
-  keys.allow("tie_word_embeddings", true, true);
   keys.allow("scale_attn_weights", true, true);
   keys.allow("scale_attn_by_inverse_layer_idx", false, false);
   keys.allow("add_cross_attention", false, false);
@@ -46,7 +45,7 @@ TransformerConfig parse_gpt2(const JsonKeys& keys) {
   model.normalization = Normalization::LayerNorm;
   model.position_embedding_type = PositionEmbeddingType::learned_absolute;
   model.add_bias_linear = true;
-  model.untie_embeddings_and_output_weights = false;
+  model.untie_embeddings_and_output_weights = !keys.get<bool>("tie_word_embeddings", true);
   return model;
 }
 
@@ -105,8 +104,11 @@ void parse_experts(const JsonKeys& keys, const HuggingFaceFamilyInfo& info,
     return;
   }
   if (info.family == Family::mixtral) {
+    keys.allow("router_jitter_noise", 0.0, 0.0);
     model.num_experts = keys.size("num_local_experts", 8);
     model.moe_router_topk = keys.size("num_experts_per_tok", 2);
+    keys.check(model.moe_router_topk > 1, "num_experts_per_tok", model.moe_router_topk,
+               ">= 2, because the normalized weight of one expert is always 1");
     return;
   }
   const char* const count = keys.has("num_local_experts") ? "num_local_experts" : "num_experts";
@@ -114,21 +116,48 @@ void parse_experts(const JsonKeys& keys, const HuggingFaceFamilyInfo& info,
   model.moe_router_topk = keys.size("num_experts_per_tok", 8);
   model.moe_ffn_hidden_size = keys.size("moe_intermediate_size", 768);
   model.moe_router_pre_softmax = !keys.get<bool>("norm_topk_prob", false);
+  keys.check(model.moe_router_topk > 1 || model.moe_router_pre_softmax, "norm_topk_prob", true,
+             "false with num_experts_per_tok = 1, because the normalized weight of one expert is "
+             "always 1");
   model.moe_layer_freq = parse_layers_with_experts(keys, model.num_layers);
 }
 
+/// Biases in all linear layers or in none.
+bool parse_biases(const JsonKeys& keys, const HuggingFaceFamilyInfo& info) {
+  if (info.family != Family::llama) {
+    keys.allow("attention_bias", false, false);
+    keys.allow("mlp_bias", false, false);
+    return false;
+  }
+  const bool attention = keys.get<bool>("attention_bias", false);
+  const bool mlp = keys.get<bool>("mlp_bias", false);
+  keys.check(mlp == attention, "mlp_bias", mlp, fmt::format("{}, as attention_bias", attention));
+  return attention;
+}
+
+int64_t parse_key_value_heads(const JsonKeys& keys, const HuggingFaceFamilyInfo& info,
+                              int64_t heads) {
+  const char* const key = "num_key_value_heads";
+  const bool all_heads = info.key_value_heads == 0 || keys.mentions(key);
+  const int64_t groups = keys.size(key, all_heads ? heads : info.key_value_heads);
+  if (info.family == Family::deepseek_v3) return groups;  // see parse_latent_attention()
+  keys.check(heads % groups == 0, key,
+             fmt::format("{}{}", groups,
+                         keys.has(key) ? "" : ", which a config.json without this key means"),
+             fmt::format("a divisor of num_attention_heads ({})", heads));
+  return groups;
+}
+
 TransformerConfig parse_rotary_family(const JsonKeys& keys, const HuggingFaceFamilyInfo& info) {
-  keys.allow<std::string>("hidden_act", "silu", "silu");
-  keys.allow("attention_bias", false, false);
-  keys.allow("mlp_bias", false, false);
+  const auto activation = keys.get<std::string>("hidden_act", "silu");
+  keys.check(activation == "silu" || activation == "swish", "hidden_act", activation,
+             "silu, swish");
   TransformerConfig model;
   model.num_layers = keys.size("num_hidden_layers");
   model.hidden_size = keys.size("hidden_size");
   model.num_attention_heads = keys.size("num_attention_heads");
   const bool latent = info.family == Family::deepseek_v3;
-  const bool all_heads = info.key_value_heads == 0 || keys.mentions("num_key_value_heads");
-  model.num_query_groups = keys.size("num_key_value_heads",
-                                     all_heads ? model.num_attention_heads : info.key_value_heads);
+  model.num_query_groups = parse_key_value_heads(keys, info, model.num_attention_heads);
   const int64_t width = model.hidden_size / model.num_attention_heads;
   if (latent)
     parse_latent_attention(keys, model);
@@ -144,7 +173,7 @@ TransformerConfig parse_rotary_family(const JsonKeys& keys, const HuggingFaceFam
   model.normalization = Normalization::RMSNorm;
   model.position_embedding_type = PositionEmbeddingType::rope;
   model.activation = Activation::swiglu;
-  model.add_bias_linear = false;
+  model.add_bias_linear = parse_biases(keys, info);
   model.add_qkv_bias = info.qkv_bias;
   model.qk_layernorm = info.qk_norm || latent;
   model.untie_embeddings_and_output_weights = !keys.get<bool>("tie_word_embeddings", false);
@@ -162,7 +191,7 @@ OrderedJson gpt2_json(const TransformerConfig& model) {
           {"attn_pdrop", model.attention_dropout},
           {"embd_pdrop", model.hidden_dropout},
           {"resid_pdrop", model.hidden_dropout},
-          {"tie_word_embeddings", true}};
+          {"tie_word_embeddings", !model.untie_embeddings_and_output_weights}};
 }
 
 void add_window(OrderedJson& json, const TransformerConfig& model,
@@ -212,8 +241,8 @@ OrderedJson rotary_family_json(const TransformerConfig& model, const HuggingFace
                       {"rope_scaling", hugging_face_rope_scaling(model)},
                       {"attention_dropout", model.attention_dropout},
                       {"tie_word_embeddings", !model.untie_embeddings_and_output_weights}};
-  if (!info.qkv_bias) json["attention_bias"] = false;
-  if (info.family == Family::llama) json["mlp_bias"] = false;
+  if (!info.qkv_bias) json["attention_bias"] = model.add_bias_linear;
+  if (info.family == Family::llama) json["mlp_bias"] = model.add_bias_linear;
   if (info.family == Family::deepseek_v3) add_latent_attention(json, model);
   add_window(json, model, info);
   add_experts(json, model, info);

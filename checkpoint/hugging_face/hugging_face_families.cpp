@@ -87,8 +87,6 @@ void check_gpt2(const TransformerConfig& model) {
                        "model.activation: found {}, allowed in a {} model: gelu, gelu_tanh",
                        to_string(model.activation), family);
   expect("add_bias_linear", model.add_bias_linear, true, family);
-  expect("untie_embeddings_and_output_weights", model.untie_embeddings_and_output_weights, false,
-         family);
   expect("num_query_groups", *model.num_query_groups, model.num_attention_heads, family);
   expect("kv_channels", *model.kv_channels, model.hidden_size / model.num_attention_heads, family);
 }
@@ -150,7 +148,7 @@ void check_experts_of(const TransformerConfig& model, const Info& info) {
 void check_rotary_family(const TransformerConfig& model, const Info& info) {
   expect<std::string>("normalization", to_string(model.normalization), "RMSNorm", info.name);
   expect<std::string>("activation", to_string(model.activation), "swiglu", info.name);
-  expect("add_bias_linear", model.add_bias_linear, false, info.name);
+  if (info.family != llama) expect("add_bias_linear", model.add_bias_linear, false, info.name);
   expect("add_qkv_bias", model.add_qkv_bias, info.qkv_bias, info.name);
   expect("rotary_percent", model.rotary_percent, 1.0, info.name);
   if (info.family == deepseek_v3) return check_deepseek(model, info);

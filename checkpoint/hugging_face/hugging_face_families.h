@@ -5,9 +5,10 @@
 /// The families of Hugging Face's transformers that GPTModel can be, as data. Needs no libtorch.
 namespace lockstep {
 
-/// gpt2: learned positions, LayerNorm, gelu in either form, biases, a tied output layer. The others
-/// have rotary positions, RMSNorm, SwiGLU, grouped queries and no biases, and differ in options of
-/// their layers: see HuggingFaceFamilyInfo. deepseek_v3 has latent attention.
+/// gpt2: learned positions, LayerNorm, gelu in either form, biases. The others have rotary
+/// positions, RMSNorm, SwiGLU, grouped queries and no biases (llama may have them in all linear
+/// layers), and differ in options of their layers: see HuggingFaceFamilyInfo. deepseek_v3 has
+/// latent attention.
 enum class HuggingFaceFamily {
   gpt2,
   llama,

@@ -33,13 +33,14 @@ void add_gpt2_layer(Rules& rules, const std::string& ours, const std::string& th
 void add_attention(Rules& rules, const TransformerConfig& model, const std::string& ours,
                    const std::string& theirs) {
   for (const std::string part : {"weight", "bias"}) {
-    if (part == "bias" && !model.add_qkv_bias) continue;
+    if (part == "bias" && !model.add_qkv_bias && !model.add_bias_linear) continue;
     rules.push_back(
         {ours + "linear_qkv." + part,
          {theirs + "q_proj." + part, theirs + "k_proj." + part, theirs + "v_proj." + part},
          Form::separate_qkv});
   }
   rules.push_back({ours + "linear_proj.weight", {theirs + "o_proj.weight"}});
+  if (model.add_bias_linear) rules.push_back({ours + "linear_proj.bias", {theirs + "o_proj.bias"}});
   if (!model.qk_layernorm) return;
   rules.push_back({ours + "q_layernorm.weight", {theirs + "q_norm.weight"}});
   rules.push_back({ours + "k_layernorm.weight", {theirs + "k_norm.weight"}});
@@ -92,11 +93,16 @@ void add_experts(Rules& rules, const TransformerConfig& model, const std::string
   rules.push_back({ours + "experts.linear_fc2.weight", std::move(second), Form::stacked});
 }
 
-void add_gated_network(Rules& rules, const std::string& ours, const std::string& theirs) {
+void add_gated_network(Rules& rules, bool biases, const std::string& ours,
+                       const std::string& theirs) {
   rules.push_back({ours + "linear_fc1.weight",
                    {theirs + "gate_proj.weight", theirs + "up_proj.weight"},
                    Form::stacked});
   rules.push_back({ours + "linear_fc2.weight", {theirs + "down_proj.weight"}});
+  if (!biases) return;
+  rules.push_back(
+      {ours + "linear_fc1.bias", {theirs + "gate_proj.bias", theirs + "up_proj.bias"}, Form::rows});
+  rules.push_back({ours + "linear_fc2.bias", {theirs + "down_proj.bias"}});
 }
 
 void add_rotary_layer(Rules& rules, const TransformerConfig& model, int64_t layer,
@@ -112,7 +118,7 @@ void add_rotary_layer(Rules& rules, const TransformerConfig& model, int64_t laye
       {ours + "pre_mlp_layernorm.weight", {theirs + "post_attention_layernorm.weight"}});
   const std::string mlp = theirs + "mlp.";
   if (!has_experts(model, layer)) {
-    add_gated_network(rules, ours + "mlp.", mlp);
+    add_gated_network(rules, model.add_bias_linear, ours + "mlp.", mlp);
   } else if (hugging_face_family(model) == HuggingFaceFamily::mixtral) {
     add_experts(rules, model, ours + "mlp.", theirs + "block_sparse_moe.", kNumbers);
   } else {
@@ -120,7 +126,8 @@ void add_rotary_layer(Rules& rules, const TransformerConfig& model, int64_t laye
     if (model.moe_router_enable_expert_bias)
       rules.push_back({expert_bias_name(layer), {mlp + "gate.e_score_correction_bias"}});
     if (model.moe_shared_expert_intermediate_size)
-      add_gated_network(rules, ours + "mlp.shared_experts.", mlp + "shared_experts.");
+      add_gated_network(rules, /*biases=*/false, ours + "mlp.shared_experts.",
+                        mlp + "shared_experts.");
   }
 }
 

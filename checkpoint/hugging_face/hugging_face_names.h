@@ -18,6 +18,7 @@ enum class WeightForm {
   fused_qkv,     ///< group by group -> queries, keys, values, transposed where it is a matrix
   separate_qkv,  ///< group by group -> three tensors
   stacked,       ///< several matrices below each other -> so many tensors
+  rows,          ///< several vectors, each a row -> so many tensors
   pairs  ///< the last `rotated` rows of each of `blocks`: i and i + rotated / 2 -> 2 i and 2 i + 1
 };
 

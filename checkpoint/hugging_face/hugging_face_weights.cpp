@@ -77,6 +77,8 @@ std::vector<at::Tensor> convert(const Rule& rule, const at::Tensor& weight, cons
     case Form::stacked:
       return weight.reshape({static_cast<int64_t>(rule.theirs.size()), -1, weight.size(-1)})
           .unbind(0);
+    case Form::rows:
+      return weight.reshape({static_cast<int64_t>(rule.theirs.size()), -1}).unbind(0);
     case Form::pairs:
       return {with_pairs(rule, weight, /*back=*/false)};
   }
@@ -108,6 +110,9 @@ at::Tensor convert_back(const Rule& rule, const std::vector<at::Tensor>& parts,
     case Form::stacked:
       for (const at::Tensor& part : parts) TORCH_CHECK(part.sizes() == first.sizes());
       return at::cat(parts, 0);
+    case Form::rows:
+      for (const at::Tensor& part : parts) TORCH_CHECK(part.dim() == 1);
+      return at::stack(parts);
     case Form::pairs:
       return with_pairs(rule, first, /*back=*/true);
   }

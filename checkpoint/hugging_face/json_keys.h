@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "lockstep/core/check.h"
 
@@ -18,7 +19,7 @@ class JsonKeys {
   using Json = nlohmann::json;
 
   /// Refers to both.
-  JsonKeys(const Json& json, const std::string& path) : json_(json), path_(path) {}
+  JsonKeys(const Json& json, const std::string& path) : JsonKeys(json, path, "") {}
 
   /// Even if it is null.
   bool mentions(const char* key) const { return json_.contains(key); }
@@ -31,11 +32,11 @@ class JsonKeys {
   template <class Value>
   Value get(const char* key, const std::optional<Value>& otherwise = {}) const {
     if (!has(key) && otherwise) return *otherwise;
-    require<FileError>(has(key), "'{}': '{}' is missing", path_, key);
+    require<FileError>(has(key), "'{}': '{}{}' is missing", path_, outer_, key);
     try {
       return json_.at(key).template get<Value>();
     } catch (const Json::exception& error) {
-      fail<FileError>("'{}': '{}': {}", path_, key, error.what());
+      fail<FileError>("'{}': '{}{}': {}", path_, outer_, key, error.what());
     }
   }
 
@@ -44,7 +45,7 @@ class JsonKeys {
     const int64_t value = get<int64_t>(key, otherwise);
     check(!has(key) || json_.at(key).is_number_integer(), key, json_.value(key, Json()).dump(),
           "a whole number");
-    require<FileError>(value >= 1, "'{}': '{}': found {}, allowed: >= 1", path_, key, value);
+    check(value >= 1, key, value, ">= 1");
     return value;
   }
 
@@ -55,20 +56,25 @@ class JsonKeys {
     check(found == allowed, key, found, allowed);
   }
 
-  /// The object under `key`.
+  /// The object under `key`, whose keys messages call "key.inner".
   JsonKeys object(const char* key) const {
     check(json_.at(key).is_object(), key, json_.at(key).dump(), "an object");
-    return {json_.at(key), path_};
+    return {json_.at(key), path_, outer_ + key + "."};
   }
 
   template <class Value, class Allowed>
   void check(bool good, const char* key, const Value& found, const Allowed& allowed) const {
-    require<FileError>(good, "'{}': '{}': found {}, allowed: {}", path_, key, found, allowed);
+    require<FileError>(good, "'{}': '{}{}': found {}, allowed: {}", path_, outer_, key, found,
+                       allowed);
   }
 
  private:
+  JsonKeys(const Json& json, const std::string& path, std::string outer)
+      : json_(json), path_(path), outer_(std::move(outer)) {}
+
   const Json& json_;
   const std::string& path_;
+  std::string outer_;
 };
 
 }  // namespace lockstep

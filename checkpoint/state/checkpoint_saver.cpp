@@ -311,6 +311,7 @@ SaveResult CheckpointSaver::save(const std::vector<StateTensor>& tensors,
   job->whole.skipped_steps = progress.skipped_steps;
   job->whole.metrics_checksum = progress.metrics_checksum;
   job->whole.spikes = progress.spikes;
+  job->whole.job_id = options_.job_id;
   job->unproven = unproven || progress.skipped_steps > 0;
   const GradScalerState& scaler = progress.optimizer.scaler;
   if (scale_adapts_itself(config))

@@ -22,6 +22,7 @@ struct CheckpointSaverOptions {
   /// With `async`: state on the CPU is copied by the thread too, and nothing of it may change
   /// before finish_copy().
   bool copy_in_background = false;
+  std::string job_id = {};  ///< that the manifests have
 };
 
 /// What save() did.

@@ -24,9 +24,9 @@ namespace {
 void check_model(const TransformerConfig& model) {
   if (model.recompute_num_layers) {
     require<ConfigError>(model.recompute_granularity == RecomputeGranularity::full,
-                         "model.recompute_num_layers: is set, but model.recompute_granularity is "
+                         "model.recompute_num_layers: found {}, but model.recompute_granularity is "
                          "{}; allowed with: full",
-                         to_string(model.recompute_granularity));
+                         *model.recompute_num_layers, to_string(model.recompute_granularity));
     require<ConfigError>(*model.recompute_num_layers <= model.num_layers,
                          "model.recompute_num_layers: found {}, allowed: <= model.num_layers ({})",
                          *model.recompute_num_layers, model.num_layers);
@@ -144,7 +144,9 @@ void check_data(const DataConfig& data) {
                        "no documents",
                        of_documents);
   require<ConfigError>(data.test_path.empty() || !data.valid_path.empty(),
-                       "data.test_path: allowed with data.valid_path alone, which is not set");
+                       "data.test_path: found '{}', allowed beside data.valid_path, which is not "
+                       "set",
+                       fmt::join(data.test_path, ", "));
   require<ConfigError>(data.valid_path.empty() || !data.split,
                        "data.split: found '{}', allowed: none beside data.valid_path, because all "
                        "of data.path is for training then",
@@ -159,7 +161,8 @@ void check_conversations(const DataConfig& data) {
     require<ConfigError>(!found, "{}, allowed with train.task = sft: {}", what, allowed);
   };
   refuse_where(data.mock, "data.mock: found true", "false");
-  refuse_where(data.blend.has_value(), "data.blend: is set", "none");
+  refuse_where(data.blend.has_value(),
+               fmt::format("data.blend: found '{}'", data.blend.value_or("")), "none");
   const char* const apart = "false, because conversations are apart and their prompts without loss";
   refuse_where(data.reset_position_ids, "data.reset_position_ids: found true", apart);
   refuse_where(data.reset_attention_mask, "data.reset_attention_mask: found true", apart);

@@ -12,12 +12,15 @@ constexpr const char* kTargets[] = {"linear_qkv", "linear_proj", "linear_fc1", "
 
 void check_unused(const LoraConfig& lora) {
   const LoraConfig unused;
-  const char* const field = !lora.target_modules.empty()     ? "lora.target_modules"
-                            : lora.alpha != unused.alpha     ? "lora.alpha"
-                            : lora.dropout != unused.dropout ? "lora.dropout"
-                                                             : nullptr;
-  require<ConfigError>(field == nullptr,
-                       "{}: is set, but lora.rank is not; allowed with: lora.rank", field);
+  const auto check = [](bool is_unused, const char* field, const auto& found) {
+    require<ConfigError>(is_unused,
+                         "lora.{}: found {}, but lora.rank is not set; allowed with: lora.rank",
+                         field, found);
+  };
+  check(lora.target_modules.empty(), "target_modules",
+        fmt::format("{}", fmt::join(lora.target_modules, ", ")));
+  check(lora.alpha == unused.alpha, "alpha", lora.alpha);
+  check(lora.dropout == unused.dropout, "dropout", lora.dropout);
 }
 
 void check_target(const std::string& target, const TransformerConfig& model) {

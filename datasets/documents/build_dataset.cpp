@@ -4,6 +4,7 @@
 #include <set>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/counted.h"
 #include "lockstep/core/input_file.h"
 #include "lockstep/datasets/document_batch.h"
 #include "lockstep/datasets/document_reader.h"
@@ -30,11 +31,12 @@ void check_json_keys(const BuildDataset& build) {
     require<ConfigError>(good, "--json-keys: found '{}', allowed: {}", fmt::join(keys, ","),
                          allowed);
   };
-  check(!keys.empty() && std::set<std::string>(keys.begin(), keys.end()).size() == keys.size(),
-        "one or more keys, each once");
+  const std::set<std::string> different(keys.begin(), keys.end());
+  check(!keys.empty() && different.size() == keys.size() && !different.contains(""),
+        "one or more keys, each once, none of them empty");
   if (keys.size() == 1) return;
   for (const std::string& key : keys)
-    check(!key.empty() && key.find('/') == std::string::npos,
+    check(key.find('/') == std::string::npos,
           "several keys without '/', because they are parts of the outputs' names");
   for (const std::string& path : build.input)
     check(form_of_input(path) == InputForm::json_lines,
@@ -111,8 +113,9 @@ class DatasetBuilder {
   BuildProgress run() {
     for (size_t input = 0; input < build_.input.size(); ++input) read(input);
     drain();
-    require<FileError>(done_.tokens > 0, "'{}' is empty; allowed: files with text{}",
-                       fmt::join(build_.input, "', '"), after_skipping());
+    require<FileError>(done_.tokens > 0, "'{}' {}; allowed: files with text{}",
+                       fmt::join(build_.input, "', '"),
+                       done_.bytes_read > 0 ? "has no text" : "is empty", after_skipping());
     sink_.finish();
     tell_(done_);
     return done_;
@@ -207,8 +210,8 @@ class DatasetBuilder {
 
   std::string after_skipping() const {
     if (done_.skipped == 0) return "";
-    return fmt::format("; {} documents were skipped, the first: {}", done_.skipped,
-                       done_.first_bad.front());
+    return fmt::format("; {} {} skipped, the first: {}", counted(done_.skipped, "document"),
+                       done_.skipped == 1 ? "was" : "were", done_.first_bad.front());
   }
 
   const BuildDataset& build_;

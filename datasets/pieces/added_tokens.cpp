@@ -69,10 +69,10 @@ AddedTokenFinder::Candidate AddedTokenFinder::candidate(std::string_view text, s
   return found;
 }
 
-AddedTokenFinder::Found AddedTokenFinder::find(std::string_view text, size_t from,
+AddedTokenFinder::Found AddedTokenFinder::find(std::string_view text, size_t from, size_t used,
                                                bool closed) const {
   const auto spaces_before = [&](size_t place) {
-    return any_lstrip_ ? begin_of_spaces(text, from, place) : place;
+    return any_lstrip_ ? begin_of_spaces(text, used, place) : place;
   };
   size_t place = tokens_.empty() ? text.size() : from;
   for (; place < text.size(); ++place) {
@@ -80,12 +80,13 @@ AddedTokenFinder::Found AddedTokenFinder::find(std::string_view text, size_t fro
     const auto [token, longer] = candidate(text, place);
     if (longer && !closed) break;
     if (token == nullptr) continue;
-    const size_t bytes_end = place + token->content.size();
-    const size_t end = token->rstrip ? end_of_spaces(text, bytes_end) : bytes_end;
+    const size_t content_end = place + token->content.size();
+    const size_t end = token->rstrip ? end_of_spaces(text, content_end) : content_end;
     if (token->rstrip && end == text.size() && !closed) break;
-    return {token, token->lstrip ? begin_of_spaces(text, from, place) : place, end};
+    return {token, token->lstrip ? begin_of_spaces(text, used, place) : place, end, place,
+            content_end};
   }
-  return {nullptr, closed ? text.size() : spaces_before(place), 0};
+  return {nullptr, closed ? text.size() : spaces_before(place), 0, place, place};
 }
 
 }  // namespace lockstep

@@ -28,10 +28,17 @@ class AddedTokenFinder {
     const AddedToken* token = nullptr;  ///< nullptr if there is none, or it cannot be said yet
     size_t begin = 0;  ///< of the token; without one, up to here there is none whatever comes
     size_t end = 0;    ///< of the token
+    /// The token's content, without the white space that it takes; without a token, both are where
+    /// the search stopped.
+    size_t content_begin = 0;
+    size_t content_end = 0;
   };
 
-  /// The first token from `from` on. Where the text is not `closed`, more of it may come.
-  Found find(std::string_view text, size_t from, bool closed) const;
+  /// The first token whose content begins at `from` or later. It takes no white space before
+  /// `used`, the end of the token before it. That may be behind `from`: the white space that one
+  /// token takes can be the front of the next one, too. Where the text is not `closed`, more of it
+  /// may come.
+  Found find(std::string_view text, size_t from, size_t used, bool closed) const;
 
  private:
   /// The tokens that begin like the text at `place`: the longest that is there whole, and whether a

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <span>
 
+#include "lockstep/datasets/unicode_letters.h"
 #include "lockstep/datasets/utf8.h"
 
 namespace lockstep {
@@ -14,6 +15,23 @@ bool same_range(const CodePointRange& left, const CodePointRange& right) {
 
 CharacterSet listed(std::span<const CodePointRange> ranges) {
   return {ranges.begin(), ranges.end()};
+}
+
+CharacterSet difference_of(const CharacterSet& left, const CharacterSet& right) {
+  return opposite_of(union_of(opposite_of(left), right));
+}
+
+/// Letters of one kind: upper case, lower case, title case, modifiers, or others.
+std::optional<CharacterSet> letter_set(std::string_view name) {
+  if (name == "Lu") return listed(kUppercaseLetterRanges);
+  if (name == "Ll") return listed(kLowercaseLetterRanges);
+  if (name == "Lt") return listed(kTitlecaseLetterRanges);
+  if (name == "Lm") return listed(kModifierLetterRanges);
+  if (name != "Lo") return std::nullopt;
+  CharacterSet others = listed(kLetterRanges);
+  for (const char* const kind : {"Lu", "Ll", "Lt", "Lm"})
+    others = difference_of(others, *letter_set(kind));
+  return others;
 }
 
 }  // namespace
@@ -70,7 +88,7 @@ std::optional<CharacterSet> category_set(std::string_view name) {
   if (name == "N") return listed(kNumberRanges);
   if (name == "P") return listed(kPunctuationRanges);
   if (name == "S") return listed(kSymbolRanges);
-  return std::nullopt;
+  return letter_set(name);
 }
 
 bool equal_sets(const CharacterSet& left, const CharacterSet& right) {

@@ -23,8 +23,9 @@ CharacterSet with_other_case(const CharacterSet& set);
 /// White space.
 CharacterSet space_set();
 
-/// The letters (L), marks (M), numbers (N), punctuation (P) or symbols (S) of Unicode; none for any
-/// other name.
+/// The letters (L), marks (M), numbers (N), punctuation (P) or symbols (S) of Unicode, or its
+/// letters of one kind: in upper case (Lu), lower case (Ll) or title case (Lt), modifiers (Lm) or
+/// others (Lo). None for any other name.
 std::optional<CharacterSet> category_set(std::string_view name);
 
 bool equal_sets(const CharacterSet& left, const CharacterSet& right);

@@ -44,8 +44,9 @@ class PatternParser {
   [[noreturn]] void refuse(std::string_view found) const {
     fail<FileError>(
         "{}: found {} at byte {} of '{}', allowed: what `lockstep` can cut by: "
-        "characters, classes, \\s \\S \\r \\n \\t \\p{{L}} \\p{{M}} \\p{{N}} \\p{{P}} "
-        "\\p{{S}}, groups, (?i:...), (?!...) of one class, | ? * + {{n,m}}",
+        "characters, classes, \\s \\S \\r \\n \\t \\p{{L}} \\p{{Lu}} \\p{{Ll}} \\p{{Lt}} "
+        "\\p{{Lm}} \\p{{Lo}} \\p{{M}} \\p{{N}} \\p{{P}} \\p{{S}}, groups, (?i:...), (?!...) of "
+        "one class, | ? * + {{n,m}}",
         place_, found, at_, pattern_);
   }
 
@@ -286,7 +287,9 @@ class PatternParser {
     const size_t end = pattern_.find('}', at_);
     const std::string_view name = pattern_.substr(at_, end == pattern_.npos ? 0 : end - at_);
     const std::optional<CharacterSet> found = category_set(name);
-    if (!found) refuse("a class of this name");
+    if (!found) refuse(fmt::format("the class '{}'", name));
+    if (any_case_ && (name == "Lu" || name == "Ll" || name == "Lt"))
+      refuse(fmt::format("the class '{}' in any case", name));
     at_ = end + 1;
     return *found;
   }

@@ -32,8 +32,9 @@ struct SplitPattern {
 };
 
 /// Reads a regular expression in Oniguruma's notation: alternatives, groups (also (?:...) and, of
-/// ASCII letters, (?i:...)), characters, \r \n \t \s \S, \p{} and \P{} of L, M, N, P and S, classes
-/// in brackets, ? * + {n} {n,} {n,m}, and (?!X) where X is one of these characters or classes.
+/// ASCII letters, (?i:...)), characters, \r \n \t \s \S, \p{} and \P{} of the names that
+/// category_set() takes, classes in brackets, ? * + {n} {n,} {n,m}, and (?!X) where X is one of
+/// these characters or classes.
 /// FileError, beginning with `place`, for anything else, with the byte where it stands.
 SplitPattern parse_split_pattern(std::string_view pattern, const std::string& place);
 

@@ -7,6 +7,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_rules.h"
+#include "lockstep/core/counted.h"
 #include "lockstep/core/philox.h"
 #include "lockstep/datasets/sample_marks.h"
 
@@ -20,10 +21,11 @@ double percent(int64_t part, int64_t whole) {
 /// What a set became.
 std::string note_of(const ConversationSet& set, int64_t samples, const char* field,
                     int64_t seq_length) {
-  std::string note = fmt::format(
-      "{}: {} conversations in {} samples of {} tokens, {:.1f} % filled, {:.1f} % with loss", field,
-      set.size(), samples, seq_length, percent(set.num_tokens(), samples * seq_length),
-      percent(set.num_learned(), samples * seq_length));
+  std::string note = fmt::format("{}: {} in {} of {}, {:.1f} % filled, {:.1f} % with loss", field,
+                                 counted(static_cast<int64_t>(set.size()), "conversation"),
+                                 counted(samples, "sample"), counted(seq_length, "token"),
+                                 percent(set.num_tokens(), samples * seq_length),
+                                 percent(set.num_learned(), samples * seq_length));
   if (set.num_cut() > 0) note += fmt::format("; {} cut at model.seq_length", set.num_cut());
   if (set.num_empty() > 0)
     note += fmt::format("; {} left out, which have no token of an assistant{}", set.num_empty(),

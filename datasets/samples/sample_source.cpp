@@ -64,9 +64,9 @@ SampleSources open_path(const DataConfig& config, int64_t vocabulary_size, int64
                         uint64_t seed) {
   const auto text = std::find_if_not(config.path.begin(), config.path.end(), is_dataset_prefix);
   require<ConfigError>(!config.blend || text == config.path.end(),
-                       "data.blend: allowed with data sets in Megatron's format alone; data.path "
-                       "has '{}', which is none",
-                       text == config.path.end() ? "" : *text);
+                       "data.blend: found '{}', allowed where all of data.path are data sets in "
+                       "Megatron's format, which '{}' is not",
+                       config.blend.value_or(""), text == config.path.end() ? "" : *text);
   if (config.blend) return open_blend(config, vocabulary_size, seq_length, seed);
   if (!config.path.empty() && text == config.path.end())
     return open_documents(config, config.path, vocabulary_size, seq_length, seed);

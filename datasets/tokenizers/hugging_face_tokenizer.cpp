@@ -45,8 +45,11 @@ class FrontEncoder {
   /// Calls `on_part` with what is between tokens, and gives these their ids.
   void for_each_part(const AddedTokenFinder& tokens, const TextPart& whole, Begins after,
                      const TextOrigin& origin, OnPart on_part) {
-    for (size_t used = 0; used < whole.text.size();) {
-      const AddedTokenFinder::Found found = tokens.find(whole.text, used, whole.closed);
+    size_t used = 0;
+    for (size_t searched = 0; searched < whole.text.size();) {
+      const AddedTokenFinder::Found found = tokens.find(whole.text, searched, used, whole.closed);
+      // A text must not be begun anew behind the front of a token.
+      if (used > 0 && found.content_begin >= used) reach(used, origin, after);
       if (found.begin > used) {
         const bool closed = found.token != nullptr || whole.closed;
         const TextOrigin here{&origin, used};
@@ -54,9 +57,11 @@ class FrontEncoder {
       }
       if (found.token == nullptr) return;
       ids_.push_back(found.token->id);
+      begins_ = after;
       used = found.end;
-      reach(used, origin, after);
+      searched = found.content_end;
     }
+    if (used > 0) reach(used, origin, after);
   }
 
   void section(TextPart whole, const TextOrigin& origin) {

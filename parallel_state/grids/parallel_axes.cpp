@@ -22,7 +22,7 @@ constexpr ParallelSize kVirtualPipeline = {
     &C::virtual_pipeline_model_parallel_size};
 constexpr ParallelSize kContext = {"context", "Ranks that share each sequence",
                                    "context_parallel_size", &P::context, &C::context_parallel_size};
-constexpr ParallelSize kExpert = {"expert", "Ranks among which the experts are dealt out",
+constexpr ParallelSize kExpert = {"expert", "Ranks over which the experts are split",
                                   "expert_model_parallel_size", &P::expert,
                                   &C::expert_model_parallel_size};
 constexpr ParallelSize kExpertTensor = {"expert-tensor",

@@ -5,6 +5,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/text_digest.h"
+#include "lockstep/parallel_state/job_start.h"
 
 namespace lockstep {
 namespace {
@@ -47,10 +48,16 @@ class Variables {
 
 constexpr int kMaxRanks = 1 << 24;
 constexpr int kMaxPort = 65535;
+constexpr int kMaxRestarts = 1 << 30;
 constexpr char kLoopback[] = "127.0.0.1";
 
 bool is_loopback(const std::string& address) {
   return address == "localhost" || address == "::1" || address.starts_with("127.");
+}
+
+std::optional<std::string> variable_of_this_process(const char* name) {
+  const char* const value = std::getenv(name);
+  return value ? std::optional<std::string>(value) : std::nullopt;
 }
 
 /// Rank, sizes and local ranks under the names of one launcher.
@@ -167,11 +174,25 @@ LaunchEnvironment read_launch_environment(const EnvironmentReader& read) {
 }
 
 LaunchEnvironment read_launch_environment() {
-  return read_launch_environment([](const char* name) -> std::optional<std::string> {
-    const char* value = std::getenv(name);
-    return value ? std::optional<std::string>(value) : std::nullopt;
-  });
+  return read_launch_environment(variable_of_this_process);
 }
+
+JobStart read_job_start(const EnvironmentReader& read) {
+  const Variables variables(read);
+  const auto restarts = [&](const char* name) {
+    return variables.number_or(name, 0, kMaxRestarts, 0);
+  };
+  const std::string torchrun = variables.text_or("TORCHELASTIC_RUN_ID", "none");
+  if (torchrun != "none" || variables.has("LOCKSTEP_JOB_ID"))
+    return {variables.text_or("LOCKSTEP_JOB_ID", torchrun), restarts("TORCHELASTIC_RESTART_COUNT")};
+  if (variables.has("SLURM_JOB_ID") && variables.has("SLURM_STEP_ID"))
+    return {
+        fmt::format("slurm {}.{}", variables.text("SLURM_JOB_ID"), variables.text("SLURM_STEP_ID")),
+        restarts("SLURM_RESTART_COUNT")};
+  return {};
+}
+
+JobStart read_job_start() { return read_job_start(variable_of_this_process); }
 
 int slurm_tasks_on_node(const std::string& tasks_per_node, int node) {
   const char* at = tasks_per_node.data();

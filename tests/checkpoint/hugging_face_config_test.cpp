@@ -75,7 +75,9 @@ TEST(HuggingFaceConfig, TellsWhichFieldFitsNoFamily) {
   EXPECT_TRUE(refuses("multi_latent_attention: true qk_layernorm: true layernorm_epsilon: 1e-6",
                       "model.num_experts: is not set"));
   EXPECT_TRUE(refuses_latent("moe_layer_freq=2", "layer 1 is dense behind one with experts"));
-  EXPECT_TRUE(refuses("add_bias_linear: true", "model.add_bias_linear: found true"));
+  EXPECT_EQ(hugging_face_family(model("add_bias_linear: true")), HuggingFaceFamily::llama);
+  for (const std::string other : {"window_size: 4", "qk_layernorm: true", "num_experts: 4"})
+    EXPECT_TRUE(refuses("add_bias_linear: true " + other, "model.add_bias_linear: found true"));
   EXPECT_TRUE(refuses("activation: \"gelu\"", "model.activation: found gelu"));
   EXPECT_TRUE(refuses("position_embedding_type: \"none\"", "allowed: learned_absolute"));
   EXPECT_TRUE(refuses("position_embedding_type: \"learned_absolute\"", "found RMSNorm"));
@@ -88,20 +90,27 @@ TEST(HuggingFaceConfig, ComesBack) {
         "rope_scaling_type: \"linear\" rope_scaling_factor: 2.5",
         "rope_scaling_type: \"llama3\" rope_scaling_factor: 32 rope_low_freq_factor: 1.5 "
         "rope_high_freq_factor: 5 rope_original_max_position_embeddings: 64",
-        "window_size: 8 num_query_groups: 2", "add_qkv_bias: true",
-        "add_qkv_bias: true window_size: 8", "qk_layernorm: true kv_channels: 16",
-        "qk_layernorm: true window_size: 8", "num_experts: 4 moe_router_topk: 3 window_size: 5",
+        "window_size: 8 num_query_groups: 2",
+        "add_qkv_bias: true",
+        "add_bias_linear: true",
+        "add_qkv_bias: true window_size: 8",
+        "qk_layernorm: true kv_channels: 16",
+        "qk_layernorm: true window_size: 8",
+        "num_experts: 4 moe_router_topk: 3 window_size: 5",
         "num_experts: 4 qk_layernorm: true moe_ffn_hidden_size: 24 window_size: 5",
         "num_experts: 4 qk_layernorm: true moe_router_pre_softmax: true num_layers: 3 "
         "moe_layer_freq: [0, 1, 1]",
         "rope_scaling_type: \"yarn\" rope_scaling_factor: 4 rope_beta_fast: 8 rope_beta_slow: 2 "
         "rope_original_max_position_embeddings: 64 qk_layernorm: true kv_channels: 16",
-        "rope_scaling_type: \"yarn\" rope_mscale: 0 window_size: 8", kDeepSeekFields,
+        "rope_scaling_type: \"yarn\" rope_mscale: 0 window_size: 8",
+        kDeepSeekFields,
         kPlainDeepSeekFields,
         "position_embedding_type: \"learned_absolute\" normalization: \"LayerNorm\" "
         "activation: \"gelu\" add_bias_linear: true ffn_hidden_size: 96",
         "position_embedding_type: \"learned_absolute\" normalization: \"LayerNorm\" "
-        "activation: \"gelu_tanh\" add_bias_linear: true"}) {
+        "activation: \"gelu_tanh\" add_bias_linear: true",
+        "position_embedding_type: \"learned_absolute\" normalization: \"LayerNorm\" "
+        "activation: \"gelu\" add_bias_linear: true untie_embeddings_and_output_weights: true"}) {
     const Config config = parse_config("model { " + std::string(text) + " }", "test");
     const std::string json = format_hugging_face_config(config.model);
     Config found = config;
@@ -123,8 +132,6 @@ TEST(HuggingFaceConfig, DamageIsNamed) {
         "'activation_function': found " + name + ", allowed: gelu, gelu_new, gelu_pytorch_tanh"));
   EXPECT_TRUE(refuses(R"({"model_type":"llama","hidden_size":"x"})", "'num_hidden_layers'"));
   EXPECT_TRUE(refuses(R"({"model_type":"llama","num_hidden_layers":0})", "found 0, allowed: >= 1"));
-  EXPECT_TRUE(
-      refuses(R"({"model_type":"llama","attention_bias":true})", "'attention_bias': found"));
   EXPECT_TRUE(refuses(R"({"model_type":"llama","num_hidden_layers":1.5})",
                       "'num_hidden_layers': found 1.5, allowed: a whole number"));
 }
@@ -144,13 +151,19 @@ TEST(HuggingFaceConfig, RotaryAnglesAreThoseOfTransformers) {
   EXPECT_EQ(parse(theirs + R"(,"rope_scaling":null,"rope_theta":7)").rotary_base, 5e5);
   EXPECT_EQ(parse(theirs + R"(,"rope_scaling":{},"rope_theta":7)").rotary_base, 5e5);
   EXPECT_EQ(parse(theirs + R"(,"rope_scaling":{"type":"default"},"rope_theta":7)").rotary_base, 7);
+  EXPECT_TRUE(throws_with<FileError>(
+      [&] { parse(R"(,"rope_parameters":{"rope_type":"linear","factor":"x"})"); },
+      "'config.json': 'rope_parameters.factor': "));
   for (const std::string both : {"", theirs.c_str()}) {
     EXPECT_TRUE(throws_with<FileError>(
         [&] { parse(both + R"(,"rope_scaling":{"rope_type":"llama3","factor":8})"); },
-        "'low_freq_factor' is missing"));
+        "'rope_scaling.low_freq_factor' is missing"));
     EXPECT_TRUE(throws_with<FileError>(
         [&] { parse(both + R"(,"rope_scaling":{"rope_type":"longrope","factor":8})"); },
-        "'rope_type': found longrope, allowed: default, linear, llama3, yarn"));
+        "'rope_scaling.rope_type': found longrope, allowed: default, linear, llama3, yarn"));
+    EXPECT_TRUE(throws_with<FileError>(
+        [&] { parse(both + R"(,"rope_scaling":{"type":"dynamic","factor":8})"); },
+        "'rope_scaling.type': found dynamic, allowed: "));
     EXPECT_EQ(parse(both + R"(,"rope_scaling":{"type":"linear","factor":4})").rope_scaling_factor,
               4);
     EXPECT_TRUE(throws_with<FileError>([&] { parse(both + R"(,"rope_scaling":8)"); },
@@ -183,6 +196,47 @@ TEST(HuggingFaceConfig, WhatAMissingKeyMeansDiffersByFamily) {
   EXPECT_EQ(mixtral.layernorm_epsilon, 1e-5);
   EXPECT_EQ(mixtral.num_experts, 8);
   EXPECT_EQ(mixtral.window_size, std::nullopt);
+}
+
+TEST(HuggingFaceConfig, Biases) {
+  EXPECT_TRUE(parse_family("llama", R"(,"attention_bias":true,"mlp_bias":true)").add_bias_linear);
+  EXPECT_FALSE(parse_family("llama", R"(,"attention_bias":false)").add_bias_linear);
+  const auto refuses = [](const std::string& type, const std::string& keys,
+                          const std::string& part) {
+    return throws_with<FileError>([&] { parse_family(type, keys); }, part);
+  };
+  EXPECT_TRUE(refuses("llama", R"(,"attention_bias":true)",
+                      "'mlp_bias': found false, allowed: true, as attention_bias"));
+  EXPECT_TRUE(refuses("llama", R"(,"mlp_bias":true)",
+                      "'mlp_bias': found true, allowed: false, as attention_bias"));
+  for (const std::string type : {"mistral", "qwen3", "qwen3_moe"})
+    EXPECT_TRUE(
+        refuses(type, R"(,"attention_bias":true)", "'attention_bias': found true, allowed: false"));
+}
+
+TEST(HuggingFaceConfig, WhatRotaryFamiliesCannotBeIsNamed) {
+  const auto refuses = [](const std::string& type, const std::string& keys,
+                          const std::string& part) {
+    return throws_with<FileError>([&] { parse_family(type, keys); }, part);
+  };
+  EXPECT_EQ(parse_family("llama", R"(,"hidden_act":"swish")").activation, Activation::swiglu);
+  EXPECT_TRUE(refuses("llama", R"(,"hidden_act":"relu")",
+                      "'hidden_act': found relu, allowed: silu, swish"));
+  EXPECT_TRUE(refuses("mistral", R"(,"num_attention_heads":6)",
+                      "'num_key_value_heads': found 8, which a config.json without this key "
+                      "means, allowed: a divisor of num_attention_heads (6)"));
+  EXPECT_TRUE(refuses("llama", R"(,"num_key_value_heads":5)",
+                      "'num_key_value_heads': found 5, allowed: a divisor of num_attention_heads "
+                      "(32)"));
+  EXPECT_TRUE(refuses("mixtral", R"(,"router_jitter_noise":0.1)",
+                      "'router_jitter_noise': found 0.1, allowed: 0"));
+  EXPECT_EQ(parse_family("mixtral", R"(,"router_jitter_noise":0.0)").num_experts, 8);
+  EXPECT_TRUE(refuses("mixtral", R"(,"num_experts_per_tok":1)",
+                      "'num_experts_per_tok': found 1, allowed: >= 2, because the normalized "
+                      "weight of one expert is always 1"));
+  EXPECT_TRUE(refuses("qwen3_moe", R"(,"num_experts_per_tok":1,"norm_topk_prob":true)",
+                      "'norm_topk_prob': found true, allowed: false with num_experts_per_tok = 1"));
+  EXPECT_EQ(parse_family("qwen3_moe", R"(,"num_experts_per_tok":1)").moe_router_topk, 1);
 }
 
 TEST(HuggingFaceConfig, AWindowHoldsInAllLayersOrInNone) {
@@ -229,10 +283,11 @@ TEST(HuggingFaceConfig, Yarn) {
   EXPECT_EQ(latent.rope_mscale_all_dim, 1);
   const TransformerConfig half = parse("deepseek_v3", R"(,"mscale_all_dim":1.0)");
   EXPECT_NEAR(half.rope_mscale, ((one + 1) * (one + 1) - 1) / one, 1e-14);
-  EXPECT_TRUE(throws_with<FileError>([&] { parse("qwen3", R"(,"attention_factor":0.9)"); },
-                                     "'attention_factor': found 0.9, allowed: 1 or more"));
+  EXPECT_TRUE(
+      throws_with<FileError>([&] { parse("qwen3", R"(,"attention_factor":0.9)"); },
+                             "'rope_scaling.attention_factor': found 0.9, allowed: 1 or more"));
   EXPECT_TRUE(throws_with<FileError>([&] { parse("qwen3", R"(,"truncate":false)"); },
-                                     "'truncate': found false, allowed: true"));
+                                     "'rope_scaling.truncate': found false, allowed: true"));
 }
 
 TEST(HuggingFaceConfig, DeepSeek) {

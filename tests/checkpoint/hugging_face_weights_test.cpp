@@ -43,9 +43,11 @@ TEST(HuggingFaceWeights, ComeBack) {
        {"num_query_groups: 2", "untie_embeddings_and_output_weights: true",
         "num_query_groups: 2 add_qkv_bias: true", "qk_layernorm: true kv_channels: 16",
         "num_experts: 4 num_query_groups: 2", "num_experts: 4 qk_layernorm: true moe_layer_freq: 2",
-        kDeepSeek,
+        kDeepSeek, "add_bias_linear: true num_query_groups: 2",
         "position_embedding_type: \"learned_absolute\" normalization: \"LayerNorm\" "
-        "activation: \"gelu\" add_bias_linear: true"}) {
+        "activation: \"gelu\" add_bias_linear: true",
+        "position_embedding_type: \"learned_absolute\" normalization: \"LayerNorm\" "
+        "activation: \"gelu\" add_bias_linear: true untie_embeddings_and_output_weights: true"}) {
     const TransformerConfig model =
         parse_config("model { hidden_size: 32 " + std::string(text) + " }", "test").model;
     const NamedTensors ours = weights_of(model);
@@ -120,7 +122,7 @@ class HuggingFaceFiles : public ::testing::Test {
       "num_query_groups: 2 untie_embeddings_and_output_weights: true",
       "position_embedding_type: \"learned_absolute\" normalization: \"LayerNorm\" "
       "activation: \"gelu_tanh\" add_bias_linear: true",
-      "num_experts: 3 qk_layernorm: true num_query_groups: 2", kDeepSeek};
+      "num_experts: 3 qk_layernorm: true num_query_groups: 2", "add_bias_linear: true", kDeepSeek};
 
   /// Writes a model of a family and returns its weights.
   NamedTensors write(const char* family) {

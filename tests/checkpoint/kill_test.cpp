@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <memory>
 #include <random>
 #include <thread>
 
@@ -66,7 +67,7 @@ struct Life {
   std::string folder;
   int64_t number = 0;
   int64_t last = 0;  ///< iteration at which it ends by itself
-  int port = testing::free_port();
+  std::shared_ptr<testing::ReservedPort> port = std::make_shared<testing::ReservedPort>();
 };
 
 void train(const Life& life, const ParallelState& state, Blackboard& board) {
@@ -95,7 +96,7 @@ void train(const Life& life, const ParallelState& state, Blackboard& board) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   at::set_num_threads(1);
   try {
-    LaunchEnvironment environment = testing::environment_of(rank, kRanks, life.port);
+    LaunchEnvironment environment = testing::environment_of(rank, kRanks, life.port->number());
     environment.run_id = "life " + std::to_string(life.number);
     static const ParallelState state(environment, parallel_options(life.config, c10::kCPU));
     train(life, state, board);

@@ -108,6 +108,8 @@ TEST_F(BuildDatasetTest, EachKeyHasASet) {
   for (const auto& [keys, allowed] :
        {std::pair<std::vector<std::string>, std::string>{{"a", "a"}, "allowed: one or more keys"},
         {{"a", "b/c"}, "allowed: several keys without '/'"},
+        {{""}, "found '', allowed: one or more keys, each once, none of them empty"},
+        {{"a", ""}, "found 'a,', allowed: one or more keys"},
         {{}, "found '', allowed: one or more keys, each once"}}) {
     options.json_keys = keys;
     EXPECT_TRUE(throws_with<ConfigError>([&] { build({input}, options); }, allowed));
@@ -170,9 +172,18 @@ TEST_F(BuildDatasetTest, BadLinesEndTheBuildOrAreSkipped) {
   const std::string text = folder_.write("torn.gz", compressed.substr(0, 20));
   EXPECT_EQ(failure_of({text}), "'" + text + "': the compressed data end too early, at byte 20");
   const auto nothing = failure_of({folder_.write("c.jsonl", "no\n")}, options);
-  EXPECT_NE(nothing.find("c.jsonl' is empty; allowed: files with text; 1 documents were skipped"),
+  EXPECT_NE(nothing.find("c.jsonl' has no text; allowed: files with text; 1 document was skipped"),
             std::string::npos)
       << nothing;
+}
+
+TEST_F(BuildDatasetTest, FilesWithoutTextAreToldFromEmptyOnes) {
+  const std::string empty = folder_.write("e.jsonl", "");
+  EXPECT_EQ(failure_of({empty}), "'" + empty + "' is empty; allowed: files with text");
+  for (const std::string text : {"\n \n\r\n", "{\"text\": \"\"}\n"}) {
+    const std::string blank = folder_.write("b.jsonl", text);
+    EXPECT_EQ(failure_of({blank}), "'" + blank + "' has no text; allowed: files with text");
+  }
 }
 
 TEST_F(BuildDatasetTest, TheBytesDoNotDependOnTheWorkers) {

@@ -206,7 +206,7 @@ TEST_F(ConversationSourceTest, FieldsThatDoNotGoWithConversations) {
     EXPECT_TRUE(throws_with<ConfigError>([&] { open({field}); }, message)) << field;
   };
   check("data.mock=true", "data.mock: found true, allowed with train.task = sft: false");
-  check("data.blend=1", "data.blend: is set, allowed with train.task = sft: none");
+  check("data.blend=1", "data.blend: found '1', allowed with train.task = sft: none");
   check("data.reset_position_ids=true", "data.reset_position_ids: found true, allowed with");
   check("data.reset_attention_mask=true", "data.reset_attention_mask: found true, allowed with");
   check("data.eod_mask_loss=true", "data.eod_mask_loss: found true, allowed with");

@@ -163,6 +163,48 @@ TEST(HuggingFaceTokenizer, PartsGiveTheWholeWhereverTheyEnd) {
   }
 }
 
+/// The ids are those of PyPI's tokenizers 0.23.3.
+TEST(HuggingFaceTokenizer, WhiteSpaceThatATokenTakesMayBeTheFrontOfTheNext) {
+  HfJson json = fuzz::byte_level_sample();
+  const auto first = json["model"]["vocab"].size();
+  json["added_tokens"] = HfJson::array();
+  const auto add = [&](const char* content, bool lstrip, bool rstrip) {
+    const auto id = static_cast<int64_t>(first + json["added_tokens"].size());
+    json["added_tokens"].push_back({{"id", id},
+                                    {"content", content},
+                                    {"single_word", false},
+                                    {"lstrip", lstrip},
+                                    {"rstrip", rstrip},
+                                    {"normalized", true},
+                                    {"special", false}});
+    return id;
+  };
+  const int64_t right = add("<R>", false, true), name = add("  N", false, false),
+                lines = add("\n\n", false, false), left = add("<L>", true, false),
+                both = add(" <B>", true, true);
+  HuggingFaceTokenizer tokenizer = hf_tokenizer(json);
+  using Ids = std::vector<int64_t>;
+  for (const auto& [text, expected] : std::vector<std::pair<std::string, Ids>>{
+           {"<R>  N x", {right, name, ' ', 'x'}},
+           {"<R>   Nx", {right, name, 'x'}},
+           {"<R>\n\n\n\n\nx", {right, lines, lines, '\n', 'x'}},
+           {"<R>\n\n", {right, lines}},
+           {"<R>\n", {right}},
+           {"<R>  <L>", {right, left}},
+           {"<R>  <B>  Nx", {right, both, name, 'x'}},
+           {"<R>\n\n\n\n<L>\n\nx", {right, lines, lines, left, lines, 'x'}},
+           {"<R>\n\n  N", {right, lines, name}}}) {
+    EXPECT_EQ(tokenizer.encode(text), expected) << text;
+    for (size_t cut = 0; cut <= text.size(); ++cut) {
+      Ids ids;
+      tokenizer.restart();
+      const size_t used = tokenizer.encode_front(text.substr(0, cut), false, ids);
+      tokenizer.encode_front(text.substr(used), true, ids);
+      EXPECT_EQ(ids, expected) << text << " cut at " << cut;
+    }
+  }
+}
+
 TEST(HuggingFaceTokenizer, MemoryIsBounded) {
   std::string text;
   for (int i = 0; i < 20000; ++i) text += i % 97 == 0 ? "e\xCC\x81 12\n" : " the cat's hat";

@@ -45,6 +45,10 @@ TEST(PieceCutter, PrefersAsARegularExpressionDoes) {
 TEST(PieceCutter, KnowsClassesOfCharacters) {
   EXPECT_EQ(pieces_of("\\p{L}+|\\p{N}|\\p{P}|\\p{S}|\\p{M}", "aé中1½.,+\u0301"),
             (Pieces{"aé中", "1", "½", ".", ",", "+", "\u0301"}));
+  EXPECT_EQ(pieces_of("\\p{Lu}+|\\p{Ll}+|\\p{Lt}|\\p{Lm}|\\p{Lo}", "\u00c4Baß\u01c5\u02b0中1"),
+            (Pieces{"\u00c4B", "aß", "\u01c5", "\u02b0", "中", "[1]"}));
+  EXPECT_EQ(pieces_of("[\\p{Lu}\\p{Lo}]*[\\p{Ll}\\p{Lo}]+", "ABcDe中F"),
+            (Pieces{"ABc", "De中", "[F]"}));
   EXPECT_EQ(pieces_of("[^a-c\\-]+", "xa-bé"), (Pieces{"x", "[a-b]", "é"}));
   EXPECT_EQ(pieces_of("[+-]|[\\]x]", "-]+y"), (Pieces{"-", "]", "+", "[y]"}));
   EXPECT_EQ(pieces_of("(?i:'s|[k])", "'S'\u017F'sk\u212AK"),
@@ -77,7 +81,8 @@ TEST(SplitPattern, OthersAreRefusedByName) {
   EXPECT_TRUE(refused("^a", "a special character at byte 0"));
   EXPECT_TRUE(refused("a.b", "a special character at byte 1"));
   EXPECT_TRUE(refused("\\d+", "found '\\d' at byte 1"));
-  EXPECT_TRUE(refused("\\p{Lu}", "a class of this name"));
+  EXPECT_TRUE(refused("\\p{Greek}", "found the class 'Greek' at byte 3"));
+  EXPECT_TRUE(refused("(?i:\\p{Lu})", "the class 'Lu' in any case"));
   EXPECT_TRUE(refused("[a[b]]", "a class in a class"));
   EXPECT_TRUE(refused("[a&&b]", "a class in a class"));
   EXPECT_TRUE(refused("[z-a]", "a range that ends wrongly"));

@@ -256,7 +256,7 @@ TEST_F(SampleSourceTest, NamesWhatIsWrong) {
       "short' have 4 tokens, allowed: more than model.seq_length (4)"));
   EXPECT_TRUE(throws_with<FileError>([&] { open({write("none", {{}})}); }, "none.bin' is empty"));
   blend_ = "1,2";
-  EXPECT_TRUE(throws_with<ConfigError>([&] { open({set, text}); }, "text', which is none"));
+  EXPECT_TRUE(throws_with<ConfigError>([&] { open({set, text}); }, "text' is not"));
   blend_ = "1";
   EXPECT_TRUE(throws_with<ConfigError>(
       [&] {

@@ -85,7 +85,7 @@ class DataLines(EndToEnd):
             self.assertEqual(list(self.folder.glob("set*")), [])
             result = self.build(path, output="skipped", flags=("--skip-bad",))
             self.assertEqual(result.returncode, 0, result.stderr)
-            self.assertIn(f"skipped 1 bad documents:\n  '{path}': {message}", result.stderr.decode())
+            self.assertIn(f"skipped 1 bad document:\n  '{path}': {message}", result.stderr.decode())
             self.assertEqual(read_dataset(self.folder / "skipped")[1], [[*b"one"], [*b"two"]])
 
     def test_torn_files(self):
@@ -98,7 +98,7 @@ class DataLines(EndToEnd):
                                "the compressed data end too early, at byte")
             result = self.build(path, self.folder / "text", flags=("--skip-bad",))
             self.assertEqual(result.returncode, 0, result.stderr)
-            self.assertIn("skipped 1 bad documents", result.stderr.decode())
+            self.assertIn("skipped 1 bad document", result.stderr.decode())
         path = self.write("b.jsonl.gz", lines)
         self.assert_failed(self.build(path), 1, f"'{path}': line 1: the compressed data are damaged "
                            "at byte 2: incorrect header check")
@@ -114,7 +114,11 @@ class DataLines(EndToEnd):
         self.assertEqual((summary["documents"], summary["sequences"]), (2, 1))
         self.assert_failed(self.build(path, self.folder / "text", flags=("--json-keys", "a,b")), 2,
                            "--json-keys: found 'a,b', allowed: one key, because")
+        self.assert_failed(self.build(path, flags=("--json-keys", "")), 2,
+                           "--json-keys: found '', allowed: one or more keys")
         self.assert_failed(self.build(path, flags=("--workers", 0)), 2, "--workers", "found '0'")
+        self.assert_failed(self.build(self.write("blank.jsonl", b"\n \n")), 1,
+                           "blank.jsonl' has no text; allowed: files with text")
 
     def test_merge(self):
         for name in "ab":
@@ -123,6 +127,8 @@ class DataLines(EndToEnd):
                      self.folder / "set_b", self.folder / "set_a", "--output", self.folder / "all")
         self.assertEqual((result.returncode, result.stdout), (0, b""), result.stderr)
         self.assertIn(b"3 sets | 3 documents | 3 sequences | 9 tokens", result.stderr)
+        one = self.build(self.write("one", b"c"), output="one")
+        self.assertIn(b"1 document | 1 of 1 B | 1 token | ", one.stderr)
         self.assertEqual(read_dataset(self.folder / "all"), (8, [[*b"aaa"], [*b"bbb"], [*b"aaa"]]))
         self.assert_failed(run(LOCKSTEP, "data", "merge", "--input", self.folder / "none",
                                "--output", self.folder / "all"), 1, "none.idx' cannot be read")

@@ -100,7 +100,7 @@ class Data(EndToEnd):
         os.close(leader)
         self.assertEqual(process.wait(), 0)
         self.assertRegex(shown, rb"\[#+\.*\] +[0-9]+ % \| 0 documents")
-        self.assertIn(b"1 documents | 88.0 of 88.0 MB | 88000000 tokens", shown)
+        self.assertIn(b"1 document | 88.0 of 88.0 MB | 88000000 tokens", shown)
 
     def test_a_build_that_is_killed_leaves_no_pair(self):
         fifo = self.folder / "fifo"

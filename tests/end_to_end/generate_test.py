@@ -49,6 +49,28 @@ class Generate(EndToEnd):
         found = json.loads(self.generate("--input", lines, "--json"))
         self.assertEqual([one["prompt"] + one["text"] + "\n" for one in found], alone)
         self.assertEqual(json.loads(self.generate("--prompt", "{}", "--json"))[0], found[1])
+        lines.write_bytes("\r\n".join(prompts).encode() + b"\r\n")
+        self.assertEqual(self.generate("--input", lines), "".join(alone))
+
+    def test_a_line_without_a_prompt_is_named(self):
+        lines = self.folder / "prompts"
+        for text in (b"a\n\nb\n", b"a\r\n\r\nb\r\n"):
+            lines.write_bytes(text)
+            result = run(LOCKSTEP, "generate", self.checkpoint, "--prompt", "x", "--input", lines)
+            self.assert_failed(result, 1, "prompts': line 2: found no token in '', allowed: ")
+            self.assertEqual(result.stdout, b"")
+        result = run(LOCKSTEP, "generate", self.checkpoint, "--prompt", "")
+        self.assert_failed(result, 2, "--prompt: found no token in '', allowed: at least one")
+
+    def test_a_token_that_the_tokenizer_lacks_never_comes(self):
+        larger = self.folder / "larger"
+        result = run(LOCKSTEP, "train", self.config, "--output", larger, "--set",
+                     f"checkpoint.save={larger}/checkpoint", "--set", "model.vocab_size=2000",
+                     "--set", "train.train_iters=1", "--set", "train.sample_tokens=20")
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        text = self.check("generate", larger / "checkpoint", "--prompt", "a", "--max-tokens", 100,
+                          "--temperature", 5, "--top-k", 0)
+        self.assertGreater(len(text), 60)
 
     def test_a_stop_string_ends_the_text_before_it(self):
         whole = self.generate("--prompt", "3 squared", "--temperature", "0")
@@ -103,10 +125,26 @@ class Generate(EndToEnd):
         result = self.score(json.dumps(greedy).encode())
         self.assertTrue(json.loads(result.stdout)["is_greedy"], result.stdout)
 
+    def test_blank_lines_and_empty_continuations_stop_nothing(self):
+        good = {"context": "a", "continuation": "b"}
+        empty = {"context": "3 squared", "continuation": ""}
+        long = {"context": "a", "continuation": ("3 squared is 9. " * 30).strip()}
+        lines = ["", json.dumps(good), " \t\r", json.dumps(empty), json.dumps(long), ""]
+        result = self.score("\n".join(lines).encode())
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        found = [json.loads(line) for line in result.stdout.splitlines()]
+        self.assertEqual(len(found), 3)
+        self.assertEqual(found[1], empty | {"logprob": 0.0, "is_greedy": True})
+        alone = self.score(json.dumps(good).encode())
+        self.assertEqual(found[0], json.loads(alone.stdout))
+        # A window of 32 tokens predicts as many.
+        end = {"context": long["continuation"][-33], "continuation": long["continuation"][-32:]}
+        end = self.score(json.dumps(end).encode())
+        self.assertAlmostEqual(found[2]["logprob"], json.loads(end.stdout)["logprob"], places=4)
+
     def test_a_bad_line_is_named_and_nothing_is_printed(self):
         good = b'{"context": "a", "continuation": "b"}\n'
         for line, part in ((b"{", "no JSON"), (b'{"context": "a"}', "'continuation' is missing"),
-                           (b'{"context": "a", "continuation": ""}', "found 0 tokens"),
                            (b'{"context": "\xff", "continuation": "b"}', "no JSON")):
             result = self.score(good + line + b"\n" + good)
             self.assert_failed(result, 1, "requests.jsonl': line 2: ", part)

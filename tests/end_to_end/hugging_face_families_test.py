@@ -31,7 +31,13 @@ FAMILIES = {
     "gpt2": ("gpt2", {"vocab_size": 256, "n_positions": LENGTH, "n_embd": 32, "n_layer": 2,
                       "n_head": 4, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0},
              'activation: "gelu_tanh"'),
+    "gpt2-untied": ("gpt2", {"vocab_size": 256, "n_positions": LENGTH, "n_embd": 32, "n_layer": 2,
+                             "n_head": 4, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0,
+                             "tie_word_embeddings": False},
+                    "untie_embeddings_and_output_weights: true"),
     "llama2": ("llama", SMALL | {"num_key_value_heads": 4}, "num_query_groups: 4"),
+    "llama-biases": ("llama", SMALL | {"attention_bias": True, "mlp_bias": True,
+                                       "hidden_act": "swish"}, "add_bias_linear: true"),
     "llama3.1": ("llama", SMALL | {"rope_parameters": LLAMA3}, 'rope_scaling_type: "llama3"'),
     "llama-linear": ("llama", SMALL | {"rope_parameters": {
         "rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}}, "rope_scaling_factor: 3"),

@@ -41,6 +41,11 @@ class PlanMemory(EndToEnd):
         self.assertEqual(stage["gradient_bytes"], 4 * stage["parameters"])
         self.assertEqual(stage["optimizer_bytes"], 8 * stage["parameters"])
         self.assertEqual(stage["total_bytes"], sum(stage[part] for part in PARTS))
+        # Rows that pad the vocabulary are held like the others.
+        [padded] = self.memory({"model.vocab_size": 257,
+                                "model.make_vocab_size_divisible_by": 128})["stages"]
+        self.assertEqual(padded["parameters"], stage["parameters"] + 128 * 128)
+        self.assertEqual(padded["parameter_bytes"], 4 * padded["parameters"])
 
     def test_the_distributed_optimizer(self):
         fields = {"ddp.use_distributed_optimizer": "true", "train.precision": "bf16",
@@ -117,6 +122,8 @@ class PlanMemory(EndToEnd):
         text = plan("--help").stdout.decode()
         for key in ("CONFIG", "--set", "--world-size", "--json", "world_size", "stages", *KEYS):
             self.assertIn(key, text)
+        self.assertIn("including rows that pad the vocabulary, without the padding of buffers",
+                      " ".join(text.split()))
 
 
 if __name__ == "__main__":

@@ -68,6 +68,15 @@ class Plan(EndToEnd):
                     for kind, groups in case["groups"].items()})
                 self.assertEqual(own["sizes"], summary["sizes"])
 
+    def test_pp_may_stand_anywhere_if_dense_and_expert_layers_have_the_same_stages(self):
+        """Megatron Core asks for pp last, or as many data-parallel ranks of both."""
+        answer = self.groups("--world-size", 8, "--pipeline", 2, "--expert", 2, "--order",
+                             "tp-cp-pp-ep-dp")
+        self.assertEqual((answer["sizes"]["dp"], answer["sizes"]["edp"]), (4, 2))
+        self.assertEqual(answer["groups"]["pp"], [[0, 1], [2, 3], [4, 5], [6, 7]])
+        self.assertEqual(answer["groups"]["ep"], [[0, 2], [1, 3], [4, 6], [5, 7]])
+        self.assertEqual(answer["groups"]["dp"], [[0, 2, 4, 6], [1, 3, 5, 7]])
+
     def test_text_form(self):
         arguments = ("--world-size", 8, "--context", 4, "--pipeline", 2, "--hierarchical-context",
                      "2,2")
@@ -93,17 +102,17 @@ class Plan(EndToEnd):
             (("--world-size", "many"), "--world-size: found 'many'"),
             (("--world-size", "8.5"), "--world-size: found '8.5'"),
             (("--world-size", 10**20), "--world-size: found '1000"),
-            ((*of_8, "--tensor", 3), "--tensor 3: world-size (8) is not divisible by tensor (3)"),
+            ((*of_8, "--tensor", 3), "lockstep: --world-size (8) is not divisible by --tensor (3) x "),
             ((*of_8, "--tensor", 0), "tensor: found 0"),
             ((*of_8, "--pipeline", 3), "pipeline (3)"),
             ((*of_8, "--context", -1), "context: found -1"),
-            ((*of_8, "--expert", 3), "--expert 3: world-size (8) is not divisible by"),
-            ((*of_8, "--expert-tensor", 3), "--expert-tensor 3: world-size (8)"),
-            ((*of_8, "--rank", 8), "--rank 8: rank: found 8, allowed: 0 to 7"),
-            ((*of_8, "--rank", -1), "--rank -1: rank: found -1, allowed: 0 to 7"),
+            ((*of_8, "--expert", 3), "--expert (3)"),
+            ((*of_8, "--expert-tensor", 3), "--expert-tensor (3)"),
+            ((*of_8, "--rank", 8), "lockstep: --rank: found 8, allowed: 0 to 7, because --world-size is 8"),
+            ((*of_8, "--rank", -1), "lockstep: --rank: found -1, allowed: 0 to 7"),
             ((*of_8, "--rank", 1, "--summary"), "--rank excludes --summary"),
             ((*of_8, "--summary", "--rank", 1), "--rank excludes --summary"),
-            ((*of_8, "--order", "tp-xp"), "--order tp-xp: order 'tp-xp': found axis 'xp'"),
+            ((*of_8, "--order", "tp-xp"), "lockstep: --order 'tp-xp': found axis 'xp'"),
             ((*of_8, "--order", "tp-dp-dp"), "axis 'dp' is named twice"),
             ((*of_8, "--order", "tp-pp"), "lacks axis 'dp', whose size is 8"),
             ((*of_8, "--order", "tp-"), "found axis ''"),

@@ -23,6 +23,10 @@ REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 WORD = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
 LLAMA3 = ENDINGS + WORD + r"|\p{N}{1,3}" + REST
 QWEN2 = ENDINGS + WORD + r"|\p{N}" + REST
+CAPITALS, SMALL = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+O200K = (rf"[^\r\n\p{{L}}\p{{N}}]?[{CAPITALS}]*[{SMALL}]+{ENDINGS}?"
+         rf"|[^\r\n\p{{L}}\p{{N}}]?[{CAPITALS}]+[{SMALL}]*{ENDINGS}?"
+         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 DEEPSEEK = (r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
             r"""|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""")
 SENTENCE = "\u2581"
@@ -42,6 +46,8 @@ SCRIPTS = [
     "e\u0301 a\u0327\u0301 a\u0301\u0327 \u1e9b\u0323 \u1100\u1161\u11a8 \uac00\u11a8 \u0958 \u0344 "
     "\u0dd9\u0dcf o\u0308\u0304 q\u0307\u0323 \u212b \u2126 \u0340 ",
     "<s>[INST] hi [/INST]</s><|endoftext|> <mask>  <|im_end|>",
+    "<R>  NORM x<R>\n\n\n\n\n<R> \n\n  NORM  [INST]",
+    "HTTPServer ÄÖü ΑΒγ ǅungla ʰxʲ McDonald's İSTANBUL'LL ПРИвет",
     "'S 'LL 'ſ 'K don'T ''ve ’s 'RE", "▁▁ ▁x _ ", "a" * 32, "=" * 40,
     "\x00\x01\x1c\x7f\x85\xa0\u2028",
 ]
@@ -199,8 +205,12 @@ def families():
     yield "qwen2", with_tokens(byte_level(split(QWEN2), ["<|endoftext|>"], normalizers.NFC()),
                                AddedToken("<|im_end|>", special=True, normalized=False),
                                AddedToken("caf\u00e9", special=False, normalized=True),
+                               AddedToken("<R>", special=False, rstrip=True, normalized=True),
+                               AddedToken("  NORM", special=False, normalized=True),
+                               AddedToken("\n\n", special=False, normalized=True),
                                AddedToken("[INST]", special=False, lstrip=True, rstrip=True,
                                           normalized=True))
+    yield "o200k", byte_level(split(O200K), ["<|endoftext|>"])
     yield "deepseek", byte_level(split(r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", DEEPSEEK), ["</s>"])
     digits = [pre_tokenizers.Digits(individual_digits=True),
               pre_tokenizers.ByteLevel(add_prefix_space=False)]

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "lockstep/core/error.h"
+#include "lockstep/parallel_state/job_start.h"
 
 namespace lockstep {
 namespace {
@@ -181,6 +182,48 @@ TEST(LaunchEnvironment, RanksOfASingleHostMeetOnLoopback) {
 
 TEST(LaunchEnvironment, TorchrunGoesBeforeTheBatchSystemAroundIt) {
   EXPECT_EQ(read(with(kSlurm, kTorchrun)).launcher, Launcher::torchrun);
+}
+
+JobStart job_start(const Variables& variables) {
+  return read_job_start([&](const char* name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  });
+}
+
+TEST(JobStartOfLaunchers, IsTheSameJobAfterEveryRestart) {
+  const Variables torchrun = {{"TORCHELASTIC_RUN_ID", "mine"}, {"TORCHELASTIC_RESTART_COUNT", "2"}};
+  EXPECT_EQ(job_start(torchrun).job_id, "mine");
+  EXPECT_EQ(job_start(torchrun).restarts, 2);
+  const JobStart launched = job_start(with(torchrun, {{"LOCKSTEP_JOB_ID", "launch a/7/9"}}));
+  EXPECT_EQ(launched.job_id, "launch a/7/9");
+  EXPECT_EQ(launched.restarts, 2);
+  const Variables slurm = {
+      {"SLURM_JOB_ID", "77"}, {"SLURM_STEP_ID", "0"}, {"SLURM_RESTART_COUNT", "1"}};
+  EXPECT_EQ(job_start(slurm).job_id, "slurm 77.0");
+  EXPECT_EQ(job_start(slurm).restarts, 1);
+  EXPECT_EQ(job_start(without(slurm, "SLURM_RESTART_COUNT")).restarts, 0);
+}
+
+TEST(JobStartOfLaunchers, IsUnknownWhereJobsShareAName) {
+  for (const Variables& variables :
+       {Variables{},
+        Variables{{"TORCHELASTIC_RUN_ID", "none"}, {"TORCHELASTIC_RESTART_COUNT", "1"}},
+        Variables{{"SLURM_JOB_ID", "77"}}}) {
+    EXPECT_EQ(job_start(variables).job_id, "");
+    EXPECT_EQ(job_start(variables).restarts, 0);
+  }
+}
+
+TEST(JobStartOfLaunchers, ACountThatIsNoNumberIsNamed) {
+  try {
+    job_start({{"TORCHELASTIC_RUN_ID", "mine"}, {"TORCHELASTIC_RESTART_COUNT", "-1"}});
+    ADD_FAILURE();
+  } catch (const ConfigError& error) {
+    EXPECT_STREQ(error.what(),
+                 "environment variable TORCHELASTIC_RESTART_COUNT: found '-1', allowed: 0 to "
+                 "1073741824");
+  }
 }
 
 }  // namespace

@@ -9,15 +9,29 @@
 
 namespace lockstep::testing {
 
-/// A port of the loopback interface that nobody listens at.
-inline int free_port() {
-  const int descriptor = bound_socket("127.0.0.1", 0, /*for_other_hosts=*/false);
-  sockaddr_in address = {};
-  socklen_t size = sizeof address;
-  ::getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &size);
-  ::close(descriptor);
-  return ntohs(address.sin_port);
-}
+/// A port of the loopback interface that nobody listens at, and which programs that run at the same
+/// time do not get. Rank 0 can listen on it: both sockets have SO_REUSEADDR, and this one does not
+/// listen.
+class ReservedPort {
+ public:
+  ReservedPort() : socket_(bound_socket("127.0.0.1", 0, /*for_other_hosts=*/false)) {
+    sockaddr_in address = {};
+    socklen_t size = sizeof address;
+    ::getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &size);
+    number_ = ntohs(address.sin_port);
+  }
+  ~ReservedPort() { ::close(socket_); }
+  ReservedPort(const ReservedPort&) = delete;
+  ReservedPort& operator=(const ReservedPort&) = delete;
+
+  int number() const { return number_; }
+
+ private:
+  int socket_, number_;
+};
+
+/// One that others may get from now on.
+inline int free_port() { return ReservedPort().number(); }
 
 /// What torchrun tells one of `world` ranks of a host, where rank 0 serves the store at `port`.
 inline LaunchEnvironment environment_of(int rank, int world, int port) {

@@ -80,6 +80,30 @@ TEST(GenerateBatch, EndsAPromptOfWhichTheListenerHasEnough) {
   EXPECT_EQ(ended[1], std::vector<int64_t>(whole[1].begin(), whole[1].begin() + 5));
 }
 
+TEST(GenerateBatch, DrawsNoIdBeyondTheVocabularyAskedFor) {
+  const GPTModel model = model_of(kGrouped);
+  const std::vector<int64_t> prompt = {1, 2, 3};
+  GenerateOptions options{.max_tokens = 12, .temperature = 0, .vocabulary_size = 7};
+  std::vector<int64_t> expected, read = prompt;
+  for (int i = 0; i < 12; ++i) {
+    const at::Tensor logits = model.forward(at::tensor(read, at::kLong).unsqueeze(0))[0][-1];
+    read.push_back(logits.slice(0, 0, 7).argmax().item<int64_t>());
+    expected.push_back(read.back());
+  }
+  EXPECT_EQ(generate(model, prompt, options), expected);
+  options = {.max_tokens = 200, .temperature = 5, .top_k = 0, .vocabulary_size = 7};
+  const auto drawn = generate(model, prompt, options);
+  EXPECT_EQ(std::set<int64_t>(drawn.begin(), drawn.end()),
+            (std::set<int64_t>{0, 1, 2, 3, 4, 5, 6}));
+  options = {.max_tokens = 30};
+  const auto all = generate(model, prompt, options);
+  options.vocabulary_size = 1000;
+  EXPECT_EQ(generate(model, prompt, options), all);
+  options.vocabulary_size = 0;
+  EXPECT_TRUE(throws_with<ConfigError>([&] { generate(model, prompt, options); },
+                                       "vocabulary_size: found 0, allowed: >= 1"));
+}
+
 TEST(GenerateOnRanks, GivesTheTokensOfOneRank) {
   const std::vector<std::vector<int64_t>> prompts = {{1, 2, 3}, {4}, {9, 8, 7, 6, 5, 4, 3, 2, 1}};
   const testing::TemporaryFolder folder;

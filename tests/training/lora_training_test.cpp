@@ -239,8 +239,9 @@ TEST_F(LoraTrainingTest, OtherAdaptersAreRefusedByName) {
     EXPECT_TRUE(throws_with<ConfigError>([&] { config(std::vector<Fields>{fields}); }, message))
         << message;
   };
-  refused({"lora.alpha=2"}, "lora.alpha: is set, but lora.rank is not");
-  refused({"lora.target_modules=linear_qkv"}, "lora.target_modules: is set, but lora.rank is not");
+  refused({"lora.alpha=2"}, "lora.alpha: found 2, but lora.rank is not set");
+  refused({"lora.target_modules=linear_qkv"},
+          "lora.target_modules: found linear_qkv, but lora.rank is not set");
   refused({"lora.rank=0"}, "lora.rank: found 0, allowed: >= 1");
   refused({"lora.rank=2", "model.multi_latent_attention=true"},
           "lora.rank: found 2, allowed with model.multi_latent_attention: unset");

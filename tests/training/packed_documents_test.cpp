@@ -219,9 +219,12 @@ void expect_packed_as_alone(const Fields& model, int64_t world, const Fields& la
 const Fields kLearned = {"model.position_embedding_type=learned_absolute",
                          "model.normalization=LayerNorm"};
 const Fields kWindow = {"model.window_size=5", "model.num_query_groups=2"};
-const Fields kLatent = {"model.multi_latent_attention=true", "model.qk_layernorm=true",
-                        "model.q_lora_rank=8",               "model.kv_lora_rank=6",
-                        "model.qk_head_dim=4",               "model.qk_pos_emb_head_dim=2",
+const Fields kLatent = {"model.multi_latent_attention=true",
+                        "model.qk_layernorm=true",
+                        "model.q_lora_rank=8",
+                        "model.kv_lora_rank=6",
+                        "model.qk_head_dim=4",
+                        "model.qk_pos_emb_head_dim=2",
                         "model.v_head_dim=5"};
 const Fields kExperts = {"model.num_experts=4", "model.moe_router_topk=2",
                          "model.moe_aux_loss_coeff=0"};

@@ -24,11 +24,21 @@ TEST(ScoreRequests, AreAnObjectALine) {
   EXPECT_TRUE(parse_score_requests("", "f").empty());
 }
 
+TEST(ScoreRequests, BlankLinesArePassedOverAndCounted) {
+  const std::string good = "{\"context\": \"a\", \"continuation\": \"b\"}\n";
+  const auto requests = parse_score_requests("\n" + good + " \t\r\n" + good + "\r\n", "f");
+  ASSERT_EQ(requests.size(), 2u);
+  EXPECT_EQ(requests[0].line_number, 2);
+  EXPECT_EQ(requests[1].line_number, 4);
+  EXPECT_EQ(requests[1].continuation, "b");
+  EXPECT_TRUE(throws_with<FileError>([&] { parse_score_requests("\n" + good + "\n[]", "f"); },
+                                     "'f': line 4: found array"));
+}
+
 TEST(ScoreRequests, ABadLineIsNamed) {
   const std::string good = "{\"context\": \"a\", \"continuation\": \"b\"}\n";
   for (const auto& [line, part] :
-       {std::pair<std::string, std::string>{"", "no JSON"},
-        {"{", "no JSON"},
+       {std::pair<std::string, std::string>{"{", "no JSON"},
         {"{\"context\": \"\xff\", \"continuation\": \"b\"}", "no JSON"},
         {"[]", "found array, allowed: an object"},
         {"{\"context\": \"a\"}", "'continuation' is missing"},
@@ -60,12 +70,25 @@ TEST(ScoreTokens, AreThoseOfLmEvaluationHarness) {
   EXPECT_EQ(encode("abcdef", "gh", 4).ids, (Ids{'d', 'e', 'f', 'g', 'h'}));
   EXPECT_EQ(encode("a", "bcde", 4).ids, (Ids{'a', 'b', 'c', 'd', 'e'}));
   EXPECT_EQ(encode("", "bcde", 4).ids, (Ids{256, 'b', 'c', 'd', 'e'}));
+  // Of a longer continuation the last 4 are scored.
+  EXPECT_EQ(encode("a", "bcdef", 4).ids, (Ids{'b', 'c', 'd', 'e', 'f'}));
+  EXPECT_EQ(encode("a", "bcdef", 4).scored, 4);
+  EXPECT_EQ(encode("", "bcdefg", 4).ids, (Ids{'c', 'd', 'e', 'f', 'g'}));
+  EXPECT_EQ(encode("", "bcdefg", 4).scored, 4);
+}
+
+TEST(ScoreTokens, OfAnEmptyContinuationAreNone) {
+  using Ids = std::vector<int64_t>;
+  EXPECT_EQ(encode("ab", "").ids, (Ids{'a', 'b'}));
+  EXPECT_EQ(encode("ab", "").scored, 0);
+  EXPECT_EQ(encode("", "").ids, (Ids{256}));
+  EXPECT_EQ(encode("", "").scored, 0);
+  EXPECT_EQ(encode("abcdef", "", 4).scored, 0);
+  // The space goes over to the continuation.
+  EXPECT_EQ(encode("ab ", "").scored, 1);
 }
 
 TEST(ScoreTokens, RefuseWhatCannotBeScored) {
-  EXPECT_TRUE(throws_with<ConfigError>([] { encode("a", ""); },
-                                       "continuation: found 0 tokens, allowed: 1 to 16"));
-  EXPECT_TRUE(throws_with<ConfigError>([] { encode("a", "bcdef", 4); }, "found 5 tokens"));
   EXPECT_TRUE(throws_with<ConfigError>(
       [] { encode("", "a", 4, 256); },
       "token id: found 256, the end of a document, in the place of an empty context, allowed: less "
@@ -93,6 +116,11 @@ TEST(ScoreTokens, OfBothTextsAreEncodedTogether) {
   const ScoreTokens tokens = encode_score_request({"", "ca", "bd"}, tokenizer, 16, 257);
   EXPECT_EQ(tokens.ids, (std::vector<int64_t>{'c', 1, 'd'}));
   EXPECT_EQ(tokens.scored, 1);
+  EXPECT_TRUE(throws_with<ConfigError>(
+      [&] {
+        encode_score_request({"", "ca", "b"}, tokenizer, 16, 257);
+      },
+      "continuation: found 'b', which has no token of its own behind the context"));
 }
 
 }  // namespace

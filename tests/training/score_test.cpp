@@ -36,9 +36,16 @@ TEST(Score, IsTheSumOfEachTokensOwnLoss) {
   for (int i = 0; i < 4; ++i) greedy.ids.push_back(next());
   greedy.scored = 4;
   requests.push_back(greedy);
+  requests.push_back({{4}, 0});
+  requests.push_back({{4, 2, 3}, 0});
   const auto scores = score(model, requests);
   ASSERT_EQ(scores.size(), requests.size());
   for (size_t i = 0; i < requests.size(); ++i) {
+    if (requests[i].scored == 0) {
+      EXPECT_EQ(scores[i].logprob, 0);
+      EXPECT_TRUE(scores[i].is_greedy);
+      continue;
+    }
     const at::Tensor ids = at::tensor(requests[i].ids, at::kLong).unsqueeze(0);
     const int64_t length = ids.size(1) - 1;
     const at::Tensor losses = model.forward(ids.narrow(1, 0, length), ids.narrow(1, 1, length));
@@ -50,7 +57,7 @@ TEST(Score, IsTheSumOfEachTokensOwnLoss) {
                                        .equal(ids[0].slice(0, length + 1 - requests[i].scored)))
         << i;
   }
-  EXPECT_TRUE(scores.back().is_greedy);
+  EXPECT_TRUE(scores[requests.size() - 3].is_greedy);
   EXPECT_TRUE(score(model, {}).empty());
 }
 
