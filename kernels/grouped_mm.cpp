@@ -78,6 +78,7 @@ at::Tensor grouped_matrices(const at::Tensor& a, const at::Tensor& b, const RowG
 at::Tensor grouped_sums(const at::Tensor& x, const RowGroups& groups) {
   const at::Tensor launched = in_one_launch(&DeviceKernels::grouped_sums, x, {}, groups);
   if (launched.defined()) return launched;
+  if (x.size(0) == 0) return at::zeros({groups.size(), x.size(1)}, x.options());
   return at::zeros({groups.size() + 1, x.size(1)}, x.options())
       .index_add_(0, group_of_rows(groups, x.size(0)), x)
       .narrow(0, 0, groups.size());

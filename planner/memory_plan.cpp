@@ -1,20 +1,17 @@
 #include "lockstep/planner/memory_plan.h"
 
 #include <algorithm>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <ostream>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
 #include "lockstep/datasets/batch_sizes.h"
-#include "lockstep/distributed/buffer_kind.h"
-#include "lockstep/distributed/model_units.h"
-#include "lockstep/distributed/param_layout.h"
 #include "lockstep/optimizer/update_statement.h"
 #include "lockstep/parallel_state/cpu_traits.h"
 #include "lockstep/parallel_state/rank_grids.h"
 #include "lockstep/planner/activation_plan.h"
+#include "lockstep/planner/buffer_plan.h"
 #include "lockstep/planner/config_grids.h"
 #include "lockstep/planner/pipeline_plan.h"
 #include "lockstep/planner/stage_shapes.h"
@@ -42,95 +39,61 @@ class Planner {
     StageMemory memory;
     memory.stage = index;
     const std::vector<ModelChunk> chunks = chunks_of_stage(config_, index);
-    for (size_t c = 0; c < chunks.size(); ++c)
-      add_buffers(memory, chunks[c], has_buckets(index, static_cast<int64_t>(c)));
+    for (size_t c = 0; c < chunks.size(); ++c) {
+      add_untrained(memory, chunks[c]);
+      add_buffers(
+          memory, chunks[c],
+          chunk_buffers(config_, grids_, chunks[c], index, static_cast<int64_t>(c), own_rule_));
+    }
     add_activations(memory, chunks);
     add_transfers(memory);
     return memory;
   }
 
  private:
-  /// What of a buffer is lent, or the buffer.
-  struct Piece {
-    int64_t unit = 0;
-    size_t position = 0;  ///< of its first parameter among those of the chunk
-    int64_t numel = 0;    ///< padding included
-  };
-
-  bool lends_grads() const {
-    return config_.ddp.data_parallel_sharding_strategy == ShardingStrategy::optim_grads ||
-           lends_params();
-  }
-  bool lends_params() const {
-    return config_.ddp.data_parallel_sharding_strategy == ShardingStrategy::optim_grads_params;
-  }
-
-  void add_buffers(StageMemory& memory, const ModelChunk& chunk, bool bucketed) const {
-    const std::vector<ShapedParameter> params = chunk_parameters(config_, chunk);
-    std::map<BufferKind, std::vector<size_t>> buffers;
-    for (size_t i = 0; i < params.size(); ++i) {
-      if (!params[i].trained) {
-        add(memory.parameters, params[i].numel());
-        add(memory.parameter_bytes, times(params[i].numel(), element_));
-        continue;
-      }
-      const MatrixLayout matrices = matrix_layout(config_.optimizer, own_rule_);
-      buffers[buffer_kind(params[i].description, grids_, matrices)].push_back(i);
+  /// Parameters that are not trained lie in no buffer.
+  void add_untrained(StageMemory& memory, const ModelChunk& chunk) const {
+    for (const ShapedParameter& param : chunk_parameters(config_, chunk)) {
+      if (param.trained) continue;
+      add(memory.parameters, param.numel());
+      add(memory.parameter_bytes, times(param.numel(), element_));
     }
-    std::vector<Piece> lent;
-    for (const auto& [kind, members] : buffers)
-      add_buffer(memory, kind, params, members, bucketed, lent);
+  }
+
+  void add_buffers(StageMemory& memory, const ModelChunk& chunk,
+                   const std::vector<BufferPlan>& buffers) const {
+    std::vector<BufferPlan> lent;
+    for (size_t i = 0; i < buffers.size();) {
+      ReductionLoad load = {.ranks = buffers[i].options.data_parallel_size,
+                            .item = grad_element_,
+                            .scatters = buffers[i].options.distributed_optimizer};
+      for (const size_t first = i; i < buffers.size() && buffers[i].kind == buffers[first].kind;
+           ++i) {
+        add_buffer(memory, buffers[i]);
+        note_reductions(load, buffers[i].layout);
+        if (buffers[i].lends_grads && buffers[i].layout.numel > 0) lent.push_back(buffers[i]);
+      }
+      add(memory.communication_bytes, reduction_bytes(load));
+    }
     std::sort(lent.begin(), lent.end(),
-              [](const Piece& a, const Piece& b) { return a.position < b.position; });
+              [](const BufferPlan& a, const BufferPlan& b) { return a.position < b.position; });
     const bool tied = chunk.has_embedding && chunk.has_output &&
                       !config_.model.untie_embeddings_and_output_weights;
     add(memory.gradient_bytes, times(lent_grads(lent), grad_element_));
-    if (lends_params()) add(memory.parameter_bytes, times(lent_params(lent, tied), element_));
+    std::erase_if(lent, [](const BufferPlan& piece) { return !piece.lends_params; });
+    add(memory.parameter_bytes, times(lent_params(lent, tied), element_));
   }
 
-  void add_buffer(StageMemory& memory, const BufferKind& kind,
-                  const std::vector<ShapedParameter>& params, const std::vector<size_t>& members,
-                  bool bucketed, std::vector<Piece>& lent) const {
-    int64_t numel = 0;
-    std::vector<LayoutParam> sizes;
-    std::vector<int64_t> units;
-    for (const size_t index : members) {
-      const ShapedParameter& param = params[index];
-      sizes.push_back(layout_param(param.description, param.shape, param.numel()));
-      units.push_back(param.unit);
-      add(numel, param.numel());
-    }
-    LayoutOptions options = layout_options(config_.ddp, grids_, kind,
-                                           params[members.front()].description, numel, bucketed);
-    const bool lends = lends_grads() && options.data_parallel_size > 1;
-    std::vector<UnitPiece> pieces(1);
-    if (lends_grads()) {
-      pieces = unit_pieces(sizes, lends_params() ? units : std::vector<int64_t>(), options);
-      options.bucket_size.reset();
-    } else {
-      for (size_t i = 0; i < sizes.size(); ++i) pieces[0].params.push_back(static_cast<int64_t>(i));
-    }
-    ReductionLoad load = {.ranks = options.data_parallel_size,
-                          .item = grad_element_,
-                          .scatters = options.distributed_optimizer};
+  void add_buffer(StageMemory& memory, const BufferPlan& buffer) const {
+    const int64_t numel = buffer.layout.numel;
+    const int64_t shard = numel / buffer.options.data_parallel_size;
     const UpdateStatement rule =
-        update_statement(config_.optimizer, kind.whole_matrices, own_rule_);
-    for (const UnitPiece& piece : pieces) {
-      std::vector<LayoutParam> own;
-      for (const int64_t param : piece.params) own.push_back(sizes[static_cast<size_t>(param)]);
-      const ParamLayout layout = compute_param_layout(own, options);
-      const int64_t shard = layout.numel / options.data_parallel_size;
-      add(memory.parameter_bytes, times(lends && lends_params() ? shard : layout.numel, element_));
-      add(memory.gradient_bytes, times(lends ? shard : layout.numel, grad_element_));
-      add(memory.optimizer_bytes, times(options.distributed_optimizer ? shard : layout.numel,
-                                        state_bytes_of_element(rule, element_)));
-      note_reductions(load, layout);
-      if (lends && layout.numel > 0)
-        lent.push_back(
-            {piece.unit, members[static_cast<size_t>(piece.params.front())], layout.numel});
-    }
-    add(memory.parameters, numel);
-    add(memory.communication_bytes, reduction_bytes(load));
+        update_statement(config_.optimizer, buffer.kind.whole_matrices, own_rule_);
+    add(memory.parameters, buffer.parameters);
+    add(memory.parameter_bytes, times(buffer.lends_params ? shard : numel, element_));
+    add(memory.gradient_bytes, times(buffer.lends_grads ? shard : numel, grad_element_));
+    add(memory.optimizer_bytes, times(buffer.options.distributed_optimizer ? shard : numel,
+                                      state_bytes_of_element(rule, element_)));
   }
 
   static void note_reductions(ReductionLoad& load, const ParamLayout& layout) {
@@ -148,26 +111,26 @@ class Planner {
 
   /// Elements that whole gradients have at once: all of them where micro-batches accumulate, else
   /// one piece that gets gradients while the one before is reduced.
-  int64_t lent_grads(const std::vector<Piece>& pieces) const {
+  int64_t lent_grads(const std::vector<BufferPlan>& pieces) const {
     int64_t all = 0, pair = 0;
     for (size_t i = 0; i < pieces.size(); ++i) {
-      add(all, pieces[i].numel);
-      pair = std::max(pair, pieces[i].numel + (i > 0 ? pieces[i - 1].numel : 0));
+      add(all, pieces[i].layout.numel);
+      pair = std::max(pair, pieces[i].layout.numel + (i > 0 ? pieces[i - 1].layout.numel : 0));
     }
     return num_microbatches_ > 1 ? all : pair;
   }
 
   /// Elements that whole parameters have at once: a unit and a piece of the next one, in the order
   /// of forward or of backward. `tied`: the first unit is used after the last one, too.
-  static int64_t lent_params(const std::vector<Piece>& pieces, bool tied) {
+  static int64_t lent_params(const std::vector<BufferPlan>& pieces, bool tied) {
     struct Unit {
       int64_t number = 0, numel = 0, largest = 0;
     };
     std::vector<Unit> units;
-    for (const Piece& piece : pieces) {
+    for (const BufferPlan& piece : pieces) {
       if (units.empty() || units.back().number != piece.unit) units.push_back({piece.unit});
-      add(units.back().numel, piece.numel);
-      units.back().largest = std::max(units.back().largest, piece.numel);
+      add(units.back().numel, piece.layout.numel);
+      units.back().largest = std::max(units.back().largest, piece.layout.numel);
     }
     if (tied && units.size() > 2) units.push_back(units.front());
     int64_t most = units.empty() ? 0 : units.front().numel;

@@ -25,8 +25,12 @@ void add_man_command(CLI::App& program);
 
 /// The parts of `plan` that do without libtorch; returns the command.
 CLI::App* add_plan_command(CLI::App& program);
-/// Adds `verify` to it, which does not.
+/// Adds `verify` to it, which does not do without.
 void add_plan_verify_command(CLI::App& plan);
+/// Adds `time` to it, which does not either.
+void add_plan_time_command(CLI::App& plan);
+/// Makes `plan` itself take a configuration and report on its job.
+void add_plan_report(CLI::App& plan);
 
 /// `checkpoint inspect` and `checkpoint verify`, which do without libtorch; returns the command.
 CLI::App* add_checkpoint_command(CLI::App& program);
@@ -39,7 +43,8 @@ void add_launch_command(CLI::App& program, const std::vector<std::string>& argum
 int run_launch(int argc, char** argv);
 
 /// Adds CONFIG and --set, which load_config() takes.
-void add_config_options(CLI::App& command, std::string& path, std::vector<std::string>& overrides);
+void add_config_options(CLI::App& command, std::string& path, std::vector<std::string>& overrides,
+                        bool required = true);
 
 /// The schema of the configuration, for `lockstep train --help`.
 std::string config_help();

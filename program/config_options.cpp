@@ -3,12 +3,13 @@
 
 namespace lockstep {
 
-void add_config_options(CLI::App& command, std::string& path, std::vector<std::string>& overrides) {
+void add_config_options(CLI::App& command, std::string& path, std::vector<std::string>& overrides,
+                        bool required) {
   command
       .add_option("CONFIG", path,
                   "Configuration: a text protobuf file, or the name of one that `lockstep configs` "
                   "lists")
-      ->required()
+      ->required(required)
       ->transform(config_file);
   command
       .add_option("--set", overrides,

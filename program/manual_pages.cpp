@@ -65,7 +65,9 @@ std::string usage_of(const OptionText& option) {
 
 std::string synopsis(const CommandText& command) {
   std::string text = bold("lockstep" + (command.name.empty() ? "" : " " + command.name));
-  if (!command.commands.empty()) text += " " + italic("COMMAND");
+  const bool takes_arguments = !command.options.empty() && command.options.front().is_argument;
+  if (!command.commands.empty())
+    text += takes_arguments ? " [" + italic("COMMAND") + "]" : " " + italic("COMMAND");
   for (const OptionText& option : command.options)
     if (option.name != "--help") text += "\n" + usage_of(option);
   return text + "\n";

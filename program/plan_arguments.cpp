@@ -41,6 +41,9 @@ std::string with_option_names(const CLI::App& command, std::string_view message)
   return text;
 }
 
-void flush_output(const CLI::App& command) { flush_standard_output("plan " + command.get_name()); }
+void flush_output(const CLI::App& command) {
+  const std::string name = command.get_name();
+  flush_standard_output(name == "plan" ? name : "plan " + name);
+}
 
 }  // namespace lockstep

@@ -1,5 +1,7 @@
 #include "lockstep/program/program.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
@@ -10,6 +12,7 @@
 #include "lockstep/core/nearest_name.h"
 #include "lockstep/datasets/mapped_files.h"
 #include "lockstep/program/commands.h"
+#include "lockstep/program/named_configs.h"
 #include "lockstep/program/standard_descriptors.h"
 
 namespace lockstep {
@@ -19,6 +22,18 @@ std::vector<const CLI::App*> commands_inside(const CLI::App& app) {
   return app.get_subcommands([](const CLI::App*) { return true; });
 }
 
+/// Whether `word` is a configuration that `app` takes, beside the commands inside it.
+bool is_config(const CLI::App& app, const std::string& word) {
+  const auto options = app.get_options();
+  if (std::none_of(options.begin(), options.end(),
+                   [](const CLI::Option* option) { return option->get_positional(); }))
+    return false;
+  const auto known = named_configs();
+  return word.find_first_of("/.") != word.npos || ::access(word.c_str(), F_OK) == 0 ||
+         std::any_of(known.begin(), known.end(),
+                     [&](const NamedConfig& config) { return config.name == word; });
+}
+
 /// CLI11 alone would only say that a command is missing.
 void check_command(const CLI::App& program, int argc, char** argv) {
   const CLI::App* app = &program;
@@ -26,11 +41,13 @@ void check_command(const CLI::App& program, int argc, char** argv) {
     const auto commands = commands_inside(*app);
     if (commands.empty()) return;
     std::vector<std::string> names;
+    const CLI::App& above = *app;
     app = nullptr;
     for (const CLI::App* command : commands) {
       if (command->get_name() == argv[i]) app = command;
       names.push_back(command->get_name());
     }
+    if (app == nullptr && is_config(above, argv[i])) return;
     if (app == nullptr)
       fail<ConfigError>("unknown command '{}'{}", argv[i],
                         did_you_mean(nearest_names(argv[i], names),

@@ -10,7 +10,10 @@ int main(int argc, char** argv) {
   return lockstep::run_program(argc, argv, [](CLI::App& program) {
     lockstep::add_launch_command(program);
     lockstep::add_configs_command(program);
-    lockstep::add_plan_verify_command(*lockstep::add_plan_command(program));
+    CLI::App* const plan = lockstep::add_plan_command(program);
+    lockstep::add_plan_verify_command(*plan);
+    lockstep::add_plan_time_command(*plan);
+    lockstep::add_plan_report(*plan);
     lockstep::add_data_command(program);
     lockstep::add_train_command(program);
     lockstep::add_checkpoint_conversions(*lockstep::add_checkpoint_command(program));

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+#include "lockstep/core/config.h"
+#include "lockstep/pipeline/schedule.h"
+#include "lockstep/pipeline/simulation.h"
+#include "lockstep/planner/buffer_plan.h"
+#include "lockstep/planner/link_plan.h"
+#include "lockstep/planner/memory_plan.h"
+
+/// All that is worked out of a job before it starts, in one report. Needs no libtorch.
+namespace lockstep {
+
+/// The buffers of one model chunk on one rank of a pipeline stage.
+struct ChunkBuffers {
+  int64_t stage = 0;
+  int64_t chunk = 0;  ///< of the stage
+  ModelChunk model;
+  std::vector<BufferPlan> buffers;
+};
+
+struct JobReport {
+  std::string job;  ///< what was planned, for a heading
+  int64_t world_size = 0;
+  int64_t num_parameters = 0;  ///< of the model, whatever the layout
+  double flops_of_step = 0;    ///< of the model, of all ranks; see model_flops_per_token()
+  RankGrids grids;
+  std::vector<ChunkBuffers> buffers;
+  ScheduleOptions schedule_options;
+  PipelineSchedule schedule;
+  Timeline timeline;  ///< with reference_cost()
+  MemoryPlan memory;
+  LinkPlan links;
+};
+
+/// Of `config`, which is resolved, on as many ranks as `program` has: what record_job() returns for
+/// the same configuration. ConfigError and UsageError as plan_memory(), plan_links() and
+/// schedule_options().
+JobReport make_job_report(const std::string& job, const Config& config, const JobProgram& program,
+                          int64_t ranks_per_host);
+
+/// One JSON document, with a newline: job, world_size, ranks_per_host, hosts, parameters,
+/// flops_of_step; groups (of each kind count and size); buffers (stage, chunk, group, ranks,
+/// parameters, numel, buckets as pairs of start and end); schedule (family, pipeline,
+/// virtual_pipeline, microbatches, bubble_fraction, warmup, alive); memory (stages, as plan memory);
+/// links (group, ranks, operations, inside_bytes, between_bytes, most_of_a_rank) and their sums.
+void write_json(std::ostream& out, const JobReport& report);
+
+/// The same for people.
+void write_text(std::ostream& out, const JobReport& report);
+
+/// The same as one HTML page that needs nothing from outside: tables, and drawings of buckets, of
+/// the schedule's timeline, of memory and of bytes as inline SVG. A timeline of more than 20,000
+/// tasks is left out.
+void write_page(std::ostream& out, const JobReport& report);
+
+}  // namespace lockstep

@@ -1,0 +1,15 @@
+#pragma once
+
+// Internal.
+
+#include <cstdint>
+
+#include "lockstep/parallel_state/collective_operation.h"
+
+namespace lockstep {
+
+/// Bytes that a rank sends for an operation on an input of `bytes` in a group of `size` ranks: of
+/// collectives in a ring, see plan_links(), of a message all. 0 for what only receives.
+int64_t ring_bytes(CollectiveOperation::Kind kind, int64_t bytes, int64_t size);
+
+}  // namespace lockstep

@@ -1,0 +1,97 @@
+#include <iostream>
+#include <memory>
+#include <sstream>
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/config_io.h"
+#include "lockstep/datasets/unfinished_file.h"
+#include "lockstep/parallel_state/job_program.h"
+#include "lockstep/planner/job_report.h"
+#include "lockstep/program/commands.h"
+#include "lockstep/program/plan_arguments.h"
+#include "lockstep/training/planned_job.h"
+
+namespace lockstep {
+namespace {
+
+struct ReportArguments {
+  std::string config_path;
+  std::vector<std::string> overrides;
+  std::optional<int64_t> world_size;
+  int64_t ranks_per_host = 8;
+  bool json = false;
+  std::string html;
+};
+
+JobReport report_of(const CLI::App& command, const ReportArguments& arguments) {
+  const Config config = load_config(arguments.config_path, arguments.overrides);
+  try {
+    return make_job_report(
+        fmt::format("{} on {} ranks", arguments.config_path, *arguments.world_size), config,
+        record_job(config, *arguments.world_size), arguments.ranks_per_host);
+  } catch (const ConfigError& error) {
+    fail<ConfigError>("{}", with_option_names(command, error.what()));
+  }
+}
+
+void report_plan(const CLI::App& command, const ReportArguments& arguments) {
+  if (arguments.config_path.empty()) {
+    if (command.parse_order().empty()) throw CLI::RequiredError("A subcommand");
+    throw CLI::RequiredError("CONFIG");
+  }
+  if (!arguments.world_size) throw CLI::RequiredError("--world-size");
+  const JobReport report = report_of(command, arguments);
+  if (!arguments.html.empty()) {
+    std::ostringstream page;
+    write_page(page, report);
+    write_output_file(arguments.html, page.view());
+  } else if (arguments.json) {
+    write_json(std::cout, report);
+  } else {
+    write_text(std::cout, report);
+  }
+  flush_output(command);
+}
+
+constexpr const char* kReportFooter =
+    "`lockstep plan CONFIG --world-size N` prints one report of the job that the configuration "
+    "trains: groups, gradient buffers and buckets, the pipeline's schedule, memory of each stage, "
+    "and the bytes that all ranks send in one training step, inside and between hosts. The bytes "
+    "are those of the recorded program of `lockstep train`, see `lockstep plan verify --help`; "
+    "collectives count as in a ring.\n"
+    "JSON: job, world_size, ranks_per_host, hosts, parameters, flops_of_step; groups (count and "
+    "size of each kind); buffers (stage, chunk, group, ranks, parameters, numel, buckets as pairs "
+    "of start and end); schedule (family, pipeline, virtual_pipeline, microbatches, "
+    "bubble_fraction, warmup, alive); memory (as stages of `plan memory`); links (inside_bytes, "
+    "between_bytes, and for each of groups: group, ranks, operations, inside_bytes, between_bytes, "
+    "most_of_a_rank).";
+
+}  // namespace
+
+void add_plan_report(CLI::App& plan) {
+  auto arguments = std::make_shared<ReportArguments>();
+  add_config_options(plan, arguments->config_path, arguments->overrides, /*required=*/false);
+  plan.add_option("--world-size", arguments->world_size, "Ranks of the job")->check(check_integer);
+  plan.add_option("--ranks-per-host", arguments->ranks_per_host,
+                  "Ranks of each host: rank r is on host r / this")
+      ->capture_default_str()
+      ->check(check_at_least(1));
+  CLI::Option* const html =
+      plan.add_option("--html", arguments->html, "Write the report as one page into this file")
+          ->type_name("FILE")
+          ->check(check_path);
+  plan.add_flag("--json", arguments->json, "Print one JSON document")->excludes(html);
+  plan.footer(kReportFooter);
+  plan.require_subcommand(0, 1);
+  plan.parse_complete_callback([command = &plan] {
+    const auto inside = command->get_subcommands();
+    if (!inside.empty() && !command->parse_order().empty())
+      fail<ConfigError>("plan: found '{}' before {}, allowed: after it",
+                        command->parse_order().front()->get_name(), inside.front()->get_name());
+  });
+  plan.callback([command = &plan, arguments] {
+    if (command->get_subcommands().empty()) report_plan(*command, *arguments);
+  });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,86 @@
+"""lockstep plan time: the contract, parts that add up, machines, what is refused."""
+
+import json
+import unittest
+
+from support import LOCKSTEP, SOURCE, EndToEnd, run
+
+TINY = SOURCE / "configs/tiny.textproto"
+A100 = SOURCE / "configs/machines/dgx_a100.textproto"
+HALF = ("--set", "train.precision=bf16")
+KEYS = ["step_ms", "tflops_per_device", "utilisation", "compute_ms", "optimizer_ms", "bubble_ms",
+        "exposed_communication_ms", "peak_bytes", "classes"]
+
+
+class PlanTime(EndToEnd):
+    def time(self, *arguments, machine=A100):
+        result = run(LOCKSTEP, "plan", "time", TINY, *arguments, "--machine", machine, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        self.assertEqual(result.stderr, b"")
+        return json.loads(result.stdout)
+
+    def test_the_contract(self):
+        layout = (*HALF, "--set", "parallel.pipeline_model_parallel_size=2", "--set",
+                  "parallel.tensor_model_parallel_size=2", "--world-size", 8)
+        answer = self.time(*layout)
+        self.assertEqual(list(answer), KEYS)
+        parts = [answer[name] for name in KEYS[3:7]]
+        self.assertTrue(all(part > 0 for part in parts), parts)
+        self.assertAlmostEqual(sum(parts), answer["step_ms"], delta=1e-6 * answer["step_ms"])
+        self.assertEqual(sum(one["ranks"] for one in answer["classes"]), 8)
+        for one in answer["classes"]:
+            whole = (one["compute_ms"] + one["optimizer_ms"] + one["bubble_ms"] +
+                     sum(one["exposed_communication_ms"].values()))
+            self.assertAlmostEqual(whole, answer["step_ms"], delta=1e-6 * answer["step_ms"])
+            self.assertIn("tp", one["exposed_communication_ms"])
+        memory = run(LOCKSTEP, "plan", "memory", TINY, *layout, "--json")
+        self.assertEqual(answer["peak_bytes"],
+                         [s["total_bytes"] for s in json.loads(memory.stdout)["stages"]])
+        report = json.loads(run(LOCKSTEP, "plan", TINY, *layout, "--json").stdout)
+        rate = report["flops_of_step"] / 8 / answer["step_ms"] / 1e9
+        self.assertAlmostEqual(answer["tflops_per_device"], rate, delta=1e-6 * rate)
+        self.assertAlmostEqual(answer["utilisation"], rate / 312, delta=1e-6)
+
+    def machine(self, **changes):
+        text = A100.read_text()
+        for part, other in changes.values():
+            self.assertIn(part, text)
+            text = text.replace(part, other)
+        path = self.folder / "machine.textproto"
+        path.write_text(text)
+        return path
+
+    def test_a_machine_twice_as_fast_takes_half_the_time(self):
+        layout = (*HALF, "--world-size", 2)
+        fast = self.machine(
+            half=("half_tflops: 312", "half_tflops: 624"), wide=("tflops: 19.5", "tflops: 39"),
+            memory=("memory_gb_per_s: 2039", "memory_gb_per_s: 4078"),
+            inside=("gb_per_s: 300", "gb_per_s: 600"), late=("latency_us: 1", "latency_us: 0.5"),
+            between=("latency_us: 2", "latency_us: 1"))
+        once, twice = self.time(*layout)["step_ms"], self.time(*layout, machine=fast)["step_ms"]
+        self.assertAlmostEqual(once / twice, 2, delta=1e-3)
+
+    def test_hosts_apart_take_longer(self):
+        layout = (*HALF, "--set", "parallel.tensor_model_parallel_size=2", "--world-size", 2)
+        apart = self.machine(hosts=("ranks_per_host: 8", "ranks_per_host: 1"))
+        exposed = "exposed_communication_ms"
+        self.assertGreater(self.time(*layout, machine=apart)[exposed], self.time(*layout)[exposed])
+
+    def test_what_is_refused(self):
+        for arguments, status, told in (
+                (("--world-size", 2), 2, "--machine is required"),
+                (("--world-size", 2, "--machine", self.folder / "none"), 1, "none"),
+                (("--world-size", 2, "--machine",
+                  self.machine(link=("gb_per_s: 25 ", "gb_per_s: 0 "))), 2,
+                 "between_hosts.gb_per_s: found 0, allowed: a number > 0"),
+                (("--world-size", 3, "--machine", A100), 2, "train.global_batch_size")):
+            with self.subTest(told):
+                self.assert_failed(run(LOCKSTEP, "plan", "time", TINY, *arguments), status, told)
+
+    def test_the_machines_that_come_along_can_be_read(self):
+        for path in sorted((SOURCE / "configs/machines").glob("*.textproto")):
+            self.assertGreater(self.time(*HALF, "--world-size", 1, machine=path)["step_ms"], 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
