@@ -25,8 +25,8 @@ struct BufferPlan {
 
 /// The buffers of `chunk`, which is chunk number `index` of pipeline stage `stage`, in the order of
 /// their kinds. Where ddp.data_parallel_sharding_strategy shards gradients, each piece of
-/// unit_pieces() is a buffer. Parameters that are not trained lie in none. `rule` as in plan_memory(). UsageError
-/// if a size does not fit into 64 bits.
+/// unit_pieces() is a buffer. Parameters that are not trained lie in none. `rule` as in
+/// plan_memory(). UsageError if a size does not fit into 64 bits.
 std::vector<BufferPlan> chunk_buffers(const Config& config, const RankGrids& grids,
                                       const ModelChunk& chunk, int64_t stage, int64_t index,
                                       const UpdateStatement* rule = nullptr);
