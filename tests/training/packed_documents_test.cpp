@@ -233,7 +233,7 @@ const char* const kPipeline = "pipeline_model_parallel_size=2";
 const char* const kContext = "context_parallel_size=2";
 
 TEST(PackedDocuments, TrainAsEachAloneOnEveryLayout) {
-  for (const Fields& model : {Fields{}, kLearned, kWindow}) {
+  for (const Fields& model : {Fields{}, kLearned, kWindow, kLatent}) {
     expect_packed_as_alone(model, 1, {});
     expect_packed_as_alone(model, 2, {});  // dp
     expect_packed_as_alone(model, 2, {kTensor});
@@ -254,13 +254,6 @@ TEST(PackedDocuments, TrainAsEachAloneOverSeveralAxes) {
   expect_packed_as_alone({}, 4, {kTensor, kContext, "sequence_parallel=true"});
   expect_packed_as_alone({}, 4, {kPipeline, kContext});
   expect_packed_as_alone(kLearned, 4, {kTensor, kContext, "sequence_parallel=true"});
-}
-
-TEST(PackedDocuments, TrainAsEachAloneWithLatentAttention) {
-  expect_packed_as_alone(kLatent, 1, {});
-  expect_packed_as_alone(kLatent, 2, {kTensor, "sequence_parallel=true"});
-  for (const char* const kind : {"p2p", "all_gather", "a2a"})
-    expect_packed_as_alone(kLatent, 2, {kContext, fmt::format("cp_comm_type={}", kind)});
 }
 
 TEST(PackedDocuments, TrainAsEachAloneWithExperts) {
