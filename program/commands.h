@@ -27,8 +27,6 @@ void add_man_command(CLI::App& program);
 CLI::App* add_plan_command(CLI::App& program);
 /// Adds `verify` to it, which does not do without.
 void add_plan_verify_command(CLI::App& plan);
-/// Adds `time` to it, which does not either.
-void add_plan_time_command(CLI::App& plan);
 /// Makes `plan` itself take a configuration and report on its job.
 void add_plan_report(CLI::App& plan);
 

@@ -14,7 +14,6 @@
 #include "lockstep/parallel_state/planned_rank.h"
 #include "lockstep/parallel_state/rank_recorder.h"
 #include "lockstep/planner/config_grids.h"
-#include "lockstep/training/kernel_costs.h"
 #include "lockstep/training/planned_device.h"
 #include "lockstep/training/planned_host.h"
 #include "lockstep/training/run_setup.h"
@@ -47,9 +46,6 @@ class RecordingHost : public PlannedHost {
 
   uint32_t stream_position() const override { return recorder_.device_waits(); }
   void wait_for_stream(uint32_t position) override { recorder_.on_host_wait(position); }
-  void on_kernel(const ProgramKernel& kernel) override {
-    if (keeps_kernels) recorder_.on_kernel(kernel);
-  }
 
   void read(const at::Tensor& /*device*/, at::Tensor& host) const override {
     host.zero_();
@@ -57,8 +53,6 @@ class RecordingHost : public PlannedHost {
     auto* const counts = host.mutable_data_ptr<int64_t>();
     for (int64_t i = 0; i < host.numel(); ++i) counts[i] = tokens_of_expert(i);
   }
-
-  bool keeps_kernels = false;
 
  private:
   int64_t tokens_of_expert(int64_t index) const {
@@ -82,20 +76,17 @@ class RecordingHost : public PlannedHost {
 using TextLengths = RankRecorder::TextLengths;
 
 /// `lengths`: of the texts that earlier ranks gathered; longer ones of this rank are added.
-RankProgram record(const Config& config, const RankGrids& grids, int64_t rank, bool kernels,
+RankProgram record(const Config& config, const RankGrids& grids, int64_t rank,
                    TextLengths& lengths) {
   const auto recorder = std::make_shared<RankRecorder>(rank, lengths);
-  RecordingHost host(*recorder, config, grids);
+  const RecordingHost host(*recorder, config, grids);
   ParallelStateOptions options = parallel_options(config, PlannedDevice::device());
   options.announcement.clear();
   const ParallelState state =
       ParallelState::planning_rank(grids.sizes(), rank, PlannedRank{recorder, options});
   Trainer trainer(config, state);
-  const auto observer = kernels ? std::make_unique<KernelObserver>() : nullptr;
   for (int step = 0; step < kSteps; ++step) {
-    host.keeps_kernels = kernels;
     trainer.train_step();
-    host.keeps_kernels = false;
     recorder->end_step();
     state.check_in_step();
   }
@@ -162,10 +153,10 @@ RankProgram record_rank(const Config& given, int64_t world_size, int64_t rank) {
   const RankGrids grids = config_grids(config.parallel, world_size);
   const PlannedDevice device;
   TextLengths lengths;
-  return record(config, grids, rank, /*kernels=*/false, lengths);
+  return record(config, grids, rank, lengths);
 }
 
-JobProgram record_job(const Config& given, int64_t world_size, bool kernels) {
+JobProgram record_job(const Config& given, int64_t world_size) {
   const Config config = planned_config(given);
   check(config, world_size);
   const RankGrids grids = config_grids(config.parallel, world_size);
@@ -176,12 +167,12 @@ JobProgram record_job(const Config& given, int64_t world_size, bool kernels) {
   job.programs.resize(first.size());
   const PlannedDevice device;
   TextLengths lengths;  // ties begin on the first stage, which says most
-  job.programs[0] = record(config, grids, first[0], kernels, lengths);
+  job.programs[0] = record(config, grids, first[0], lengths);
   in_threads(first.size() - 1, [&](size_t next) {
     const size_t i = next + 1;
     TextLengths known = lengths;
     try {
-      job.programs[i] = record(config, grids, first[i], kernels, known);
+      job.programs[i] = record(config, grids, first[i], known);
     } catch (const ConfigError&) {
       throw;
     } catch (const std::exception& error) {

@@ -24,10 +24,7 @@ struct RankProgram;
 /// are the number and sizes of reductions over tensor-parallel groups, whose ranks have one
 /// position.) And where several tensor-parallel ranks share a query group, the tensor-parallel
 /// position counts. ConfigError as Trainer.
-///
-/// With `kernels` the programs also have what each rank gives its device to do in the steps; see
-/// KernelObserver.
-JobProgram record_job(const Config& config, int64_t world_size, bool kernels = false);
+JobProgram record_job(const Config& config, int64_t world_size);
 
 /// What one rank does.
 RankProgram record_rank(const Config& config, int64_t world_size, int64_t rank);

@@ -7,7 +7,6 @@
 
 #include "lockstep/kernels/norm_operands.h"
 #include "lockstep/kernels/rotary_operands.h"
-#include "lockstep/training/kernel_costs.h"
 #include "lockstep/training/planned_host.h"
 
 namespace lockstep {
@@ -132,33 +131,18 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(
   return {at::empty_like(query), at::empty_like(key), at::empty_like(value)};
 }
 
-Tensor squares(const Tensor& flat) {
-  Tensor sum = at::empty({}, flat.options().dtype(at::kDouble));
-  note_kernel("sum_of_squares", {flat, sum});
-  return sum;
-}
-
-/// `x` is multiplied by matrices of which each row meets one.
-Tensor noted_product(const char* name, const Tensor& x, const Tensor& other, Tensor result) {
-  const double flops = 2 * static_cast<double>(x.numel()) * static_cast<double>(result.size(-1));
-  note_kernel(name, {x, other, result}, flops);
-  return result;
-}
+Tensor squares(const Tensor& flat) { return at::empty({}, flat.options().dtype(at::kDouble)); }
 
 Tensor rows_of_groups(const Tensor& x, const Tensor& matrices, const Tensor& /*ends*/) {
-  return noted_product("grouped_rows", x, matrices,
-                       at::empty({x.size(0), matrices.size(2)}, x.options()));
+  return at::empty({x.size(0), matrices.size(2)}, x.options());
 }
 
 Tensor matrices_of_groups(const Tensor& a, const Tensor& b, const Tensor& ends) {
-  return noted_product("grouped_matrices", a, b,
-                       at::empty({ends.size(0), a.size(1), b.size(1)}, a.options()));
+  return at::empty({ends.size(0), a.size(1), b.size(1)}, a.options());
 }
 
 Tensor sums_of_groups(const Tensor& x, const Tensor& /*none*/, const Tensor& ends) {
-  Tensor sums = at::empty({ends.size(0), x.size(1)}, x.options());
-  note_kernel("grouped_sums", {x, sums});
-  return sums;
+  return at::empty({ends.size(0), x.size(1)}, x.options());
 }
 
 }  // namespace
@@ -193,38 +177,20 @@ std::vector<torch::Library> planned_operators() {
 kernels::DeviceKernels planned_kernels() {
   using kernels::UpdateSegments;
   kernels::DeviceKernels none;
-  // A kernel that changes a tensor reads and writes it.
-  none.adamw = [](const Tensor& master, const Tensor& grad, const Tensor& exp_avg,
-                  const Tensor& exp_avg_sq, const Tensor& low_precision, const UpdateSegments&,
-                  const kernels::AdamWScalars&, const kernels::StepControl&) {
-    note_kernel("adamw",
-                {master, master, grad, exp_avg, exp_avg, exp_avg_sq, exp_avg_sq, low_precision});
-  };
-  none.sgd = [](const Tensor& master, const Tensor& grad, const Tensor& momentum,
-                const Tensor& low_precision, const UpdateSegments&, const kernels::SgdScalars&,
-                const kernels::StepControl&) {
-    note_kernel("sgd", {master, master, grad, momentum, momentum, low_precision});
-  };
+  none.adamw = [](const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                  const UpdateSegments&, const kernels::AdamWScalars&,
+                  const kernels::StepControl&) {};
+  none.sgd = [](const Tensor&, const Tensor&, const Tensor&, const Tensor&, const UpdateSegments&,
+                const kernels::SgdScalars&, const kernels::StepControl&) {};
   none.sum_of_squares = &squares;
   none.grouped_rows = &rows_of_groups;
   none.grouped_matrices = &matrices_of_groups;
   none.grouped_sums = &sums_of_groups;
-  none.norm = [](const kernels::NormTensors& t) {
-    note_kernel("norm", {t.x, t.residual, t.weight, t.bias, t.sum, t.normalized, t.mean, t.root});
-  };
-  none.norm_gradient = [](const kernels::NormGradientTensors& t) {
-    note_kernel("norm_gradient", {t.grad, t.sum_grad, t.source, t.mean, t.root, t.weight,
-                                  t.input_grad, t.weight_parts, t.bias_parts});
-  };
-  none.rotary = [](const kernels::RotaryTensors& t) {
-    note_kernel("rotary", {t.packed, t.heads.query, t.heads.key, t.heads.value});
-  };
-  none.swiglu = [](const Tensor& inner, const Tensor& result) {
-    note_kernel("swiglu", {inner, result});
-  };
-  none.swiglu_gradient = [](const Tensor& grad, const Tensor& inner, const Tensor& of_inner) {
-    note_kernel("swiglu_gradient", {grad, inner, of_inner});
-  };
+  none.norm = [](const kernels::NormTensors&) {};
+  none.norm_gradient = [](const kernels::NormGradientTensors&) {};
+  none.rotary = [](const kernels::RotaryTensors&) {};
+  none.swiglu = [](const Tensor&, const Tensor&) {};
+  none.swiglu_gradient = [](const Tensor&, const Tensor&, const Tensor&) {};
   return none;
 }
 
