@@ -47,8 +47,8 @@ JobReport make_job_report(const std::string& job, const Config& config, const Jo
 /// flops_of_step; groups (of each kind count and size); buffers (stage, chunk, group, ranks,
 /// parameters, numel, buckets as pairs of start and end); schedule (family, pipeline,
 /// virtual_pipeline, microbatches, bubble_fraction, warmup, alive); memory (stages, as in
-/// plan_memory()); links (group, ranks, operations, inside_bytes, between_bytes, most_of_a_rank) and
-/// their sums.
+/// plan_memory()); links (group, ranks, operations, inside_bytes, between_bytes, most_of_a_rank)
+/// and their sums.
 void write_json(std::ostream& out, const JobReport& report);
 
 /// The same for people.
