@@ -47,9 +47,9 @@ KindPlan kind_plan(const Config& config, const RankGrids& grids, const BufferKin
 
 }  // namespace
 
-std::vector<BufferPlan> chunk_buffers(const Config& config, const RankGrids& grids,
-                                      const ModelChunk& chunk, int64_t stage, int64_t index,
-                                      const UpdateStatement* rule) {
+std::vector<PlannedBuffer> chunk_buffers(const Config& config, const RankGrids& grids,
+                                         const ModelChunk& chunk, int64_t stage, int64_t index,
+                                         const UpdateStatement* rule) {
   const ShardingStrategy strategy = config.ddp.data_parallel_sharding_strategy;
   const bool shards_params = strategy == ShardingStrategy::optim_grads_params;
   const bool shards_grads = shards_params || strategy == ShardingStrategy::optim_grads;
@@ -59,13 +59,13 @@ std::vector<BufferPlan> chunk_buffers(const Config& config, const RankGrids& gri
   for (size_t i = 0; i < params.size(); ++i)
     if (params[i].trained)
       by_kind[buffer_kind(params[i].description, grids, matrices)].push_back(i);
-  std::vector<BufferPlan> buffers;
+  std::vector<PlannedBuffer> buffers;
   for (const auto& [kind, members] : by_kind) {
     const KindPlan plan =
         kind_plan(config, grids, kind, params, members, has_buckets(stage, index));
     const bool lends = shards_grads && plan.options.data_parallel_size > 1;
     for (const UnitPiece& piece : pieces_of(plan, strategy)) {
-      BufferPlan& buffer = buffers.emplace_back();
+      PlannedBuffer& buffer = buffers.emplace_back();
       buffer.kind = kind;
       buffer.options = plan.options;
       if (shards_grads) buffer.options.bucket_size.reset();

@@ -12,7 +12,7 @@
 namespace lockstep {
 
 /// A buffer of one rank. Numbers count elements.
-struct BufferPlan {
+struct PlannedBuffer {
   BufferKind kind;
   int64_t parameters = 0;  ///< without padding
   LayoutOptions options;   ///< among them the number of shards
@@ -27,8 +27,8 @@ struct BufferPlan {
 /// their kinds. Where ddp.data_parallel_sharding_strategy shards gradients, each piece of
 /// unit_pieces() is a buffer. Parameters that are not trained lie in none. `rule` as in
 /// plan_memory(). UsageError if a size does not fit into 64 bits.
-std::vector<BufferPlan> chunk_buffers(const Config& config, const RankGrids& grids,
-                                      const ModelChunk& chunk, int64_t stage, int64_t index,
-                                      const UpdateStatement* rule = nullptr);
+std::vector<PlannedBuffer> chunk_buffers(const Config& config, const RankGrids& grids,
+                                         const ModelChunk& chunk, int64_t stage, int64_t index,
+                                         const UpdateStatement* rule = nullptr);
 
 }  // namespace lockstep

@@ -39,7 +39,7 @@ ordered_json groups_json(const RankGrids& grids) {
 ordered_json buffers_json(const std::vector<ChunkBuffers>& chunks) {
   ordered_json list = ordered_json::array();
   for (const ChunkBuffers& chunk : chunks)
-    for (const BufferPlan& buffer : chunk.buffers) {
+    for (const PlannedBuffer& buffer : chunk.buffers) {
       ordered_json buckets = ordered_json::array();
       for (const ParamLayout::Bucket& bucket : buffer.layout.buckets)
         buckets.push_back({bucket.start, bucket.end});
@@ -91,7 +91,7 @@ void write_buffers_text(std::ostream& out, const std::vector<ChunkBuffers>& chun
   out << fmt::format("{:>5}  {:>5}  {:<15}  {:>6}  {:>15}  {:>15}  {:>7}\n", "stage", "chunk",
                      "reduced over", "ranks", "parameters", "elements", "buckets");
   for (const ChunkBuffers& chunk : chunks)
-    for (const BufferPlan& buffer : chunk.buffers)
+    for (const PlannedBuffer& buffer : chunk.buffers)
       out << fmt::format("{:>5}  {:>5}  {:<15}  {:>6}  {:>15}  {:>15}  {:>7}\n", chunk.stage,
                          chunk.chunk, to_string(buffer.kind.replicas),
                          buffer.options.data_parallel_size, buffer.parameters, buffer.layout.numel,

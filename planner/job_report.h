@@ -20,7 +20,7 @@ struct ChunkBuffers {
   int64_t stage = 0;
   int64_t chunk = 0;  ///< of the stage
   ModelChunk model;
-  std::vector<BufferPlan> buffers;
+  std::vector<PlannedBuffer> buffers;
 };
 
 struct JobReport {

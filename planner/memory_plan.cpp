@@ -61,8 +61,8 @@ class Planner {
   }
 
   void add_buffers(StageMemory& memory, const ModelChunk& chunk,
-                   const std::vector<BufferPlan>& buffers) const {
-    std::vector<BufferPlan> lent;
+                   const std::vector<PlannedBuffer>& buffers) const {
+    std::vector<PlannedBuffer> lent;
     for (size_t i = 0; i < buffers.size();) {
       ReductionLoad load = {.ranks = buffers[i].options.data_parallel_size,
                             .item = grad_element_,
@@ -75,16 +75,17 @@ class Planner {
       }
       add(memory.communication_bytes, reduction_bytes(load));
     }
-    std::sort(lent.begin(), lent.end(),
-              [](const BufferPlan& a, const BufferPlan& b) { return a.position < b.position; });
+    std::sort(lent.begin(), lent.end(), [](const PlannedBuffer& a, const PlannedBuffer& b) {
+      return a.position < b.position;
+    });
     const bool tied = chunk.has_embedding && chunk.has_output &&
                       !config_.model.untie_embeddings_and_output_weights;
     add(memory.gradient_bytes, times(lent_grads(lent), grad_element_));
-    std::erase_if(lent, [](const BufferPlan& piece) { return !piece.lends_params; });
+    std::erase_if(lent, [](const PlannedBuffer& piece) { return !piece.lends_params; });
     add(memory.parameter_bytes, times(lent_params(lent, tied), element_));
   }
 
-  void add_buffer(StageMemory& memory, const BufferPlan& buffer) const {
+  void add_buffer(StageMemory& memory, const PlannedBuffer& buffer) const {
     const int64_t numel = buffer.layout.numel;
     const int64_t shard = numel / buffer.options.data_parallel_size;
     const UpdateStatement rule =
@@ -111,7 +112,7 @@ class Planner {
 
   /// Elements that whole gradients have at once: all of them where micro-batches accumulate, else
   /// one piece that gets gradients while the one before is reduced.
-  int64_t lent_grads(const std::vector<BufferPlan>& pieces) const {
+  int64_t lent_grads(const std::vector<PlannedBuffer>& pieces) const {
     int64_t all = 0, pair = 0;
     for (size_t i = 0; i < pieces.size(); ++i) {
       add(all, pieces[i].layout.numel);
@@ -122,12 +123,12 @@ class Planner {
 
   /// Elements that whole parameters have at once: a unit and a piece of the next one, in the order
   /// of forward or of backward. `tied`: the first unit is used after the last one, too.
-  static int64_t lent_params(const std::vector<BufferPlan>& pieces, bool tied) {
+  static int64_t lent_params(const std::vector<PlannedBuffer>& pieces, bool tied) {
     struct Unit {
       int64_t number = 0, numel = 0, largest = 0;
     };
     std::vector<Unit> units;
-    for (const BufferPlan& piece : pieces) {
+    for (const PlannedBuffer& piece : pieces) {
       if (units.empty() || units.back().number != piece.unit) units.push_back({piece.unit});
       add(units.back().numel, piece.layout.numel);
       units.back().largest = std::max(units.back().largest, piece.layout.numel);

@@ -120,7 +120,7 @@ class Page {
     bars.has_legend = false;
     size_t most = 1;
     for (const ChunkBuffers& chunk : report_.buffers)
-      for (const BufferPlan& buffer : chunk.buffers) {
+      for (const PlannedBuffer& buffer : chunk.buffers) {
         std::vector<int64_t> parts;
         for (const ParamLayout::Bucket& bucket : buffer.layout.buckets)
           parts.push_back(bucket.end - bucket.start);
