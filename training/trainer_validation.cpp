@@ -28,8 +28,11 @@ double Trainer::mean_loss(SampleSource& source, const char* label) const {
   const int64_t windows = iterations > all / batch.global ? all : iterations * batch.global;
   const int64_t stride = batch.micro * data_parallel_size_;
   const int64_t first = batch.micro * data_parallel_rank_;
-  // The experts of all ranks work on each micro-batch: a rank that lacks windows repeats the first.
-  const bool fill = config_.model.num_experts.has_value();
+  // The experts of all ranks work on each micro-batch, and all ranks gather sharded parameters
+  // together: a rank that lacks windows repeats the first.
+  const bool fill =
+      config_.model.num_experts.has_value() ||
+      config_.ddp.data_parallel_sharding_strategy == ShardingStrategy::optim_grads_params;
   const int64_t needed = first < windows ? ceil_div(windows - first, stride) : 0;
   const int64_t num_microbatches = fill ? ceil_div(windows, stride) : needed;
   LossSums local = {

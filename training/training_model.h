@@ -57,8 +57,8 @@ class TrainingModel {
   LossSums forward_backward(int64_t num_microbatches, double loss_scale, const BatchSource& source);
 
   /// The same without gradients and without dropout; micro-batches may have fewer sequences, and
-  /// tokens whose label is kIgnoredLabel do not count. With experts all ranks must run as many
-  /// micro-batches, of as many tokens.
+  /// tokens whose label is kIgnoredLabel do not count. With experts or sharded parameters all ranks
+  /// must run as many micro-batches, with experts of as many tokens.
   LossSums evaluate(int64_t num_microbatches, const BatchSource& source);
 
   /// Begins an iteration.
