@@ -175,6 +175,8 @@ std::vector<torch::Library> planned_operators() {
 }
 
 kernels::DeviceKernels planned_kernels() {
+  static_assert(sizeof(kernels::DeviceKernels) == 14 * sizeof(void (*)()),
+                "a new kernel needs a line here");
   using kernels::UpdateSegments;
   kernels::DeviceKernels none;
   none.adamw = [](const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
@@ -186,6 +188,9 @@ kernels::DeviceKernels planned_kernels() {
   none.grouped_rows = &rows_of_groups;
   none.grouped_matrices = &matrices_of_groups;
   none.grouped_sums = &sums_of_groups;
+  none.cross_entropy = [](const kernels::CrossEntropyTensors&) {};
+  none.cross_entropy_losses = [](const kernels::CrossEntropyTensors&) {};
+  none.cross_entropy_gradient = [](const kernels::CrossEntropyTensors&) {};
   none.norm = [](const kernels::NormTensors&) {};
   none.norm_gradient = [](const kernels::NormGradientTensors&) {};
   none.rotary = [](const kernels::RotaryTensors&) {};
