@@ -1,13 +1,11 @@
-"""lockstep::testing out of an installed package: a project of a user names each mistake of its model,
-and the example with a test of its own."""
+"""lockstep::testing out of an installed package: a project of a user names each mistake of its
+model."""
 
 import re
 import unittest
 
 from installed import InstalledProjects
-from support import LOCKSTEP, SOURCE, launch
-
-SAVED_AT, STEPS = 30, 60  # of own_transformer
+from support import SOURCE
 
 
 class TestingKit(InstalledProjects):
@@ -31,36 +29,6 @@ class TestingKit(InstalledProjects):
             "find_package(Lockstep REQUIRED COMPONENTS tests)\n")
         with self.assertRaisesRegex(AssertionError, "Lockstep has no component tests"):
             self.build(project, self.install())
-
-    def test_a_transformer_of_ones_own(self):
-        build = self.build(SOURCE / "examples/own_transformer", self.install())
-        text = self.command(build / "model_test")
-        for what in ("layouts", "gradients", "checkpoint", "communication"):
-            self.assertIn(f"{what}: good", text)
-        self.assertNotIn("BAD", text)
-        program = build / "own_transformer"
-
-        def losses(ranks, *arguments):
-            output = self.on_ranks(ranks, program, *arguments)
-            return [float(number) for number in re.findall(r"loss (\S+)", output)]
-
-        expected = losses(1)
-        self.assertEqual(len(expected), STEPS)
-        self.assertGreater(expected[0], 3)
-        self.assertLess(expected[-1], 0.5)
-        saved = self.folder / "saved"
-        runs = {(4, 2, 2, 1, "save", saved): expected, (2, 2, 1, 1): expected,
-                (4, 2, 1, 2): expected, (4, 1, 1, 4): expected, (4, 1, 4, 1): expected,
-                (1, 1, 1, 1, "load", saved): expected[SAVED_AT:],
-                (4, 1, 2, 2, "load", saved): expected[SAVED_AT:]}
-        for arguments, wanted in runs.items():
-            with self.subTest(arguments):
-                found = losses(*arguments)  # ranks, sizes, what to do
-                self.assertEqual(len(found), len(wanted))
-                for one, other in zip(found, wanted):
-                    self.assertAlmostEqual(one, other, delta=1e-9)
-        self.assertIn("all good", self.command(LOCKSTEP, "checkpoint", "verify", saved))
-        self.assert_failed(launch(3, program, 1, 3, 1), 2, "PIPELINE: allowed: 1, 2, 4")
 
 
 if __name__ == "__main__":
