@@ -130,10 +130,10 @@ std::vector<std::string> torchrun_command(const std::string& torchrun, const Lau
 void run(const LaunchArguments& given) {
   check(given);
   const std::string program = given.program.empty() ? program_file().string() : given.program;
-  RankProgram ranks = {.file = program,
-                       .arguments = given.arguments,
-                       .ranks = static_cast<int>(given.ranks),
-                       .max_restarts = static_cast<int>(given.max_restarts)};
+  LaunchedProgram ranks = {.file = program,
+                           .arguments = given.arguments,
+                           .ranks = static_cast<int>(given.ranks),
+                           .max_restarts = static_cast<int>(given.max_restarts)};
   if (!given.rendezvous.empty()) {
     const Rendezvous rendezvous = parse_rendezvous(given.rendezvous);
     ranks.master_address = rendezvous.host;

@@ -98,7 +98,7 @@ void set_variable(const char* name, const std::string& value) {
 }
 
 /// In the new process: becomes rank `rank`.
-[[noreturn]] void become_rank(const RankProgram& program, int rank, int restarts) {
+[[noreturn]] void become_rank(const LaunchedProgram& program, int rank, int restarts) {
   for (const char* const name : {"RANK", "LOCAL_RANK"}) set_variable(name, std::to_string(rank));
   for (const char* const name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"})
     set_variable(name, std::to_string(program.ranks));
@@ -125,7 +125,7 @@ std::string end_of(int status) {
 
 class Ranks {
  public:
-  Ranks(const RankProgram& program, int restarts) {
+  Ranks(const LaunchedProgram& program, int restarts) {
     const pid_t starter = ::getpid();
     for (int rank = 0; rank < program.ranks; ++rank) {
       const pid_t process = ::fork();
@@ -206,9 +206,9 @@ class Ranks {
 
 }  // namespace
 
-int run_rank_processes(const RankProgram& program) {
+int run_rank_processes(const LaunchedProgram& program) {
   for (int restarts = 0;; ++restarts) {
-    RankProgram started = program;
+    LaunchedProgram started = program;
     std::optional<ReservedPort> port;
     if (started.master_port == 0)
       started.master_port = port.emplace(started.master_address).number();

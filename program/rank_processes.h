@@ -7,7 +7,7 @@
 namespace lockstep {
 
 /// A program and how often it runs.
-struct RankProgram {
+struct LaunchedProgram {
   std::string file;                    ///< a path, or a name on PATH
   std::vector<std::string> arguments;  ///< without the program's own name
   int ranks = 1;
@@ -35,6 +35,6 @@ struct RankProgram {
 /// Returns, of the last start, the exit status of the first rank that failed, 1 where a signal
 /// killed it; else the first status that is not 0; else 0. CommunicationError where no port is free, UsageError where
 /// the system starts no process.
-int run_rank_processes(const RankProgram& program);
+int run_rank_processes(const LaunchedProgram& program);
 
 }  // namespace lockstep

@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kWidenedTokens = 256;
 
 /// rows^T x of narrow operands, added to an fp32 `matrix`. Libtorch has a product that does so on
-/// CUDA alone; on the CPU some tokens at a time are widened.
+/// CUDA alone; elsewhere some tokens at a time are widened.
 void add_widened(at::Tensor matrix, const at::Tensor& rows, const at::Tensor& x) {
   if (rows.is_cuda()) {
     at::addmm_out(matrix, matrix, rows.t(), x, at::kFloat);
@@ -50,8 +50,7 @@ bool add_weight_gradient(const at::Tensor& weight, const at::Tensor& rows, const
   const at::Tensor matrix = grad.view({-1, grad.size(-1)});
   if (grad.scalar_type() == rows.scalar_type())
     at::Tensor(matrix).addmm_(rows.t(), x);
-  else if (grad.scalar_type() == at::kFloat && is_narrow(rows.scalar_type()) &&
-           (rows.is_cuda() || rows.is_cpu()))
+  else if (grad.scalar_type() == at::kFloat && is_narrow(rows.scalar_type()))
     add_widened(matrix, rows, x);
   else
     return false;

@@ -166,7 +166,7 @@ class DataLines(EndToEnd):
                                ("data.mock=true", "data.mock: found true, allowed: false beside")):
             self.assert_failed(self.train(f"data.valid_path={valid}", field)[0], 2, message)
         self.assert_failed(self.train(f"data.test_path={valid}")[0], 2,
-                           "data.test_path: allowed with data.valid_path alone")
+                           "allowed beside data.valid_path, which is not set")
         self.assert_failed(self.train("data.valid_path=/nowhere/text")[0], 1,
                            "data.valid_path: '/nowhere/text' cannot be read")
         self.assert_failed(self.train(f"data.valid_path={self.write('short', b'short')}")[0], 2,

@@ -221,7 +221,8 @@ class Data(EndToEnd):
         self.assert_failed(result, 2, "data.blend: found '1,2,3', allowed: a weight > 0 for each of")
         self.write_config([prefixes[0], self.folder / "text"], 'blend: "1,1"')
         result, _ = self.train(None)
-        self.assert_failed(result, 2, "data.blend: allowed with data sets in Megatron's format")
+        self.assert_failed(result, 2, "data.blend: found '1,1', allowed where all of data.path are data "
+                           "sets in Megatron's format")
 
     def test_the_batch_grows(self):
         result, output = self.train(self.folder / "text", "train.rampup_batch_size=2 2 20")

@@ -120,7 +120,7 @@ class Plan(EndToEnd):
             ((*of_8, "--optimizer-instances", 3), "optimizer-instances (3) must divide"),
             ((*of_8, "--expert", 4, "--optimizer-instances", 4), "expert dp = 2"),
             ((*of_8, "--context", 4, "--hierarchical-context", "2,3"),
-             "hierarchical-context: found 2,3, allowed: sizes whose product is context (4)"),
+             "--hierarchical-context: found 2,3, allowed: sizes whose product is --context (4)"),
             ((*of_8, "--context", 4, "--hierarchical-context", "2,,2"),
              "--hierarchical-context: found '2,,2'"),
             ((*of_8, "--ranks", 1), "--ranks"),

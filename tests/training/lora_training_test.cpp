@@ -243,7 +243,7 @@ TEST_F(LoraTrainingTest, OtherAdaptersAreRefusedByName) {
   refused({"lora.target_modules=linear_qkv"},
           "lora.target_modules: found linear_qkv, but lora.rank is not set");
   refused({"lora.rank=0"}, "lora.rank: found 0, allowed: >= 1");
-  refused({"lora.rank=2", "model.multi_latent_attention=true"},
+  refused({"lora.rank=2", "model.multi_latent_attention=true", "model.num_query_groups=4"},
           "lora.rank: found 2, allowed with model.multi_latent_attention: unset");
 }
 

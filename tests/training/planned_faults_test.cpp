@@ -309,7 +309,8 @@ TEST(PlannedFaults, ARankWithoutRowsForItsExperts) {
       with(with(layout({"tensor_model_parallel_size=4", "context_parallel_size=4", kSequence,
                         "expert_model_parallel_size=4", "expert_tensor_parallel_size=1"}),
                 kExperts),
-           {"model.add_bias_linear=true", "model.moe_router_topk=1"});
+           {"model.add_bias_linear=true", "model.moe_router_topk=1",
+            "model.moe_router_pre_softmax=true"});
   const OrderVerdict verdict = verify_job(config_of(fields), 16);
   EXPECT_TRUE(verdict.ok()) << verdict.to_string();
 }

@@ -273,6 +273,16 @@ class Tree(unittest.TestCase):
                 name = test.partition(":")[0]
                 self.assertRegex(tests, rf"_test\({name}\b", f"{mutant.name}: {name}")
 
+    def test_types_of_headers_have_names_of_their_own(self):
+        """Two of one name share a destructor where libraries meet, whatever they hold."""
+        places = {}
+        for path in sources(".h"):
+            if path.parts[0] in ROOMS and "namespace lockstep {" in text_of(path):
+                for name in re.findall(r"^(?:struct|class) (\w+)(?: final)?(?: : [^;{]*)? \{", text_of(path), re.M):
+                    places.setdefault(name, []).append(str(path))
+        self.assertGreater(len(places), 300)
+        self.assertEqual({name: paths for name, paths in places.items() if len(paths) > 1}, {})
+
     def test_every_configuration_field_is_read(self):
         schema = text_of(pathlib.Path("core/config/config.proto"))
         fields = re.findall(r"^  (?:optional|repeated) \w+ (\w+) =", schema, re.M)
