@@ -98,11 +98,12 @@ class Activations {
     const int64_t tokens = std::min(*chunk_, tokens_);
     return sum(logits(tokens), hidden, own_tokens_ < tokens_ ? hidden : 0, widened_output(tokens));
   }
-  /// The gradients that backward holds while it is inside of a layer without experts.
-  int64_t layer_gradients() const {
-    return sum(product(2, own_tokens_, config_.hidden_size, element_),
-               inside(tokens_, widths_.ffn));
+  /// Of the output of a layer, and of its residual.
+  int64_t hidden_gradients() const {
+    return product(2, own_tokens_, config_.hidden_size, element_);
   }
+  /// The gradients that backward holds while it is inside of a layer without experts.
+  int64_t layer_gradients() const { return sum(hidden_gradients(), inside(tokens_, widths_.ffn)); }
 
  private:
   /// On the CPU the operands of the weight's gradient are widened, 256 tokens at a time.
@@ -359,8 +360,10 @@ ActivationPlan plan_activations(const Config& config, const ModelChunk& chunk,
     plan.working = largest_recomputed;
     return plan;
   }
-  const int64_t in_layer =
-      std::max(largest_recomputed, chunk.num_layers > 0 ? activations.layer_gradients() : 0);
+  const bool full = config.model.recompute_granularity == RecomputeGranularity::full;
+  const int64_t gradients = chunk.num_layers > 0 ? activations.layer_gradients() : 0;
+  const int64_t in_layer = full ? largest_recomputed + activations.hidden_gradients()
+                                : std::max(largest_recomputed, gradients);
   plan.working = std::max(activations.output_gradients(), in_layer - activations.kept_logits());
   if (!chunk.has_embedding) return plan;
   const int64_t in_embedding = activations.table_gradient() - plan.layers - plan.ends;

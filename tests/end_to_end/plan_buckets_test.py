@@ -147,7 +147,7 @@ class PlanBuckets(EndToEnd):
             ((*ok, "--bucket-size", 5, "--num-buckets", 2), "excludes"),
             ((*ok, "--num-buckets", 2, "--bucket-size", 5), "excludes"),
             (("--numel", f"{LARGEST},1", "--data-parallel", 1), 
-             f"--numel, --data-parallel (1): size of the buffer: {LARGEST} + 1 does"),
+             f"--numel, --data-parallel (1): size of the buffer: 1 + {LARGEST} does"),
             (("--numel", f"{LARGEST},1", "--data-parallel", 1, "--num-buckets", 2),
              "--numel, --data-parallel (1): sum: 9223372036854775807 + 1 does not fit into"),
             (("--numel", LARGEST, "--data-parallel", 1, "--distributed-optimizer"),

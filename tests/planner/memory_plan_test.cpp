@@ -102,11 +102,13 @@ TEST(MemoryPlan, ActivationsAreWhatAutogradKeeps) {
       losses.sum().backward();
     }
     const auto planned = static_cast<double>(plan.layers + plan.ends + plan.working);
-    EXPECT_LT(static_cast<double>(counter.peak()), 1.01 * planned);
-    // Where a large part of a layer is computed anew, those behind it are free already.
+    const bool drops = config.model.attention_dropout > 0;
     const bool recomputed = config.model.recompute_granularity != RecomputeGranularity::none;
+    const double most = recomputed ? 1.05 : drops ? 1.03 : 1.01;
+    EXPECT_LT(static_cast<double>(counter.peak()), most * planned);
+    // Where a large part of a layer is computed anew, those behind it are free already.
     const bool large = config.model.num_experts || config.model.attention_dropout > 0;
-    const double least = recomputed && large ? 0.7 : 0.9;
+    const double least = recomputed && large ? 0.65 : drops ? 0.85 : 0.9;
     EXPECT_GT(static_cast<double>(counter.peak()), least * planned);
   }
 }
