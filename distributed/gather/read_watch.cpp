@@ -23,7 +23,7 @@ class ThreadWatches final : public c10::DebugInfoBase {
  public:
   /// null: none, and none of the thread whose backward this one runs.
   static ThreadWatches* current() {
-    return static_cast<ThreadWatches*>(ThreadLocalDebugInfo::get(kKind));
+    return dynamic_cast<ThreadWatches*>(ThreadLocalDebugInfo::get(kKind));
   }
 
   static ThreadWatches& of_this_thread() {
@@ -59,7 +59,8 @@ class ThreadWatches final : public c10::DebugInfoBase {
 
  private:
   using Information = std::pair<DebugInfoKind, std::shared_ptr<c10::DebugInfoBase>>;
-  static constexpr DebugInfoKind kKind = DebugInfoKind::PRODUCER_INFO;
+  /// One that libtorch itself never sets; a backward inside a backward sets PRODUCER_INFO.
+  static constexpr DebugInfoKind kKind = DebugInfoKind::TEST_INFO_2;
 
   struct Watched {
     std::shared_ptr<ReadWatch::Slot> slot;
@@ -69,9 +70,9 @@ class ThreadWatches final : public c10::DebugInfoBase {
   /// The uppermost one.
   static Information pop() {
     for (const DebugInfoKind kind :
-         {DebugInfoKind::MOBILE_RUNTIME_INFO, DebugInfoKind::PROFILER_STATE,
-          DebugInfoKind::INFERENCE_CONTEXT, DebugInfoKind::PARAM_COMMS_INFO,
-          DebugInfoKind::TEST_INFO, DebugInfoKind::TEST_INFO_2}) {
+         {DebugInfoKind::PRODUCER_INFO, DebugInfoKind::MOBILE_RUNTIME_INFO,
+          DebugInfoKind::PROFILER_STATE, DebugInfoKind::INFERENCE_CONTEXT,
+          DebugInfoKind::PARAM_COMMS_INFO, DebugInfoKind::TEST_INFO}) {
       try {
         return {kind, ThreadLocalDebugInfo::_pop(kind)};
       } catch (const c10::Error&) {  // another one is above it
