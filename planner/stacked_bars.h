@@ -19,8 +19,8 @@ struct StackedBars {
   std::vector<Row> rows;
 };
 
-/// Draws an SVG element: a row for each of `bars.rows`, all to one scale. Hovering over a part tells
-/// its legend and value, followed by `unit`. Parts too thin to see are left out.
+/// Draws an SVG element: a row for each of `bars.rows`, all to one scale. Hovering over a part
+/// tells its legend and value, followed by `unit`. Parts too thin to see are left out.
 void write_stacked_bars_svg(std::ostream& out, const StackedBars& bars, const std::string& unit);
 
 }  // namespace lockstep

@@ -33,8 +33,8 @@ struct LaunchedProgram {
 /// was refused stays refused.
 ///
 /// Returns, of the last start, the exit status of the first rank that failed, 1 where a signal
-/// killed it; else the first status that is not 0; else 0. CommunicationError where no port is free, UsageError where
-/// the system starts no process.
+/// killed it; else the first status that is not 0; else 0. CommunicationError where no port is
+/// free, UsageError where the system starts no process.
 int run_rank_processes(const LaunchedProgram& program);
 
 }  // namespace lockstep
