@@ -5,8 +5,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "lockstep/checkpoint/checkpoint_reader.h"
+#include "lockstep/checkpoint/companion_files.h"
 #include "lockstep/checkpoint/saved_model.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
@@ -29,6 +31,7 @@ struct GenerateArguments {
   std::string input;
   std::vector<std::string> stop;
   bool json = false;
+  bool ignore_eos = false;
   ParallelConfig parallel;
   GenerateOptions options;
 };
@@ -93,8 +96,11 @@ void continue_prompts(const LoadedModel& model, const Tokenizer& tokenizer,
                       const std::function<void(size_t, const std::string&)>& on_text) {
   GenerateOptions options = arguments.options;
   options.vocabulary_size = tokenizer.vocabulary_size();
+  std::set<int64_t> ends;
+  if (!arguments.ignore_eos) ends = ends_of_text(model.saved.config, tokenizer);
   std::vector<StopStrings> stops(prompts.size(), stop);
   const auto listener = [&](size_t i, int64_t token) {
+    if (ends.count(token) > 0) return false;
     on_text(i, stops[i].add(tokenizer.decode_more({token})));
     return !stops[i].found();
   };
@@ -204,7 +210,9 @@ void add_texts(CLI::App& command, const std::string& name, std::vector<std::stri
 }
 
 void add_sampling_options(CLI::App& command, GenerateOptions& options) {
-  command.add_option("--max-tokens", options.max_tokens, "Number of tokens to generate")
+  command
+      .add_option("--max-tokens", options.max_tokens,
+                  "Number of tokens to generate; a token that ends a document ends a text earlier")
       ->capture_default_str()
       ->check(check_at_least(0));
   command
@@ -245,6 +253,8 @@ void add_generate_command(CLI::App& program) {
       ->type_name("FILE");
   add_texts(*command, "--stop", arguments->stop,
             "End the generated text before this string; may be repeated");
+  command->add_flag("--ignore-eos", arguments->ignore_eos,
+                    "Go on after a token that ends a document, instead of ending the text there");
   command->add_flag("--json", arguments->json,
                     "Print one JSON document: a list with \"prompt\" and \"text\" of each");
   add_sampling_options(*command, arguments->options);

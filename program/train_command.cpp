@@ -218,6 +218,18 @@ void end_profile(ProfileWindow* profile, Tell tell) {
                            trainer.iteration());
 }
 
+/// A note where the learning rate reaches its least long before the end; empty otherwise.
+std::string early_end_of_decay(const Config& config) {
+  const OptimizerConfig& optimizer = config.optimizer;
+  const int64_t decay = optimizer.lr_decay_iters.value_or(config.train.train_iters);
+  if (optimizer.lr_decay_style == LrDecayStyle::constant || decay >= config.train.train_iters)
+    return "";
+  return fmt::format(
+      "optimizer.lr_decay_iters is {} and train.train_iters {}: after iteration {} the learning "
+      "rate stays at optimizer.min_lr ({})",
+      decay, config.train.train_iters, decay, optimizer.min_lr);
+}
+
 void train(const Config& config, const TrainArguments& arguments, const ParallelState& state) {
   const std::string& output = arguments.output;
   std::unique_ptr<Reporter> reporter;
@@ -232,6 +244,7 @@ void train(const Config& config, const TrainArguments& arguments, const Parallel
   auto owned = std::make_unique<Trainer>(config, state);
   Trainer& trainer = *owned;
   for (const std::string& note : trainer.notes()) tell(note);
+  tell(early_end_of_decay(config));
   if (const auto loaded = checkpoints.load(trainer))
     tell(fmt::format("loaded {}, iteration {}", *loaded, trainer.iteration()));
   if (reporter) reporter->begin(trainer, state.group(GroupKind::dp_cp).size(), output);

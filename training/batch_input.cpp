@@ -39,6 +39,8 @@ BatchInput make_batch_input(std::span<const int64_t> ids, std::span<const Sample
   GPTInput input = {.tokens = own(batch.tokens, 1), .labels = own(labels, 1)};
   if (batch.positions.defined()) input.positions.document_positions = own(batch.positions, 0);
   input.positions.documents = batch.documents;
+  if (batch.padding.defined())
+    input.positions.padding = {own(batch.padding, 0), batch.padding.sum().item<int64_t>()};
   const auto number = cut_for_context(batch.loss, 1, cp).sum().item<int64_t>();
   return {std::move(input), number};
 }

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/core/check.h"
+#include "lockstep/datasets/json_field.h"
 
 namespace lockstep {
 namespace {
@@ -28,7 +29,7 @@ ScoreRequest parse_request(std::string_view line, const std::string& path, int64
   } catch (const ScoreJson::parse_error& error) {
     fail<FileError>("{}: no JSON from byte {} of the line on", place, error.byte);
   } catch (const ScoreJson::exception& error) {
-    fail<FileError>("{}: no JSON: {}", place, error.what());
+    fail<FileError>("{}: no JSON: {}", place, problem_of(error));
   }
   require<FileError>(json.is_object(), "{}: found {}, allowed: an object", place, json.type_name());
   return {std::string(line), text_at(json, "context", place), text_at(json, "continuation", place),

@@ -7,6 +7,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
+#include "lockstep/datasets/json_field.h"
 
 namespace lockstep {
 namespace {
@@ -36,7 +37,7 @@ Json parse_json(std::string_view text, const std::string& path) {
   try {
     return Json::parse(text, refuse_twice);
   } catch (const Json::exception& error) {
-    fail<FileError>("'{}': the safetensors header is damaged: {}", path, error.what());
+    fail<FileError>("'{}': the safetensors header is damaged: {}", path, problem_of(error));
   }
 }
 
@@ -48,7 +49,7 @@ SafetensorsEntry parse_entry(const std::string& name, const Json& json, const st
     entry.shape = json.at("shape").get<std::vector<int64_t>>();
     offsets = json.at("data_offsets").get<std::vector<int64_t>>();
   } catch (const Json::exception& error) {
-    fail<FileError>("'{}': tensor '{}': {}", path, name, error.what());
+    fail<FileError>("'{}': tensor '{}': {}", path, name, problem_of(error));
   }
   require<FileError>(element_sizes().contains(entry.dtype), "'{}': tensor '{}': unknown dtype '{}'",
                      path, name, entry.dtype);
@@ -118,7 +119,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view text, int64_t data_b
     try {
       header.metadata = value.get<std::map<std::string, std::string>>();
     } catch (const Json::exception& error) {
-      fail<FileError>("'{}': {}: {}", path, kMetadata, error.what());
+      fail<FileError>("'{}': {}: {}", path, kMetadata, problem_of(error));
     }
   }
   std::sort(header.entries.begin(), header.entries.end(), [](const auto& a, const auto& b) {

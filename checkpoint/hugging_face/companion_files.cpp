@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/input_file.h"
-#include "lockstep/datasets/tokenizer.h"
+#include "lockstep/datasets/json_field.h"
 
 namespace lockstep {
 namespace {
@@ -73,14 +75,19 @@ std::map<std::string, std::string> tokenizer_files(const std::string& name) {
   return files;
 }
 
-std::string new_generation_config(const Config& config, Tokenizer& tokenizer) {
-  nlohmann::ordered_json json = {{"_from_model_config", true}};
+/// Unset where the vocabulary has none.
+std::optional<int64_t> end_of_document(const Tokenizer& tokenizer) {
   try {
-    if (const int64_t id = tokenizer.end_of_document(); id < config.model.vocab_size)
-      json["eos_token_id"] = id;
+    return tokenizer.end_of_document();
   } catch (const FileError&) {
-    // A vocabulary need not have one.
+    return std::nullopt;
   }
+}
+
+std::string new_generation_config(const Config& config, const Tokenizer& tokenizer) {
+  nlohmann::ordered_json json = {{"_from_model_config", true}};
+  if (const auto id = end_of_document(tokenizer); id && *id < config.model.vocab_size)
+    json["eos_token_id"] = *id;
   return json.dump(2) + "\n";
 }
 
@@ -111,6 +118,24 @@ void keep_companions(const std::string& in, const std::string& folder) {
     if (has_file(from))
       write_file(kept / name, {read_file(from, kLongestCompanion, /*follow_links=*/true)});
   }
+}
+
+std::set<int64_t> ends_of_text(const Config& config, const Tokenizer& tokenizer) {
+  std::set<int64_t> ends;
+  if (const auto id = end_of_document(tokenizer)) ends.insert(*id);
+  const auto files = tokenizer_files(config.data.tokenizer);
+  const auto found = files.find(kGenerationConfigFile);
+  if (found == files.end()) return ends;
+  const std::string text = read_file(found->second, kLongestCompanion, /*follow_links=*/true);
+  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  require<FileError>(json.is_object(), "'{}' is not a JSON object", found->second);
+  const JsonField ids = JsonField(json, found->second)["eos_token_id"];
+  constexpr uint32_t kMost = std::numeric_limits<uint32_t>::max();
+  if (ids.json().is_array())
+    for (size_t i = 0; i < ids.size(); ++i) ends.insert(ids.at(i).number(kMost));
+  else if (!ids.is_null())
+    ends.insert(ids.number(kMost));
+  return ends;
 }
 
 Companions find_companions(const Config& config) {

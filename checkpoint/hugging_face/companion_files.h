@@ -1,10 +1,13 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "lockstep/core/config.h"
+#include "lockstep/datasets/tokenizer.h"
 
 /// What lies beside the weights in Hugging Face's folders: the tokenizer's files and
 /// generation_config.json. Needs no libtorch.
@@ -30,6 +33,11 @@ struct Companions {
   std::string generation_config;             ///< its text
   std::string note;  ///< why the tokenizer does not come along; empty where it does
 };
+
+/// The ids that end a text of a model with this configuration: the end of a document, where
+/// `tokenizer`, that of data.tokenizer, has one, and eos_token_id of the generation_config.json
+/// beside its files. FileError, where that is damaged.
+std::set<int64_t> ends_of_text(const Config& config, const Tokenizer& tokenizer);
 
 /// What an export of a model with this configuration has beside its weights. The generation_config
 /// is that which lies beside the tokenizer; else one with the end of a document, where the model

@@ -10,6 +10,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/expert_rules.h"
+#include "lockstep/datasets/json_field.h"
 
 namespace lockstep {
 namespace {
@@ -263,7 +264,12 @@ std::string format_hugging_face_config(const TransformerConfig& model, const std
 }
 
 TransformerConfig parse_hugging_face_config(std::string_view text, const std::string& path) {
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  Json json;
+  try {
+    json = Json::parse(text);
+  } catch (const Json::exception& error) {
+    fail<FileError>("'{}' is not a JSON object: {}", path, problem_of(error));
+  }
   require<FileError>(json.is_object(), "'{}' is not a JSON object", path);
   const JsonKeys keys(json, path);
   const auto type = keys.get<std::string>("model_type");

@@ -202,7 +202,8 @@ ImportedModel import_from_hugging_face(const std::string& in, const std::string&
   Config longest;
   longest.model = parse_hugging_face_config(read_json(path), path);
   longest = resolve(longest);
-  Config config = longest;
+  Config config;  // without what resolve() would derive from the defaults of a run
+  config.model = longest.model;
   if (seq_length) config.model.seq_length = std::min(config.model.seq_length, *seq_length);
   check_positions(config.model, path);
   const SafetensorsFolder tensors{in};

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "lockstep/core/check.h"
@@ -35,8 +36,9 @@ class JsonKeys {
     require<FileError>(has(key), "'{}': '{}{}' is missing", path_, outer_, key);
     try {
       return json_.at(key).template get<Value>();
-    } catch (const Json::exception& error) {
-      fail<FileError>("'{}': '{}{}': {}", path_, outer_, key, error.what());
+    } catch (const Json::exception&) {
+      check(false, key, json_.at(key).dump(), kind_of<Value>());
+      throw;
     }
   }
 
@@ -71,6 +73,15 @@ class JsonKeys {
  private:
   JsonKeys(const Json& json, const std::string& path, std::string outer)
       : json_(json), path_(path), outer_(std::move(outer)) {}
+
+  template <class Value>
+  static constexpr const char* kind_of() {
+    if constexpr (std::is_same_v<Value, bool>) return "true or false";
+    if constexpr (std::is_integral_v<Value>) return "a whole number";
+    if constexpr (std::is_floating_point_v<Value>) return "a number";
+    if constexpr (std::is_same_v<Value, std::string>) return "a string";
+    return "a list";
+  }
 
   const Json& json_;
   const std::string& path_;

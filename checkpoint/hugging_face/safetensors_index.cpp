@@ -4,6 +4,7 @@
 #include <set>
 
 #include "lockstep/core/check.h"
+#include "lockstep/datasets/json_field.h"
 
 namespace lockstep {
 namespace {
@@ -26,7 +27,7 @@ IndexJson parse_index_json(std::string_view text, const std::string& path) {
   try {
     return IndexJson::parse(text, refuse_twice);
   } catch (const IndexJson::exception& error) {
-    fail<FileError>("'{}': the index is damaged: {}", path, error.what());
+    fail<FileError>("'{}': the index is damaged: {}", path, problem_of(error));
   }
 }
 
@@ -49,7 +50,7 @@ WeightMap parse_safetensors_index(std::string_view text, const std::string& path
   try {
     files = json.at(kWeightMap).get<WeightMap>();
   } catch (const IndexJson::exception& error) {
-    fail<FileError>("'{}': '{}': {}", path, kWeightMap, error.what());
+    fail<FileError>("'{}': '{}': {}", path, kWeightMap, problem_of(error));
   }
   require<FileError>(!files.empty(), "'{}': '{}' names no tensor", path, kWeightMap);
   for (const auto& [tensor, file] : files)

@@ -34,7 +34,7 @@ Json parse_line(std::string_view line, const std::string& place) {
   } catch (const Json::parse_error& error) {
     fail<FileError>("{}: no JSON from byte {} of the line on", place, error.byte);
   } catch (const Json::exception& error) {
-    fail<FileError>("{}: no JSON: {}", place, error.what());
+    fail<FileError>("{}: no JSON: {}", place, problem_of(error));
   }
 }
 

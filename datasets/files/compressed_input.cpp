@@ -58,9 +58,10 @@ class ZstdDecompressor : public CompressedInput::Decompressor {
     ZSTD_inBuffer in = {input.data(), input.size(), 0};
     ZSTD_outBuffer out = {to, room, 0};
     const size_t result = ::ZSTD_decompressStream(stream_.get(), &out, &in);
-    CompressedInput::Step step = {.used = in.pos, .made = out.pos, .ended = result == 0};
-    if (::ZSTD_isError(result) != 0) step.problem = ::ZSTD_getErrorName(result);
-    return step;
+    // With an error zstd may count all of both as used up.
+    if (::ZSTD_isError(result) != 0)
+      return {.used = 0, .made = 0, .problem = ::ZSTD_getErrorName(result)};
+    return {.used = in.pos, .made = out.pos, .ended = result == 0};
   }
 
  private:

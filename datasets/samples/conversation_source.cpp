@@ -91,7 +91,8 @@ SampleMarks ConversationSource::marks(int64_t sample, std::span<const int64_t> /
     marks.loss.push_back(0);  // what follows the last token is another conversation
   }
   const int64_t filled = static_cast<int64_t>(marks.loss.size());
-  if (filled < seq_length_) marks.documents.push_back(seq_length_ - filled);
+  marks.padding = seq_length_ - filled;
+  if (marks.padding > 0) marks.documents.push_back(marks.padding);
   marks.loss.resize(static_cast<size_t>(seq_length_), 0);
   marks.positions = positions_in_documents(marks.documents, seq_length_);
   return marks;

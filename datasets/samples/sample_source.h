@@ -23,6 +23,8 @@ struct SampleMarks {
   std::vector<int64_t> positions = {};
   /// Whether what follows each token is to be predicted, 1 or 0. Empty: all is.
   std::vector<uint8_t> loss = {};
+  /// Number of tokens at the end that only fill the sample up.
+  int64_t padding = 0;
 
   bool operator==(const SampleMarks&) const = default;
 };

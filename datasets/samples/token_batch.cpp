@@ -15,6 +15,20 @@ bool has_marks(std::span<const SampleMarks> marks) {
                      [](const SampleMarks& of) { return of != SampleMarks{}; });
 }
 
+namespace {
+
+void check_marks(const SampleMarks& mark, size_t length) {
+  require<UsageError>((mark.positions.empty() || mark.positions.size() == length) &&
+                          (mark.loss.empty() || mark.loss.size() == length),
+                      "make_marked_batch: found marks of {} positions and {} losses, allowed: {}",
+                      mark.positions.size(), mark.loss.size(), length);
+  require<UsageError>(mark.padding >= 0 && mark.padding <= static_cast<int64_t>(length),
+                      "make_marked_batch: found {} tokens of padding, allowed: 0 to {}",
+                      mark.padding, length);
+}
+
+}  // namespace
+
 MarkedBatch make_marked_batch(std::span<const int64_t> ids, std::span<const SampleMarks> marks,
                               int64_t seq_length) {
   const auto samples = static_cast<int64_t>(marks.size());
@@ -22,27 +36,28 @@ MarkedBatch make_marked_batch(std::span<const int64_t> ids, std::span<const Samp
   require<UsageError>(tokens.size(0) == samples,
                       "make_marked_batch: found marks of {} samples, allowed: {}", samples,
                       tokens.size(0));
-  MarkedBatch batch = {tokens, labels, at::ones({samples, seq_length}, at::kBool), {}, {}};
+  MarkedBatch batch = {tokens, labels, at::ones({samples, seq_length}, at::kBool), {}, {}, {}};
   const auto length = static_cast<size_t>(seq_length);
   const std::vector<int64_t> whole = {seq_length};
   const std::vector<int64_t> counted = positions_in_documents(whole, seq_length);
   at::Tensor positions = at::empty({samples, seq_length}, at::kLong);
+  const at::Tensor padding = at::zeros({samples, seq_length}, at::kBool);
   auto documents = std::make_shared<std::vector<std::vector<int64_t>>>();
-  bool resets = false, bounds = false;
+  bool resets = false, bounds = false, fills = false;
   for (size_t i = 0; i < marks.size(); ++i) {
     const SampleMarks& mark = marks[i];
-    require<UsageError>((mark.positions.empty() || mark.positions.size() == length) &&
-                            (mark.loss.empty() || mark.loss.size() == length),
-                        "make_marked_batch: found marks of {} positions and {} losses, allowed: {}",
-                        mark.positions.size(), mark.loss.size(), length);
+    check_marks(mark, length);
     resets = resets || !mark.positions.empty();
     bounds = bounds || !mark.documents.empty();
+    fills = fills || mark.padding > 0;
     const std::vector<int64_t>& places = mark.positions.empty() ? counted : mark.positions;
     std::copy(places.begin(), places.end(), positions.mutable_data_ptr<int64_t>() + i * length);
     std::copy(mark.loss.begin(), mark.loss.end(), batch.loss.mutable_data_ptr<bool>() + i * length);
+    padding[static_cast<int64_t>(i)].slice(0, seq_length - mark.padding).fill_(true);
     documents->push_back(mark.documents.empty() ? whole : mark.documents);
   }
   if (resets) batch.positions = positions.t().contiguous();
+  if (fills) batch.padding = padding.t().contiguous();
   if (bounds) batch.documents = std::move(documents);
   return batch;
 }

@@ -24,6 +24,7 @@ struct MarkedBatch {
   at::Tensor tokens, labels;  ///< as above
   at::Tensor loss;            ///< [samples, seq_length] of bool: whether the label counts
   at::Tensor positions;       ///< [seq_length, samples] of int64; undefined: 0, 1, ... in each
+  at::Tensor padding;         ///< [seq_length, samples] of bool: what fills up; undefined: none
   /// For each sample the lengths of the documents that bound attention; null: none does.
   std::shared_ptr<const std::vector<std::vector<int64_t>>> documents;
 };

@@ -9,6 +9,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/input_file.h"
 #include "lockstep/datasets/byte_alphabet.h"
+#include "lockstep/datasets/json_field.h"
 
 namespace lockstep {
 namespace {
@@ -57,7 +58,7 @@ void read_encoder(std::string_view text, Gpt2Vocabulary& vocabulary) {
   try {
     json = Json::parse(text);
   } catch (const Json::exception& error) {
-    fail<FileError>("'{}' is damaged: {}", path, error.what());
+    fail<FileError>("'{}' is damaged: {}", path, problem_of(error));
   }
   require<FileError>(json.is_object(), "'{}': found no JSON object of tokens and ids", path);
   std::vector<std::string>& tokens = vocabulary.tokens;

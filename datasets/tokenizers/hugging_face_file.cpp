@@ -4,6 +4,7 @@
 
 #include "lockstep/core/input_file.h"
 #include "lockstep/datasets/hugging_face_model.h"
+#include "lockstep/datasets/json_field.h"
 
 namespace lockstep {
 namespace {
@@ -20,7 +21,7 @@ Json parse_json(std::string_view text, const std::string& path) {
   try {
     return Json::parse(text);
   } catch (const Json::exception& error) {
-    fail<FileError>("'{}' is damaged: {}", path, error.what());
+    fail<FileError>("'{}' is damaged: {}", path, problem_of(error));
   }
 }
 

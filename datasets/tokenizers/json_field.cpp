@@ -16,6 +16,13 @@ std::string quoted(const JsonField::Json& json) {
 
 }  // namespace
 
+std::string problem_of(const nlohmann::json::exception& error) {
+  const std::string_view text = error.what();
+  constexpr std::string_view kNameEnds = "] ";
+  const size_t end = text.starts_with("[json.exception") ? text.find(kNameEnds) : text.npos;
+  return std::string(end == text.npos ? text : text.substr(end + kNameEnds.size()));
+}
+
 JsonField::JsonField(const Json& json, const std::string& path)
     : json_(&json), place_("'" + path + "':") {}
 

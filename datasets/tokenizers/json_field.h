@@ -9,6 +9,9 @@
 
 namespace lockstep {
 
+/// What `error` says, without the name that the library gives it.
+std::string problem_of(const nlohmann::json::exception& error);
+
 /// A value of a JSON file and its path there, such as 'tokenizer.json': model.merges[3], with which
 /// each FileError begins. Needs no libtorch.
 class JsonField {

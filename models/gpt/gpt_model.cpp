@@ -103,6 +103,12 @@ void check_documents(const TokenPositions& given, int64_t batch, int64_t sequenc
                         fmt::join(places.sizes(), " x "), sequence, batch);
     check_positions(places.flatten(), places.numel(), config);
   }
+  if (const at::Tensor& map = given.padding.map; map.defined())
+    require<UsageError>(map.dim() == 2 && map.size(0) == sequence && map.size(1) == batch &&
+                            map.scalar_type() == at::kBool,
+                        "GPTModel: padding: found {} of {}, allowed: {} x {} of Bool",
+                        fmt::join(map.sizes(), " x "), at::toString(map.scalar_type()), sequence,
+                        batch);
   if (!given.documents) return;
   require<UsageError>(static_cast<int64_t>(given.documents->size()) == batch,
                       "GPTModel: documents: found those of {} sequences, allowed: {}",

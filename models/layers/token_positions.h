@@ -14,6 +14,16 @@ class KeyValueCache;
 /// whole sequence, over all ranks of cp.
 using SequenceDocuments = std::vector<std::vector<int64_t>>;
 
+/// Tokens that only fill sequences up. They take part in no choice of the experts: not in counts,
+/// losses and capacity.
+struct PaddingTokens {
+  /// [sequence, batch] of bool, of the tokens that this rank holds before sequence parallelism cuts
+  /// them. Undefined: there are none.
+  at::Tensor map = {};
+  /// How many there are on all ranks of cp.
+  int64_t count = 0;
+};
+
 /// Where the tokens of a micro-batch stand: in their sequences, and among all samples of the run;
 /// and what attention has kept of the tokens before them.
 struct TokenPositions {
@@ -25,6 +35,8 @@ struct TokenPositions {
   at::Tensor document_positions = {};
   /// A token sees tokens of its own document alone. Null: each sequence is one document.
   std::shared_ptr<const SequenceDocuments> documents = {};
+  /// Those that lie behind the last document of a sequence.
+  PaddingTokens padding = {};
   /// Number of the first sequence of the micro-batch among all samples of the run; the others
   /// follow it. Dropout draws the same numbers for the same sample and position on every layout, so
   /// a training loop must count on: with the same number every step drops the same elements.

@@ -23,25 +23,52 @@ MoELayer::MoELayer(const LayerContext& context, const ModuleSpec& spec)
 MoELayer::MoELayer(const LayerContext& context)
     : MoELayer(context, moe_layer_params(context.settings())) {}
 
-at::Tensor MoELayer::route_and_run(const at::Tensor& hidden,
+at::Tensor MoELayer::route_and_run(const at::Tensor& hidden, const PaddingTokens& padding,
                                    const std::function<void()>& meanwhile) const {
-  const Routing routing = router_->forward(hidden);
+  const Routing routing = router_->forward(hidden, padding);
   const auto run = [&](const at::Tensor& tokens, const RowGroupsPtr& groups) {
     return experts_->forward(tokens, groups);
   };
   return dispatcher_->run(hidden.flatten(0, 1), routing, run, meanwhile).view(hidden.sizes());
 }
 
+/// How many tokens a cut of `sequence` over tp needs beside it.
+int64_t MoELayer::missing_tokens(int64_t sequence) const {
+  const int64_t ranks = tensor_parallel_.size();
+  return is_training() || sequence_parallel_ ? 0 : (ranks - sequence % ranks) % ranks;
+}
+
+/// Of this rank's tokens of `hidden`, with `missing` more behind each sequence.
+PaddingTokens MoELayer::own_padding(const PaddingTokens& given, int64_t missing,
+                                    const at::Tensor& hidden) const {
+  PaddingTokens padding = given;
+  if (missing > 0) {
+    const auto options = hidden.options().dtype(at::kBool);
+    if (!padding.map.defined()) padding.map = at::zeros({hidden.size(0), hidden.size(1)}, options);
+    padding.map = at::cat({padding.map, at::ones({missing, hidden.size(1)}, options)});
+    padding.count += missing * hidden.size(1);
+  }
+  if (padding.map.defined())
+    padding.map =
+        padding.map.chunk(tensor_parallel_.size(), 0)[static_cast<size_t>(tensor_parallel_.rank())];
+  return padding;
+}
+
 at::Tensor MoELayer::forward(const at::Tensor& hidden, const TokenPositions& tokens) const {
   const bool cut = tensor_parallel_.size() > 1 && !sequence_parallel_;
+  const int64_t sequence = hidden.size(0), missing = missing_tokens(sequence);
+  const PaddingTokens padding = own_padding(tokens.padding, missing, hidden);
+  const at::Tensor whole =
+      missing > 0 ? at::constant_pad_nd(hidden, {0, 0, 0, 0, 0, missing}) : hidden;
   at::Tensor shared;
-  at::Tensor output =
-      route_and_run(cut ? scatter_to_group(hidden, tensor_parallel_, 0, "tokens") : hidden, [&] {
+  at::Tensor output = route_and_run(
+      cut ? scatter_to_group(whole, tensor_parallel_, 0, "tokens") : whole, padding, [&] {
         if (shared_experts_) shared = shared_experts_->forward(hidden, tokens);
       });
   if (cut)
     output = gather_from_group(output, tensor_parallel_, 0, GradientState::complete,
                                "outputs of the experts");
+  if (missing > 0) output = output.narrow(0, 0, sequence);
   return shared_experts_ ? output + shared : output;
 }
 

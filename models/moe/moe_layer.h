@@ -18,8 +18,8 @@ class TopKRouter;
 ///
 /// Between router and experts each rank has tokens of its own. With sequence parallelism they are
 /// so already; without it a rank takes its share of the tokens that the ranks of tp have in common,
-/// and an all-gather joins the outputs. Hence sequence * batch must divide by the ranks of tp, by
-/// sequences.
+/// and an all-gather joins the outputs. Hence the sequence must divide by the ranks of tp, but for
+/// a model that does not train: it fills the sequence up with padding.
 class MoELayer : public FeedForward {
  public:
   explicit MoELayer(const LayerContext& context);
@@ -29,7 +29,11 @@ class MoELayer : public FeedForward {
   at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens = {}) const override;
 
  private:
-  at::Tensor route_and_run(const at::Tensor& hidden, const std::function<void()>& meanwhile) const;
+  at::Tensor route_and_run(const at::Tensor& hidden, const PaddingTokens& padding,
+                           const std::function<void()>& meanwhile) const;
+  int64_t missing_tokens(int64_t sequence) const;
+  PaddingTokens own_padding(const PaddingTokens& given, int64_t missing,
+                            const at::Tensor& hidden) const;
 
   ProcessGroup tensor_parallel_;
   bool sequence_parallel_;

@@ -45,11 +45,11 @@ int64_t TopKRouter::capacity(int64_t tokens) const {
                          *config_.moe_expert_capacity_factor);
 }
 
-at::Tensor TopKRouter::with_capacity(const Routing& routing, int64_t batch) const {
+at::Tensor TopKRouter::with_capacity(const Routing& routing, int64_t batch, int64_t most) const {
   const ProcessGroup group = state_.group(GroupKind::tp_cp);
   const int64_t experts = routing.probs.size(1);
   const bool pad = config_.moe_pad_expert_input_to_capacity;
-  if (group.size() == 1) return limit_to_capacity(routing, capacity(routing.probs.size(0)), pad);
+  if (group.size() == 1) return limit_to_capacity(routing, most, pad);
   // What is not chosen is told from a weight of zero by its sign.
   const at::Tensor own = routing.probs.detach().masked_fill(~routing.map, -1.0).contiguous();
   const at::Tensor gathered = at::empty({group.size() * own.size(0), experts}, own.options());
@@ -59,8 +59,7 @@ at::Tensor TopKRouter::with_capacity(const Routing& routing, int64_t batch) cons
       to_sequence_order(by_place(gathered, group, state_.grids()).view({-1, batch, experts}),
                         cp.size())
           .flatten(0, 1);
-  const at::Tensor map =
-      limit_to_capacity({whole.clamp_min(0), whole.ge(0)}, capacity(whole.size(0)), pad);
+  const at::Tensor map = limit_to_capacity({whole.clamp_min(0), whole.ge(0)}, most, pad);
   const at::Tensor part = cut_for_context(map.view({-1, batch, experts}), 0, cp);
   return part.chunk(tp.size(), 0)[static_cast<size_t>(tp.rank())].flatten(0, 1);
 }
@@ -70,26 +69,32 @@ void TopKRouter::abandon_step() {
   if (tokens_per_expert_.defined()) tokens_per_expert_.detach().zero_();
 }
 
-Routing TopKRouter::forward(const at::Tensor& hidden) const {
+Routing TopKRouter::forward(const at::Tensor& hidden, const PaddingTokens& padding) const {
   const int64_t sequence = hidden.size(0), batch = hidden.size(1);
   const auto wide = hidden.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor logits = at::linear(hidden.flatten(0, 1).to(wide), weight_.to(wide));
   Routing routing = route_tokens(logits, config_, expert_bias_);
+  const Routing counted = {routing.probs,
+                           padding.map.defined()
+                               ? routing.map.masked_fill(padding.map.reshape({-1, 1}), false)
+                               : routing.map,
+                           routing.known};
   if (is_training() && at::GradMode::is_enabled()) {
     if (tokens_per_expert_.defined()) {
       at::Tensor counter = tokens_per_expert_;
-      counter.add_(routing.map.sum(0));
+      counter.add_(counted.map.sum(0));
     }
-    const at::Tensor loss = losses_.per_token(logits, routing, sequence, batch);
+    at::Tensor loss = losses_.per_token(logits, counted, sequence, batch);
+    if (loss.defined() && padding.map.defined()) loss = loss.masked_fill(padding.map, 0.0);
     if (loss.defined()) routing.probs = attach_loss(routing.probs, loss, loss_scale_);
   }
   if (config_.moe_expert_capacity_factor) {
-    routing.map = with_capacity(routing, batch);
+    const int64_t tokens = routing.map.size(0) * state_.group(GroupKind::tp_cp).size();
+    const int64_t most = capacity(tokens - padding.count);
+    routing.map = with_capacity(counted, batch, most);
     routing.probs = routing.probs.masked_fill(~routing.map, 0.0);
-    routing.known =
-        sizes_with_capacity(routing.sizes(), routing.map.size(0), *config_.num_experts,
-                            capacity(routing.map.size(0) * state_.group(GroupKind::tp_cp).size()),
-                            config_.moe_pad_expert_input_to_capacity);
+    routing.known = sizes_with_capacity(routing.sizes(), routing.map.size(0), *config_.num_experts,
+                                        most, config_.moe_pad_expert_input_to_capacity);
   }
   return routing;
 }

@@ -7,6 +7,7 @@
 #include "lockstep/models/layer_context.h"
 #include "lockstep/models/router_losses.h"
 #include "lockstep/models/routing.h"
+#include "lockstep/models/token_positions.h"
 
 namespace lockstep {
 
@@ -23,8 +24,8 @@ class TopKRouter : public DescribedModule {
   /// micro-batch are those of all ranks of tp and cp. While training, with gradients on, counts the
   /// choices and attaches the router's losses to the weights. With a capacity the micro-batch's
   /// tokens compete for it, in the order of their sequences: one all-gather of their weights over
-  /// tp-cp.
-  Routing forward(const at::Tensor& hidden) const;
+  /// tp-cp. `padding` of the same tokens, its count over tp and cp.
+  Routing forward(const at::Tensor& hidden, const PaddingTokens& padding = {}) const;
 
   /// Undefined without moe_router_enable_expert_bias.
   const at::Tensor& expert_bias() const { return expert_bias_; }
@@ -38,7 +39,8 @@ class TopKRouter : public DescribedModule {
 
  private:
   int64_t capacity(int64_t tokens) const;
-  at::Tensor with_capacity(const Routing& routing, int64_t batch) const;
+  /// The choices of `routing` within a capacity of `most` tokens an expert.
+  at::Tensor with_capacity(const Routing& routing, int64_t batch, int64_t most) const;
 
   TransformerConfig config_;
   ParallelState state_;

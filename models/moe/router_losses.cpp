@@ -56,7 +56,8 @@ at::Tensor RouterLosses::balancing(const at::Tensor& logits, const Routing& rout
              "tokens of the experts")
       .wait();
   if (global) counts = counts_ = counts_.defined() ? counts_ + counts : counts;
-  const at::Tensor fractions = counts.to(logits.scalar_type()) / counts.sum(1, /*keepdim=*/true);
+  const at::Tensor fractions =
+      counts.to(logits.scalar_type()) / counts.sum(1, /*keepdim=*/true).clamp_min(1);
   const at::Tensor shares = router_shares(logits, config_.moe_router_score_function);
   return (shares.view({sequence, batch, experts}) * fractions).sum(-1) *
          (config_.moe_aux_loss_coeff * static_cast<double>(experts));

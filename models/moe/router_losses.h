@@ -23,7 +23,8 @@ class RouterLosses {
   ///   token's router_shares() and f_e the share of all choices that fell on expert e: over the
   ///   micro-batch (aux_loss), the token's sequence (seq_aux_loss), or all micro-batches of all
   ///   ranks since reset() (global_aux_loss). Its mean is the coefficient where experts get the
-  ///   same (Fedus et al., "Switch Transformers", 2021). Choices that capacity drops count.
+  ///   same (Fedus et al., "Switch Transformers", 2021). Choices that capacity drops count;
+  ///   those that routing.map leaves out do not.
   /// - z: moe_z_loss_coeff * log-sum-exp(logits)^2 (Zoph et al., "ST-MoE", 2022)
   ///
   /// The tokens of a micro-batch lie on the ranks of tp and cp, which all must call it: one

@@ -123,7 +123,8 @@ TEST(HuggingFaceConfig, DamageIsNamed) {
   const auto refuses = [](const std::string& json, const std::string& part) {
     return throws_with<FileError>([&] { parse_hugging_face_config(json, "config.json"); }, part);
   };
-  EXPECT_TRUE(refuses("{", "'config.json' is not a JSON object"));
+  EXPECT_TRUE(refuses("{", "'config.json' is not a JSON object: parse error at line 1, column 2"));
+  EXPECT_TRUE(refuses("[]", "'config.json' is not a JSON object"));
   EXPECT_TRUE(refuses("{}", "'model_type' is missing"));
   EXPECT_TRUE(refuses(R"({"model_type":"bert"})", "found bert, allowed: gpt2, llama"));
   for (const std::string name : {"relu", "gelu_fast", "quick_gelu", "swiglu"})
@@ -131,6 +132,8 @@ TEST(HuggingFaceConfig, DamageIsNamed) {
         R"({"model_type":"gpt2","activation_function":")" + name + "\"}",
         "'activation_function': found " + name + ", allowed: gelu, gelu_new, gelu_pytorch_tanh"));
   EXPECT_TRUE(refuses(R"({"model_type":"llama","hidden_size":"x"})", "'num_hidden_layers'"));
+  EXPECT_TRUE(refuses(R"({"model_type":"llama","num_hidden_layers":"2"})",
+                      "'num_hidden_layers': found \"2\", allowed: a whole number"));
   EXPECT_TRUE(refuses(R"({"model_type":"llama","num_hidden_layers":0})", "found 0, allowed: >= 1"));
   EXPECT_TRUE(refuses(R"({"model_type":"llama","num_hidden_layers":1.5})",
                       "'num_hidden_layers': found 1.5, allowed: a whole number"));

@@ -96,6 +96,20 @@ TEST(CompressedInput, GivesAllInFrontOfADamageAndThenNamesThePlace) {
   }
 }
 
+TEST(CompressedInput, GivesNothingOfAFrameWhoseHeaderIsDamaged) {
+  const std::string text = "in front";
+  std::string damaged = zstd_of("behind");
+  damaged[4] = static_cast<char>(damaged[4] | 0x08);  // a reserved bit of the frame's header
+  for (const size_t room : {size_t{16}, size_t{1} << 16}) {
+    CompressedInput input(Compression::zstd, source_of(zstd_of(text) + damaged, 64), "a.zst");
+    std::string all(room, '?');
+    all.resize(input.read(all.data(), all.size()));
+    EXPECT_EQ(all, text);
+    EXPECT_TRUE(
+        throws_with<CompressionError>([&] { input.read(all.data(), 1); }, "are damaged at byte"));
+  }
+}
+
 TEST(CompressedInput, ErrorsOfTheSourcePassThrough) {
   CompressedInput input(
       Compression::gzip, [](char*, size_t) -> size_t { throw FileError("disk"); }, "a.gz");

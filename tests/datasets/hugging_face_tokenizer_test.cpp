@@ -100,7 +100,7 @@ TEST(HuggingFaceTokenizer, DamagedFilesAreNamed) {
     return throws_with<FileError>([&] { parse_hugging_face_tokenizer(text, "T"); }, part);
   };
   const std::string good = fuzz::byte_level_sample().dump();
-  EXPECT_TRUE(refused(good.substr(0, 1000), "'T' is damaged: [json.exception.parse_error"));
+  EXPECT_TRUE(refused(good.substr(0, 1000), "'T' is damaged: parse error at line"));
   EXPECT_TRUE(refused(good.substr(0, 1000), "column 1001"));
   EXPECT_TRUE(refused("[]", "'T': found [], allowed: an object"));
   EXPECT_TRUE(refused("{}", "'T': model: found null, allowed: an object"));

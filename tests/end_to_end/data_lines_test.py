@@ -172,6 +172,13 @@ class DataLines(EndToEnd):
         self.assert_failed(self.train(f"data.valid_path={self.write('short', b'short')}")[0], 2,
                            "data.valid_path: the validation text has no sample")
 
+    def test_lines_without_a_task_for_them_are_refused(self):
+        for name in ("lines.jsonl", "lines.jsonl.gz"):
+            self.assert_failed(
+                self.train(f"data.path={self.write(name, b'{}')}")[0], 2,
+                f"{name}', a file of JSON lines; allowed: the prefix of a data set that "
+                "`lockstep data build` makes of it, or conversations with train.task = sft")
+
     def test_made_up_samples_are_the_same_on_each_layout(self):
         curves = []
         for ranks, field in ((1, "data.path=/nowhere/text"), (2, "data.path=[]"),

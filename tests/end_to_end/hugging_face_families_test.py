@@ -186,8 +186,11 @@ class HuggingFaceFamilies(EndToEnd):
                     self.assertLess(difference, 1e-5, key)
                     if "experts" not in key:  # which may have no token
                         self.assertGreater(largest, 1e-6, key)
-                self.assertIn(line, (self.at("ours", name, "/step_0") /
-                                     "config.textproto").read_text())
+                written = (self.at("ours", name, "/step_0") / "config.textproto").read_text()
+                self.assertIn(line, written)
+                # What follows from the settings of a run is left to the run.
+                for field in ("lr_decay_iters", "start_weight_decay", "end_weight_decay", "split"):
+                    self.assertIn(f"  # {field}: unset: ", written)
                 config = json.loads((self.at("back", name) / "config.json").read_text())
                 self.assertEqual(config["model_type"], model_type)
 

@@ -360,6 +360,23 @@ TEST(MoELayer, CountsChoicesForTheExpertBiasWhileTraining) {
   EXPECT_EQ(routers[0]->expert_bias().numel(), 4);
 }
 
+TEST(MoELayer, TakesFewerTokensThanRanksOfTensorParallelismUnlessItTrains) {
+  TransformerConfig config = layer_config();
+  config.moe_expert_capacity_factor = 1;
+  for (const int64_t length : {1, 2, 5})
+    run_ranks(3,
+              [&](const ParallelState& state) {
+                const at::Tensor input = numbers({length, kRows, kHidden}, 3);
+                MoELayer alone(layer_context(config, {}, ParallelState::single_process()));
+                alone.eval();
+                MoELayer layer(layer_context(config, {3, {.tensor = 3}}, state));
+                layer.eval();
+                const at::NoGradGuard no_grad;
+                EXPECT_TRUE(at::allclose(layer.forward(input), alone.forward(input), 1e-12, 1e-12));
+              },
+              {.sizes = {.tensor = 3}});
+}
+
 TEST(MoELayer, LayersInBetweenAreDense) {
   TransformerConfig config = layer_config();
   config.moe_layer_freq = {3};

@@ -20,6 +20,7 @@
 #include "lockstep/datasets/sample_marks.h"
 #include "lockstep/models/cross_entropy.h"
 #include "lockstep/parallel_state/collectives.h"
+#include "lockstep/tests/support/local_part.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -31,6 +32,7 @@ namespace lockstep {
 namespace {
 
 using testing::CollectiveLog;
+using testing::part_on;
 using testing::run_ranks;
 using testing::throws_with;
 using Fields = std::vector<std::string>;
@@ -155,20 +157,6 @@ Gradients each_alone(const Config& config, const Packed& packed) {
   for (const NamedParameter& param : collect_parameters(model))
     result.of[param.name] = param.tensor.grad() / result.tokens;
   return result;
-}
-
-at::Tensor part_on(at::Tensor whole, const NamedParameter& param, const ParallelState& state) {
-  const std::vector<std::pair<MeshAxis, GroupKind>> axes = {{MeshAxis::tp, GroupKind::tp},
-                                                            {MeshAxis::etp, GroupKind::expert_tp},
-                                                            {MeshAxis::ep, GroupKind::ep}};
-  for (const auto& [axis, kind] : axes) {
-    const Placement placement = param.description.placement(axis);
-    const auto* const shard = std::get_if<Shard>(&placement);
-    if (shard == nullptr) continue;
-    const ProcessGroup group = state.group(kind);
-    whole = whole.chunk(group.size(), shard->dim)[static_cast<size_t>(group.rank())];
-  }
-  return whole;
 }
 
 /// Loss and tokens of all ranks.

@@ -4,6 +4,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/datasets/file_bytes.h"
+#include "lockstep/datasets/json_field.h"
 
 namespace lockstep {
 
@@ -25,7 +26,7 @@ TraceHeader read_trace(const std::string& path, const std::function<void(Json&)>
             rest.value("baseTimeNanoseconds", int64_t{0})};
   } catch (const Json::exception& error) {
     fail<FileError>("'{}': found {}, allowed: a trace that `lockstep train --profile` wrote", path,
-                    error.what());
+                    problem_of(error));
   }
 }
 
