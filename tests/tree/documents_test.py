@@ -105,6 +105,11 @@ class Documents(unittest.TestCase):
                 if not line.startswith("|"):
                     self.assertLessEqual(len(line), 100, f"{path}: {line}")
 
+    def test_no_place_is_left_for_what_was_to_be_written(self):
+        left = re.compile(r"\b(MEASURED\w*|TODO|FIXME|TBD)\b")
+        self.assertEqual([f"{page}: {word}" for page in pages() for word in left.findall(text_of(page))],
+                         [])
+
     def test_every_block_names_its_language(self):
         for path in sources(".md"):
             for block in blocks_of(SOURCE / path):
