@@ -5,7 +5,16 @@ import re
 from support import BUILD, EndToEnd, launch, run
 
 
+def losses_of(output):
+    return [float(number) for number in re.findall(r"loss (\S+)", output)]
+
+
 class InstalledProjects(EndToEnd):
+    def assert_same(self, losses, expected):
+        self.assertEqual(len(losses), len(expected))
+        for one, other in zip(losses, expected):
+            self.assertAlmostEqual(one, other, delta=1e-12 * max(1, abs(other)))
+
     def command(self, *arguments):
         result = run(*arguments, timeout=900)
         output = result.stdout.decode() + result.stderr.decode()

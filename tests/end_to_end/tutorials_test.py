@@ -4,15 +4,11 @@ import re
 import shutil
 import unittest
 
-from installed import InstalledProjects
+from installed import InstalledProjects, losses_of
 from support import LOCKSTEP, SOURCE, launch
 
 SAVED_AT, STEPS = 20, 40  # of own_model
 RANKS, MICROBATCHES = 4, 8  # of the schedules that own_schedule compares
-
-
-def losses_of(output):
-    return [float(number) for number in re.findall(r"loss (\S+)", output)]
 
 
 def losses_by_torch():
@@ -46,11 +42,6 @@ def losses_by_torch():
 
 
 class Tutorials(InstalledProjects):
-    def assert_same(self, losses, expected):
-        self.assertEqual(len(losses), len(expected))
-        for one, other in zip(losses, expected):
-            self.assertAlmostEqual(one, other, delta=1e-12 * max(1, abs(other)))
-
     def test_a_model_of_ones_own_on_every_layout(self):
         program = self.build(SOURCE / "examples/own_model", self.install()) / "own_model"
         folders = [self.folder / "saved on one rank", self.folder / "saved on four"]
