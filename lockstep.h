@@ -31,6 +31,7 @@
 #include "lockstep/distributed/reducer.h"
 
 // Norms, clipping, updates, schedules.
+#include "lockstep/optimizer/audit.h"
 #include "lockstep/optimizer/clip_grad_norm.h"
 #include "lockstep/optimizer/clip_grads.h"
 #include "lockstep/optimizer/distributed_optimizer.h"

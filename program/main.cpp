@@ -28,8 +28,8 @@ int main(int argc, char** argv) {
   if (command == "megatron-flags")
     return lockstep::run_program(argc, argv, lockstep::add_megatron_flags_command);
   const std::string_view action = argc > 2 ? argv[2] : "";
-  if (command == "plan" &&
-      (action == "groups" || action == "buckets" || action == "memory" || action == "schedule"))
+  if (command == "plan" && (action == "groups" || action == "buckets" || action == "memory" ||
+                            action == "schedule" || action == "audit"))
     return lockstep::run_program(argc, argv,
                                  [](CLI::App& program) { lockstep::add_plan_command(program); });
   if (command == "checkpoint" && (action == "inspect" || action == "verify"))

@@ -14,6 +14,7 @@ void add_plan_groups_command(CLI::App& plan);
 void add_plan_buckets_command(CLI::App& plan);
 void add_plan_memory_command(CLI::App& plan);
 void add_plan_schedule_command(CLI::App& plan);
+void add_plan_audit_command(CLI::App& plan);
 
 /// A message about the parameters of a plan, "world-size (8) is not divisible by tensor (3)", with
 /// the names that `command` has for them: "--world-size (8) is not divisible by --tensor (3)".

@@ -11,6 +11,7 @@ CLI::App* add_plan_command(CLI::App& program) {
   add_plan_buckets_command(*command);
   add_plan_memory_command(*command);
   add_plan_schedule_command(*command);
+  add_plan_audit_command(*command);
   return command;
 }
 

@@ -18,6 +18,7 @@
 #include "lockstep/program/commands.h"
 #include "lockstep/program/signals.h"
 #include "lockstep/program/standard_descriptors.h"
+#include "lockstep/program/train_audit.h"
 #include "lockstep/training/profile_window.h"
 #include "lockstep/training/progress.h"
 #include "lockstep/training/run_checkpoints.h"
@@ -41,6 +42,7 @@ struct TrainArguments {
   bool print_config = false;
   std::string profile;
   std::string task;
+  bool audit = false;
 };
 
 /// What rank 0 tells of the run.
@@ -248,6 +250,7 @@ void train(const Config& config, const TrainArguments& arguments, const Parallel
   if (const auto loaded = checkpoints.load(trainer))
     tell(fmt::format("loaded {}, iteration {}", *loaded, trainer.iteration()));
   if (reporter) reporter->begin(trainer, state.group(GroupKind::dp_cp).size(), output);
+  if (arguments.audit) tell(audit_gradients(trainer, output, state));
   TrainCallbacks callbacks;
   const auto profile = profile_window(config, arguments, state);
   callbacks.should_stop = [&] {
@@ -361,6 +364,11 @@ void add_train_command(CLI::App& program) {
                    "them into one")
       ->type_name("FIRST:LAST")
       ->check(check_path);
+  command->add_flag(
+      "--audit", arguments->audit,
+      "Before the first iteration measure which ranks' gradients reach each "
+      "parameter, with which factor, by integers in their place; end with an error "
+      "unless that is what `lockstep plan audit` works out. Writes OUTPUT/audit.json");
   command->footer([] { return config_help(); });
   command->callback([arguments] { run(*arguments); });
 }

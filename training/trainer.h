@@ -14,6 +14,7 @@
 #include "lockstep/core/download.h"
 #include "lockstep/datasets/microbatch_loader.h"
 #include "lockstep/models/gpt_model.h"
+#include "lockstep/optimizer/audit_report.h"
 #include "lockstep/optimizer/distributed_optimizer.h"
 #include "lockstep/optimizer/param_scheduler.h"
 #include "lockstep/parallel_state/parallel_state.h"
@@ -128,6 +129,10 @@ class Trainer {
   void go_on_from(const CheckpointReader& checkpoint, bool weights_only);
   /// Both.
   void load(CheckpointReader& checkpoint, bool weights_only);
+
+  /// What becomes of each gradient, measured: see audit(). Between iterations, on all ranks. The
+  /// run goes on as without it.
+  AuditReport audit();
 
  private:
   /// What all ranks know of an iteration or a validation.

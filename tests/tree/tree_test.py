@@ -60,7 +60,8 @@ SUBROOMS = {
         "reducer/hooks": {"buffer", "sync"},
         "reducer": {"buffer", "sync", "reducer/hooks"},
     },
-    "optimizer": {"norm": set(), "rules": set(), "groups": set()},
+    "optimizer": {"norm": set(), "rules": set(), "groups": set(),
+                  "audit": {"", "norm", "rules", "groups"}},
     "models": {
         "layers": set(),
         "attention": {"layers"},

@@ -12,7 +12,7 @@ namespace lockstep {
 
 RunFiles run_files(const std::string& folder) {
   return {folder + "/metrics.jsonl", folder + "/config.textproto", folder + "/loss.svg",
-          folder + "/traces"};
+          folder + "/traces", folder + "/audit.json"};
 }
 
 std::string layout_text(const ParallelConfig& parallel) {

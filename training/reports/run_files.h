@@ -12,6 +12,7 @@ struct RunFiles {
   std::string config;    ///< config.textproto: the effective configuration of the last start
   std::string loss_svg;  ///< loss.svg: written when the run ends
   std::string traces;    ///< traces: the folder of `--profile`
+  std::string audit;     ///< audit.json: what `--audit` measured
 };
 
 RunFiles run_files(const std::string& folder);

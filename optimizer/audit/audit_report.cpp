@@ -1,0 +1,202 @@
+#include "lockstep/optimizer/audit_report.h"
+
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/core/check.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json json_of(const AuditedParameter& param) {
+  Json terms = Json::array();
+  for (const AuditTerms& of : param.terms)
+    terms.push_back(
+        {{"numerator", of.numerator}, {"denominator", of.denominator}, {"ranks", of.ranks}});
+  return {{"name", param.name},
+          {"chunk", param.chunk},
+          {"shape", param.shape},
+          {"description", param.description},
+          {"reduction", param.reduction},
+          {"first", param.first},
+          {"last", param.last},
+          {"terms", std::move(terms)},
+          {"token_ranks", param.token_ranks},
+          {"counted", param.counted},
+          {"update", param.update},
+          {"problem", param.problem}};
+}
+
+Json json_of(const AuditedRank& rank) {
+  Json params = Json::array();
+  for (const AuditedParameter& param : rank.parameters) params.push_back(json_of(param));
+  return {{"rank", rank.rank}, {"parameters", std::move(params)}};
+}
+
+AuditedParameter param_of(const Json& json) {
+  AuditedParameter param;
+  json.at("name").get_to(param.name);
+  json.at("chunk").get_to(param.chunk);
+  json.at("shape").get_to(param.shape);
+  json.at("description").get_to(param.description);
+  json.at("reduction").get_to(param.reduction);
+  json.at("first").get_to(param.first);
+  json.at("last").get_to(param.last);
+  for (const Json& of : json.at("terms"))
+    param.terms.push_back({of.at("numerator").get<int64_t>(), of.at("denominator").get<int64_t>(),
+                           of.at("ranks").get<std::vector<int64_t>>()});
+  json.at("token_ranks").get_to(param.token_ranks);
+  json.at("counted").get_to(param.counted);
+  json.at("update").get_to(param.update);
+  json.at("problem").get_to(param.problem);
+  return param;
+}
+
+std::string list_text(const std::vector<int64_t>& numbers) {
+  return fmt::format("[{}]", fmt::join(numbers, ", "));
+}
+
+std::string terms_text(const std::vector<AuditTerms>& terms) {
+  std::string text;
+  for (const AuditTerms& of : terms) {
+    const std::string denominator = of.denominator == 1 ? "" : fmt::format("/{}", of.denominator);
+    text += fmt::format("{}{}{} x ranks {}", text.empty() ? "" : " + ", of.numerator, denominator,
+                        list_text(of.ranks));
+  }
+  return text.empty() ? "none" : text;
+}
+
+/// The lines of to_text() that ranks may share.
+std::string paragraph_of(const AuditedParameter& param) {
+  std::string text = fmt::format(
+      " {}: {}\n  {}\n  gradient: {}{}\n", list_text(param.shape), param.description,
+      param.reduction, terms_text(param.terms),
+      param.token_ranks.empty()
+          ? ""
+          : fmt::format(", divided by the tokens of ranks {}", list_text(param.token_ranks)));
+  if (!param.problem.empty()) text += fmt::format("  {}\n", param.problem);
+  if (!param.update.empty()) text += fmt::format("  update: {}\n", param.update);
+  return text;
+}
+
+/// Compares the fields of one parameter.
+class FieldComparison {
+ public:
+  FieldComparison(std::string where, std::vector<std::string>& lines)
+      : where_(std::move(where)), lines_(lines) {}
+
+  void compare(const char* field, const std::string& worked_out, const std::string& measured) {
+    if (worked_out != measured)
+      lines_.push_back(
+          fmt::format("{}: {}: worked out {}, measured {}", where_, field, worked_out, measured));
+  }
+
+ private:
+  std::string where_;
+  std::vector<std::string>& lines_;
+};
+
+void compare_params(const std::string& where, const AuditedParameter& a, const AuditedParameter& b,
+                    std::vector<std::string>& lines) {
+  FieldComparison fields(where, lines);
+  const auto elements = [](const AuditedParameter& param) {
+    return fmt::format("{} to {}", param.first, param.last);
+  };
+  fields.compare("shape", list_text(a.shape), list_text(b.shape));
+  fields.compare("description", a.description, b.description);
+  fields.compare("reduction", a.reduction, b.reduction);
+  fields.compare("elements", elements(a), elements(b));
+  const bool terms_known = b.problem.empty() || !b.terms.empty();
+  fields.compare("terms", terms_text(a.terms), terms_known ? terms_text(b.terms) : b.problem);
+  if (terms_known)
+    fields.compare("tokens", list_text(a.token_ranks),
+                   b.problem.empty() ? list_text(b.token_ranks) : b.problem);
+  fields.compare("counted in the norm", a.counted ? "yes" : "no", b.counted ? "yes" : "no");
+  fields.compare("update", a.update, b.update);
+}
+
+void compare_ranks(const AuditedRank& a, const AuditedRank& b, std::vector<std::string>& lines) {
+  std::map<std::pair<int64_t, std::string>, const AuditedParameter*> of_b;
+  for (const AuditedParameter& param : b.parameters) of_b[{param.chunk, param.name}] = &param;
+  for (const AuditedParameter& param : a.parameters) {
+    const std::string where = fmt::format("rank {}, `{}`", a.rank, param.name);
+    const auto found = of_b.find({param.chunk, param.name});
+    if (found == of_b.end()) {
+      lines.push_back(where + ": not in what was measured");
+      continue;
+    }
+    compare_params(where, param, *found->second, lines);
+    of_b.erase(found);
+  }
+  for (const auto& [key, param] : of_b)
+    lines.push_back(fmt::format("rank {}, `{}`: not in what was worked out", b.rank, param->name));
+}
+
+}  // namespace
+
+std::string to_json(const AuditReport& report) {
+  Json ranks = Json::array();
+  for (const AuditedRank& rank : report.ranks) ranks.push_back(json_of(rank));
+  const Json json = {{"world_size", report.world_size},
+                     {"layout", report.layout},
+                     {"scaling", report.scaling},
+                     {"ranks", std::move(ranks)}};
+  return json.dump() + "\n";
+}
+
+std::string to_json(const AuditedRank& rank) { return json_of(rank).dump(); }
+
+AuditedRank parse_audited_rank(const std::string& json, const std::string& source) {
+  try {
+    const Json parsed = Json::parse(json);
+    AuditedRank rank;
+    parsed.at("rank").get_to(rank.rank);
+    for (const Json& param : parsed.at("parameters")) rank.parameters.push_back(param_of(param));
+    return rank;
+  } catch (const Json::exception& error) {
+    fail<FileError>("{}: no audit of a rank: {}", source, error.what());
+  }
+}
+
+std::string to_text(const AuditReport& report) {
+  std::string text = fmt::format("{} rank{} ({}), {} scaling\n", report.world_size,
+                                 report.world_size == 1 ? "" : "s", report.layout, report.scaling);
+  std::map<std::string, std::vector<int64_t>> holding, counting;
+  std::vector<std::string> order;
+  for (const AuditedRank& rank : report.ranks)
+    for (const AuditedParameter& param : rank.parameters) {
+      const std::string paragraph = param.name + paragraph_of(param);
+      if (holding[paragraph].empty()) order.push_back(paragraph);
+      holding[paragraph].push_back(rank.rank);
+      if (param.counted) counting[paragraph].push_back(rank.rank);
+    }
+  for (const std::string& paragraph : order)
+    text += fmt::format("\n{}  held by ranks {}, counted in the norm by {}\n", paragraph,
+                        list_text(holding[paragraph]), list_text(counting[paragraph]));
+  return text;
+}
+
+std::vector<std::string> audit_differences(const AuditReport& worked_out,
+                                           const AuditReport& measured) {
+  std::vector<std::string> lines;
+  FieldComparison job("job", lines);
+  job.compare("layout", worked_out.layout, measured.layout);
+  job.compare("scaling", worked_out.scaling, measured.scaling);
+  std::map<int64_t, const AuditedRank*> ranks;
+  for (const AuditedRank& rank : measured.ranks) ranks[rank.rank] = &rank;
+  for (const AuditedRank& rank : worked_out.ranks) {
+    const auto found = ranks.find(rank.rank);
+    if (found == ranks.end())
+      lines.push_back(fmt::format("rank {}: not in what was measured", rank.rank));
+    else
+      compare_ranks(rank, *found->second, lines);
+    ranks.erase(rank.rank);
+  }
+  for (const auto& [rank, unused] : ranks)
+    lines.push_back(fmt::format("rank {}: not in what was worked out", rank));
+  return lines;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,162 @@
+#include "lockstep/optimizer/audited_model.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/text_fields.h"
+#include "lockstep/distributed/buffer_kind.h"
+#include "lockstep/distributed/model_check.h"
+#include "lockstep/distributed/module_units.h"
+#include "lockstep/distributed/parameter_check.h"
+#include "lockstep/optimizer/expected_audit.h"
+#include "lockstep/parallel_state/axis_groups.h"
+#include "lockstep/parallel_state/collectives.h"
+#include "lockstep/parallel_state/pipeline_position.h"
+
+namespace lockstep {
+namespace {
+
+constexpr const char* kReportLabel = "audit";
+
+const ParallelState& state_of(const AuditedModel& model) {
+  return model.models.front()->parallel_state();
+}
+
+DescribedParameter described(const NamedParameter& param, int64_t unit) {
+  return {.name = param.name,
+          .shape = param.tensor.sizes().vec(),
+          .description = param.description,
+          .dtype = at::toString(param.tensor.scalar_type()),
+          .trained = param.tensor.requires_grad(),
+          .unit = unit};
+}
+
+/// Gives the trained parameters of all chunks the numbers of their groups.
+void set_group_numbers(const AuditedModel& model, std::vector<DescribedChunk>& chunks) {
+  std::vector<NamedParameter> trained;
+  for (const torch::nn::Module* const module : model.modules)
+    for (const NamedParameter& param : collect_parameters(*module))
+      if (param.tensor.requires_grad()) trained.push_back(param);
+  const GroupedParams grouped =
+      group_params(trained, model.config, model.overrides, ListedParams::some);
+  size_t next = 0;
+  for (DescribedChunk& chunk : chunks)
+    for (DescribedParameter& param : chunk.parameters) {
+      if (!param.trained) continue;
+      const ParamGroup& group = grouped.groups[grouped.group_of[next++]];
+      param.max_lr = group.max_lr;
+      param.min_lr = group.min_lr;
+      param.wd_mult = group.wd_mult;
+    }
+}
+
+/// Whether ranks over which gradients are reduced later hold other lengths beside them, by kind of
+/// replicas.
+std::vector<GroupKind> unlike_kinds(const DescribedChunk& chunk, const ParallelState& state) {
+  std::vector<GroupKind> unlike;
+  for (const GroupKind kind : kReplicaKinds) {
+    std::set<MeshAxis> axes;
+    std::map<std::string, std::string> by_dtype;
+    for (const DescribedParameter& param : chunk.parameters) {
+      if (!param.trained) continue;
+      const BufferKind lies_in = buffer_kind(param.description, state.grids(), MatrixLayout::cut);
+      if (lies_in.replicas != kind || !lies_in.apart.empty()) continue;
+      const std::vector<MeshAxis> over = partial_axes(param.description, state.grids());
+      axes.insert(over.begin(), over.end());
+      by_dtype[param.dtype] +=
+          fmt::format("{} {}\n", fmt::join(param.shape, ","), over.empty() ? "" : param.name);
+    }
+    std::string text;
+    for (const auto& [dtype, lines] : by_dtype) text += dtype + "\n" + lines;
+    if (!same_over_axes(text, {axes.begin(), axes.end()}, state)) unlike.push_back(kind);
+  }
+  return unlike;
+}
+
+std::vector<DescribedChunk> described_chunks(const AuditedModel& model) {
+  const ParallelState& state = state_of(model);
+  const int64_t stage = PipelinePosition(state.grids(), state.rank()).stage();
+  std::vector<DescribedChunk> chunks;
+  for (const torch::nn::Module* const module : model.modules) {
+    const std::vector<NamedParameter> params = collect_parameters(*module);
+    const std::vector<int64_t> units = units_of(*module, params);
+    DescribedChunk& chunk = chunks.emplace_back();
+    chunk.bucketed = has_buckets(stage, static_cast<int64_t>(chunks.size()) - 1);
+    for (size_t i = 0; i < params.size(); ++i)
+      chunk.parameters.push_back(described(params[i], units[i]));
+    chunk.unlike = unlike_kinds(chunk, state);
+  }
+  set_group_numbers(model, chunks);
+  return chunks;
+}
+
+/// Names of the tied copies that each rank trains.
+std::vector<std::multiset<std::string>> ties_of_ranks(const std::vector<DescribedChunk>& own,
+                                                      const ParallelState& state) {
+  std::string text;
+  for (const DescribedChunk& chunk : own)
+    for (const DescribedParameter& param : chunk.parameters)
+      if (param.trained && param.description.tie) append_field(text, param.description.tie->name);
+  std::vector<std::multiset<std::string>> ties;
+  for (const std::string& of_rank : all_gather_texts(state.world(), text, kReportLabel)) {
+    std::multiset<std::string>& names = ties.emplace_back();
+    for (std::string_view rest = of_rank; !rest.empty();)
+      names.insert(std::string(take_field(rest, kReportLabel)));
+  }
+  return ties;
+}
+
+/// Copies on another rank, as this rank describes those that it has too.
+std::vector<DescribedChunk> tied_copies(const std::vector<DescribedChunk>& own,
+                                        const std::multiset<std::string>& names) {
+  std::vector<DescribedChunk> copies(1);
+  std::set<std::string> done;
+  for (const DescribedChunk& chunk : own)
+    for (const DescribedParameter& param : chunk.parameters)
+      if (const auto& tie = param.description.tie; tie && done.insert(tie->name).second)
+        for (size_t i = 0; i < names.count(tie->name); ++i)
+          copies.front().parameters.push_back(param);
+  return copies;
+}
+
+}  // namespace
+
+void check_audited_model(const AuditedModel& model, const char* call) {
+  check_model_list(model.models, call);
+  for (DistributedDataParallel* const ddp : model.models)
+    require<UsageError>(ddp->state_text() == "idle" || ddp->state_text() == "ready",
+                        "{}: the state is {}, allowed: idle, ready", call, ddp->state_text());
+}
+
+AuditReport report_of_all_ranks(const AuditedModel& model, const AuditedRank& own) {
+  const ParallelState& state = state_of(model);
+  AuditReport report = {.world_size = state.world_size(),
+                        .layout = layout_text(state.grids()),
+                        .scaling = to_string(model.models.front()->scaling_mode())};
+  for (const std::string& text : all_gather_texts(state.world(), to_json(own), kReportLabel))
+    report.ranks.push_back(parse_audited_rank(text, kReportLabel));
+  return report;
+}
+
+AuditReport expected_audit(const AuditedModel& model) {
+  check_model_list(model.models, "expected_audit");
+  require<UsageError>(model.modules.size() == model.models.size(),
+                      "expected_audit: found {} modules, allowed: as many as models, {}",
+                      model.modules.size(), model.models.size());
+  const ParallelState& state = state_of(model);
+  const std::vector<DescribedChunk> own = described_chunks(model);
+  const auto ties = ties_of_ranks(own, state);
+  const auto chunks_of = [&](int64_t rank) {
+    return rank == state.rank() ? own : tied_copies(own, ties[static_cast<size_t>(rank)]);
+  };
+  const AuditSettings settings = {.ddp = model.ddp,
+                                  .optimizer = model.config,
+                                  .own_rule = model.own_rule,
+                                  .with_update = model.optimizer != nullptr};
+  const AuditReport report = expected_audit(chunks_of, state.grids(), settings, {state.rank()});
+  return report_of_all_ranks(model, report.ranks.front());
+}
+
+}  // namespace lockstep

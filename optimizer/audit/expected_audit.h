@@ -1,0 +1,80 @@
+#pragma once
+
+// Internal: the audit worked out from descriptions alone, without a process. Needs no libtorch. The
+// terms follow from what the descriptions mean, axis by axis, and not from the code that reduces.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "lockstep/core/config.h"
+#include "lockstep/core/placement.h"
+#include "lockstep/distributed/gradient_scaling.h"
+#include "lockstep/optimizer/audit_report.h"
+#include "lockstep/optimizer/update_statement.h"
+#include "lockstep/parallel_state/rank_grids.h"
+
+namespace lockstep {
+
+/// A parameter of one rank.
+struct DescribedParameter {
+  std::string name;
+  std::vector<int64_t> shape = {};  ///< on the rank
+  ParamDescription description = {};
+  std::string dtype = {};  ///< parameters of other dtypes lie in other buffers
+  bool trained = true;
+  int64_t unit = 0;  ///< see number_units()
+  double max_lr = 0, min_lr = 0, wd_mult = 0;
+};
+
+/// One model chunk of a rank, in the order of registration, frozen parameters included.
+struct DescribedChunk {
+  std::vector<DescribedParameter> parameters = {};
+  bool bucketed = true;                ///< see has_buckets()
+  std::vector<GroupKind> unlike = {};  ///< see buffer_kind()
+};
+
+struct AuditSettings {
+  DistributedDataParallelConfig ddp = {};
+  OptimizerConfig optimizer = {};
+  const UpdateStatement* own_rule = nullptr;  ///< in place of optimizer.optimizer
+  bool with_update = true;                    ///< there is an optimizer
+};
+
+/// The chunks of a rank that have parameters to be trained.
+using ChunksOfRank = std::function<std::vector<DescribedChunk>(int64_t rank)>;
+
+/// Of the ranks of `grids` that `ranks` lists; of all where it lists none. Of ranks that are not
+/// listed it asks for the tied parameters alone. UsageError: a parameter tied to stages that its
+/// rank is none of.
+AuditReport expected_audit(const ChunksOfRank& chunks, const RankGrids& grids,
+                           const AuditSettings& settings, const std::vector<int64_t>& ranks = {});
+
+/// By configuration, without overrides: optimizer.lr, for embedding and output decoupled_lr where
+/// that is set, and weight decay as the description says.
+void set_update_numbers(DescribedParameter& parameter, const OptimizerConfig& config);
+
+/// "tp 2, dp 2": the axes that have several ranks.
+std::string layout_text(const RankGrids& grids);
+
+/// "bucket 2 of 5, 7 parameters, all-reduce sum over dp-cp [0, 2]". `instances`: the group over
+/// which an all-reduce adds shards; empty: none.
+std::string reduction_text(size_t number, size_t buckets, size_t parameters,
+                           const std::string& operation, const std::string& group,
+                           const std::string& instances);
+
+/// See AuditedParameter::update.
+std::string update_text(const UpdateStatement& statement, double max_lr, double min_lr,
+                        double wd_mult);
+
+/// In lowest terms. `denominator` is above 0.
+ScalingFactor lowest_terms(int64_t numerator, int64_t denominator);
+
+/// Terms with equal factors together.
+std::vector<AuditTerms> grouped_terms(const std::vector<AuditTerms>& of_single_ranks);
+
+/// In the order of chunks, then of names.
+void sort_parameters(AuditedRank& rank);
+
+}  // namespace lockstep

@@ -1,0 +1,64 @@
+#include <iostream>
+#include <memory>
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/config_io.h"
+#include "lockstep/planner/audit_plan.h"
+#include "lockstep/program/commands.h"
+#include "lockstep/program/plan_arguments.h"
+
+namespace lockstep {
+namespace {
+
+struct AuditArguments {
+  std::string config_path;
+  std::vector<std::string> overrides;
+  std::optional<int64_t> world_size;
+  std::string ranks;
+  bool json = false;
+};
+
+void plan_audit_of(const CLI::App& command, const AuditArguments& arguments) {
+  const Config config = load_config(arguments.config_path, arguments.overrides);
+  try {
+    const AuditReport report =
+        plan_audit(config, arguments.world_size, parse_integers(arguments.ranks, ','));
+    std::cout << (arguments.json ? to_json(report) : to_text(report));
+  } catch (const Error& error) {
+    fail<ConfigError>("{}", with_option_names(command, error.what()));
+  }
+  flush_output(command);
+}
+
+constexpr const char* kAuditFooter =
+    "Worked out from what the layers state of their parameters; `lockstep train --audit` measures "
+    "the same. \"1 x ranks [0, 1]\": the gradients of these ranks are added, each times 1; "
+    "\"divided by the tokens of ranks [0, 1]\": by the sum of those that these ranks count.\n"
+    "JSON: world_size, layout, scaling, and for each of ranks: rank, and of each of its "
+    "parameters: name; chunk (of the rank's model chunks); shape (on the rank); description; "
+    "reduction (its bucket, and over which ranks that is reduced); first and last (the elements "
+    "whose final gradient the rank holds, a half-open range); terms (numerator, denominator, "
+    "ranks); token_ranks; counted (in the gradient norm, by this rank); update (rule, state, "
+    "learning rates, weight decay); problem (of what was measured; here empty).";
+
+}  // namespace
+
+void add_plan_audit_command(CLI::App& plan) {
+  auto arguments = std::make_shared<AuditArguments>();
+  CLI::App* const command = plan.add_subcommand(
+      "audit", "Work out which ranks' gradients reach each parameter, with which factor");
+  add_config_options(*command, arguments->config_path, arguments->overrides);
+  command
+      ->add_option("--world-size", arguments->world_size,
+                   "Ranks of the job; unset: one data-parallel rank, which is tensor x context x "
+                   "pipeline ranks")
+      ->check(check_integer);
+  command->add_option("--rank", arguments->ranks, "Ranks to report; unset: all")
+      ->type_name("INT,INT,...")
+      ->check(check_integers);
+  command->add_flag("--json", arguments->json, "Print one JSON document");
+  command->footer(kAuditFooter);
+  command->callback([command, arguments] { plan_audit_of(*command, *arguments); });
+}
+
+}  // namespace lockstep
