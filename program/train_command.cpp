@@ -262,6 +262,7 @@ void train(const Config& config, const TrainArguments& arguments, const Parallel
     tell(checkpoints.after_iteration(trainer, last));
   };
   callbacks.go_back = [&] {
+    tell(checkpoints.finish());
     const std::string path = checkpoints.go_back(trainer);
     if (reporter) reporter->go_back(trainer, path);
     return !path.empty();

@@ -172,7 +172,7 @@ std::optional<std::string> RunCheckpoints::load(Trainer& trainer) {
 }
 
 std::string RunCheckpoints::go_back(Trainer& trainer) {
-  if (saver_) saver_->finish();
+  finish();
   std::string mine = path_;
   if (state_.rank() == 0 && !mine.empty() && !is_checkpoint(mine))
     mine = known_until(trainer.iteration());

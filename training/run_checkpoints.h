@@ -35,7 +35,9 @@ class RunCheckpoints {
   std::optional<std::string> load(Trainer& trainer);
 
   /// Goes back to the checkpoint that was saved last, else to the one that the run resumed from.
-  /// Returns its path; empty where there is none. Collective. FileError as of load().
+  /// Returns its path; empty where there is none. Waits for a save that is under way; where that
+  /// fails, the one before counts, and finish(), called first, tells of it. Collective. FileError
+  /// as of load().
   std::string go_back(Trainer& trainer);
 
   /// Whether the interval asks for a save after that iteration.
@@ -45,8 +47,7 @@ class RunCheckpoints {
   /// the way that fails is told and the run goes on; FileError if that at the end fails.
   std::string after_iteration(Trainer& trainer, bool last);
 
-  /// For a run that ends without a save: waits for the one that is under way. What is to be told of
-  /// it. Collective.
+  /// Waits for the save that is under way. What is to be told of it. Collective.
   std::string finish();
 
   /// Of a run that diverged: "the last checkpoint from before is '...'", of

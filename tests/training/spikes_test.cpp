@@ -25,104 +25,14 @@
 namespace lockstep {
 namespace {
 
+using testing::kWindow;
+using testing::kZScore;
 using testing::run_ranks;
-using testing::TemporaryFolder;
 using testing::throws_with;
-using Fields = std::vector<std::string>;
-
-constexpr int64_t kWindow = 6, kLength = 16, kBatch = 6;
-constexpr double kZScore = 5;
-
-struct Told {
-  int64_t iteration = 0;
-  double loss = 0, norm = 0;
-  Spike spike = Spike::none;
-  bool operator==(const Told&) const = default;
-};
-
-struct Outcome {
-  std::vector<Told> told;
-  RunEnd end = RunEnd::none;
-  std::string divergence;
-};
-
-class SpikesTest : public ::testing::Test {
- protected:
-  SpikesTest() {
-    calm_ = folder_.write("calm", text(240, {}));
-    wild_ = folder_.write("wild", text(240, {31, 77, 101, 154, 203}));
-    base_ = folder_.path() / "base";
-    train(config(calm_, {"train.train_iters=30"}), 1, base_);
-  }
-
-  /// `samples` samples that count up, but for those in `strange`, which have other bytes.
-  static std::string text(int64_t samples, const std::vector<int64_t>& strange) {
-    std::string all;
-    for (int64_t i = 0; i <= samples * kLength; ++i) all += static_cast<char>('a' + i % 7);
-    for (const int64_t sample : strange)
-      for (int64_t i = 1; i <= kLength; ++i)
-        all[static_cast<size_t>(sample * kLength + i)] =
-            static_cast<char>(128 + (i * i * 7 + sample) % 100);
-    return all;
-  }
-
-  Config config(const std::string& path, const Fields& more) const {
-    Fields all = {"data.path=" + path, "train.precision=fp64", "data.split=1,0"};
-    all.insert(all.end(), more.begin(), more.end());
-    return parse_config(
-        "model { num_layers: 2 hidden_size: 16 num_attention_heads: 2 ffn_hidden_size: 16 "
-        "seq_length: 16 vocab_size: 256 init_method_std: 0.1 } "
-        "train { global_batch_size: 6 micro_batch_size: 1 eval_iters: 0 train_iters: 40 "
-        "spike_window: 6 spike_zscore: 5 } "
-        "optimizer { lr: 0.03 lr_decay_style: \"constant\" }",
-        "test", all);
-  }
-
-  /// Goes on from the model that has learned the calm text.
-  Config wild(const Fields& more) const {
-    Fields all = {"checkpoint.load=" + base_, "checkpoint.finetune=true"};
-    all.insert(all.end(), more.begin(), more.end());
-    return config(wild_, all);
-  }
-
-  /// As `lockstep train` does it, into `folder`, or nowhere.
-  static Outcome train(const Config& config, int64_t world, const std::string& folder) {
-    testing::RankThreadOptions options;
-    options.sizes = parallel_options(config, c10::kCPU).sizes;
-    Outcome outcome;
-    std::mutex mutex;
-    run_ranks(
-        world,
-        [&](const ParallelState& state) {
-          RunCheckpoints checkpoints(config.checkpoint, folder, state);
-          Trainer trainer(config, state);
-          checkpoints.load(trainer);
-          Outcome own;
-          TrainCallbacks callbacks;
-          callbacks.iteration = [&](const IterationMetrics& m) {
-            own.told.push_back({m.iteration, m.lm_loss, m.grad_norm, m.spike});
-            EXPECT_EQ(m.skipped, m.spike != Spike::none);
-          };
-          callbacks.checkpoint = [&](bool last) { checkpoints.after_iteration(trainer, last); };
-          callbacks.go_back = [&] { return !checkpoints.go_back(trainer).empty(); };
-          own.end = trainer.run(callbacks);
-          own.divergence = own.end == RunEnd::diverged ? trainer.divergence() : "";
-          checkpoints.finish();
-          const std::lock_guard<std::mutex> lock(mutex);
-          if (!outcome.told.empty()) {
-            EXPECT_EQ(outcome.told, own.told) << state.rank();
-          }
-          outcome = std::move(own);
-        },
-        options);
-    return outcome;
-  }
-
-  std::string at(const std::string& name) const { return folder_.path() / name; }
-
-  TemporaryFolder folder_;
-  std::string calm_, wild_, base_;
-};
+using testing::Told;
+using Fields = testing::SpikeFields;
+using Outcome = testing::SpikeOutcome;
+using SpikesTest = testing::SpikeRuns;
 
 /// Whether `x` is further above the mean of the last `kWindow` of `before` than kZScore deviations.
 bool is_outlier(const std::vector<double>& before, double x) {
@@ -360,6 +270,9 @@ TEST(SpikeSettings, AreRefusedByName) {
   refuses({"train.on_spike=skip", "train.cuda_graph=step"},
           "train.on_spike = skip: found train.cuda_graph = step, allowed: none, microbatch");
   refuses({"train.on_spike=maybe"}, "train.on_spike: found ");
+  refuses({"train.spike_zscore=5"},
+          "train.spike_zscore: found 5, but train.on_spike is none; allowed with: skip, rewind");
+  refuses({"train.spike_window=5"}, "train.spike_window: found 5, but train.on_spike is none");
 }
 
 }  // namespace
