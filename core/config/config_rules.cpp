@@ -111,18 +111,6 @@ void check_batch_sizes(const TrainConfig& train) {
                        *train.step_batch_size_schedule);
 }
 
-void check_unused_spike_fields(const TrainConfig& train) {
-  const TrainConfig unused;
-  const auto check = [](const char* field, auto found, auto default_value) {
-    require<ConfigError>(found == default_value,
-                         "train.{}: found {}, but train.on_spike is none; allowed with: skip, "
-                         "rewind",
-                         field, found);
-  };
-  check("spike_zscore", train.spike_zscore, unused.spike_zscore);
-  check("spike_window", train.spike_window, unused.spike_window);
-}
-
 void check_spikes(const Config& config) {
   const TrainConfig& train = config.train;
   const CheckpointConfig& checkpoint = config.checkpoint;
@@ -130,7 +118,7 @@ void check_spikes(const Config& config) {
     require<ConfigError>(allowed, "train.on_spike = {}: found {}, allowed: {}",
                          to_string(train.on_spike), found, what);
   };
-  if (train.on_spike == OnSpike::none) return check_unused_spike_fields(train);
+  if (train.on_spike == OnSpike::none) return;
   check(train.cuda_graph != CudaGraph::step, "train.cuda_graph = step", "none, microbatch");
   if (train.on_spike != OnSpike::rewind) return;
   check(checkpoint.save_interval.has_value(), "checkpoint.save_interval that is unset",

@@ -23,9 +23,7 @@ class Spikes(EndToEnd):
 
     def command(self, text, output, *fields):
         assignments = [f"data.path={self.folder / text}", "data.split=1,0", "train.eval_iters=0",
-                       *fields]
-        if any(field.startswith("train.on_spike") for field in fields):
-            assignments += ["train.spike_window=6", "train.spike_zscore=5"]
+                       "train.spike_window=6", "train.spike_zscore=5", *fields]
         return [LOCKSTEP, "train", self.config, "--output", self.folder / output,
                 *(word for field in assignments for word in ("--set", field))]
 
