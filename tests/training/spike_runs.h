@@ -44,7 +44,8 @@ struct SpikeRunEvents {
   /// Told iterations after which a signal stops the run, or all of its ranks are killed.
   size_t stopped_after = std::numeric_limits<size_t>::max();
   size_t killed_after = std::numeric_limits<size_t>::max();
-  /// On rank 0, of each iteration before it is saved, and before the run goes back.
+  /// On rank 0, while no save is under way: of each iteration before it is saved, and before the
+  /// run goes back.
   std::function<void(const IterationMetrics&)> iteration = {};
   std::function<void()> going_back = {};
 };
@@ -132,11 +133,13 @@ class SpikeRuns : public ::testing::Test {
     callbacks.iteration = [&](const IterationMetrics& m) {
       own.told.push_back({m.iteration, m.lm_loss, m.grad_norm, m.spike});
       EXPECT_EQ(m.skipped, m.spike != Spike::none);
+      if (events.iteration) checkpoints.finish();
       if (events.iteration && state.rank() == 0) events.iteration(m);
       if (own.told.size() == events.killed_after) throw Killed();
     };
     callbacks.checkpoint = [&](bool last) { checkpoints.after_iteration(trainer, last); };
     callbacks.go_back = [&] {
+      checkpoints.finish();
       if (events.going_back && state.rank() == 0) events.going_back();
       return !checkpoints.go_back(trainer).empty();
     };
