@@ -71,7 +71,7 @@ class Completion(EndToEnd):
             self.assertIn(command, inside)
         self.assertEqual(self.bash("lockstep tr")[0], "train")
         self.assertEqual(set(self.bash("lockstep plan ")), {"groups", "buckets", "memory",
-                                                            "schedule", "verify"})
+                                                            "schedule", "verify", "audit"})
         self.assertEqual(set(self.bash("lockstep checkpoint in")), {"inspect"})
         self.assertEqual(self.bash("lockstep nonsense "), [])
 
