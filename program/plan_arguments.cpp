@@ -41,6 +41,14 @@ std::string with_option_names(const CLI::App& command, std::string_view message)
   return text;
 }
 
+void add_optional_world_size(CLI::App& command, std::optional<int64_t>& world_size) {
+  command
+      .add_option("--world-size", world_size,
+                  "Ranks of the job; unset: one data-parallel rank, which is tensor x context x "
+                  "pipeline ranks")
+      ->check(check_integer);
+}
+
 void flush_output(const CLI::App& command) {
   const std::string name = command.get_name();
   flush_standard_output(name == "plan" ? name : "plan " + name);

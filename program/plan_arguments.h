@@ -1,6 +1,8 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -19,6 +21,9 @@ void add_plan_audit_command(CLI::App& plan);
 /// A message about the parameters of a plan, "world-size (8) is not divisible by tensor (3)", with
 /// the names that `command` has for them: "--world-size (8) is not divisible by --tensor (3)".
 std::string with_option_names(const CLI::App& command, std::string_view message);
+
+/// --world-size of a command that also works without.
+void add_optional_world_size(CLI::App& command, std::optional<int64_t>& world_size);
 
 /// Throws FileError unless what `command` has printed has reached standard output.
 void flush_output(const CLI::App& command);

@@ -48,11 +48,7 @@ void add_plan_audit_command(CLI::App& plan) {
   CLI::App* const command = plan.add_subcommand(
       "audit", "Work out which ranks' gradients reach each parameter, with which factor");
   add_config_options(*command, arguments->config_path, arguments->overrides);
-  command
-      ->add_option("--world-size", arguments->world_size,
-                   "Ranks of the job; unset: one data-parallel rank, which is tensor x context x "
-                   "pipeline ranks")
-      ->check(check_integer);
+  add_optional_world_size(*command, arguments->world_size);
   command->add_option("--rank", arguments->ranks, "Ranks to report; unset: all")
       ->type_name("INT,INT,...")
       ->check(check_integers);

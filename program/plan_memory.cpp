@@ -46,11 +46,7 @@ void add_plan_memory_command(CLI::App& plan) {
   CLI::App* const command =
       plan.add_subcommand("memory", "Work out the memory of one rank of each pipeline stage");
   add_config_options(*command, arguments->config_path, arguments->overrides);
-  command
-      ->add_option("--world-size", arguments->world_size,
-                   "Ranks of the job; unset: one data-parallel rank, which is tensor x context x "
-                   "pipeline ranks")
-      ->check(check_integer);
+  add_optional_world_size(*command, arguments->world_size);
   command->add_flag("--json", arguments->json, "Print one JSON document");
   command->footer(kMemoryFooter);
   command->callback([command, arguments] { plan_memory_of(*command, *arguments); });

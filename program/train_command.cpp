@@ -220,7 +220,7 @@ void end_profile(ProfileWindow* profile, Tell tell) {
                            trainer.iteration());
 }
 
-/// A note where the learning rate reaches its least long before the end; empty otherwise.
+/// A note where the learning rate's decay ends before the training does; empty otherwise.
 std::string early_end_of_decay(const Config& config) {
   const OptimizerConfig& optimizer = config.optimizer;
   const int64_t decay = optimizer.lr_decay_iters.value_or(config.train.train_iters);

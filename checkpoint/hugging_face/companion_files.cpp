@@ -127,8 +127,12 @@ std::set<int64_t> ends_of_text(const Config& config, const Tokenizer& tokenizer)
   const auto found = files.find(kGenerationConfigFile);
   if (found == files.end()) return ends;
   const std::string text = read_file(found->second, kLongestCompanion, /*follow_links=*/true);
-  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  require<FileError>(json.is_object(), "'{}' is not a JSON object", found->second);
+  nlohmann::json json;
+  try {
+    json = nlohmann::json::parse(text);
+  } catch (const nlohmann::json::exception& error) {
+    fail<FileError>("'{}' is damaged: {}", found->second, problem_of(error));
+  }
   const JsonField ids = JsonField(json, found->second)["eos_token_id"];
   constexpr uint32_t kMost = std::numeric_limits<uint32_t>::max();
   if (ids.json().is_array())

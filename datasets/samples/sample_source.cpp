@@ -7,7 +7,6 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_rules.h"
 #include "lockstep/datasets/blended_source.h"
-#include "lockstep/datasets/compressed_input.h"
 #include "lockstep/datasets/document_source.h"
 #include "lockstep/datasets/mock_source.h"
 #include "lockstep/datasets/sample_marks.h"
@@ -71,12 +70,6 @@ SampleSources open_path(const DataConfig& config, int64_t vocabulary_size, int64
   if (config.blend) return open_blend(config, vocabulary_size, seq_length, seed);
   if (!config.path.empty() && text == config.path.end())
     return open_documents(config, config.path, vocabulary_size, seq_length, seed);
-  for (const std::string& path : config.path)
-    require<ConfigError>(is_dataset_prefix(path) || !without_compression(path).ends_with(".jsonl"),
-                         "data.path: found '{}', a file of JSON lines; allowed: the prefix of a "
-                         "data set that `lockstep data build` makes of it, or conversations with "
-                         "train.task = sft",
-                         path);
   TextSplit split = read_text(config, vocabulary_size);
   return {std::make_unique<TextSource>(std::move(split.training), seq_length, seed),
           std::make_unique<WindowSource>(std::move(split.validation), seq_length), nullptr};

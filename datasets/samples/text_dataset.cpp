@@ -9,6 +9,7 @@
 #include "lockstep/core/config_rules.h"
 #include "lockstep/core/input_file.h"
 #include "lockstep/core/philox.h"
+#include "lockstep/datasets/compressed_input.h"
 #include "lockstep/datasets/indexed_dataset.h"
 #include "lockstep/datasets/tokenizer.h"
 
@@ -51,6 +52,14 @@ std::string read_text_file(const std::string& path, const std::string& field) {
   return text;
 }
 
+void refuse_json_lines(const std::string& path, const std::string& field) {
+  require<ConfigError>(
+      !without_compression(path).ends_with(".jsonl"),
+      "{}: found '{}', a file of JSON lines; allowed: the prefix of a data set "
+      "that `lockstep data build` makes of it{}",
+      field, path, field.starts_with("data.") ? ", or conversations with train.task = sft" : "");
+}
+
 Source tokenize_file(const std::string& path, Tokenizer& tokenizer, const std::string& field) {
   constexpr size_t kAtOnce = 1 << 20;  // 8 bytes an id, for a moment
   const std::string text = read_text_file(path, field);
@@ -83,6 +92,7 @@ TextSplit read_text(const DataConfig& config, int64_t vocabulary_size, const std
   std::unique_ptr<Tokenizer> tokenizer;
   for (const std::string& path : config.path) {
     const bool dataset = is_dataset_prefix(path);
+    if (!dataset) refuse_json_lines(path, field);
     if (!dataset && !tokenizer) tokenizer = make_tokenizer(config.tokenizer, "data.tokenizer");
     const auto [owner, tokens, file] =
         dataset ? tokens_of_dataset(path, field) : tokenize_file(path, *tokenizer, field);

@@ -20,8 +20,8 @@ struct TextSplit {
 /// the prefix of a data set in Megatron's format if PREFIX.idx and PREFIX.bin are there; its
 /// documents are taken as one text. Otherwise it is a text file, which `config.tokenizer` turns
 /// into ids. Ids must be below `vocabulary_size`, which reading them checks. FileError names a file
-/// that cannot be read, is empty or damaged; ConfigError if no path is given. In messages the paths
-/// come from `field`.
+/// that cannot be read, is empty or damaged; ConfigError if no path is given, or one of JSON lines.
+/// In messages the paths come from `field`.
 TextSplit read_text(const DataConfig& config,
                     int64_t vocabulary_size = std::numeric_limits<int64_t>::max(),
                     const std::string& field = "data.path");

@@ -14,8 +14,8 @@ class KeyValueCache;
 /// whole sequence, over all ranks of cp.
 using SequenceDocuments = std::vector<std::vector<int64_t>>;
 
-/// Tokens that only fill sequences up. They take part in no choice of the experts: not in counts,
-/// losses and capacity.
+/// Tokens that only fill sequences up. Routers leave them out of what they count, of their losses
+/// and of the experts' capacity.
 struct PaddingTokens {
   /// [sequence, batch] of bool, of the tokens that this rank holds before sequence parallelism cuts
   /// them. Undefined: there are none.

@@ -5,9 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <set>
 
+#include "lockstep/checkpoint/companion_files.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/error.h"
+#include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep {
@@ -116,6 +119,30 @@ TEST(HuggingFaceConfig, ComesBack) {
     Config found = config;
     found.model = parse_hugging_face_config(json, "config.json");
     EXPECT_EQ(print_config(found), print_config(config)) << json;
+  }
+}
+
+TEST(EndsOfText, AreThatOfTheTokenizerAndThoseOfTheGenerationConfig) {
+  const testing::TemporaryFolder folder;
+  ByteTokenizer tokenizer;
+  Config config;
+  using Ids = std::set<int64_t>;
+  EXPECT_EQ(ends_of_text(config, tokenizer), Ids{256});
+  config.data.tokenizer = "hf:" + folder.path().string() + "/tokenizer.json";
+  EXPECT_EQ(ends_of_text(config, tokenizer), Ids{256});
+  for (const auto& [text, ids] :
+       {std::pair("{}", Ids{256}), std::pair(R"({"eos_token_id": null})", Ids{256}),
+        std::pair(R"({"eos_token_id": 7})", Ids{7, 256}),
+        std::pair(R"({"eos_token_id": [9, 7]})", Ids{7, 9, 256})}) {
+    folder.write("generation_config.json", text);
+    EXPECT_EQ(ends_of_text(config, tokenizer), ids) << text;
+  }
+  for (const auto& [text, part] :
+       {std::pair("{\n", "generation_config.json' is damaged: parse error at line 2"),
+        std::pair("[]", "generation_config.json': found [], allowed: "),
+        std::pair(R"({"eos_token_id": [-1]})", "eos_token_id[0]: found -1, allowed: ")}) {
+    folder.write("generation_config.json", text);
+    EXPECT_TRUE(throws_with<FileError>([&] { ends_of_text(config, tokenizer); }, part)) << text;
   }
 }
 

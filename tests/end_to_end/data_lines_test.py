@@ -173,11 +173,13 @@ class DataLines(EndToEnd):
                            "data.valid_path: the validation text has no sample")
 
     def test_lines_without_a_task_for_them_are_refused(self):
-        for name in ("lines.jsonl", "lines.jsonl.gz"):
-            self.assert_failed(
-                self.train(f"data.path={self.write(name, b'{}')}")[0], 2,
-                f"{name}', a file of JSON lines; allowed: the prefix of a data set that "
-                "`lockstep data build` makes of it, or conversations with train.task = sft")
+        for field in ("path", "valid_path"):
+            for name in ("lines.jsonl", "lines.jsonl.gz"):
+                path = self.write(name, b"{}")
+                self.assert_failed(
+                    self.train(f"data.{field}={path}")[0], 2, f"data.{field}: found '{path}', "
+                    "a file of JSON lines; allowed: the prefix of a data set that "
+                    "`lockstep data build` makes of it, or conversations with train.task = sft")
 
     def test_made_up_samples_are_the_same_on_each_layout(self):
         curves = []

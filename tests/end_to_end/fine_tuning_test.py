@@ -34,6 +34,15 @@ class FineTuning(EndToEnd):
             self.assertEqual(generated.stdout.decode().rstrip("\n"), prompt + answer,
                              generated.stderr)
 
+        def hot(*options):
+            text = run(LOCKSTEP, "generate", self.folder / "out/checkpoint", "--prompt", "2 + 3 = ",
+                       "--max-tokens", 100, "--temperature", 2, "--top-k", 0, *options).stdout
+            return text[:-1]
+
+        ended, longer = hot(), hot("--ignore-eos")
+        self.assertTrue(longer.startswith(ended), (ended, longer))
+        self.assertGreater(len(longer), len(ended))
+
     def test_ranks_see_the_same_samples_and_a_run_goes_on_where_it_was(self):
         fp64 = ("train.precision=fp64", "train.eval_interval=10")
         whole = self.train("whole", "train.train_iters=30", *fp64)
@@ -50,6 +59,15 @@ class FineTuning(EndToEnd):
         for output in ("two", "parts"):
             for found, loss in zip(self.losses(output), expected, strict=True):
                 self.assertAlmostEqual(found, loss, delta=1e-11 * loss)
+
+    def test_an_early_end_of_the_decay_is_told(self):
+        for decay, told in ((11, True), (12, False)):
+            result = self.train("out", "train.train_iters=12", f"optimizer.lr_decay_iters={decay}",
+                                "train.eval_iters=0")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            note = (b"optimizer.lr_decay_iters is 11 and train.train_iters 12: after iteration 11 "
+                    b"the learning rate stays at optimizer.min_lr (0.0003)\n")
+            self.assertEqual(note in result.stderr, told, result.stderr)
 
     def test_the_short_form_and_compressed_files(self):
         lines = EXAMPLE.read_bytes()
