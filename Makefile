@@ -39,8 +39,8 @@ configure: setup
 	  cmake $(configure_args) && echo '$(configure_args)' > $(BUILD)/.configure; \
 	fi
 
-program: configure ## Build the program and the libraries alone
-	@ninja -C $(BUILD) lockstep
+program: configure ## Build what is installed: the program and the libraries
+	@ninja -C $(BUILD) lockstep_installed
 
 build: configure ## Build the libraries, the program, the tests and the benchmarks
 	@ninja -C $(BUILD)
@@ -63,7 +63,8 @@ plain: setup ## Compile parallel_state as it is without CUDA and the host transp
 	  -DLOCKSTEP_BUILD_TESTS=OFF -DLOCKSTEP_BUILD_BENCHMARKS=OFF $(CMAKE_ARGS) > /dev/null
 	@ninja -C build-plain lockstep_parallel_state
 
-train: program ## Train the reference GPT on English text with two data-parallel ranks
+train: configure ## Train the reference GPT on English text with two data-parallel ranks
+	@ninja -C $(BUILD) lockstep
 	@scripts/setup text
 	@LOCKSTEP_BUILD=$(BUILD) scripts/launch -n $(RANKS) -- train $(CONFIG) --output $(OUTPUT)
 
