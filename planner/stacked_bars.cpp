@@ -5,6 +5,7 @@
 #include <cmath>
 #include <iterator>
 #include <numeric>
+#include <ostream>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/xml_text.h"

@@ -1,3 +1,5 @@
+#include <chrono>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -8,12 +10,16 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/versions.h"
+#include "lockstep/datasets/unfinished_file.h"
 #include "lockstep/parallel_state/cpu_traits.h"
 #include "lockstep/parallel_state/devices.h"
 #include "lockstep/parallel_state/launch_environment.h"
 #include "lockstep/parallel_state/network.h"
 #include "lockstep/parallel_state/self_test.h"
+#include "lockstep/planner/machine.h"
+#include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
+#include "lockstep/training/calibration.h"
 
 namespace lockstep {
 namespace {
@@ -101,18 +107,72 @@ void print_text(const Json& report) {
   }
 }
 
+struct DoctorArguments {
+  std::string machine_path;
+  int64_t ranks = 0;
+  bool json = false;
+};
+
+/// Of a host with several cores two, which is what collectives are measured with.
+int64_t usual_ranks() { return std::thread::hardware_concurrency() > 1 ? 2 : 1; }
+
+void write_calibration(const DoctorArguments& arguments) {
+  if (!std::filesystem::exists(arguments.machine_path))
+    write_output_file(arguments.machine_path, "");  // an error now, not after the measurements
+  keep_freed_memory();
+  CalibrationOptions options;
+  options.ranks = arguments.ranks > 0 ? arguments.ranks : usual_ranks();
+  std::string last;
+  options.progress = [&last](const std::string& part) {
+    if (part != last) std::cerr << "measuring " << part << "\n";
+    last = part;
+  };
+  const auto begin = std::chrono::steady_clock::now();
+  const Machine machine = calibrate(options);
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  write_output_file(arguments.machine_path,
+                    "# Written by lockstep doctor --calibrate.\n" + machine_text(machine));
+  if (arguments.json)
+    std::cout << Json{{"machine", arguments.machine_path},
+                      {"name", machine.name},
+                      {"seconds", seconds}}
+                     .dump()
+              << "\n";
+  else
+    std::cout << fmt::format("{}: {}, measured in {:.0f} s\n", arguments.machine_path, machine.name,
+                             seconds);
+}
+
+constexpr const char* kDoctorFooter =
+    "--calibrate measures this host for `lockstep plan time`, in about half a minute in which "
+    "nothing else should run: operators of training steps on all ranks at once, what the start of "
+    "a kernel costs, and collectives of two ranks. It measures CPUs, in fp32; links between hosts "
+    "are left out.";
+
 }  // namespace
 
 void add_doctor_command(CLI::App& program) {
-  auto json = std::make_shared<bool>(false);
+  auto arguments = std::make_shared<DoctorArguments>();
   CLI::App* const command = program.add_subcommand(
       "doctor",
       "Report versions, devices and network, and run a self-test of two ranks; the exit status is "
       "0 if a job could start");
-  command->add_flag("--json", *json, "Print one JSON document");
-  command->callback([json] {
+  command->add_flag("--json", arguments->json, "Print one JSON document");
+  CLI::Option* const calibrate =
+      command
+          ->add_option("--calibrate", arguments->machine_path,
+                       "Measure this host instead and write a machine file")
+          ->type_name("FILE")
+          ->check(check_path);
+  command->add_option("--ranks", arguments->ranks, "Ranks that share the host's cores (2)")
+      ->needs(calibrate)
+      ->check(check_at_least(1));
+  command->footer(kDoctorFooter);
+  command->callback([arguments] {
+    if (!arguments->machine_path.empty()) return write_calibration(*arguments);
     const Json report = examine();
-    if (*json)
+    if (arguments->json)
       std::cout << report.dump(2) << "\n";
     else
       print_text(report);

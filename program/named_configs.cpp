@@ -26,12 +26,26 @@ const NamedConfig* find(const std::vector<NamedConfig>& configs, const std::stri
 }
 
 /// kind_of_file(), with the error of an unusable argument.
-FileKind kind_of_config(const std::string& path) {
+FileKind kind_of_argument(const char* argument, const std::string& path) {
   try {
     return kind_of_file(path);
   } catch (const FileError& error) {
-    fail<ConfigError>("CONFIG: {}", error.what());
+    fail<ConfigError>("{}: {}", argument, error.what());
   }
+}
+
+/// Names of the *.textproto files of a folder; none without the folder.
+std::vector<std::string> names_in(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  if (kind_of_file(folder) == FileKind::none) return names;
+  for (const std::string& file : names_in_folder(folder))
+    if (file.ends_with(kSuffix)) names.push_back(file.substr(0, file.size() - kSuffix.size()));
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::filesystem::path file_in(const std::filesystem::path& folder, const std::string& name) {
+  return folder / (name + std::string(kSuffix));
 }
 
 }  // namespace
@@ -51,15 +65,11 @@ std::string first_sentence(const std::string& text) {
 std::vector<NamedConfig> named_configs() {
   const std::filesystem::path folder = installed_path("share/lockstep/configs");
   std::vector<NamedConfig> configs;
-  if (kind_of_file(folder) == FileKind::none) return configs;
-  for (const std::string& file : names_in_folder(folder)) {
-    if (!file.ends_with(kSuffix)) continue;
-    const std::string path = folder / file;
-    configs.push_back({file.substr(0, file.size() - kSuffix.size()), path,
-                       first_sentence(read_file(path, kMaxBytes, /*follow_links=*/true))});
+  for (const std::string& name : names_in(folder)) {
+    const std::string path = file_in(folder, name);
+    configs.push_back(
+        {name, path, first_sentence(read_file(path, kMaxBytes, /*follow_links=*/true))});
   }
-  std::sort(configs.begin(), configs.end(),
-            [](const NamedConfig& a, const NamedConfig& b) { return a.name < b.name; });
   return configs;
 }
 
@@ -71,7 +81,7 @@ NamedConfig named_config(const std::string& name) {
 }
 
 std::string config_file(const std::string& given) {
-  const FileKind kind = kind_of_config(given);
+  const FileKind kind = kind_of_argument("CONFIG", given);
   const bool missing = kind == FileKind::none;
   if (!missing && kind != FileKind::folder) return given;
   const auto configs = named_configs();
@@ -81,6 +91,17 @@ std::string config_file(const std::string& given) {
                        "nor is it the name of one that comes with lockstep: {}",
                        given, names_of(configs));
   return given;
+}
+
+std::string machine_file(const std::string& given) {
+  if (kind_of_argument("--machine", given) != FileKind::none) return given;
+  const std::filesystem::path folder = installed_path("share/lockstep/configs/machines");
+  const std::vector<std::string> names = names_in(folder);
+  require<ConfigError>(std::find(names.begin(), names.end(), given) != names.end(),
+                       "--machine: '{}' is no file, nor the name of one that comes with lockstep: "
+                       "{}",
+                       given, fmt::join(names, ", "));
+  return file_in(folder, given);
 }
 
 }  // namespace lockstep

@@ -24,6 +24,10 @@ NamedConfig named_config(const std::string& name);
 /// the configuration that has it as its name. ConfigError where there is neither.
 std::string config_file(const std::string& given);
 
+/// The file that --machine means: `given` where there is one, else that of `configs/machines/`
+/// which has it as its name. ConfigError names those.
+std::string machine_file(const std::string& given);
+
 /// The first sentence of the comment with which `text` begins, lines joined, without '#' and the
 /// full stop.
 std::string first_sentence(const std::string& text);

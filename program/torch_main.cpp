@@ -12,6 +12,8 @@ int main(int argc, char** argv) {
     lockstep::add_configs_command(program);
     CLI::App* const plan = lockstep::add_plan_command(program);
     lockstep::add_plan_verify_command(*plan);
+    lockstep::add_plan_time_command(*plan);
+    lockstep::add_plan_best_command(*plan);
     lockstep::add_plan_report(*plan);
     lockstep::add_data_command(program);
     lockstep::add_train_command(program);

@@ -1,4 +1,3 @@
-#include <malloc.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -145,15 +144,6 @@ class Reporter {
   std::unique_ptr<MetricsFile> file_;
   std::unique_ptr<TensorBoardFile> tensorboard_;
 };
-
-/// Lets the C library keep the memory of freed tensors for the next ones. Otherwise it goes back to
-/// the system and comes again, page by page, in every operation: 15 % of the time of
-/// configs/tiny.textproto on two ranks.
-void keep_freed_memory() {
-  constexpr int kLargestAllowed = 32 << 20;
-  ::mallopt(M_MMAP_THRESHOLD, kLargestAllowed);
-  ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
-}
 
 std::string save_folder(const Config& config, const std::string& output) {
   if (config.checkpoint.save) return *config.checkpoint.save;

@@ -17,9 +17,9 @@ namespace {
 constexpr int64_t kWidenedTokens = 256;
 
 /// rows^T x of narrow operands, added to an fp32 `matrix`. Libtorch has a product that does so on
-/// CUDA alone; elsewhere some tokens at a time are widened.
+/// CUDA, for which the meta device stands; elsewhere some tokens at a time are widened.
 void add_widened(at::Tensor matrix, const at::Tensor& rows, const at::Tensor& x) {
-  if (rows.is_cuda()) {
+  if (rows.is_cuda() || rows.is_meta()) {
     at::addmm_out(matrix, matrix, rows.t(), x, at::kFloat);
     return;
   }

@@ -61,6 +61,7 @@ std::optional<OrderSimulation::Place> OrderSimulation::place_of(Run& run) {
     }
     case Kind::wait:
       return place_of_operation(run, event.value);
+    case Kind::kernel:
     case Kind::host_wait:
       break;
   }

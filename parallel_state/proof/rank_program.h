@@ -35,6 +35,16 @@ struct ProgramCall {
   bool operator==(const ProgramCall&) const = default;
 };
 
+/// Work that a rank gives its device's current stream. Equal ones of a program share one.
+struct ProgramKernel {
+  std::string name = {};  ///< of the operator: "aten::mm"
+  std::string dtype = {};
+  double flops = 0;   ///< of products of matrices; 0 where there are none
+  int64_t bytes = 0;  ///< that it reads and writes
+  bool backward = false;
+  bool operator==(const ProgramKernel&) const = default;
+};
+
 /// One thing that the host of a rank does.
 struct ProgramEvent {
   enum class Kind : uint8_t {
@@ -43,6 +53,7 @@ struct ProgramEvent {
     start,      ///< starts call `value`
     wait,       ///< waits for the `value`-th start (from 0): on a device its stream does
     host_wait,  ///< the host waits until the device has come past the first `value` waits
+    kernel,     ///< hands kernel `value` to the device's current stream; only where asked for
   };
   Kind kind = Kind::start;
   uint32_t value = 0;
@@ -54,6 +65,7 @@ struct RankProgram {
   int64_t rank = 0;  ///< that was recorded
   std::vector<ProgramGroup> groups = {};
   std::vector<ProgramCall> calls = {};
+  std::vector<ProgramKernel> kernels = {};
   std::vector<ProgramEvent> events = {};
   std::vector<size_t> step_ends = {};  ///< of each training step, the events up to its end
 

@@ -16,6 +16,21 @@ uint64_t digest_of(const ProgramCall& call) {
   return text_digest(call.label, digest);
 }
 
+uint64_t digest_of(const ProgramKernel& kernel) {
+  const uint64_t digest = digest_with(kDigestStart, static_cast<uint64_t>(kernel.bytes));
+  return text_digest(kernel.name, digest);
+}
+
+/// The place of `wanted` in `all`, where it is put unless it is there.
+template <class T>
+uint32_t index_in(std::vector<T>& all, std::vector<uint32_t>& alike, const T& wanted) {
+  for (const uint32_t known : alike)
+    if (all[known] == wanted) return known;
+  alike.push_back(static_cast<uint32_t>(all.size()));
+  all.push_back(wanted);
+  return alike.back();
+}
+
 }  // namespace
 
 void RankRecorder::add(ProgramEvent::Kind kind, uint32_t value) {
@@ -37,12 +52,7 @@ uint32_t RankRecorder::group_of(const ProcessGroup::State& group) const {
 }
 
 uint32_t RankRecorder::index_of(const ProgramCall& call) {
-  std::vector<uint32_t>& alike = calls_[digest_of(call)];
-  for (const uint32_t known : alike)
-    if (program_.calls[known] == call) return known;
-  alike.push_back(static_cast<uint32_t>(program_.calls.size()));
-  program_.calls.push_back(call);
-  return alike.back();
+  return index_in(program_.calls, calls_[digest_of(call)], call);
 }
 
 void RankRecorder::on_pair(const ProcessGroup::State& group, int64_t first, int64_t second) {
@@ -77,6 +87,11 @@ void RankRecorder::on_wait(const Work::Operation& operation) {
 int64_t RankRecorder::longest_text(std::string_view label, int64_t own) {
   int64_t& longest = text_lengths_[std::string(label)];
   return longest = std::max(longest, own);
+}
+
+void RankRecorder::on_kernel(const ProgramKernel& kernel) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  add(ProgramEvent::Kind::kernel, index_in(program_.kernels, kernels_[digest_of(kernel)], kernel));
 }
 
 void RankRecorder::end_step() {

@@ -38,6 +38,7 @@ class RankRecorder : public ProgramRecorder {
   /// The host waits until the stream has come past `waits` of them.
   void on_host_wait(uint32_t waits);
 
+  void on_kernel(const ProgramKernel& kernel);
   /// A training step is over.
   void end_step();
 
@@ -53,7 +54,8 @@ class RankRecorder : public ProgramRecorder {
   RankProgram program_;
   TextLengths text_lengths_;
   std::map<const Communicator*, uint32_t> groups_;
-  std::unordered_map<uint64_t, std::vector<uint32_t>> calls_;  ///< by a digest
+  std::unordered_map<uint64_t, std::vector<uint32_t>> calls_;    ///< by a digest
+  std::unordered_map<uint64_t, std::vector<uint32_t>> kernels_;  ///< likewise
   uint32_t started_ = 0, device_waits_ = 0;
 };
 

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <functional>
 #include <string>
+
+#include "lockstep/parallel_state/parallel_state.h"
 
 namespace lockstep {
 
@@ -8,5 +11,12 @@ namespace lockstep {
 /// hosts would use, and lets them reduce a tensor. Returns what went wrong, or nothing. Ends within
 /// 20 s.
 std::string two_rank_self_test();
+
+/// What one of two ranks does.
+using TwoRankBody = std::function<void(const ParallelState& state)>;
+
+/// Runs two ranks of one host as threads of this process, and throws the error of the first that
+/// has one.
+void run_two_ranks(const TwoRankBody& body);
 
 }  // namespace lockstep

@@ -70,7 +70,7 @@ class Completion(EndToEnd):
         for command in ("train", "plan", "checkpoint", "megatron-flags", "completion", "man"):
             self.assertIn(command, inside)
         self.assertEqual(self.bash("lockstep tr")[0], "train")
-        self.assertEqual(set(self.bash("lockstep plan ")), {"groups", "buckets", "memory",
+        self.assertEqual(set(self.bash("lockstep plan ")), {"groups", "buckets", "memory", "time", "best",
                                                             "schedule", "verify", "audit"})
         self.assertEqual(set(self.bash("lockstep checkpoint in")), {"inspect"})
         self.assertEqual(self.bash("lockstep nonsense "), [])

@@ -84,7 +84,8 @@ SUBROOMS = {
         "state": {"layout", "files"},
         "hugging_face": {"files", "state"},
     },
-    "training": {"reports": set(), "telemetry": set(), "planned": {""}},
+    "training": {"reports": set(), "telemetry": set(), "planned": {""},
+                 "calibration": {"planned"}},
     "testing": {"ranks": set(), "layouts": {"ranks"}, "checks": {"ranks", "layouts"}},
 }
 # What users include; these headers and those that they include are installed.

@@ -8,6 +8,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/parallel_state/rank_program.h"
+
 namespace lockstep {
 
 /// Bytes that tensors of a planned device have on one rank.
@@ -33,6 +35,8 @@ class PlannedHost {
   virtual void wait_for_stream(uint32_t position) = 0;
   /// What the host reads where it copies `device` into `host`.
   virtual void read(const at::Tensor& device, at::Tensor& host) const = 0;
+  /// The device's current stream gets work to do.
+  virtual void on_kernel(const ProgramKernel& /*kernel*/) {}
 
   const std::shared_ptr<PlannedMemory>& memory() const { return memory_; }
 

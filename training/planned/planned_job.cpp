@@ -14,6 +14,7 @@
 #include "lockstep/parallel_state/planned_rank.h"
 #include "lockstep/parallel_state/rank_recorder.h"
 #include "lockstep/planner/config_grids.h"
+#include "lockstep/training/kernel_costs.h"
 #include "lockstep/training/planned_device.h"
 #include "lockstep/training/planned_host.h"
 #include "lockstep/training/run_setup.h"
@@ -22,7 +23,7 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kMostPlaces = 128;
+constexpr int64_t kMostPlaces = 128, kMostTimedPlaces = 16;
 constexpr int kSteps = 2;  // what is used for the first time, and what overlaps the next step
 
 /// What is planned of `given`.
@@ -46,6 +47,9 @@ class RecordingHost : public PlannedHost {
 
   uint32_t stream_position() const override { return recorder_.device_waits(); }
   void wait_for_stream(uint32_t position) override { recorder_.on_host_wait(position); }
+  void on_kernel(const ProgramKernel& kernel) override {
+    if (keeps_kernels) recorder_.on_kernel(kernel);
+  }
 
   void read(const at::Tensor& /*device*/, at::Tensor& host) const override {
     host.zero_();
@@ -53,6 +57,8 @@ class RecordingHost : public PlannedHost {
     auto* const counts = host.mutable_data_ptr<int64_t>();
     for (int64_t i = 0; i < host.numel(); ++i) counts[i] = tokens_of_expert(i);
   }
+
+  bool keeps_kernels = false;
 
  private:
   int64_t tokens_of_expert(int64_t index) const {
@@ -76,17 +82,20 @@ class RecordingHost : public PlannedHost {
 using TextLengths = RankRecorder::TextLengths;
 
 /// `lengths`: of the texts that earlier ranks gathered; longer ones of this rank are added.
-RankProgram record(const Config& config, const RankGrids& grids, int64_t rank,
+RankProgram record(const Config& config, const RankGrids& grids, int64_t rank, bool kernels,
                    TextLengths& lengths) {
   const auto recorder = std::make_shared<RankRecorder>(rank, lengths);
-  const RecordingHost host(*recorder, config, grids);
+  RecordingHost host(*recorder, config, grids);
   ParallelStateOptions options = parallel_options(config, PlannedDevice::device());
   options.announcement.clear();
   const ParallelState state =
       ParallelState::planning_rank(grids.sizes(), rank, PlannedRank{recorder, options});
   Trainer trainer(config, state);
+  const auto observer = kernels ? std::make_unique<KernelObserver>() : nullptr;
   for (int step = 0; step < kSteps; ++step) {
+    host.keeps_kernels = kernels;
     trainer.train_step();
+    host.keeps_kernels = false;
     recorder->end_step();
     state.check_in_step();
   }
@@ -96,10 +105,11 @@ RankProgram record(const Config& config, const RankGrids& grids, int64_t rank,
 }
 
 /// Numbers of programs; ranks of equal numbers do the same, each in its own groups.
-std::vector<uint32_t> programs_of(const Config& config, const RankGrids& grids) {
+std::vector<uint32_t> programs_of(const Config& config, const RankGrids& grids, bool kernels) {
   // A rank finishes and updates what lies in its shard.
   const int64_t places = grids.size(GroupKind::pp) * grids.size(GroupKind::dp_cp);
-  const bool cuts_shards = config.ddp.use_distributed_optimizer && places <= kMostPlaces;
+  const int64_t most = kernels ? kMostTimedPlaces : kMostPlaces;
+  const bool cuts_shards = config.ddp.use_distributed_optimizer && places <= most;
   const bool shares_groups =
       config.model.num_query_groups && *config.model.num_query_groups < grids.size(GroupKind::tp);
   std::vector<RankGroups> placed = {grids.groups(GroupKind::pp)};
@@ -153,26 +163,26 @@ RankProgram record_rank(const Config& given, int64_t world_size, int64_t rank) {
   const RankGrids grids = config_grids(config.parallel, world_size);
   const PlannedDevice device;
   TextLengths lengths;
-  return record(config, grids, rank, lengths);
+  return record(config, grids, rank, /*kernels=*/false, lengths);
 }
 
-JobProgram record_job(const Config& given, int64_t world_size) {
+JobProgram record_job(const Config& given, int64_t world_size, bool kernels) {
   const Config config = planned_config(given);
   check(config, world_size);
   const RankGrids grids = config_grids(config.parallel, world_size);
-  JobProgram job{.programs = {}, .program_of = programs_of(config, grids), .grids = grids};
+  JobProgram job{.programs = {}, .program_of = programs_of(config, grids, kernels), .grids = grids};
   std::vector<int64_t> first;  // of each program
   for (int64_t rank = 0; rank < world_size; ++rank)
     if (job.program_of[static_cast<size_t>(rank)] == first.size()) first.push_back(rank);
   job.programs.resize(first.size());
   const PlannedDevice device;
   TextLengths lengths;  // ties begin on the first stage, which says most
-  job.programs[0] = record(config, grids, first[0], lengths);
+  job.programs[0] = record(config, grids, first[0], kernels, lengths);
   in_threads(first.size() - 1, [&](size_t next) {
     const size_t i = next + 1;
     TextLengths known = lengths;
     try {
-      job.programs[i] = record(config, grids, first[i], known);
+      job.programs[i] = record(config, grids, first[i], kernels, known);
     } catch (const ConfigError&) {
       throw;
     } catch (const std::exception& error) {

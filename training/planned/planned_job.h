@@ -24,7 +24,11 @@ struct RankProgram;
 /// are the number and sizes of reductions over tensor-parallel groups, whose ranks have one
 /// position.) And where several tensor-parallel ranks share a query group, the tensor-parallel
 /// position counts. ConfigError as Trainer.
-JobProgram record_job(const Config& config, int64_t world_size);
+///
+/// With `kernels` the programs also have what each rank gives its device to do in the steps; see
+/// KernelObserver. The first position of each stage then stands for all from 17 pairs of a stage
+/// and a data-parallel position on: recording kernels takes longer.
+JobProgram record_job(const Config& config, int64_t world_size, bool kernels = false);
 
 /// What one rank does.
 RankProgram record_rank(const Config& config, int64_t world_size, int64_t rank);

@@ -5,8 +5,10 @@
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 
+#include "lockstep/kernels/cross_entropy_operands.h"
 #include "lockstep/kernels/norm_operands.h"
 #include "lockstep/kernels/rotary_operands.h"
+#include "lockstep/training/kernel_costs.h"
 #include "lockstep/training/planned_host.h"
 
 namespace lockstep {
@@ -71,6 +73,12 @@ Tensor& index_select_out(const Tensor& from, int64_t dim, const Tensor& index, T
   return out;
 }
 
+Tensor& wide_product(const Tensor& /*sum*/, const Tensor& /*a*/, const Tensor& /*b*/,
+                     at::ScalarType /*dtype*/, const at::Scalar& /*beta*/,
+                     const at::Scalar& /*alpha*/, Tensor& out) {
+  return out;
+}
+
 Tensor flip(const Tensor& from, at::IntArrayRef /*dims*/) {
   return at::empty(from.sizes(), from.options());
 }
@@ -131,18 +139,55 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(
   return {at::empty_like(query), at::empty_like(key), at::empty_like(value)};
 }
 
-Tensor squares(const Tensor& flat) { return at::empty({}, flat.options().dtype(at::kDouble)); }
+/// As CUDA and the CPU choose; the meta device would take separate operations.
+Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
+                 const std::optional<Tensor>& mask, double dropout, bool causal,
+                 std::optional<double> scale, bool grouped) {
+  if ((mask && mask->defined()) || dropout > 0 || grouped)
+    return std::get<0>(at::_scaled_dot_product_attention_math(
+        query, key, value, mask, dropout, causal, /*dropout_mask=*/std::nullopt, scale, grouped));
+  return std::get<0>(at::_scaled_dot_product_flash_attention(query, key, value, dropout, causal,
+                                                             /*return_debug_mask=*/false, scale));
+}
+
+Tensor squares(const Tensor& flat) {
+  Tensor sum = at::empty({}, flat.options().dtype(at::kDouble));
+  note_kernel("sum_of_squares", {flat, sum});
+  return sum;
+}
+
+/// A pass over segments of flat tensors, of which some may be undefined.
+void note_update(const char* name, const kernels::UpdateSegments& segments,
+                 std::initializer_list<Tensor> whole) {
+  int64_t elements = 0;
+  for (const kernels::UpdateSegment& segment : segments) elements += segment.end - segment.start;
+  std::vector<Tensor> parts;
+  for (const Tensor& tensor : whole)
+    if (tensor.defined()) parts.push_back(tensor.slice(0, 0, elements));
+  note_kernel(name, parts);
+}
+
+/// `x` is multiplied by matrices of which each row meets one.
+Tensor noted_product(const char* name, const Tensor& x, const Tensor& other, Tensor result) {
+  const double flops = 2 * static_cast<double>(x.numel()) * static_cast<double>(result.size(-1));
+  note_kernel(name, {x, other, result}, flops);
+  return result;
+}
 
 Tensor rows_of_groups(const Tensor& x, const Tensor& matrices, const Tensor& /*ends*/) {
-  return at::empty({x.size(0), matrices.size(2)}, x.options());
+  return noted_product("grouped_rows", x, matrices,
+                       at::empty({x.size(0), matrices.size(2)}, x.options()));
 }
 
 Tensor matrices_of_groups(const Tensor& a, const Tensor& b, const Tensor& ends) {
-  return at::empty({ends.size(0), a.size(1), b.size(1)}, a.options());
+  return noted_product("grouped_matrices", a, b,
+                       at::empty({ends.size(0), a.size(1), b.size(1)}, a.options()));
 }
 
 Tensor sums_of_groups(const Tensor& x, const Tensor& /*none*/, const Tensor& ends) {
-  return at::empty({ends.size(0), x.size(1)}, x.options());
+  Tensor sums = at::empty({ends.size(0), x.size(1)}, x.options());
+  note_kernel("grouped_sums", {x, sums});
+  return sums;
 }
 
 }  // namespace
@@ -169,8 +214,13 @@ std::vector<torch::Library> planned_operators() {
   meta.impl("logical_or.out", &like_both);
   meta.impl("nan_to_num.out", &like_any);
   meta.impl("floor_divide", &floor_divided);
+  meta.impl("addmm.dtype_out", &wide_product);
   meta.impl("_scaled_dot_product_flash_attention", &flash);
   meta.impl("_scaled_dot_product_flash_attention_backward", &flash_backward);
+  // Over the operators that autograd knows.
+  torch::Library& autograd = libraries.emplace_back(
+      torch::Library::IMPL, "aten", c10::DispatchKey::AutogradMeta, __FILE__, __LINE__);
+  autograd.impl("scaled_dot_product_attention", &attention);
   return libraries;
 }
 
@@ -179,23 +229,49 @@ kernels::DeviceKernels planned_kernels() {
                 "a new kernel needs a line here");
   using kernels::UpdateSegments;
   kernels::DeviceKernels none;
-  none.adamw = [](const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                  const UpdateSegments&, const kernels::AdamWScalars&,
-                  const kernels::StepControl&) {};
-  none.sgd = [](const Tensor&, const Tensor&, const Tensor&, const Tensor&, const UpdateSegments&,
-                const kernels::SgdScalars&, const kernels::StepControl&) {};
+  // A kernel that changes a tensor reads and writes it.
+  none.adamw = [](const Tensor& master, const Tensor& grad, const Tensor& exp_avg,
+                  const Tensor& exp_avg_sq, const Tensor& low_precision,
+                  const UpdateSegments& segments, const kernels::AdamWScalars&,
+                  const kernels::StepControl&) {
+    note_update("adamw", segments,
+                {master, master, grad, exp_avg, exp_avg, exp_avg_sq, exp_avg_sq, low_precision});
+  };
+  none.sgd = [](const Tensor& master, const Tensor& grad, const Tensor& momentum,
+                const Tensor& low_precision, const UpdateSegments& segments,
+                const kernels::SgdScalars&, const kernels::StepControl&) {
+    note_update("sgd", segments, {master, master, grad, momentum, momentum, low_precision});
+  };
   none.sum_of_squares = &squares;
   none.grouped_rows = &rows_of_groups;
   none.grouped_matrices = &matrices_of_groups;
   none.grouped_sums = &sums_of_groups;
-  none.cross_entropy = [](const kernels::CrossEntropyTensors&) {};
-  none.cross_entropy_losses = [](const kernels::CrossEntropyTensors&) {};
-  none.cross_entropy_gradient = [](const kernels::CrossEntropyTensors&) {};
-  none.norm = [](const kernels::NormTensors&) {};
-  none.norm_gradient = [](const kernels::NormGradientTensors&) {};
-  none.rotary = [](const kernels::RotaryTensors&) {};
-  none.swiglu = [](const Tensor&, const Tensor&) {};
-  none.swiglu_gradient = [](const Tensor&, const Tensor&, const Tensor&) {};
+  none.cross_entropy = [](const kernels::CrossEntropyTensors& t) {
+    note_kernel("cross_entropy", {t.logits, t.labels, t.sums.highest, t.sums.sums});
+  };
+  none.cross_entropy_losses = [](const kernels::CrossEntropyTensors& t) {
+    note_kernel("cross_entropy_losses", {t.labels, t.sums.highest, t.sums.sums, t.losses});
+  };
+  none.cross_entropy_gradient = [](const kernels::CrossEntropyTensors& t) {
+    note_kernel("cross_entropy_gradient",
+                {t.logits, t.labels, t.sums.highest, t.sums.sums, t.grads, t.result});
+  };
+  none.norm = [](const kernels::NormTensors& t) {
+    note_kernel("norm", {t.x, t.residual, t.weight, t.bias, t.sum, t.normalized, t.mean, t.root});
+  };
+  none.norm_gradient = [](const kernels::NormGradientTensors& t) {
+    note_kernel("norm_gradient", {t.grad, t.sum_grad, t.source, t.mean, t.root, t.weight,
+                                  t.input_grad, t.weight_parts, t.bias_parts});
+  };
+  none.rotary = [](const kernels::RotaryTensors& t) {
+    note_kernel("rotary", {t.packed, t.heads.query, t.heads.key, t.heads.value});
+  };
+  none.swiglu = [](const Tensor& inner, const Tensor& result) {
+    note_kernel("swiglu", {inner, result});
+  };
+  none.swiglu_gradient = [](const Tensor& grad, const Tensor& inner, const Tensor& of_inner) {
+    note_kernel("swiglu_gradient", {grad, inner, of_inner});
+  };
   return none;
 }
 

@@ -14,7 +14,7 @@ namespace lockstep {
 /// their results. They are there as long as the result lives.
 std::vector<torch::Library> planned_operators();
 
-/// The kernels of `kernels/` for the meta device, which do nothing.
+/// The kernels of `kernels/` for the meta device, which do nothing but note_kernel().
 kernels::DeviceKernels planned_kernels();
 
 }  // namespace lockstep

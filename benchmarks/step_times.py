@@ -1,0 +1,125 @@
+"""`lockstep plan time` beside the steps that this host takes: jobs drawn by a seed, on its CPU.
+
+    build/lockstep doctor --calibrate runs/machine.textproto
+    python benchmarks/step_times.py runs/machine.textproto [--jobs 20] [--seed 1] [--steps 14]
+
+Each job is one rank, or two that split the data, the tensors or the pipeline. It runs with the
+machine's threads a rank; measured is the median of the steps after the first four. Printed are all
+jobs and errors, their median and 95th percentile, and Kendall's tau of the two orders.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import random
+import re
+import statistics
+import subprocess
+import tempfile
+
+SOURCE = pathlib.Path(__file__).resolve().parents[1]
+LOCKSTEP = SOURCE / "build/lockstep"
+WARM_UP = 4
+LAYOUTS = ("alone", "dp2", "tp2", "pp2")
+
+
+def draw_job(draw, layout):
+    """Ranks and fields of a job."""
+    heads = draw.choice((2, 4, 8))
+    hidden = heads * draw.choice((16, 32, 64))
+    swiglu = draw.random() < 0.5
+    micro = draw.choice((1, 2, 4))
+    fields = {
+        "model.num_layers": draw.choice((2, 4, 6)), "model.hidden_size": hidden,
+        "model.num_attention_heads": heads, "model.num_query_groups": draw.choice((2, heads)),
+        "model.ffn_hidden_size": hidden * (2 if swiglu else 4),
+        "model.activation": "swiglu" if swiglu else "gelu",
+        "model.seq_length": draw.choice((64, 128, 256)),
+        "model.vocab_size": draw.choice((256, 1024, 4096)),
+        "train.micro_batch_size": micro,
+        "train.global_batch_size": micro * 2 * draw.choice((1, 2, 4)),
+        "ddp.use_distributed_optimizer": draw.choice(("true", "false")),
+        "ddp.overlap_grad_reduce": draw.choice(("true", "false"))}
+    if layout == "tp2":
+        fields["parallel.tensor_model_parallel_size"] = 2
+        fields["parallel.sequence_parallel"] = draw.choice(("true", "false"))
+    if layout == "pp2":
+        fields["parallel.pipeline_model_parallel_size"] = 2
+    return 1 if layout == "alone" else 2, fields
+
+
+def overrides(fields, steps):
+    common = {"data.mock": "true", "data.path": "[]", "train.train_iters": steps,
+              "train.eval_iters": 0, "train.sample_tokens": 0, "train.device": "cpu",
+              "optimizer.lr_warmup_iters": 2}
+    return [part for path, value in (common | fields).items() for part in ("--set", f"{path}={value}")]
+
+
+def call(*command, **environment):
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True,
+                            check=False, env=os.environ | environment)
+    if result.returncode:
+        raise SystemExit(result.stderr)
+    return result.stdout
+
+
+def planned_ms(ranks, fields, steps, machine):
+    answer = call(LOCKSTEP, "plan", "time", SOURCE / "configs/tiny.textproto",
+                  *overrides(fields, steps), "--world-size", ranks, "--machine", machine, "--json")
+    return json.loads(answer)["step_ms"]
+
+
+def measured_ms(ranks, fields, steps, threads):
+    with tempfile.TemporaryDirectory() as folder:
+        call(LOCKSTEP, "launch", "-n", ranks, "--starter", "own", "--", "train",
+             SOURCE / "configs/tiny.textproto", *overrides(fields, steps), "--output", folder,
+             OMP_NUM_THREADS=str(threads))
+        lines = (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()
+    times = [json.loads(line).get("iteration_ms") for line in lines]
+    return statistics.median([time for time in times if time][WARM_UP:])
+
+
+def kendall_tau(first, second):
+    pairs = [(a, b) for a in range(len(first)) for b in range(a)]
+    signs = [(first[a] - first[b]) * (second[a] - second[b]) for a, b in pairs]
+    return sum((sign > 0) - (sign < 0) for sign in signs) / len(pairs)
+
+
+def percentile(numbers, share):
+    return sorted(numbers)[min(len(numbers) - 1, int(share * len(numbers)))]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("machine", type=pathlib.Path)
+    parser.add_argument("--jobs", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=14)
+    arguments = parser.parse_args()
+    threads = int(re.search(r"of (\d+) threads", arguments.machine.read_text()).group(1))
+    draw = random.Random(arguments.seed)
+    print(f"seed {arguments.seed}, {arguments.jobs} jobs, {threads} threads a rank, load "
+          f"{os.getloadavg()[0]:.1f}")
+    planned, measured = [], []
+    for index in range(arguments.jobs):
+        layout = LAYOUTS[index % len(LAYOUTS)]
+        ranks, fields = draw_job(draw, layout)
+        planned.append(planned_ms(ranks, fields, arguments.steps, arguments.machine))
+        measured.append(measured_ms(ranks, fields, arguments.steps, threads))
+        text = " ".join(f"{path.split('.')[1]}={value}" for path, value in fields.items())
+        print(f"{layout:>5}  planned {planned[-1]:9.2f} ms  measured {measured[-1]:9.2f} ms  "
+              f"{planned[-1] / measured[-1] - 1:+7.1%}  load {os.getloadavg()[0]:4.1f}  {text}",
+              flush=True)
+    errors = [abs(a / b - 1) for a, b in zip(planned, measured)]
+    print(f"error: median {statistics.median(errors):.1%}, 95th percentile "
+          f"{percentile(errors, 0.95):.1%}, most {max(errors):.1%}; Kendall's tau "
+          f"{kendall_tau(planned, measured):.2f}")
+    for layout in LAYOUTS:
+        own = [error for i, error in enumerate(errors) if LAYOUTS[i % len(LAYOUTS)] == layout]
+        if own:
+            print(f"{layout:>5}: median {statistics.median(own):.1%}, most {max(own):.1%}")
+
+
+if __name__ == "__main__":
+    main()

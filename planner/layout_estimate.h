@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "lockstep/core/config.h"
+#include "lockstep/planner/layout_space.h"
+#include "lockstep/planner/machine.h"
+
+/// About how long a step takes, by a formula: enough to tell which layouts are worth simulating.
+/// Needs no libtorch.
+namespace lockstep {
+
+/// Estimates of one model and machine. Neighbouring layouts of visit_layouts() cost least.
+class LayoutEstimator {
+ public:
+  /// `config` is resolved. Both are kept by reference.
+  LayoutEstimator(const Config& config, int64_t world_size, const Machine& machine);
+
+  /// Seconds of a training step. A layer is four products of matrices, attention's core and memory
+  /// traffic; each micro-batch adds its tensor-, context- and expert-parallel communication,
+  /// attention hiding context's; the pipeline idles for (stages - 1) / chunks micro-batches; of the
+  /// reductions and gathers over data-parallel ranks remains what the last backward and the next
+  /// forward do not cover. ConfigError where the machine has no link for the layout.
+  double seconds(const JobLayout& layout);
+
+  /// Bytes of weights, gradients and the optimizer's state that some rank needs at least: no more
+  /// than plan_memory() finds, and found faster.
+  double least_bytes(const JobLayout& layout) const;
+
+ private:
+  /// What follows from the sizes of the groups alone.
+  struct Shape {
+    JobLayout sizes = {};
+    RankList tensor = {}, context = {}, expert = {}, pipeline = {};
+    double parameters = 0;  ///< of a rank of the largest stage
+    int64_t replicas = 1;   ///< ranks of dp-cp
+    int64_t data_parallel = 1;
+    double reduce = 0, scatter = 0, gather = 0;  ///< seconds, of all gradients and parameters
+  };
+  /// Of one micro-batch in one layer on one rank.
+  struct Layer {
+    double products = 0, attention = 0, rest = 0;  ///< of forward; backward takes twice as long
+    double tensor = 0, context = 0, expert = 0;    ///< communication of forward and backward
+  };
+
+  Shape make_shape(const JobLayout& layout) const;
+  const Shape& shape_of(const JobLayout& layout);
+  Layer layer_of(const JobLayout& layout) const;
+  double output_seconds(const JobLayout& layout) const;
+  double transfer(CollectiveOperation::Kind kind, double bytes, const RankList& ranks) const;
+  double kernel(const char* name, double flops, double bytes) const;
+  double exposed_over_replicas(const JobLayout& layout, double forward, double backward,
+                               double microbatches) const;
+
+  const Config& config_;
+  const Machine& machine_;
+  int64_t world_size_;
+  double element_bytes_;
+  double all_parameters_, expert_parameters_;
+  double layer_flops_;      ///< of a token's forward, without attention's core
+  double attention_flops_;  ///< of a token's forward in attention's core
+  std::optional<Shape> shape_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/core/config.h"
+
+/// The ways in which a job can be laid out over its ranks. Needs no libtorch.
+namespace lockstep {
+
+/// The fields that `lockstep plan best` chooses; sizes as in ParallelConfig.
+struct JobLayout {
+  int64_t tensor = 1;  ///< more than 1: with sequence parallelism
+  int64_t context = 1;
+  int64_t pipeline = 1;
+  int64_t chunks = 1;  ///< of each pipeline rank
+  int64_t expert = 1;
+  int64_t expert_tensor = 1;
+  int64_t instances = 1;  ///< of the distributed optimizer
+  int64_t micro_batch_size = 1;
+  RecomputeGranularity recompute = RecomputeGranularity::none;
+  ShardingStrategy sharding = ShardingStrategy::no_shard;
+  PipelineScheduleFamily schedule = PipelineScheduleFamily::_1f1b;
+  std::optional<int64_t> bucket_size = {};  ///< elements
+
+  bool operator==(const JobLayout&) const = default;
+};
+
+/// "parallel.tensor_model_parallel_size=2", ...: what `--set` takes to train `config` so. Fields
+/// that the layout leaves as they are by default, and `config` too, are left out.
+std::vector<std::string> overrides_of(const JobLayout& layout, const Config& config);
+
+/// `config`, which is resolved, with the layout's fields, resolved again. ConfigError as resolve().
+Config with_layout(Config config, const JobLayout& layout);
+
+/// Paths of the fields that layouts set.
+const std::vector<std::string>& layout_fields();
+
+struct LayoutSpace {
+  int64_t world_size = 1;
+  /// Of layout_fields(), those that stay as the configuration has them.
+  std::vector<std::string> kept = {};
+};
+
+/// Calls `visit` with each legal layout of `config` on the ranks: sizes that divide the ranks, the
+/// batch and what they cut, as validate(), config_grids(), batch_sizes(), stage_layout() and
+/// schedule_options() have it. Micro-batches are powers of two, up to 16; with several chunks a
+/// rank has up to 8 of them; the schedule is 1F1B, or the configuration's where it is kept, and
+/// buckets are the configuration's. Layouts that differ in the last fields of JobLayout follow each
+/// other. Returns how many combinations of sizes were looked at.
+/// ConfigError: a kept field that is none of layout_fields(), a `world_size` below 1, or no
+/// train.global_batch_size.
+int64_t visit_layouts(const Config& config, const LayoutSpace& space,
+                      const std::function<void(const JobLayout&)>& visit);
+
+}  // namespace lockstep

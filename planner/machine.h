@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/parallel_state/rank_program.h"
+
+/// What the devices and links of a cluster can do, and what that makes of a kernel or a collective.
+/// Needs no libtorch.
+namespace lockstep {
+
+struct Machine {
+  /// The share of the peak that work of at least `from` gets.
+  struct Efficiency {
+    double from = 0, share = 1;
+  };
+  /// What a piece of work took. Work as machine.proto counts it.
+  struct Point {
+    double work = 0, seconds = 0;
+  };
+  /// Measured times of an operator or a collective, by growing work.
+  struct Times {
+    std::string name = {};
+    std::string dtype = {};  ///< of an operator's result; empty: of any
+    std::vector<Point> points = {};
+  };
+  struct Link {
+    double bytes_per_s = 0;  ///< of one device in one direction, as collectives get them
+    double latency_s = 0;
+    double occupancy = 0;  ///< share of the device that is taken from kernels meanwhile
+    std::vector<Times> collectives = {};
+  };
+
+  std::string name = {};
+  int64_t ranks_per_host = 1;
+  double half_flops_per_s = 0;  ///< peak of products of bf16 and fp16 matrices
+  double wide_flops_per_s = 0;  ///< of fp32 and fp64
+  double memory_bytes_per_s = 0;
+  std::vector<Efficiency> matrix = {};  ///< by operations, the largest first
+  std::vector<Efficiency> memory = {};  ///< by bytes, the largest first
+  Link inside_host = {};
+  Link between_hosts = {};   ///< without bytes_per_s there is none
+  double launch_s = 0;       ///< the host's, of a kernel or a collective
+  bool synchronous = false;  ///< the host runs the kernels itself
+  std::vector<Times> operators = {};
+
+  /// What an operation over a link takes.
+  struct Transfer {
+    double seconds = 0;
+    double occupancy = 0;
+  };
+
+  /// Seconds that a device takes for `kernel`: what was measured of its operator and dtype, else
+  /// its products at their rate, and then its bytes.
+  double seconds(const ProgramKernel& kernel) const;
+
+  /// From when all ranks have started `call` until it is done, among `ranks`: what was measured of
+  /// such a collective on the link, else a latency and the bytes that plan_links() counts for a
+  /// rank over the link. Between hosts the ring passes through as many devices of a host as the
+  /// group has there, but no faster than inside. A message or exchange takes the link between its
+  /// two ends.
+  /// ConfigError where the ranks are on several hosts and there is no link between them.
+  Transfer transfer(const ProgramCall& call, const RankList& ranks, int64_t position) const;
+};
+
+/// Reads a machine file, see machine.proto. `origin` names it in errors. ConfigError with line and
+/// column, or the field, what was found and what is allowed.
+Machine parse_machine(const std::string& text, const std::string& origin);
+
+/// FileError where it cannot be read; else as parse_machine().
+Machine load_machine(const std::string& path);
+
+/// A machine file of which parse_machine() makes the same machine, but for the last bits of numbers
+/// in other units.
+std::string machine_text(const Machine& machine);
+
+}  // namespace lockstep

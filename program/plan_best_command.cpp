@@ -1,0 +1,181 @@
+#include <algorithm>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/config_io.h"
+#include "lockstep/core/counted.h"
+#include "lockstep/planner/machine.h"
+#include "lockstep/program/commands.h"
+#include "lockstep/program/named_configs.h"
+#include "lockstep/program/plan_arguments.h"
+#include "lockstep/training/layout_search.h"
+
+namespace lockstep {
+namespace {
+
+struct BestArguments {
+  std::string config_path, machine_path;
+  std::vector<std::string> overrides;
+  LayoutSearchOptions options;
+  double memory_gb = 0;
+  bool json = false;
+};
+
+/// Where a step's time goes, ms: averages of all ranks.
+std::map<std::string, double> parts_of(const StepTime& time) {
+  std::map<std::string, double> parts = {{"compute", 1e3 * time.compute_s()},
+                                         {"bubble", 1e3 * time.bubble_s()},
+                                         {"optimizer", 1e3 * time.optimizer_s()}};
+  int64_t ranks = 0;
+  for (const RankTime& rank : time.ranks) ranks += rank.num_ranks;
+  for (const RankTime& rank : time.ranks)
+    for (const auto& [group, seconds] : rank.exposed_s)
+      parts["exposed " + group] +=
+          1e3 * seconds * static_cast<double>(rank.num_ranks) / static_cast<double>(ranks);
+  return parts;
+}
+
+/// The largest part beside compute.
+std::string limit_of(const SimulatedLayout& layout) {
+  const std::map<std::string, double> parts = parts_of(layout.time);
+  const auto largest =
+      std::max_element(parts.begin(), parts.end(), [](const auto& a, const auto& b) {
+        return (a.first == "compute" ? 0 : a.second) < (b.first == "compute" ? 0 : b.second);
+      });
+  return fmt::format("{} {:.0f} %", largest->first,
+                     100 * largest->second / (1e3 * layout.time.step_s));
+}
+
+/// The part in which a layout loses most against the best one.
+std::string loss_of(const SimulatedLayout& layout, const SimulatedLayout& best) {
+  std::map<std::string, double> more = parts_of(layout.time);
+  for (const auto& [part, ms] : parts_of(best.time)) more[part] -= ms;
+  const auto largest = std::max_element(
+      more.begin(), more.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  return largest->second <= 0 ? "" : fmt::format("{} +{:.2f} ms", largest->first, largest->second);
+}
+
+std::string set_line(const std::vector<std::string>& overrides) {
+  std::string line;
+  for (const std::string& one : overrides)
+    line += fmt::format("{}--set {}", line.empty() ? "" : " ", one);
+  return line;
+}
+
+void write_best_json(const LayoutSearch& search) {
+  nlohmann::ordered_json json = {{"looked_at", search.looked_at},
+                                 {"legal", search.legal},
+                                 {"too_large", search.too_large},
+                                 {"simulated", search.simulated},
+                                 {"search_seconds", search.search_s},
+                                 {"layouts", nlohmann::ordered_json::array()},
+                                 {"refused", nlohmann::ordered_json::array()}};
+  for (const SimulatedLayout& layout : search.best)
+    json["layouts"].push_back({{"step_ms", 1e3 * layout.time.step_s},
+                               {"estimated_ms", 1e3 * layout.estimated_s},
+                               {"peak_bytes", layout.peak_bytes},
+                               {"parts_ms", parts_of(layout.time)},
+                               {"set", layout.overrides}});
+  for (const RefusedLayout& layout : search.refused)
+    json["refused"].push_back({{"set", layout.overrides}, {"reason", layout.reason}});
+  std::cout << json.dump() << "\n";
+}
+
+void write_best_text(const LayoutSearch& search, const Machine& machine) {
+  std::cout << fmt::format("{} looked at, {} legal, {} too large, {} simulated on {}\n",
+                           counted(search.looked_at, "combination"), search.legal, search.too_large,
+                           search.simulated, machine.name);
+  for (size_t i = 0; i < search.best.size(); ++i) {
+    const SimulatedLayout& layout = search.best[i];
+    const std::string loss = loss_of(layout, search.best.front());
+    std::cout << fmt::format(
+        "\n{:>2}. {:.2f} ms a step, {:.2f} GB; beside compute most: {}{}\n    {}\n", i + 1,
+        1e3 * layout.time.step_s, static_cast<double>(layout.peak_bytes) / 1e9, limit_of(layout),
+        loss.empty() ? "" : fmt::format("; against the best: {}", loss),
+        layout.overrides.empty() ? "as configured" : set_line(layout.overrides));
+  }
+  if (!search.refused.empty())
+    std::cout << fmt::format("\n{} refused, the first ({}): {}\n",
+                             counted(static_cast<int64_t>(search.refused.size()), "layout"),
+                             set_line(search.refused.front().overrides),
+                             search.refused.front().reason);
+}
+
+void plan_best(const CLI::App& command, BestArguments& arguments) {
+  const Machine machine = load_machine(machine_file(arguments.machine_path));
+  const auto load = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> overrides = arguments.overrides;
+    overrides.insert(overrides.end(), more.begin(), more.end());
+    return load_config(arguments.config_path, overrides);
+  };
+  load({});  // an error in it is not about a layout
+  arguments.options.memory_bytes = 1e9 * arguments.memory_gb;
+  arguments.options.progress = [](const std::string& overrides) {
+    std::cerr << "simulating " << (overrides.empty() ? "the configuration" : overrides) << "\n";
+  };
+  LayoutSearch search;
+  try {
+    search = search_layouts(load, arguments.options, machine);
+  } catch (const ConfigError& error) {
+    fail<ConfigError>("{}", with_option_names(command, error.what()));
+  }
+  if (arguments.json)
+    write_best_json(search);
+  else
+    write_best_text(search, machine);
+  flush_output(command);
+  if (search.best.empty())
+    throw ExitStatus{1, fmt::format("no layout of {} ranks fits {} GB: {} legal, {} too large",
+                                    arguments.options.space.world_size, arguments.memory_gb,
+                                    search.legal, search.too_large)};
+}
+
+constexpr const char* kBestFooter =
+    "Looks at all legal layouts of the ranks: tensor (with sequence parallelism), context, "
+    "pipeline and expert parallelism, chunks of a pipeline rank, optimizer instances, "
+    "micro-batches of 1 to 16 sequences, recomputation and sharding. A formula estimates each; the "
+    "best that fit the memory are simulated as `lockstep plan time` does and verified as `lockstep "
+    "plan verify` does; of the fastest three, other pipeline schedules and bucket sizes too. Only "
+    "simulated layouts are listed. train.global_batch_size must be set, and stays as it is.\n"
+    "Leave fields out of CONFIG that a layout would have to unset: virtual pipeline stages, "
+    "model.recompute_num_layers, a split of the layers.\n"
+    "JSON: looked_at, legal, too_large, simulated, search_seconds (before simulation); layouts, "
+    "the fastest first (step_ms, estimated_ms, peak_bytes, parts_ms, set); refused (set, reason).";
+
+}  // namespace
+
+void add_plan_best_command(CLI::App& plan) {
+  auto arguments = std::make_shared<BestArguments>();
+  LayoutSearchOptions& options = arguments->options;
+  CLI::App* const command =
+      plan.add_subcommand("best", "Find the layouts of a job that are the fastest on a machine");
+  add_config_options(*command, arguments->config_path, arguments->overrides);
+  command->add_option("--world-size", options.space.world_size, "Ranks of the job")
+      ->required()
+      ->check(check_integer);
+  command
+      ->add_option("--machine", arguments->machine_path,
+                   "Machine file, or the name of one in configs/machines")
+      ->type_name("FILE")
+      ->required()
+      ->check(check_path);
+  command->add_option("--memory", arguments->memory_gb, "Memory of a device, 10^9 bytes")
+      ->type_name("GB")
+      ->required()
+      ->check(CLI::PositiveNumber);
+  command->add_option("--simulate", options.num_simulated, "Layouts to simulate, at most")
+      ->capture_default_str()
+      ->check(check_at_least(1));
+  command
+      ->add_option("--keep", options.space.kept,
+                   "Field that stays as CONFIG has it; may be given several times")
+      ->type_name("FIELD");
+  command->add_flag("--json", arguments->json, "Print one JSON document");
+  command->footer(kBestFooter);
+  command->callback([command, arguments] { plan_best(*command, *arguments); });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,241 @@
+// Layouts against all combinations of sizes, tried one by one through the text of a configuration,
+// and estimates against sums by hand.
+
+#include "lockstep/planner/layout_space.h"
+
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "lockstep/core/config_io.h"
+#include "lockstep/core/error.h"
+#include "lockstep/datasets/batch_sizes.h"
+#include "lockstep/planner/config_grids.h"
+#include "lockstep/planner/layout_estimate.h"
+#include "lockstep/planner/memory_plan.h"
+#include "lockstep/planner/pipeline_plan.h"
+
+namespace lockstep {
+namespace {
+
+using Strings = std::vector<std::string>;
+
+constexpr const char* kModel = R"(
+  model { num_layers: 4 hidden_size: 32 num_attention_heads: 4 ffn_hidden_size: 64 seq_length: 32 }
+  train { global_batch_size: 16 device: "cpu" } data { mock: true })";
+constexpr const char* kExperts = R"(
+  model { num_layers: 4 hidden_size: 32 num_attention_heads: 4 ffn_hidden_size: 64 seq_length: 32
+          num_experts: 4 }
+  train { global_batch_size: 16 device: "cpu" } data { mock: true })";
+
+Config config_of(const char* text, const Strings& overrides = {}) {
+  return parse_config(text, "text", overrides);
+}
+
+std::set<std::string> visited(const Config& config, const LayoutSpace& space) {
+  std::set<std::string> all;
+  visit_layouts(config, space, [&](const JobLayout& layout) {
+    const std::string text = fmt::format("{}", fmt::join(overrides_of(layout, config), " "));
+    EXPECT_TRUE(all.insert(text).second) << text;
+  });
+  return all;
+}
+
+/// Whether the program takes the configuration on `world` ranks.
+bool is_legal(const char* text, const Strings& overrides, int64_t world) {
+  try {
+    const Config config = parse_config(text, "text", overrides);
+    const RankGrids grids = config_grids(config.parallel, world);
+    stage_layout(config);
+    schedule_options(config, batch_sizes(config.train, grids.data_parallel_size()).num_microbatches)
+        .validate();
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// Sizes of groups, chunks and micro-batches of all that is legal, tried one by one.
+std::set<std::string> legal_sizes(const char* text, int64_t world) {
+  const bool experts = config_of(text).model.num_experts.has_value();
+  std::set<std::string> all;
+  for (int64_t tp = 1; tp <= world; ++tp)
+    for (int64_t cp = 1; cp <= world; ++cp)
+      for (int64_t pp = 1; pp <= world; ++pp)
+        for (int64_t chunks = 1; chunks <= (pp > 1 ? 4 : 1); ++chunks)
+          for (int64_t ep = 1; ep <= (experts ? world : 1); ++ep)
+            for (int64_t etp = 1; etp <= tp; ++etp)
+              for (const int64_t micro : {1, 2, 4, 8, 16}) {
+                if (!experts && etp < tp) continue;
+                Strings set = {fmt::format("parallel.tensor_model_parallel_size={}", tp),
+                               fmt::format("parallel.sequence_parallel={}", tp > 1),
+                               fmt::format("parallel.context_parallel_size={}", cp),
+                               fmt::format("parallel.pipeline_model_parallel_size={}", pp),
+                               fmt::format("parallel.expert_model_parallel_size={}", ep),
+                               fmt::format("parallel.expert_tensor_parallel_size={}", etp),
+                               fmt::format("train.micro_batch_size={}", micro)};
+                if (chunks > 1)
+                  set.push_back(
+                      fmt::format("parallel.virtual_pipeline_model_parallel_size={}", chunks));
+                if (is_legal(text, set, world))
+                  all.insert(fmt::format("{} {} {} {} {} {} {}", tp, cp, pp, chunks, ep, etp, micro));
+              }
+  return all;
+}
+
+std::set<std::string> visited_sizes(const char* text, int64_t world) {
+  std::set<std::string> all;
+  visit_layouts(config_of(text), {.world_size = world}, [&](const JobLayout& one) {
+    all.insert(fmt::format("{} {} {} {} {} {} {}", one.tensor, one.context, one.pipeline,
+                           one.chunks, one.expert, one.expert_tensor, one.micro_batch_size));
+  });
+  return all;
+}
+
+TEST(LayoutSpace, HasTheSizesThatTheProgramTakes) {
+  for (const char* text : {kModel, kExperts})
+    for (const int64_t world : {1, 2, 3, 4, 8}) {
+      if (text == kExperts && world == 8) continue;  // takes long
+      const std::set<std::string> legal = legal_sizes(text, world);
+      EXPECT_EQ(visited_sizes(text, world), legal) << world;
+      EXPECT_EQ(legal.empty(), world == 3);
+    }
+}
+
+TEST(LayoutSpace, OverridesMakeTheLayoutOfTheConfiguration) {
+  for (const char* text : {kModel, kExperts}) {
+    const Config config = config_of(text);
+    visit_layouts(config, {.world_size = 4}, [&](const JobLayout& layout) {
+      const Strings set = overrides_of(layout, config);
+      EXPECT_EQ(print_config(config_of(text, set)), print_config(with_layout(config, layout)))
+          << fmt::format("{}", fmt::join(set, " "));
+    });
+  }
+}
+
+TEST(LayoutSpace, KeepsFields) {
+  const Config config = config_of(kModel, {"parallel.tensor_model_parallel_size=2",
+                                           "parallel.sequence_parallel=true"});
+  visit_layouts(config,
+                {.world_size = 4,
+                 .kept = {"parallel.tensor_model_parallel_size", "train.micro_batch_size"}},
+                [&](const JobLayout& layout) {
+                  EXPECT_EQ(layout.tensor, 2);
+                  EXPECT_EQ(layout.micro_batch_size, config.train.micro_batch_size);
+                });
+  const std::set<std::string> all = visited(config, {.world_size = 4});
+  EXPECT_GT(all.size(),
+            visited(config, {.world_size = 4, .kept = {"train.micro_batch_size"}}).size());
+}
+
+std::string error_of(const char* text, const LayoutSpace& space) {
+  try {
+    visit_layouts(config_of(text), space, [](const JobLayout&) {});
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(LayoutSpace, NamesWhatItCannotUse) {
+  EXPECT_EQ(error_of(kModel, {.world_size = 0}), "world-size: found 0, allowed: >= 1");
+  EXPECT_EQ(error_of("data { mock: true }", {.world_size = 2}),
+            "train.global_batch_size: is not set, allowed: the sequences of a step, which all "
+            "layouts share");
+  EXPECT_TRUE(error_of(kModel, {.world_size = 2, .kept = {"model.num_layers"}})
+                  .starts_with("field to keep: found \"model.num_layers\", allowed: parallel."));
+}
+
+TEST(LayoutSpace, ShardsWhereThereAreReplicas) {
+  visit_layouts(config_of(kModel), {.world_size = 4}, [&](const JobLayout& one) {
+    const int64_t replicas = 4 / one.tensor / one.pipeline;
+    if (replicas == 1) {
+      EXPECT_EQ(one.sharding, ShardingStrategy::no_shard);
+    }
+    if (one.sharding == ShardingStrategy::no_shard) {
+      EXPECT_EQ(one.instances, 1);
+    }
+    EXPECT_LE(one.instances, std::max<int64_t>(1, replicas / 2));
+  });
+  visit_layouts(config_of(kExperts), {.world_size = 4}, [&](const JobLayout& one) {
+    EXPECT_NE(one.sharding, ShardingStrategy::optim_grads_params);
+  });
+}
+
+/// A machine whose products have a rate and whose other work takes no time.
+Machine products_alone(double flops_per_s) {
+  Machine machine;
+  machine.name = "products";
+  machine.ranks_per_host = 64;
+  machine.half_flops_per_s = machine.wide_flops_per_s = flops_per_s;
+  machine.memory_bytes_per_s = 1e30;
+  machine.matrix = machine.memory = {{0, 1}};
+  machine.inside_host = {.bytes_per_s = 1e30, .latency_s = 0};
+  return machine;
+}
+
+TEST(LayoutEstimator, CountsTheProductsOfALayer) {
+  const Config config = config_of(kModel);
+  const Machine machine = products_alone(1e9);
+  // A token's forward: q, k, v and the projection, three matrices of SwiGLU, attention's core.
+  const double layer = 2.0 * (3 * 32 * 32 + 32 * 32 + 3 * 32 * 64), core = 2.0 * 32 * 32;
+  const double output = 2.0 * 32 * 256, tokens = 16 * 32;
+  const double seconds = tokens * (4 * (3 * layer + 3.5 * core) + 3 * output) / 1e9;
+  LayoutEstimator alone(config, 1, machine);
+  EXPECT_NEAR(alone.seconds({.micro_batch_size = 4}), seconds, 1e-9 * seconds);
+  const double again = tokens * 4 * (layer + core) / 1e9;
+  EXPECT_NEAR(alone.seconds({.micro_batch_size = 4, .recompute = RecomputeGranularity::full}),
+              seconds + again, 1e-9 * seconds);
+  LayoutEstimator four(config, 4, machine);
+  EXPECT_NEAR(four.seconds({.micro_batch_size = 1}), seconds / 4, 1e-9 * seconds);
+  EXPECT_NEAR(four.seconds({.tensor = 4, .expert_tensor = 4, .micro_batch_size = 4}), seconds / 4,
+              1e-9 * seconds);
+  EXPECT_NEAR(four.seconds({.context = 4, .micro_batch_size = 4}), seconds / 4, 1e-9 * seconds);
+}
+
+TEST(LayoutEstimator, CountsTheBubble) {
+  const Config config = config_of(kModel);
+  const Machine machine = products_alone(1e9);
+  LayoutEstimator two(config, 2, machine);
+  // Four micro-batches of four sequences; two layers a stage, and the output on the last.
+  const double layer = 2.0 * (3 * 32 * 32 + 32 * 32 + 3 * 32 * 64), core = 2.0 * 32 * 32;
+  const double slot = 4 * 32 * 2 * (3 * layer + 3.5 * core) / 1e9;
+  const double output = 16 * 32 * 3 * 2.0 * 32 * 256 / 1e9;
+  const auto seconds = [&](int64_t chunks, PipelineScheduleFamily schedule) {
+    return two.seconds(
+        {.pipeline = 2, .chunks = chunks, .micro_batch_size = 4, .schedule = schedule});
+  };
+  using Family = PipelineScheduleFamily;
+  EXPECT_NEAR(seconds(1, Family::_1f1b), 5 * slot + output, 1e-9);
+  EXPECT_NEAR(seconds(2, Family::_1f1b), 4.5 * slot + output, 1e-9);
+  EXPECT_NEAR(seconds(1, Family::zb_h1), (4 + 1 / 3.0) * slot + output, 1e-9);
+}
+
+TEST(LayoutEstimator, NeedsNoMoreMemoryThanThePlan) {
+  const Machine machine = products_alone(1e9);
+  for (const char* text : {kModel, kExperts})
+    for (const char* precision : {"fp32", "bf16", "fp64"}) {
+      const Config config = config_of(text, {fmt::format("train.precision={}", precision)});
+      LayoutEstimator estimator(config, 4, machine);
+      visit_layouts(config, {.world_size = 4}, [&](const JobLayout& layout) {
+        int64_t most = 0;
+        for (const StageMemory& stage : plan_memory(with_layout(config, layout), 4).stages)
+          most = std::max(most, stage.total_bytes());
+        EXPECT_LE(estimator.least_bytes(layout), static_cast<double>(most))
+            << fmt::format("{}", fmt::join(overrides_of(layout, config), " "));
+      });
+    }
+}
+
+TEST(LayoutEstimator, NamesAMachineWithoutALink) {
+  const Config config = config_of(kModel);
+  Machine machine = products_alone(1e9);
+  machine.ranks_per_host = 2;
+  LayoutEstimator four(config, 4, machine);
+  EXPECT_THROW(four.seconds({.tensor = 4, .expert_tensor = 4, .micro_batch_size = 4}), ConfigError);
+}
+
+}  // namespace
+}  // namespace lockstep

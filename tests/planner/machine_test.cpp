@@ -1,0 +1,205 @@
+// Machine files: what they say, what is refused, and that what is written can be read.
+
+#include "lockstep/planner/machine.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep {
+namespace {
+
+using Kind = CollectiveOperation::Kind;
+
+constexpr const char* kMachine =
+    "name: \"m\" ranks_per_host: 4 half_tflops: 100 wide_tflops: 10 memory_gb_per_s: 1000\n"
+    "matrix_efficiency { from: 16 share: 0.8 } matrix_efficiency { from: 0 share: 0.5 }\n"
+    "memory_efficiency { from: 0 share: 0.5 } memory_efficiency { from: 10 share: 0.9 }\n"
+    "inside_host { gb_per_s: 300 efficiency: 0.5 latency_us: 2 }\n"
+    "between_hosts { gb_per_s: 25 efficiency: 0.8 latency_us: 5 occupancy: 0.1 }\n";
+
+TEST(MachineFile, SharesAreThoseThatTheWorkReaches) {
+  const Machine machine = parse_machine(kMachine, "m");
+  EXPECT_EQ(machine.name, "m");
+  EXPECT_EQ(machine.ranks_per_host, 4);
+  const auto seconds = [&](const char* dtype, double flops, int64_t bytes) {
+    return machine.seconds({.name = "x", .dtype = dtype, .flops = flops, .bytes = bytes});
+  };
+  EXPECT_DOUBLE_EQ(seconds("BFloat16", 1.6e10, 0), 1.6e10 / (1e14 * 0.8));
+  EXPECT_DOUBLE_EQ(seconds("BFloat16", 1.5e10, 0), 1.5e10 / (1e14 * 0.5));
+  EXPECT_DOUBLE_EQ(seconds("Float", 1.6e10, 0), 1.6e10 / (1e13 * 0.8));
+  EXPECT_DOUBLE_EQ(seconds("Float", 0, 20'000'000), 2e7 / (1e12 * 0.9));
+  EXPECT_DOUBLE_EQ(seconds("Float", 0, 9'000'000), 9e6 / (1e12 * 0.5));
+  EXPECT_DOUBLE_EQ(machine.inside_host.bytes_per_s, 1.5e11);
+  EXPECT_DOUBLE_EQ(machine.between_hosts.latency_s, 5e-6);
+}
+
+void expect_refused(const std::string& text, const std::string& told) {
+  try {
+    parse_machine(text, "file");
+    ADD_FAILURE() << told;
+  } catch (const ConfigError& error) {
+    EXPECT_NE(std::string(error.what()).find(told), std::string::npos) << error.what();
+  }
+}
+
+TEST(MachineFile, WhatIsMissingOrWrongIsNamed) {
+  const auto with = [](const std::string& part, const std::string& other) {
+    std::string text = kMachine;
+    return text.replace(text.find(part), part.size(), other);
+  };
+  expect_refused("nonsense", "file:1:");
+  expect_refused(with("ranks_per_host: 4", ""), "ranks_per_host: found 0, allowed: >= 1");
+  expect_refused(with("half_tflops: 100", ""), "half_tflops is missing");
+  expect_refused(with("half_tflops: 100", "half_tflops: -1"), "half_tflops: found -1");
+  expect_refused(with("efficiency: 0.8", "efficiency: 1.2"),
+                 "between_hosts.efficiency: found 1.2, allowed: up to 1");
+  expect_refused(with("memory_efficiency { from: 0 share: 0.5 }", ""),
+                 "memory_efficiency: allowed: one or more, of which one is from 0");
+}
+
+constexpr const char* kMeasured =
+    "launch_us: 3 synchronous: true\n"
+    "operator { name: \"aten::mm\" dtype: \"Float\" point { work: 1e6 us: 10 }\n"
+    "  point { work: 4e6 us: 90 } }\n"
+    "operator { name: \"swiglu\" point { work: 1000 us: 2 } }\n";
+
+TEST(MachineFile, MeasuredOperatorsTakeWhatWasMeasured) {
+  const Machine machine = parse_machine(std::string(kMachine) + kMeasured, "m");
+  EXPECT_DOUBLE_EQ(machine.launch_s, 3e-6);
+  EXPECT_TRUE(machine.synchronous);
+  const auto product = [&](double flops, const char* dtype = "Float") {
+    return machine.seconds({.name = "aten::mm", .dtype = dtype, .flops = flops, .bytes = 400});
+  };
+  EXPECT_DOUBLE_EQ(product(1e6), 10e-6);
+  EXPECT_NEAR(product(2e6), 30e-6, 1e-18);  // sqrt(10 * 90): half the way of the logarithms
+  EXPECT_DOUBLE_EQ(product(5e5), 5e-6);
+  EXPECT_DOUBLE_EQ(product(8e6), 180e-6);
+  EXPECT_DOUBLE_EQ(product(1e6, "Double"), 1e6 / (1e13 * 0.5) + 400 / (1e12 * 0.5));
+  EXPECT_DOUBLE_EQ(machine.seconds({.name = "swiglu", .dtype = "Half", .bytes = 3000}), 6e-6);
+}
+
+TEST(MachineFile, MeasuredCollectivesTakeWhatWasMeasured) {
+  std::string text = kMachine;
+  const std::string link = "latency_us: 2 ";
+  text.insert(text.find(link) + link.size(),
+              "occupancy: 0.5 collective { name: \"all_reduce\" point { work: 100 us: 20 }\n"
+              "point { work: 400 us: 80 } } collective { name: \"send\" point { work: 1 us: 7 } }");
+  const Machine machine = parse_machine(text, "m");
+  const auto transfer = [&](Kind kind, int64_t bytes) {
+    return machine.transfer({.operation = {.kind = kind, .position = 1}, .bytes = bytes}, {0, 1},
+                            0);
+  };
+  EXPECT_DOUBLE_EQ(transfer(Kind::all_reduce, 10).seconds, 20e-6);
+  EXPECT_NEAR(transfer(Kind::all_reduce, 200).seconds, 40e-6, 1e-18);
+  EXPECT_DOUBLE_EQ(transfer(Kind::all_reduce, 800).seconds, 160e-6);
+  EXPECT_DOUBLE_EQ(transfer(Kind::send, 2).seconds, 14e-6);
+  EXPECT_DOUBLE_EQ(transfer(Kind::all_reduce, 10).occupancy, 0.5);
+  // An all-gather was not measured: of 300 bytes the rank sends 300.
+  EXPECT_DOUBLE_EQ(transfer(Kind::all_gather, 300).seconds, 2e-6 + 300 / 1.5e11);
+}
+
+TEST(MachineFile, AMachineOfOneHostRefusesJobsOfSeveral) {
+  std::string text = kMachine;
+  text.erase(text.find("between_hosts"));
+  const Machine machine = parse_machine(text, "m");
+  const ProgramCall call = {.operation = {.kind = Kind::all_reduce}, .bytes = 300};
+  EXPECT_DOUBLE_EQ(machine.transfer(call, {0, 1, 2}, 0).seconds, 2e-6 + 400 / 1.5e11);
+  EXPECT_THROW(machine.transfer(call, {0, 1, 4}, 0), ConfigError);
+  EXPECT_EQ(machine_text(machine).find("between_hosts"), std::string::npos);
+}
+
+void expect_alike(const std::vector<Machine::Times>& found,
+                  const std::vector<Machine::Times>& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    EXPECT_EQ(found[i].name, expected[i].name);
+    EXPECT_EQ(found[i].dtype, expected[i].dtype);
+    ASSERT_EQ(found[i].points.size(), expected[i].points.size());
+    for (size_t p = 0; p < found[i].points.size(); ++p) {
+      EXPECT_DOUBLE_EQ(found[i].points[p].work, expected[i].points[p].work);
+      EXPECT_DOUBLE_EQ(found[i].points[p].seconds, expected[i].points[p].seconds);
+    }
+  }
+}
+
+void expect_alike(const Machine::Link& found, const Machine::Link& expected) {
+  EXPECT_DOUBLE_EQ(found.bytes_per_s, expected.bytes_per_s);
+  EXPECT_DOUBLE_EQ(found.latency_s, expected.latency_s);
+  EXPECT_DOUBLE_EQ(found.occupancy, expected.occupancy);
+  expect_alike(found.collectives, expected.collectives);
+}
+
+void expect_alike(const std::vector<Machine::Efficiency>& found,
+                  const std::vector<Machine::Efficiency>& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    EXPECT_DOUBLE_EQ(found[i].from, expected[i].from);
+    EXPECT_DOUBLE_EQ(found[i].share, expected[i].share);
+  }
+}
+
+TEST(MachineFile, WhatIsWrittenIsReadAgain) {
+  const Machine machine = {
+      .name = "quotes \" and a\nline",
+      .ranks_per_host = 3,
+      .half_flops_per_s = 1.2345678901234e11,
+      .wide_flops_per_s = 1.0 / 3 * 1e11,
+      .memory_bytes_per_s = 7.7e9,
+      .matrix = {{.from = 16e9, .share = 0.9}, {.from = 0, .share = 0.1}},
+      .memory = {{.from = 0, .share = 1}},
+      .inside_host = {.bytes_per_s = 3.3e9,
+                      .latency_s = 1.7e-5,
+                      .occupancy = 0.25,
+                      .collectives = {{.name = "exchange", .points = {{64, 1e-6}, {1e9, 0.3}}}}},
+      .between_hosts = {.bytes_per_s = 1e8, .latency_s = 1e-4},
+      .launch_s = 2.5e-6,
+      .synchronous = true,
+      .operators = {{.name = "aten::mm", .dtype = "Float", .points = {{1e3, 1e-7}, {1e12, 1.5}}},
+                    {.name = "aten::add", .points = {{123, 4e-5}}}}};
+  const Machine found = parse_machine(machine_text(machine), "text");
+  EXPECT_EQ(found.name, machine.name);
+  EXPECT_EQ(found.ranks_per_host, machine.ranks_per_host);
+  EXPECT_DOUBLE_EQ(found.half_flops_per_s, machine.half_flops_per_s);
+  EXPECT_DOUBLE_EQ(found.wide_flops_per_s, machine.wide_flops_per_s);
+  EXPECT_DOUBLE_EQ(found.memory_bytes_per_s, machine.memory_bytes_per_s);
+  expect_alike(found.matrix, machine.matrix);
+  expect_alike(found.memory, machine.memory);
+  expect_alike(found.inside_host, machine.inside_host);
+  expect_alike(found.between_hosts, machine.between_hosts);
+  EXPECT_DOUBLE_EQ(found.launch_s, machine.launch_s);
+  EXPECT_EQ(found.synchronous, machine.synchronous);
+  expect_alike(found.operators, machine.operators);
+}
+
+TEST(MachineFile, MeasurementsThatCannotBeAreNamed) {
+  const auto with = [](const std::string& more) { return std::string(kMachine) + more; };
+  expect_refused(with("launch_us: -1"), "launch_us: found -1, allowed: a number >= 0");
+  expect_refused(with("operator { point { work: 1 us: 1 } }"), "operator.name is missing");
+  expect_refused(with("operator { name: \"x\" }"), "operator \"x\": point is missing");
+  expect_refused(with("operator { name: \"x\" point { work: 2 } }"),
+                 "operator \"x\": point.us is missing");
+  expect_refused(with("operator { name: \"x\" point { work: 2 us: 0 } }"),
+                 "operator \"x\": point.us: found 0, allowed: a number > 0");
+  expect_refused(with("operator { name: \"x\" point { work: 2 us: 1 } point { work: 2 us: 1 } }"),
+                 "operator \"x\": point.work: found 2 after 2, allowed: growing numbers");
+  expect_refused(with("operator { name: \"x\" point { work: 2 us: 1 } }\n"
+                      "operator { name: \"x\" point { work: 3 us: 1 } }"),
+                 "operator \"x\" of dtype \"\": found twice, allowed: once");
+  const auto inside = [](const std::string& more) {
+    std::string text = kMachine;
+    return text.insert(text.find("latency_us: 2 "), more + " ");
+  };
+  expect_refused(inside("occupancy: 1.5"), "inside_host.occupancy: found 1.5, allowed: up to 1");
+  expect_refused(inside("collective { name: \"reduce\" }"),
+                 "inside_host.collective.name: found \"reduce\", allowed: all_reduce, ");
+  expect_refused(inside("collective { name: \"send\" }"),
+                 "inside_host.collective \"send\": point is missing");
+  expect_refused(with("matrix_efficiency { from: -1 share: 1 }"),
+                 "matrix_efficiency.from: found -1");
+}
+
+}  // namespace
+}  // namespace lockstep

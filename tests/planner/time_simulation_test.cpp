@@ -1,0 +1,319 @@
+// Programs written by hand, on machines of round numbers.
+
+#include "lockstep/planner/time_simulation.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+
+#include "lockstep/core/error.h"
+#include "lockstep/pipeline/communication_steps.h"
+#include "lockstep/pipeline/simulation.h"
+
+namespace lockstep {
+namespace {
+
+using EventKind = ProgramEvent::Kind;
+using Kind = CollectiveOperation::Kind;
+
+/// A byte of memory takes a second, a byte to another rank two on a host and three between hosts.
+Machine machine_of(int64_t ranks_per_host, double latency = 0) {
+  Machine machine;
+  machine.ranks_per_host = ranks_per_host;
+  machine.half_flops_per_s = 4;
+  machine.wide_flops_per_s = 1;
+  machine.memory_bytes_per_s = 1;
+  machine.matrix = {{.from = 0, .share = 1}};
+  machine.memory = {{.from = 0, .share = 1}};
+  machine.inside_host = {.bytes_per_s = 1.0 / 2, .latency_s = latency};
+  machine.between_hosts = {.bytes_per_s = 1.0 / 3, .latency_s = latency};
+  return machine;
+}
+
+class Writer {
+ public:
+  explicit Writer(int64_t rank) { program_.rank = rank; }
+
+  uint32_t group(const std::string& name, RankList ranks) {
+    const auto own = std::find(ranks.begin(), ranks.end(), program_.rank) - ranks.begin();
+    program_.groups.push_back({name, /*apart=*/name, std::move(ranks), own});
+    return static_cast<uint32_t>(program_.groups.size()) - 1;
+  }
+  void kernel(int64_t bytes, bool backward = true, double flops = 0) {
+    program_.kernels.push_back({"kernel", "Float", flops, bytes, backward});
+    add(EventKind::kernel, program_.kernels.size() - 1);
+  }
+  uint32_t start(uint32_t group, const CollectiveOperation& operation, int64_t bytes) {
+    program_.calls.push_back({group, operation, "x", "Byte", bytes, bytes, true});
+    add(EventKind::start, program_.calls.size() - 1);
+    return started_++;
+  }
+  void wait(uint32_t operation) { add(EventKind::wait, operation); }
+  void host_wait(uint32_t waits) { add(EventKind::host_wait, waits); }
+  void end_step() { program_.step_ends.push_back(program_.events.size()); }
+  RankProgram take() { return std::move(program_); }
+
+ private:
+  void add(EventKind kind, size_t value) {
+    program_.events.push_back({kind, static_cast<uint32_t>(value)});
+  }
+  RankProgram program_;
+  uint32_t started_ = 0;
+};
+
+/// Two equal steps of each rank.
+JobProgram job_of(int64_t world, const std::function<void(int64_t rank, Writer&)>& connect,
+                  const std::function<void(int64_t rank, Writer&)>& step) {
+  JobProgram job;
+  for (int64_t rank = 0; rank < world; ++rank) {
+    Writer writer(rank);
+    connect(rank, writer);
+    for (int i = 0; i < 2; ++i) {
+      step(rank, writer);
+      writer.end_step();
+    }
+    job.programs.push_back(writer.take());
+    job.program_of.push_back(static_cast<uint32_t>(rank));
+  }
+  return job;
+}
+
+/// Two ranks in one group.
+StepTime time_of(const Machine& machine, const std::function<void(int64_t rank, Writer&)>& step) {
+  return simulate_step(job_of(
+                           2,
+                           [](int64_t, Writer& writer) {
+                             writer.group("dp", {0, 1});
+                           },
+                           step),
+                       machine);
+}
+
+void expect_parts(const RankTime& rank, double compute, double optimizer, double exposed,
+                  double bubble) {
+  EXPECT_DOUBLE_EQ(rank.compute_s, compute);
+  EXPECT_DOUBLE_EQ(rank.optimizer_s, optimizer);
+  EXPECT_DOUBLE_EQ(rank.exposed_total_s(), exposed);
+  EXPECT_DOUBLE_EQ(rank.bubble_s, bubble);
+}
+
+TEST(TimeSimulation, AKernelTakesItsProductsAndItsBytes) {
+  const StepTime time = time_of(machine_of(2), [](int64_t, Writer& writer) {
+    writer.kernel(10, true, 7);
+    writer.kernel(4, false);
+  });
+  EXPECT_DOUBLE_EQ(time.step_s, 21);
+  expect_parts(time.ranks.at(0), 17, 4, 0, 0);
+}
+
+TEST(TimeSimulation, WhatIsWaitedForAtOnceIsExposed) {
+  // All-reduce of 6 bytes on two ranks: each sends 6.
+  const auto step = [](int64_t, Writer& writer) {
+    writer.kernel(10);
+    writer.wait(writer.start(0, {.kind = Kind::all_reduce}, 6));
+    writer.kernel(5, false);
+  };
+  const StepTime inside = time_of(machine_of(2), step);
+  EXPECT_DOUBLE_EQ(inside.step_s, 10 + 12 + 5);
+  expect_parts(inside.ranks.at(0), 10, 5, 12, 0);
+  EXPECT_DOUBLE_EQ(inside.ranks.at(0).exposed_s.at("dp"), 12);
+  EXPECT_DOUBLE_EQ(time_of(machine_of(1), step).step_s, 10 + 18 + 5);
+  EXPECT_DOUBLE_EQ(time_of(machine_of(1, /*latency=*/100), step).step_s, 10 + 118 + 5);
+}
+
+TEST(TimeSimulation, WhatKernelsCoverIsNot) {
+  const StepTime time = time_of(machine_of(2), [](int64_t, Writer& writer) {
+    const uint32_t first = writer.start(0, {.kind = Kind::all_reduce}, 2);
+    const uint32_t second = writer.start(0, {.kind = Kind::all_reduce}, 3);
+    writer.kernel(8);
+    writer.wait(first);
+    writer.wait(second);  // one stream: they run one after the other, 4 + 6
+  });
+  EXPECT_DOUBLE_EQ(time.step_s, 10);
+  expect_parts(time.ranks.at(0), 8, 0, 2, 0);
+}
+
+TEST(TimeSimulation, ASlowRankIsABubbleOfTheOthers) {
+  const StepTime time = time_of(machine_of(2), [](int64_t rank, Writer& writer) {
+    writer.kernel(rank == 0 ? 3 : 11);
+    writer.wait(writer.start(0, {.kind = Kind::all_reduce}, 2));
+  });
+  EXPECT_DOUBLE_EQ(time.step_s, 15);
+  ASSERT_EQ(time.ranks.size(), 2u);
+  expect_parts(time.ranks[0], 3, 0, 4, 8);
+  expect_parts(time.ranks[1], 11, 0, 4, 0);
+  EXPECT_DOUBLE_EQ(time.compute_s(), 7);
+  EXPECT_DOUBLE_EQ(time.bubble_s(), 4);
+}
+
+TEST(TimeSimulation, ADeviceWaitsForItsHost) {
+  Machine machine = machine_of(2);
+  machine.launch_s = 5;
+  // The host launches at 5, 10, 15 and 20 of each step. In the first one kernels run 5 to 15, to
+  // 16, to 17, and 20 to 21; in the second one 25 to 35, to 36, to 37, and 40 to 41.
+  const StepTime late = time_of(machine, [](int64_t, Writer& writer) {
+    for (const int64_t bytes : {10, 1, 1, 1}) writer.kernel(bytes);
+  });
+  EXPECT_DOUBLE_EQ(late.step_s, 20);
+  expect_parts(late.ranks.at(0), 20, 0, 0, 0);
+  // Steps end at 31 and 61: kernels run 5 to 25, 30 to 31, 35 to 55, 60 to 61.
+  const StepTime read = time_of(machine, [](int64_t, Writer& writer) {
+    writer.kernel(20);
+    writer.host_wait(0);
+    writer.kernel(1);
+  });
+  EXPECT_DOUBLE_EQ(read.step_s, 30);
+}
+
+TEST(TimeSimulation, ASynchronousMachineLaunchesAndRunsInTurn) {
+  Machine machine = machine_of(2);
+  machine.launch_s = 5;
+  machine.synchronous = true;
+  const StepTime time = time_of(machine, [](int64_t, Writer& writer) {
+    writer.kernel(10);
+    writer.kernel(1);
+    writer.wait(writer.start(0, {.kind = Kind::all_reduce}, 6));
+  });
+  EXPECT_DOUBLE_EQ(time.step_s, 15 + 6 + 5 + 12);
+  expect_parts(time.ranks.at(0), 21, 5, 12, 0);
+}
+
+TEST(TimeSimulation, CommunicationTakesPartOfTheDeviceFromKernels) {
+  Machine machine = machine_of(2);
+  machine.inside_host.occupancy = 0.25;
+  const auto time = [&](int64_t covering) {
+    return time_of(machine, [&](int64_t, Writer& writer) {
+      const uint32_t operation = writer.start(0, {.kind = Kind::all_reduce}, 6);  // 12 s
+      writer.kernel(covering);
+      writer.wait(operation);
+      writer.kernel(4);
+    });
+  };
+  const StepTime partly = time(8);  // 8 + 2, two more seconds of waiting, 4
+  EXPECT_DOUBLE_EQ(partly.step_s, 16);
+  expect_parts(partly.ranks.at(0), 14, 0, 2, 0);
+  const StepTime covered = time(20);  // 20 + 3, 4
+  EXPECT_DOUBLE_EQ(covered.step_s, 27);
+  expect_parts(covered.ranks.at(0), 27, 0, 0, 0);
+}
+
+TEST(TimeSimulation, FasterMachinesTakeNoLonger) {
+  const auto step = [](int64_t rank, Writer& writer) {
+    const uint32_t first = writer.start(0, {.kind = Kind::all_reduce}, 3);
+    writer.kernel(5 + 4 * rank, true, 12);
+    writer.wait(first);
+    writer.wait(writer.start(0, {.kind = Kind::all_gather}, 2));
+    writer.kernel(2, false);
+  };
+  Machine machine = machine_of(2, /*latency=*/1);
+  machine.launch_s = 2;
+  machine.inside_host.occupancy = 0.5;
+  const double base = time_of(machine, step).step_s;
+  const auto faster = [&](auto&& change) {
+    Machine other = machine;
+    change(other);
+    return time_of(other, step).step_s;
+  };
+  EXPECT_LT(faster([](Machine& m) { m.memory_bytes_per_s *= 2; }), base);
+  EXPECT_LT(faster([](Machine& m) { m.wide_flops_per_s *= 2; }), base);
+  EXPECT_LT(faster([](Machine& m) { m.inside_host.bytes_per_s *= 2; }), base);
+  EXPECT_LT(faster([](Machine& m) { m.inside_host.latency_s = 0; }), base);
+  EXPECT_LE(faster([](Machine& m) { m.launch_s = 0; }), base);
+  EXPECT_LT(faster([](Machine& m) { m.inside_host.occupancy = 0; }), base);
+}
+
+TEST(TimeSimulation, ARingBetweenHostsUsesTheAdaptersOfAHost) {
+  const RankList ranks = {0, 1, 2, 3};
+  const ProgramCall call{.operation = {.kind = Kind::all_reduce}, .numel = 8, .bytes = 8};
+  EXPECT_DOUBLE_EQ(machine_of(4).transfer(call, ranks, 0).seconds, 12 * 2.0);
+  EXPECT_DOUBLE_EQ(machine_of(1).transfer(call, ranks, 0).seconds, 12 * 3.0);
+  // Two adapters are faster than the links of the host: these count.
+  EXPECT_DOUBLE_EQ(machine_of(2).transfer(call, ranks, 0).seconds, 12 * 2.0);
+  const ProgramCall message{
+      .operation = {.kind = Kind::send, .position = 1}, .numel = 8, .bytes = 8};
+  EXPECT_DOUBLE_EQ(machine_of(2).transfer(message, ranks, 0).seconds, 16);
+  EXPECT_DOUBLE_EQ(machine_of(1).transfer(message, ranks, 0).seconds, 24);
+}
+
+/// The pipeline's own simulation, where messages take `transfer`, is the oracle.
+void expect_as_simulated(const ScheduleOptions& options, int64_t transfer) {
+  const PipelineSchedule schedule = make_schedule(options);
+  const TaskCost cost = reference_cost(schedule);
+  const auto makespan = static_cast<double>(simulate(schedule, cost, transfer).makespan());
+  const StepLists steps = communication_steps(schedule);
+  RankList all;
+  for (int64_t rank = 0; rank < options.pipeline; ++rank) all.push_back(rank);
+  const JobProgram job = job_of(
+      options.pipeline,
+      [&](int64_t, Writer& writer) {
+        writer.group("pp", all);
+        writer.group("all", all);
+      },
+      [&](int64_t rank, Writer& writer) {
+        const auto& own = steps[static_cast<size_t>(rank)];
+        std::map<size_t, uint32_t> started;
+        const auto early = early_receives(own);
+        for (size_t i = 0; i < own.size(); ++i) {
+          for (const size_t receive : early[i])
+            started[receive] =
+                writer.start(0, {.kind = Kind::receive, .position = own[receive].peer}, transfer);
+          if (own[i].kind == PipelineStep::Kind::compute)
+            writer.kernel(cost(rank, own[i].task));
+          else if (own[i].kind == PipelineStep::Kind::send)
+            writer.start(0, {.kind = Kind::send, .position = own[i].peer}, transfer);
+          else
+            writer.wait(started.at(i));
+        }
+        writer.wait(writer.start(1, {.kind = Kind::all_reduce}, 0));  // ends the step of all
+      });
+  Machine machine = machine_of(options.pipeline);
+  machine.inside_host.bytes_per_s = 1;
+  const StepTime time = simulate_step(job, machine);
+  EXPECT_NEAR(time.step_s, makespan, 1e-9 * makespan)
+      << to_string(options.family) << " " << options.pipeline << " x " << options.virtual_pipeline
+      << ", " << options.microbatches << " micro-batches, transfer " << transfer;
+  const double fraction = simulate(schedule, cost, transfer).bubble_fraction();
+  EXPECT_NEAR((time.bubble_s() + time.exposed_s()) / time.step_s, fraction, 1e-9);
+}
+
+TEST(TimeSimulation, PipelinesTakeAsLongAsTheirScheduleSays) {
+  for (const int64_t ranks : {1, 2, 3, 4, 8})
+    for (const int64_t microbatches : {1, 2, 5, 8, 16})
+      for (const auto family :
+           {ScheduleFamily::one_f_one_b, ScheduleFamily::gpipe, ScheduleFamily::zb_h1})
+        expect_as_simulated({.pipeline = ranks, .microbatches = microbatches, .family = family}, 0);
+  for (const int64_t chunks : {2, 3})
+    expect_as_simulated({.pipeline = 4, .virtual_pipeline = chunks, .microbatches = 8}, 0);
+}
+
+TEST(TimeSimulation, MessagesThatTakeTimeDelayAPipelineAsMuchAsItsScheduleSays) {
+  for (const int64_t microbatches : {1, 4, 9})
+    expect_as_simulated(
+        {.pipeline = 4, .microbatches = microbatches, .family = ScheduleFamily::gpipe}, 0);
+  expect_as_simulated({.pipeline = 2, .microbatches = 1}, 1);
+  expect_as_simulated({.pipeline = 4, .microbatches = 1}, 1);
+}
+
+TEST(TimeSimulation, ProgramsThatCannotBeTimedAreRefused) {
+  JobProgram one_step = job_of(
+      1, [](int64_t, Writer&) {}, [](int64_t, Writer& writer) { writer.kernel(1); });
+  one_step.programs[0].step_ends.pop_back();
+  EXPECT_THROW(simulate_step(one_step, machine_of(1)), UsageError);
+  const JobProgram stuck = job_of(
+      2,
+      [](int64_t, Writer& writer) {
+        writer.group("a", {0, 1});
+        writer.group("b", {0, 1});
+      },
+      [](int64_t rank, Writer& writer) {
+        writer.kernel(1);
+        for (const uint32_t group : {rank == 0 ? 0U : 1U, rank == 0 ? 1U : 0U})
+          writer.wait(writer.start(group, {.kind = Kind::all_reduce}, 4));
+      });
+  EXPECT_THROW(simulate_step(stuck, machine_of(1)), UsageError);
+}
+
+}  // namespace
+}  // namespace lockstep

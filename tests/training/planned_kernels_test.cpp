@@ -1,0 +1,104 @@
+// The kernels that record_job() writes down against formulas and against libtorch's tensors.
+
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/parallel_state/job_program.h"
+#include "lockstep/planner/config_grids.h"
+#include "lockstep/planner/model_flops.h"
+#include "lockstep/planner/stage_shapes.h"
+#include "lockstep/tests/training/planned_layouts.h"
+#include "lockstep/training/planned_job.h"
+
+namespace lockstep {
+namespace {
+
+using namespace testing;
+
+/// Sums over the kernels of the last step of all ranks.
+template <class Value>
+double sum_of(const JobProgram& job, Value&& value) {
+  double sum = 0;
+  for (const uint32_t index : job.program_of) {
+    const RankProgram& program = job.programs[index];
+    const auto& ends = program.step_ends;
+    for (size_t i = ends[ends.size() - 2]; i < ends.back(); ++i)
+      if (program.events[i].kind == ProgramEvent::Kind::kernel)
+        sum += value(program.kernels[program.events[i].value]);
+  }
+  return sum;
+}
+
+double flops_of(const JobProgram& job) {
+  return sum_of(job, [](const ProgramKernel& kernel) { return kernel.flops; });
+}
+
+/// Of attention's core in the forward of all layers and tokens.
+double attention_flops(const Config& config) {
+  const TransformerConfig& model = config.model;
+  const double tokens =
+      static_cast<double>(*config.train.global_batch_size) * static_cast<double>(model.seq_length);
+  const double channels = static_cast<double>(model.num_attention_heads * *model.kv_channels);
+  return static_cast<double>(model.num_layers) * tokens * 4 * channels *
+         static_cast<double>(model.seq_length) / 2;
+}
+
+void expect_flops(int64_t world, const Overrides& overrides, double forwards_more = 0) {
+  SCOPED_TRACE(fmt::format("{} ranks, {}", world, fmt::join(overrides, " ")));
+  const Config config = config_of(with(overrides, {"train.precision=bf16"}));
+  const double tokens = static_cast<double>(*config.train.global_batch_size) *
+                        static_cast<double>(config.model.seq_length);
+  // Flash attention's backward makes five products where forward makes two.
+  const double expected =
+      tokens * model_flops_per_token(config) + 0.5 * attention_flops(config) + forwards_more;
+  EXPECT_NEAR(flops_of(record_job(config, world, /*kernels=*/true)) / expected, 1, 1e-12);
+}
+
+TEST(PlannedKernels, ProductsAreThoseOfTheModelOnEveryLayout) {
+  expect_flops(1, {});
+  expect_flops(2, {});
+  expect_flops(4, layout({kTensor}));
+  expect_flops(4, with(layout({kTensor, kSequence}), kSharded));
+  expect_flops(4, layout({kPipeline}));
+  expect_flops(2, layout({kPipeline, kVirtual}));
+  expect_flops(4, {"model.activation=gelu", "model.normalization=LayerNorm",
+                   "model.add_bias_linear=true", "model.num_query_groups=2"});
+}
+
+TEST(PlannedKernels, RecomputedLayersRunForwardTwice) {
+  const Config config = config_of({"train.precision=bf16"});
+  const double tokens = static_cast<double>(*config.train.global_batch_size) *
+                        static_cast<double>(config.model.seq_length);
+  const double output = 2 * tokens * static_cast<double>(config.model.hidden_size) * 256;
+  const double forward = tokens * model_flops_per_token(config) / 3 - output;
+  expect_flops(2, {"model.recompute_granularity=full"}, forward);
+  expect_flops(2, {"model.recompute_granularity=selective"}, attention_flops(config));
+}
+
+TEST(PlannedKernels, TheOptimizerReadsAndWritesItsState) {
+  const Config config = config_of({"train.precision=bf16", "ddp.use_distributed_optimizer=true"});
+  for (const int64_t ranks : {1, 2}) {
+    const JobProgram job = record_job(config, ranks, /*kernels=*/true);
+    const double bytes = sum_of(job, [](const ProgramKernel& kernel) {
+      return kernel.name == "adamw" ? static_cast<double>(kernel.bytes) : 0;
+    });
+    const double normed = sum_of(job, [](const ProgramKernel& kernel) {
+      return kernel.name == "sum_of_squares" ? static_cast<double>(kernel.bytes - 8) / 4 : 0;
+    });
+    const auto elements = static_cast<double>(num_parameters(config));
+    // Master, moments: read and written, 24 bytes; gradient read, 4; bf16 weight written, 2.
+    EXPECT_EQ(bytes, 30 * elements) << ranks;
+    // The norm goes over the padding of buffers, too.
+    EXPECT_GE(normed, elements) << ranks;
+    EXPECT_LE(normed, 1.1 * elements) << ranks;
+  }
+}
+
+TEST(PlannedKernels, WithoutAskingThereAreNone) {
+  const JobProgram job = record_job(config_of({}), 1);
+  EXPECT_TRUE(job.programs.at(0).kernels.empty());
+  EXPECT_EQ(job.programs.at(0).step_ends.size(), 2u);
+}
+
+}  // namespace
+}  // namespace lockstep

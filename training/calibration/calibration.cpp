@@ -1,0 +1,216 @@
+#include "lockstep/training/calibration.h"
+
+#include <algorithm>
+#include <barrier>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include "lockstep/core/check.h"
+#include "lockstep/training/link_trials.h"
+#include "lockstep/training/operator_trials.h"
+#include "lockstep/training/stop_watch.h"
+
+namespace lockstep {
+namespace {
+
+using Tensors = OperatorTrial::Tensors;
+
+constexpr size_t kMostBytes = 48 << 20;  // of the operands of a trial: more than caches hold
+constexpr size_t kFewestSets = 2, kMostSets = 16;
+
+size_t bytes_of(const Tensors& tensors) {
+  size_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) bytes += tensor.nbytes();
+  return bytes;
+}
+
+/// Of one call of the operator, with other operands each time.
+double operator_seconds(const OperatorTrial& trial, double seconds) {
+  std::vector<Tensors> sets = {trial.make(c10::kCPU)};
+  const size_t count =
+      std::clamp(kMostBytes / std::max<size_t>(1, bytes_of(sets[0])), kFewestSets, kMostSets);
+  while (sets.size() < count) sets.push_back(trial.make(c10::kCPU));
+  size_t next = 0;
+  const double each = median_seconds(seconds, [&] { trial.call(sets[next++ % sets.size()]); });
+  return each / static_cast<double>(trial.num_calls);
+}
+
+/// Of an operator that has next to nothing to do, without autograd.
+double bare_call_seconds() {
+  const at::Tensor a = at::zeros({1}), b = at::zeros({1});
+  constexpr int kCalls = 100;
+  return median_seconds(0.05,
+                        [&] {
+                          for (int i = 0; i < kCalls; ++i) at::add(a, b);
+                        }) /
+         kCalls;
+}
+
+/// Of a kernel in a step, of which forward and backward start one each.
+double launch_seconds() {
+  constexpr int kCalls = 100;
+  const at::AutoGradMode with_grad(true);
+  const at::Tensor x = at::ones({1}).set_requires_grad(true), factor = at::ones({1});
+  return median_seconds(0.1,
+                        [&] {
+                          at::Tensor y = x;
+                          for (int i = 0; i < kCalls; ++i) y = y.mul(factor);
+                          y.backward();
+                          x.mutable_grad() = at::Tensor();
+                        }) /
+         (2 * kCalls);
+}
+
+/// bf16's, of products of 512 x 512 matrices.
+double half_rate(double seconds) {
+  constexpr int64_t kSize = 512;
+  const at::Tensor a = at::rand({kSize, kSize}).to(at::kBFloat16);
+  return 2.0 * kSize * kSize * kSize / median_seconds(seconds, [&] { at::mm(a, a); });
+}
+
+/// What one rank measures of itself while the others do the same.
+struct HostTimes {
+  std::vector<double> operators;
+  double bare_call = 0, launch = 0, half_rate = 0;
+};
+
+class HostTrials {
+ public:
+  HostTrials(const CalibrationOptions& options, const std::vector<OperatorTrial>& trials,
+             int threads)
+      : options_(options), trials_(trials), threads_(threads), together_(options.ranks) {}
+
+  /// Averages over the ranks.
+  HostTimes run() {
+    std::vector<std::thread> ranks;
+    for (int64_t rank = 0; rank < options_.ranks; ++rank)
+      ranks.emplace_back([this, rank] { run_as(rank); });
+    for (std::thread& rank : ranks) rank.join();
+    if (error_) std::rethrow_exception(error_);
+    return average_;
+  }
+
+ private:
+  void run_as(int64_t rank) {
+    at::set_num_threads(threads_);
+    const at::NoGradGuard no_grad;
+    HostTimes times;
+    try {
+      times.bare_call = bare_call_seconds();
+      times.launch = launch_seconds();
+      times.half_rate = half_rate(options_.seconds_each);
+    } catch (...) {
+      keep_error();
+    }
+    for (const OperatorTrial& trial : trials_) {
+      together_.arrive_and_wait();
+      if (rank == 0 && options_.progress) options_.progress(trial.name);
+      double seconds = 0;
+      try {
+        seconds = operator_seconds(trial, options_.seconds_each);
+      } catch (...) {
+        keep_error();
+      }
+      times.operators.push_back(seconds);
+    }
+    add(times);
+  }
+
+  void keep_error() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!error_) error_ = std::current_exception();
+  }
+
+  void add(const HostTimes& times) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const double share = 1 / static_cast<double>(options_.ranks);
+    average_.operators.resize(times.operators.size());
+    for (size_t i = 0; i < times.operators.size(); ++i)
+      average_.operators[i] += share * times.operators[i];
+    average_.bare_call += share * times.bare_call;
+    average_.launch += share * times.launch;
+    average_.half_rate += share * times.half_rate;
+  }
+
+  const CalibrationOptions& options_;
+  const std::vector<OperatorTrial>& trials_;
+  int threads_;
+  std::barrier<> together_;
+  std::mutex mutex_;
+  std::exception_ptr error_;
+  HostTimes average_;
+};
+
+/// Work and times of each operator. A launch costs apart, so that what every call costs is not in
+/// them; at least a tenth remains.
+std::vector<Machine::Times> operator_times(const std::vector<OperatorTrial>& trials,
+                                           const HostTimes& measured) {
+  std::vector<Machine::Times> all;
+  for (size_t i = 0; i < trials.size(); ++i) {
+    if (all.empty() || all.back().name != trials[i].name)
+      all.push_back({.name = trials[i].name, .dtype = "Float", .points = {}});
+    std::vector<Machine::Point>& points = all.back().points;
+    const double seconds =
+        std::max(measured.operators[i] - measured.bare_call, measured.operators[i] / 10);
+    if (points.empty() || trials[i].work > points.back().work)
+      points.push_back({trials[i].work, seconds});
+  }
+  return all;
+}
+
+/// The most that a point of these operators reaches, work a second.
+double best_rate(const std::vector<Machine::Times>& all, std::initializer_list<const char*> names) {
+  double best = 0;
+  for (const Machine::Times& times : all)
+    for (const char* name : names)
+      if (times.name == name)
+        for (const Machine::Point& point : times.points)
+          best = std::max(best, point.work / point.seconds);
+  return best;
+}
+
+/// Shares of `rate` at the sizes of an operator that stands for others.
+std::vector<Machine::Efficiency> shares_of(const std::vector<Machine::Times>& all, const char* name,
+                                           double rate) {
+  std::vector<Machine::Efficiency> shares;
+  for (const Machine::Times& times : all)
+    if (times.name == name)
+      for (const Machine::Point& point : times.points)
+        shares.push_back({point.work, std::min(1.0, point.work / point.seconds / rate)});
+  if (!shares.empty()) shares.front().from = 0;
+  std::reverse(shares.begin(), shares.end());
+  return shares;
+}
+
+}  // namespace
+
+Machine calibrate(const CalibrationOptions& options) {
+  const auto cores = static_cast<int64_t>(std::max(1U, std::thread::hardware_concurrency()));
+  require<ConfigError>(options.ranks >= 1 && options.ranks <= cores,
+                       "ranks of this host: found {}, allowed: 1 to {}, its cores", options.ranks,
+                       cores);
+  const int before = at::get_num_threads(), threads = static_cast<int>(cores / options.ranks);
+  const std::vector<OperatorTrial> trials = operator_trials();
+  const HostTimes measured = HostTrials(options, trials, threads).run();
+  if (options.progress) options.progress("collectives");
+  Machine machine;
+  machine.name = fmt::format("{} CPU ranks of {} threads", options.ranks, threads);
+  machine.ranks_per_host = options.ranks;
+  machine.operators = operator_times(trials, measured);
+  machine.half_flops_per_s = measured.half_rate;
+  machine.wide_flops_per_s = best_rate(machine.operators, {"aten::mm", "aten::addmm"});
+  machine.memory_bytes_per_s = best_rate(machine.operators, {"aten::add", "aten::mul"});
+  machine.matrix = shares_of(machine.operators, "aten::mm", machine.wide_flops_per_s);
+  machine.memory = shares_of(machine.operators, "aten::mul", machine.memory_bytes_per_s);
+  machine.launch_s = measured.launch;
+  machine.synchronous = true;
+  machine.inside_host = measure_link(threads);
+  at::set_num_threads(before);
+  return machine;
+}
+
+}  // namespace lockstep

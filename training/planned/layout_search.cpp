@@ -1,0 +1,205 @@
+#include "lockstep/training/layout_search.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+#include <utility>
+
+#include "lockstep/core/check.h"
+#include "lockstep/parallel_state/job_program.h"
+#include "lockstep/parallel_state/order_proof.h"
+#include "lockstep/planner/layout_estimate.h"
+#include "lockstep/planner/memory_plan.h"
+#include "lockstep/training/planned_job.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kVaried = 3;      // of the fastest layouts
+constexpr int64_t kMostAlike = 2;  // of those that differ only in what they keep in memory
+constexpr int64_t kFewBuckets = 4;
+
+struct Estimated {
+  JobLayout layout;
+  double seconds = 0;
+};
+
+/// They differ in recomputation, sharding or instances alone.
+bool same_sizes(const Estimated& one, const Estimated& other) {
+  JobLayout layout = one.layout;
+  layout.recompute = other.layout.recompute;
+  layout.sharding = other.layout.sharding;
+  layout.instances = other.layout.instances;
+  return layout == other.layout;
+}
+
+class Search {
+ public:
+  Search(const std::function<Config(const std::vector<std::string>&)>& load,
+         const LayoutSearchOptions& options, const Machine& machine)
+      : load_(load),
+        options_(options),
+        machine_(machine),
+        config_(load({})),
+        estimator_(config_, options.space.world_size, machine) {}
+
+  LayoutSearch run() {
+    const auto begin = std::chrono::steady_clock::now();
+    const std::vector<Estimated> all = estimates();
+    const std::vector<Estimated> fitting = first_that_fit(all);
+    result_.search_s =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    for (const Estimated& one : fitting) simulate(one);
+    vary();
+    sort();
+    if (result_.best.size() > options_.num_best)
+      result_.best.erase(result_.best.begin() + static_cast<std::ptrdiff_t>(options_.num_best),
+                         result_.best.end());
+    return std::move(result_);
+  }
+
+ private:
+  std::vector<Estimated> estimates() {
+    std::vector<Estimated> all;
+    result_.looked_at = visit_layouts(config_, options_.space, [&](const JobLayout& layout) {
+      all.push_back({layout, estimator_.seconds(layout)});
+    });
+    result_.legal = static_cast<int64_t>(all.size());
+    std::stable_sort(all.begin(), all.end(),
+                     [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
+    return all;
+  }
+
+  std::vector<Estimated> first_that_fit(const std::vector<Estimated>& all) {
+    std::vector<Estimated> fitting;
+    for (const Estimated& one : all) {
+      if (static_cast<int64_t>(fitting.size()) == options_.num_simulated) break;
+      const auto alike =
+          std::count_if(fitting.begin(), fitting.end(),
+                        [&](const Estimated& other) { return same_sizes(one, other); });
+      if (alike >= kMostAlike) continue;
+      if (estimator_.least_bytes(one.layout) <= options_.memory_bytes &&
+          fits(with_layout(config_, one.layout)))
+        fitting.push_back(one);
+      else
+        ++result_.too_large;
+    }
+    return fitting;
+  }
+
+  int64_t peak_bytes(const Config& config) const {
+    int64_t most = 0;
+    for (const StageMemory& stage : plan_memory(config, options_.space.world_size).stages)
+      most = std::max(most, stage.total_bytes());
+    return most;
+  }
+
+  bool fits(const Config& config) const {
+    try {
+      return static_cast<double>(peak_bytes(config)) <= options_.memory_bytes;
+    } catch (const Error&) {
+      return false;
+    }
+  }
+
+  void simulate(const Estimated& one) {
+    const bool known =
+        std::any_of(result_.best.begin(), result_.best.end(),
+                    [&](const SimulatedLayout& other) { return other.layout == one.layout; });
+    if (known) return;
+    SimulatedLayout simulated = {.layout = one.layout,
+                                 .overrides = overrides_of(one.layout, config_),
+                                 .estimated_s = one.seconds};
+    if (options_.progress) options_.progress(fmt::format("{}", fmt::join(simulated.overrides, " ")));
+    ++result_.simulated;
+    try {
+      const Config config = load_(simulated.overrides);
+      const JobProgram job = record_job(config, options_.space.world_size, /*kernels=*/true);
+      const OrderVerdict verdict = prove_order(job);
+      if (!verdict.ok()) {
+        result_.refused.push_back({simulated.overrides, verdict.to_string()});
+        return;
+      }
+      simulated.time = simulate_step(job, machine_);
+      simulated.peak_bytes = peak_bytes(config);
+      result_.best.push_back(std::move(simulated));
+    } catch (const ConfigError& error) {
+      result_.refused.push_back({simulated.overrides, error.what()});
+    }
+  }
+
+  void sort() {
+    std::stable_sort(result_.best.begin(), result_.best.end(), [](const auto& a, const auto& b) {
+      return a.time.step_s < b.time.step_s;
+    });
+  }
+
+  /// Other schedules and bucket sizes of the fastest.
+  void vary() {
+    sort();
+    std::vector<Estimated> variations;
+    for (size_t i = 0; i < std::min(kVaried, result_.best.size()); ++i) {
+      const SimulatedLayout& one = result_.best[i];
+      JobLayout other = one.layout;
+      if (may_vary("parallel.pipeline_schedule") && other.pipeline > 1 && other.chunks == 1) {
+        other.schedule = PipelineScheduleFamily::zb_h1;
+        variations.push_back({other, one.estimated_s});
+        other = one.layout;
+      }
+      if (!may_vary("ddp.bucket_size") || config_.ddp.num_buckets) continue;
+      other.bucket_size = bucket_size_of(one);
+      variations.push_back({other, one.estimated_s});
+    }
+    for (const Estimated& variation : variations)
+      if (fits(with_layout(config_, variation.layout))) simulate(variation);
+    // Some change nothing, as bucket sizes of sharded parameters do.
+    const auto changes_nothing = [&](const SimulatedLayout& one) {
+      return std::any_of(result_.best.begin(), result_.best.end(), [&](const auto& other) {
+        return is_variation_of(one.layout, other.layout) && one.time.step_s == other.time.step_s;
+      });
+    };
+    std::vector<SimulatedLayout> kept;
+    std::copy_if(result_.best.begin(), result_.best.end(), std::back_inserter(kept),
+                 [&](const SimulatedLayout& one) { return !changes_nothing(one); });
+    result_.best = std::move(kept);
+  }
+
+  bool is_variation_of(JobLayout layout, const JobLayout& other) const {
+    if (layout == other) return false;
+    layout.schedule = other.schedule;
+    layout.bucket_size = config_.ddp.bucket_size;
+    return layout == other;
+  }
+
+  bool may_vary(const char* field) const {
+    const std::vector<std::string>& kept = options_.space.kept;
+    return std::find(kept.begin(), kept.end(), field) == kept.end();
+  }
+
+  /// Of a few buckets.
+  int64_t bucket_size_of(const SimulatedLayout& one) const {
+    int64_t most = 0;
+    for (const StageMemory& stage :
+         plan_memory(load_(one.overrides), options_.space.world_size).stages)
+      most = std::max(most, stage.parameters);
+    return std::max<int64_t>(1, most / kFewBuckets);
+  }
+
+  const std::function<Config(const std::vector<std::string>&)>& load_;
+  const LayoutSearchOptions& options_;
+  const Machine& machine_;
+  const Config config_;
+  LayoutEstimator estimator_;
+  LayoutSearch result_;
+};
+
+}  // namespace
+
+LayoutSearch search_layouts(const std::function<Config(const std::vector<std::string>&)>& load,
+                            const LayoutSearchOptions& options, const Machine& machine) {
+  return Search(load, options, machine).run();
+}
+
+}  // namespace lockstep
