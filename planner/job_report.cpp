@@ -85,6 +85,14 @@ ordered_json links_json(const LinkPlan& plan) {
           {"groups", std::move(groups)}};
 }
 
+ordered_json time_json(const TimePlan& time, const MemoryPlan& memory) {
+  std::ostringstream text;
+  write_json(text, time, memory);
+  ordered_json json = {{"machine", time.machine}};
+  json.update(ordered_json::parse(text.view()));
+  return json;
+}
+
 double mib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
 void write_buffers_text(std::ostream& out, const std::vector<ChunkBuffers>& chunks) {
@@ -136,17 +144,18 @@ JobReport make_job_report(const std::string& job, const Config& config, const Jo
 }
 
 void write_json(std::ostream& out, const JobReport& report) {
-  const ordered_json json = {{"job", report.job},
-                             {"world_size", report.world_size},
-                             {"ranks_per_host", report.links.ranks_per_host},
-                             {"hosts", report.links.hosts},
-                             {"parameters", report.num_parameters},
-                             {"flops_of_step", report.flops_of_step},
-                             {"groups", groups_json(report.grids)},
-                             {"buffers", buffers_json(report.buffers)},
-                             {"schedule", schedule_json(report)},
-                             {"memory", memory_json(report.memory)},
-                             {"links", links_json(report.links)}};
+  ordered_json json = {{"job", report.job},
+                       {"world_size", report.world_size},
+                       {"ranks_per_host", report.links.ranks_per_host},
+                       {"hosts", report.links.hosts},
+                       {"parameters", report.num_parameters},
+                       {"flops_of_step", report.flops_of_step},
+                       {"groups", groups_json(report.grids)},
+                       {"buffers", buffers_json(report.buffers)},
+                       {"schedule", schedule_json(report)},
+                       {"memory", memory_json(report.memory)},
+                       {"links", links_json(report.links)}};
+  if (report.time) json["time"] = time_json(*report.time, report.memory);
   out << json.dump() << "\n";
 }
 
@@ -163,6 +172,9 @@ void write_text(std::ostream& out, const JobReport& report) {
   write_text(out, report.memory);
   out << "\n";
   write_links_text(out, report.links);
+  if (!report.time) return;
+  out << "\n";
+  write_text(out, *report.time);
 }
 
 }  // namespace lockstep

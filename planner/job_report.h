@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <iosfwd>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "lockstep/planner/buffer_plan.h"
 #include "lockstep/planner/link_plan.h"
 #include "lockstep/planner/memory_plan.h"
+#include "lockstep/planner/time_plan.h"
 
 /// All that is worked out of a job before it starts, in one report. Needs no libtorch.
 namespace lockstep {
@@ -35,6 +37,7 @@ struct JobReport {
   Timeline timeline;  ///< with reference_cost()
   MemoryPlan memory;
   LinkPlan links;
+  std::optional<TimePlan> time = {};  ///< on a machine, where one was named
 };
 
 /// Of `config`, which is resolved, on as many ranks as `program` has: what record_job() returns for
@@ -48,14 +51,14 @@ JobReport make_job_report(const std::string& job, const Config& config, const Jo
 /// parameters, numel, buckets as pairs of start and end); schedule (family, pipeline,
 /// virtual_pipeline, microbatches, bubble_fraction, warmup, alive); memory (stages, as in
 /// plan_memory()); links (group, ranks, operations, inside_bytes, between_bytes, most_of_a_rank)
-/// and their sums.
+/// and their sums; with a machine time (machine, and what `plan time` writes).
 void write_json(std::ostream& out, const JobReport& report);
 
 /// The same for people.
 void write_text(std::ostream& out, const JobReport& report);
 
 /// The same as one HTML page that needs nothing from outside: tables, and drawings of buckets, of
-/// the schedule's timeline, of memory and of bytes as inline SVG. A timeline of more than 20,000
+/// the schedule's timeline, of memory, of bytes and of the step's time as inline SVG. A timeline of more than 20,000
 /// tasks is left out.
 void write_page(std::ostream& out, const JobReport& report);
 

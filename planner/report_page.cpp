@@ -50,6 +50,7 @@ class Page {
                         report_.num_parameters, report_.flops_of_step / 1e12);
     section("schedule", "Schedule", [&] { schedule(); });
     section("memory", "Memory of one rank of each stage", [&] { memory(); });
+    if (report_.time) section("time", "Time of a step", [&] { time(); });
     section("links", "Bytes that all ranks send in a step", [&] { links(); });
     section("buckets", "Gradient buffers and their buckets, in elements", [&] { buckets(); });
     section("groups", "Groups", [&] { groups(); });
@@ -94,6 +95,25 @@ class Page {
                             stage.activation_bytes, stage.communication_bytes},
                            bytes_text(stage.total_bytes())});
     write_stacked_bars_svg(out_, bars, "bytes");
+  }
+
+  void time() {
+    const TimePlan& plan = *report_.time;
+    out_ << fmt::format(
+        "<p>On {}: {:.2f} ms, {:.1f} TFLOP/s of a device, {:.1f} % of the peak. Rows are one rank "
+        "of "
+        "each class; ranks of a class take the same time.</p>\n",
+        xml_text(plan.machine), 1e3 * plan.step.step_s, plan.tflops_per_device,
+        100 * plan.utilisation);
+    StackedBars bars;
+    bars.legend = {"compute", "communication", "bubble", "optimizer"};
+    const auto nanoseconds = [](double seconds) { return static_cast<int64_t>(1e9 * seconds); };
+    for (const RankTime& rank : plan.step.ranks)
+      bars.rows.push_back({fmt::format("rank {} ({} alike)", rank.rank, rank.num_ranks),
+                           {nanoseconds(rank.compute_s), nanoseconds(rank.exposed_total_s()),
+                            nanoseconds(rank.bubble_s), nanoseconds(rank.optimizer_s)},
+                           fmt::format("{:.2f} ms compute", 1e3 * rank.compute_s)});
+    write_stacked_bars_svg(out_, bars, "ns");
   }
 
   void links() {

@@ -7,7 +7,9 @@
 #include "lockstep/datasets/unfinished_file.h"
 #include "lockstep/parallel_state/job_program.h"
 #include "lockstep/planner/job_report.h"
+#include "lockstep/planner/machine.h"
 #include "lockstep/program/commands.h"
+#include "lockstep/program/named_configs.h"
 #include "lockstep/program/plan_arguments.h"
 #include "lockstep/training/planned_job.h"
 
@@ -19,16 +21,22 @@ struct ReportArguments {
   std::vector<std::string> overrides;
   std::optional<int64_t> world_size;
   int64_t ranks_per_host = 8;
+  std::string machine_path;
   bool json = false;
   std::string html;
 };
 
 JobReport report_of(const CLI::App& command, const ReportArguments& arguments) {
   const Config config = load_config(arguments.config_path, arguments.overrides);
+  const bool timed = !arguments.machine_path.empty();
+  const Machine machine = timed ? load_machine(machine_file(arguments.machine_path)) : Machine();
   try {
-    return make_job_report(
-        fmt::format("{} on {} ranks", arguments.config_path, *arguments.world_size), config,
-        record_job(config, *arguments.world_size), arguments.ranks_per_host);
+    const JobProgram program = record_job(config, *arguments.world_size, timed);
+    JobReport report =
+        make_job_report(fmt::format("{} on {} ranks", arguments.config_path, *arguments.world_size),
+                        config, program, timed ? machine.ranks_per_host : arguments.ranks_per_host);
+    if (timed) report.time = plan_time(config, program, machine);
+    return report;
   } catch (const ConfigError& error) {
     fail<ConfigError>("{}", with_option_names(command, error.what()));
   }
@@ -64,7 +72,8 @@ constexpr const char* kReportFooter =
     "of start and end); schedule (family, pipeline, virtual_pipeline, microbatches, "
     "bubble_fraction, warmup, alive); memory (as stages of `plan memory`); links (inside_bytes, "
     "between_bytes, and for each of groups: group, ranks, operations, inside_bytes, between_bytes, "
-    "most_of_a_rank).";
+    "most_of_a_rank); with --machine time (machine, and as `plan time`). A machine has a number of "
+    "ranks for each host.";
 
 }  // namespace
 
@@ -72,10 +81,17 @@ void add_plan_report(CLI::App& plan) {
   auto arguments = std::make_shared<ReportArguments>();
   add_config_options(plan, arguments->config_path, arguments->overrides, /*required=*/false);
   plan.add_option("--world-size", arguments->world_size, "Ranks of the job")->check(check_integer);
-  plan.add_option("--ranks-per-host", arguments->ranks_per_host,
-                  "Ranks of each host: rank r is on host r / this")
-      ->capture_default_str()
-      ->check(check_at_least(1));
+  CLI::Option* const per_host = plan.add_option("--ranks-per-host", arguments->ranks_per_host,
+                                                "Ranks of each host: rank r is on host r / this")
+                                    ->capture_default_str()
+                                    ->check(check_at_least(1));
+  plan.add_option(
+          "--machine", arguments->machine_path,
+          "Also predict the step's time on this machine: a machine file, or the name of one "
+          "in configs/machines")
+      ->type_name("FILE")
+      ->excludes(per_host)
+      ->check(check_path);
   CLI::Option* const html =
       plan.add_option("--html", arguments->html, "Write the report as one page into this file")
           ->type_name("FILE")

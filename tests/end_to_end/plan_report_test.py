@@ -94,6 +94,33 @@ class PlanReport(EndToEnd):
         self.assertLess(use["most_of_a_rank"], exact + 4 * 4 * batch * sequence)
         self.assertEqual(use["between_bytes"], 0)
 
+    def test_time_is_that_of_plan_time(self):
+        half = (*PIPELINE, "--set", "train.precision=bf16", "--machine", "dgx_a100")
+        report = self.ask(TINY, *half)
+        self.assertEqual(list(report), [*KEYS, "time"])
+        self.assertEqual(report["time"].pop("machine"), "DGX A100")
+        self.assertEqual(report["time"], self.ask("time", TINY, *half))
+        text = run(LOCKSTEP, "plan", TINY, *half).stdout.decode()
+        self.assertIn("on DGX A100: ", text)
+        result = run(LOCKSTEP, "plan", TINY, *half, "--ranks-per-host", 4)
+        self.assert_failed(result, 2, "--ranks-per-host")
+
+    def test_time_is_drawn(self):
+        half = (*PIPELINE, "--set", "train.precision=bf16", "--machine", "dgx_a100")
+        classes = self.ask("time", TINY, *half)["classes"]
+        [svg] = self.drawings(self.page(*half))["time"]
+        parts = boxes(svg, lambda rect: rect.get("class") == "part")
+        self.assert_apart(parts, 1e-6)
+        self.assertEqual(len({box[1] for box in parts}), len(classes))
+        # All ranks take as long.
+        ends = [max(box[2] for box in parts if box[1] == top) for top in {box[1] for box in parts}]
+        self.assertLess(max(ends) - min(ends), 0.02)
+        for one, top in zip(classes, sorted({box[1] for box in parts})):
+            left, _, right, _ = min(box for box in parts if box[1] == top)
+            share = one["compute_ms"] / (one["compute_ms"] + one["bubble_ms"] + one["optimizer_ms"]
+                                         + sum(one["exposed_communication_ms"].values()))
+            self.assertAlmostEqual(right - left, 640 * share, delta=0.05)
+
     def test_text_names_every_part(self):
         result = run(LOCKSTEP, "plan", TINY, *PIPELINE)
         self.assertEqual(result.returncode, 0, result.stderr.decode())

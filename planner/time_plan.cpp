@@ -1,0 +1,76 @@
+#include "lockstep/planner/time_plan.h"
+
+#include <nlohmann/json.hpp>
+#include <ostream>
+
+#include "lockstep/core/check.h"
+#include "lockstep/datasets/batch_sizes.h"
+#include "lockstep/planner/config_grids.h"
+#include "lockstep/planner/model_flops.h"
+
+namespace lockstep {
+namespace {
+
+nlohmann::ordered_json to_json(const RankTime& rank) {
+  nlohmann::ordered_json exposed = nlohmann::ordered_json::object();
+  for (const auto& [group, seconds] : rank.exposed_s) exposed[group] = 1e3 * seconds;
+  return {{"rank", rank.rank},
+          {"ranks", rank.num_ranks},
+          {"compute_ms", 1e3 * rank.compute_s},
+          {"optimizer_ms", 1e3 * rank.optimizer_s},
+          {"exposed_communication_ms", std::move(exposed)},
+          {"bubble_ms", 1e3 * rank.bubble_s}};
+}
+
+}  // namespace
+
+TimePlan plan_time(const Config& config, const JobProgram& job, const Machine& machine) {
+  TimePlan plan = {.machine = machine.name, .step = simulate_step(job, machine)};
+  const int64_t world_size = job.world_size();
+  const RankGrids grids = config_grids(config.parallel, world_size);
+  const double tokens =
+      static_cast<double>(batch_sizes(config.train, grids.data_parallel_size()).global) *
+      static_cast<double>(config.model.seq_length);
+  const double rate =
+      tokens * model_flops_per_token(config) / plan.step.step_s / static_cast<double>(world_size);
+  plan.tflops_per_device = rate / 1e12;
+  const bool half =
+      config.train.precision == Precision::bf16 || config.train.precision == Precision::fp16;
+  plan.utilisation = rate / (half ? machine.half_flops_per_s : machine.wide_flops_per_s);
+  return plan;
+}
+
+void write_json(std::ostream& out, const TimePlan& plan, const MemoryPlan& memory) {
+  nlohmann::ordered_json json = {{"step_ms", 1e3 * plan.step.step_s},
+                                 {"tflops_per_device", plan.tflops_per_device},
+                                 {"utilisation", plan.utilisation},
+                                 {"compute_ms", 1e3 * plan.step.compute_s()},
+                                 {"optimizer_ms", 1e3 * plan.step.optimizer_s()},
+                                 {"bubble_ms", 1e3 * plan.step.bubble_s()},
+                                 {"exposed_communication_ms", 1e3 * plan.step.exposed_s()}};
+  for (const StageMemory& stage : memory.stages) json["peak_bytes"].push_back(stage.total_bytes());
+  for (const RankTime& rank : plan.step.ranks) json["classes"].push_back(to_json(rank));
+  out << json.dump() << "\n";
+}
+
+void write_text(std::ostream& out, const TimePlan& plan) {
+  out << fmt::format(
+      "on {}: {:.1f} ms a step, {:.1f} TFLOP/s of a device, {:.1f} % of the peak\n"
+      "averages of all ranks, ms: compute {:.1f}, exposed communication {:.1f}, bubble {:.1f}, "
+      "optimizer {:.1f}\n",
+      plan.machine, 1e3 * plan.step.step_s, plan.tflops_per_device, 100 * plan.utilisation,
+      1e3 * plan.step.compute_s(), 1e3 * plan.step.exposed_s(), 1e3 * plan.step.bubble_s(),
+      1e3 * plan.step.optimizer_s());
+  out << fmt::format("\n{:>8}  {:>8}  {:>10}  {:>10}  {:>10}  {:>10}  exposed by group\n", "rank",
+                     "alike", "compute", "exposed", "bubble", "optimizer");
+  for (const RankTime& rank : plan.step.ranks) {
+    std::string groups;
+    for (const auto& [group, seconds] : rank.exposed_s)
+      groups += fmt::format("{}{} {:.1f}", groups.empty() ? "" : ", ", group, 1e3 * seconds);
+    out << fmt::format("{:>8}  {:>8}  {:>10.1f}  {:>10.1f}  {:>10.1f}  {:>10.1f}  {}\n", rank.rank,
+                       rank.num_ranks, 1e3 * rank.compute_s, 1e3 * rank.exposed_total_s(),
+                       1e3 * rank.bubble_s, 1e3 * rank.optimizer_s, groups);
+  }
+}
+
+}  // namespace lockstep
