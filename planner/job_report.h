@@ -58,8 +58,8 @@ void write_json(std::ostream& out, const JobReport& report);
 void write_text(std::ostream& out, const JobReport& report);
 
 /// The same as one HTML page that needs nothing from outside: tables, and drawings of buckets, of
-/// the schedule's timeline, of memory, of bytes and of the step's time as inline SVG. A timeline of more than 20,000
-/// tasks is left out.
+/// the schedule's timeline, of memory, of bytes and of the step's time as inline SVG. A timeline of
+/// more than 20,000 tasks is left out.
 void write_page(std::ostream& out, const JobReport& report);
 
 }  // namespace lockstep
