@@ -22,7 +22,7 @@ struct GenerateOptions {
   double top_p = 1;
   /// Ids that are as large or larger never come; unset: all of the model's come. A model's
   /// vocabulary can be larger than that of its tokenizer.
-  std::optional<int64_t> vocabulary_size;
+  std::optional<int64_t> vocabulary_size = {};
   /// Keeps keys and values, so that each token is read once; false: reads all again for each.
   bool use_cache = true;
 };

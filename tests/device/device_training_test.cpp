@@ -19,6 +19,7 @@
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/parameters.h"
 #include "lockstep/tests/device/expert_layouts.h"
+#include "lockstep/tests/device/feature_layouts.h"
 #include "lockstep/tests/support/device/device_ranks.h"
 #include "lockstep/tests/support/synthetic_text.h"
 #include "lockstep/tests/support/temporary_folder.h"
@@ -56,11 +57,16 @@ class DeviceTraining : public ::testing::TestWithParam<DeviceLayout> {
  protected:
   static void SetUpTestSuite() { use_lagging_device(); }
 
-  DeviceTraining() { path_ = folder_.write("text", synthetic_text()); }
+  DeviceTraining() {
+    text_ = folder_.write("text", synthetic_text());
+    conversations_ = folder_.write("lines.jsonl", synthetic_conversations());
+  }
 
   Config config() const {
-    Overrides all = {"data.path=" + path_};
-    all.insert(all.end(), GetParam().overrides.begin(), GetParam().overrides.end());
+    const Overrides& given = GetParam().overrides;
+    const bool tunes = std::find(given.begin(), given.end(), kConversations) != given.end();
+    Overrides all = {"data.path=" + (tunes ? conversations_ : text_)};
+    all.insert(all.end(), given.begin(), given.end());
     return parse_config(kDeviceModel, "test", all);
   }
 
@@ -144,7 +150,7 @@ class DeviceTraining : public ::testing::TestWithParam<DeviceLayout> {
   }
 
   TemporaryFolder folder_;
-  std::string path_;
+  std::string text_, conversations_;
 };
 
 std::string described(const DeviceCounts& counts) {
@@ -170,6 +176,7 @@ std::string name_of(const ::testing::TestParamInfo<DeviceLayout>& info) { return
 
 INSTANTIATE_TEST_SUITE_P(Data, DeviceTraining, ::testing::ValuesIn(data_layouts()), name_of);
 INSTANTIATE_TEST_SUITE_P(Model, DeviceTraining, ::testing::ValuesIn(model_layouts()), name_of);
+INSTANTIATE_TEST_SUITE_P(Features, DeviceTraining, ::testing::ValuesIn(feature_layouts()), name_of);
 INSTANTIATE_TEST_SUITE_P(Experts, DeviceTraining, ::testing::ValuesIn(expert_layouts()), name_of);
 INSTANTIATE_TEST_SUITE_P(Exchanged, DeviceTraining, ::testing::ValuesIn(exchanged_layouts()),
                          name_of);

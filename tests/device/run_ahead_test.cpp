@@ -209,6 +209,10 @@ const Settings kShardedAhead = {"ddp.overlap_grad_reduce=true", "ddp.bucket_size
 const Job kJobs[] = {
     {"one_rank", 1, {}},
     {"dp2_sharded", 2, kShardedAhead},
+    {"dp2_sharded_params",
+     2,
+     {"ddp.use_distributed_optimizer=true", "ddp.overlap_param_gather=true",
+      "ddp.data_parallel_sharding_strategy=optim_grads_params"}},
     {"pp2", 2, {"parallel.pipeline_model_parallel_size=2"}},
     {"adapters", 2, {"lora.rank=4", "lora.dropout=0.1", "ddp.use_distributed_optimizer=true"}},
     {"experts",

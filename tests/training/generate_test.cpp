@@ -22,6 +22,10 @@ using testing::throws_with;
 constexpr const char* kGrouped = "num_query_groups: 2";
 constexpr const char* kLearned =
     "position_embedding_type: \"learned_absolute\" normalization: \"LayerNorm\"";
+constexpr const char* kLatent =
+    "multi_latent_attention: true qk_layernorm: true q_lora_rank: 8 kv_lora_rank: 6 qk_head_dim: 4 "
+    "qk_pos_emb_head_dim: 2 v_head_dim: 5 rope_scaling_type: \"yarn\" rope_scaling_factor: 4 "
+    "rope_original_max_position_embeddings: 8";
 
 /// Of weights so large that the next token depends on all before it.
 GPTModel model_of(const std::string& more) {
@@ -33,7 +37,7 @@ GPTModel model_of(const std::string& more) {
 }
 
 TEST(GenerateWithCache, GivesTheTokensThatReadingAllAgainGives) {
-  for (const char* const more : {kGrouped, kLearned}) {
+  for (const char* const more : {kGrouped, kLearned, kLatent}) {
     const GPTModel model = model_of(more);
     for (const double temperature : {0.0, 0.8, 2.0})
       for (const size_t length : {1, 7, 23, 24, 25, 60}) {
@@ -108,7 +112,7 @@ TEST(GenerateOnRanks, GivesTheTokensOfOneRank) {
   const std::vector<std::vector<int64_t>> prompts = {{1, 2, 3}, {4}, {9, 8, 7, 6, 5, 4, 3, 2, 1}};
   const testing::TemporaryFolder folder;
   for (const char* const more :
-       {kGrouped, "num_query_groups: 1", kLearned, "num_experts: 4 moe_router_topk: 2"}) {
+       {kGrouped, "num_query_groups: 1", kLearned, kLatent, "num_experts: 4 moe_router_topk: 2"}) {
     Config config;
     config.model = model_of(more).config();
     config.train.precision = Precision::fp64;

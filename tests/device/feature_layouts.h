@@ -1,0 +1,69 @@
+#pragma once
+
+#include "lockstep/tests/device/device_layouts.h"
+
+/// What models and runs can have beside their layout, on asynchronous devices.
+namespace lockstep::testing {
+
+inline constexpr char kConversations[] = "train.task=sft";
+inline const Overrides kTuned = {kConversations, "data.chat_template=plain", "model.vocab_size=257",
+                                 "model.make_vocab_size_divisible_by=1"};
+inline const Overrides kAdapters = {
+    "lora.rank=3", "lora.dropout=0.25",
+    R"(lora.target_modules=["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"])"};
+inline const Overrides kLatent = {"model.multi_latent_attention=true",
+                                  "model.qk_layernorm=true",
+                                  "model.q_lora_rank=8",
+                                  "model.kv_lora_rank=6",
+                                  "model.qk_head_dim=4",
+                                  "model.qk_pos_emb_head_dim=2",
+                                  "model.v_head_dim=5",
+                                  "model.rope_scaling_type=yarn",
+                                  "model.rope_scaling_factor=4",
+                                  "model.rope_original_max_position_embeddings=8"};
+inline const Overrides kChunks = {"model.cross_entropy_chunk_size=5", "model.label_smoothing=0.1"};
+
+/// Attention inside documents is another kernel on a device.
+inline DeviceLayout tuned(const std::string& name, int64_t world, const Overrides& more) {
+  return {.name = name,
+          .world = world,
+          .overrides = with(with(kTuned, kDouble), more),
+          .tolerance = kContextTolerance};
+}
+
+inline std::vector<DeviceLayout> feature_layouts() {
+  return {
+      tuned("conversations", 1, {}),
+      tuned("conversations_dp2_sharded_params", 2, with(kSharded, {kShardedParams})),
+      tuned("conversations_cp2", 2, parallel({{"context", 2}}, kChunks)),
+      tuned("conversations_latent_tp2", 2,
+            parallel({{"tensor_model", 2}}, with(kSequence, kLatent))),
+      tuned("conversations_average_pp2", 2,
+            parallel({{"pipeline_model", 2}}, {"ddp.calculate_per_token_loss=false"})),
+      {.name = "positions_in_documents",
+       .overrides = {"data.reset_position_ids=true", "data.eod_mask_loss=true",
+                     "model.vocab_size=257", "model.make_vocab_size_divisible_by=1"}},
+      {.name = "adapters_tp2_sp",
+       .world = 2,
+       .overrides = parallel({{"tensor_model", 2}}, with(kSequence, kAdapters))},
+      {.name = "adapters_pp2_dp2_sharded_bf16",
+       .world = 4,
+       .overrides = parallel({{"pipeline_model", 2}},
+                             with(kSharded, with(kAdapters, {"train.precision=bf16"})))},
+      {.name = "latent_tp2_sp",
+       .world = 2,
+       .overrides = parallel({{"tensor_model", 2}}, with(kSequence, kLatent))},
+      {.name = "latent_pp2_zb_bf16",
+       .world = 2,
+       .overrides =
+           parallel({{"pipeline_model", 2}},
+                    with(kLatent, {"parallel.pipeline_schedule=zb-h1", "train.precision=bf16"}))},
+      {.name = "chunks_dp2_bf16", .world = 2, .overrides = with(kChunks, {"train.precision=bf16"})},
+      {.name = "chunks_tp2_sp_sharded_params",
+       .world = 4,
+       .overrides = parallel({{"tensor_model", 2}},
+                             with(with(kSequence, kChunks), with(kSharded, {kShardedParams})))},
+  };
+}
+
+}  // namespace lockstep::testing
