@@ -85,8 +85,8 @@ def kill_at_call(command):
 CELLS = [
     *(Cell("SIGKILL at a call", name, kill_at_call(COMMANDS[name]),
            400 if name in QUICK else 24, int(name == "export"), kills_of(COMMANDS[name])) for name in CONVERTING),
-    *(Cell("SIGKILL, random moment", name, at_a_moment(COMMANDS[name], signal.SIGKILL), 8)
-      for name in CONVERTING),
+    *(Cell("SIGKILL, random moment", name, at_a_moment(COMMANDS[name], signal.SIGKILL),
+           60 if name in QUICK else 8) for name in CONVERTING),
     *(Cell("SIGTERM", name, at_a_moment(COMMANDS[name], signal.SIGTERM), 3)
       for name in CONVERTING),
     *(Cell("SIGSTOP, then SIGCONT", name, at_a_moment(COMMANDS[name], signal.SIGSTOP), 2)

@@ -93,7 +93,7 @@ def check_killed(case, training, life, victims, phase):
     statuses = life.wait(limit + SLACK_SECONDS, () if alone else victims, limit)
     for index, status in enumerate(statuses):
         good = status == KILLED if not training.launched and index in victims else \
-            status not in (0, None, KILLED)
+            status not in (0, None, KILLED) or life.last_iteration() == TOTAL
         case.require(SILENT, good, lambda: f"status {statuses} after SIGKILL of {victims}: "
                      f"{shorten(life.text())}")
 

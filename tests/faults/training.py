@@ -81,6 +81,15 @@ def complete_steps(folder):
     return sorted(int(match[1]) for match in found if match)
 
 
+def newest_step(folder):
+    """The iteration that counts as the newest: the first complete one of `latest`, whose replacement
+    is what makes a checkpoint count, else the highest; 0: there is none."""
+    complete = complete_steps(folder)
+    latest = folder / "latest"
+    listed = re.findall(r"^step_(\d+)$", latest.read_text(), re.M) if latest.exists() else []
+    return next((step for step in map(int, listed) if step in complete), max(complete, default=0))
+
+
 def shards_of(step):
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()
             for path in sorted(step.glob("rank_*.safetensors"))}
@@ -217,7 +226,8 @@ class Life:
         waiting = [index for index in survivors if self.processes[index].poll() is None]
         case.require(HUNG, not waiting, lambda: f"still there after {seconds} s: "
                      f"{waiting}: {shorten(self.text())}")
-        if survivors and victims and victims != ["launcher"]:
+        done = self.last_iteration() == TOTAL  # nobody waits for a rank any more
+        if survivors and victims and victims != ["launcher"] and not done:
             after = min(named.values(), default=None)
             case.require(NAMED, after is not None and after <= case.limit(naming or seconds),
                          lambda: f"ranks {victims}: {named}; {shorten(self.text())}")
@@ -244,7 +254,7 @@ class Training:
         self.known = 0  # the newest checkpoint that a life has told to be complete
 
     def start(self, *extra, **environment):
-        self.newest = max(complete_steps(self.checkpoints), default=0)
+        self.newest = newest_step(self.checkpoints)
         self.lives += 1
         return Life(self, self.lives, extra, environment)
 
@@ -261,7 +271,7 @@ class Training:
         saving = [int(step) for step in re.findall(r"saving \S+/step_(\d+)", told)]
         self.known = max([self.known, *saved, *saving[:-1]])
         steps = complete_steps(self.checkpoints)
-        case.require(LOST, max(steps, default=0) >= self.known,
+        case.require(LOST, newest_step(self.checkpoints) >= self.known,
                      f"checkpoint {self.known} was complete, {steps} are there")
         if steps:
             verified = run(LOCKSTEP, "checkpoint", "verify", self.checkpoints)
