@@ -114,13 +114,16 @@ void UnfinishedFile::take_back(int64_t bytes) {
 
 void UnfinishedFile::sync() {
   if (uninterrupted([this] { return ::fsync(file_); }) != 0) fail_with_reason("written");
+  // Closing may tell of an error; the lock stays with the second descriptor.
+  const int kept = ::fcntl(file_, F_DUPFD_CLOEXEC, 0);
+  if (kept < 0) fail_with_reason("written");
+  if (::close(std::exchange(file_, kept)) != 0 && errno != EINTR) fail_with_reason("written");
 }
 
 void UnfinishedFile::publish() {
   if (std::rename(path_.c_str(), final_path_.c_str()) != 0) fail_with_reason("renamed");
   path_.clear();
-  // Until now it was locked, so that nobody took it for abandoned.
-  if (::close(std::exchange(file_, -1)) != 0 && errno != EINTR) fail_with_reason("written");
+  ::close(std::exchange(file_, -1));  // until now it was locked and not taken for abandoned
 }
 
 void write_output_file(const std::string& path, std::string_view text) {

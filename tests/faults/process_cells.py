@@ -91,6 +91,8 @@ def check_killed(case, training, life, victims, phase):
         return
     alone = len(victims) == training.ranks and not training.launched
     statuses = life.wait(limit + SLACK_SECONDS, () if alone else victims, limit)
+    if unknown:
+        case.seconds.clear()
     for index, status in enumerate(statuses):
         good = status == KILLED if not training.launched and index in victims else \
             status not in (0, None, KILLED) or life.last_iteration() == TOTAL

@@ -40,9 +40,12 @@ def write_table(path, cells, outcomes, day):
         of_fault[cell.fault].append(cell)
     tried = [o for o in outcomes if o["result"] in RUN]
     seeds = ", ".join(map(str, sorted({o["seed"] for o in outcomes})))
-    lines = [f"{day}, seed {seeds}: {len(tried)} cases with {sum(o['faults'] for o in tried)} "
-             f"faults, {sum(o['result'] == 'held' for o in tried)} held.", "",
-             "| fault | cases held / run, by phase | faults | rank named after (median) | remarks |",
+    held = sum(o["result"] == "held" for o in tried)
+    kills, errors = (sum(o["faults"] for o in tried if o["fault"].startswith(kind))
+                     for kind in ("SIGKILL", ("errno", "full disk")))
+    lines = [f"{day}, seed {seeds}: {len(tried)} cases, {held} held. {kills} kills, {errors} errors "
+             "of input and output.", "",
+             "| fault | held / run, by phase | faults | rank named after (median) | remarks |",
              "|---|---|---|---|---|"]
     lines += ["| " + " | ".join(row_of(fault, its, outcomes)) + " |"
               for fault, its in of_fault.items()]
