@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help train test mutants program build configure wheel deb image-test plain bench bench-peers bench-experts fuzz docs format format-check lint clean setup
+.PHONY: help train test mutants program build configure wheel deb image-test plain bench bench-peers bench-experts fuzz faults docs format format-check lint clean setup
 
 comma := ,
 LOCKSTEP_CUDA ?= AUTO
@@ -14,6 +14,7 @@ LINTED ?= core kernels parallel_state distributed optimizer models pipeline data
 CONFIG ?= configs/tiny.textproto
 OUTPUT ?= runs/tiny
 FUZZ_SECONDS ?= 60
+FAULTS_ARGS ?=
 BUILD ?= build$(if $(SANITIZE),-$(subst $(comma),-,$(SANITIZE)))
 export LOCKSTEP_CUDA
 export UBSAN_OPTIONS ?= halt_on_error=1:print_stacktrace=1
@@ -28,7 +29,7 @@ help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 	@echo
 	@echo 'Settings: LOCKSTEP_CUDA=AUTO|ON|OFF  SANITIZE=address,undefined|thread  LABEL=unit|ranks|end-to-end|gpu'
-	@echo '          CONFIG=FILE RANKS=N OUTPUT=DIR (of train)  CMAKE_ARGS=...  CXX=...'
+	@echo '          CONFIG=FILE RANKS=N OUTPUT=DIR (of train)  FAULTS_ARGS=...  CMAKE_ARGS=...  CXX=...'
 
 setup:
 	@scripts/setup compiler packages venv
@@ -113,6 +114,13 @@ fuzz: setup ## Fuzz every parser, FUZZ_SECONDS of a processor each
 	  -DLOCKSTEP_CUDA=OFF -DLOCKSTEP_PRECOMPILE=OFF $(CMAKE_ARGS) > /dev/null
 	@ASAN_OPTIONS=detect_leaks=0 ninja -C build-fuzz fuzzers
 	@scripts/fuzz --seconds $(FUZZ_SECONDS)
+
+# The results of a run that was ended stay: FAULTS_ARGS=--resume goes on with it.
+faults: configure ## Break trainings and commands in every way, hours long (FAULTS_ARGS=... for less)
+	@ninja -C $(BUILD) lockstep fault_injection
+	@mkdir -p $(BUILD)/faults
+	@LOCKSTEP_BUILD=$(abspath $(BUILD)) .venv/bin/python tests/faults/run.py \
+	  --results $(BUILD)/faults/results.jsonl --table $(BUILD)/faults/table.md $(FAULTS_ARGS)
 
 docs: configure ## Write the API reference of the installed headers to build/docs/html
 	@scripts/setup docs

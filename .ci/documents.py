@@ -22,6 +22,7 @@ REASONS = {
     "needs a GPU",
     "needs Slurm",
     "needs lm-evaluation-harness",
+    "takes hours",  # faults_sample_test carries out a part
     "needs several hosts",
 }
 

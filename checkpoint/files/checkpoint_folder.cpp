@@ -16,6 +16,7 @@
 #include "lockstep/checkpoint/step_folders.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/input_file.h"
+#include "lockstep/core/uninterrupted.h"
 #include "lockstep/datasets/unfinished_file.h"
 
 namespace lockstep {
@@ -66,13 +67,16 @@ int64_t iteration_of(const std::string& path) {
 /// Where a file or a link is in the way it goes first. -1: errno says why.
 int make_file(const std::string& path) {
   constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
-  const int file = ::open(path.c_str(), kFlags, 0644);
+  const auto make = [&] {
+    return uninterrupted([&] { return ::open(path.c_str(), kFlags, 0644); });
+  };
+  const int file = make();
   if (file >= 0 || errno != EEXIST) return file;
   std::error_code ignored;
   const fs::file_status there = fs::symlink_status(path, ignored);
   require<FileError>(fs::is_regular_file(there) || fs::is_symlink(there),
                      "'{}' cannot be written: found no regular file in its place", path);
-  return ::unlink(path.c_str()) == 0 ? ::open(path.c_str(), kFlags, 0644) : -1;
+  return ::unlink(path.c_str()) == 0 ? make() : -1;
 }
 
 std::vector<std::string> sorted_names(const std::string& folder) {
@@ -234,8 +238,8 @@ void FileWriter::write(std::string_view bytes) {
 }
 
 void FileWriter::finish() {
-  if (::fsync(file_) != 0) fail_to_write();
-  if (::close(std::exchange(file_, -1)) != 0) fail_to_write();
+  if (uninterrupted([this] { return ::fsync(file_); }) != 0) fail_to_write();
+  if (::close(std::exchange(file_, -1)) != 0 && errno != EINTR) fail_to_write();
 }
 
 void FileWriter::fail_to_write() const {

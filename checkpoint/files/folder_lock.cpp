@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <system_error>
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/core/check.h"
@@ -18,6 +19,7 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kLongestHolder = 1000;
+constexpr int kMostTries = 100;
 
 std::string this_process() {
   std::array<char, 256> host = {};
@@ -28,17 +30,18 @@ std::string this_process() {
 }  // namespace
 
 FolderLock::FolderLock(const std::string& folder, const std::string& given_as)
-    : path_(folder + "/lock") {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  require<FileError>(!error, "{}: folder '{}' cannot be made: {}", given_as, folder,
-                     error.message());
+    : path_(folder + "/lock"), made_(folder) {
+  make_folder(folder, given_as);
   require<FileError>(!is_checkpoint(folder),
                      "{}: folder '{}' is a checkpoint itself, allowed: the folder around it",
                      given_as, folder);
-  for (;;) {
+  for (int tries = 0;; ++tries) {
     do file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
     while (file_ < 0 && errno == EINTR);
+    if (file_ < 0 && errno == ENOENT && tries < kMostTries) {  // the last run has removed it
+      make_folder(folder, given_as);
+      continue;
+    }
     require<FileError>(file_ >= 0, "{}: '{}' cannot be written: {}", given_as, path_,
                        std::strerror(errno));
     check_file(given_as);
@@ -54,6 +57,26 @@ FolderLock::FolderLock(const std::string& folder, const std::string& given_as)
 FolderLock::~FolderLock() {
   ::unlink(path_.c_str());
   ::close(file_);
+}
+
+FolderLock::MadeFolders::MadeFolders(const std::string& folder) {
+  std::error_code ignored;
+  std::filesystem::path path = std::filesystem::path(folder).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();
+  for (; !path.empty() && !exists(path, ignored); path = path.parent_path())
+    missing_.push_back(path.string());
+}
+
+FolderLock::MadeFolders::~MadeFolders() {
+  for (const std::string& folder : missing_)
+    if (::rmdir(folder.c_str()) != 0) break;  // something is in it
+}
+
+void FolderLock::make_folder(const std::string& folder, const std::string& given_as) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  require<FileError>(!error, "{}: folder '{}' cannot be made: {}", given_as, folder,
+                     error.message());
 }
 
 void FolderLock::check_file(const std::string& given_as) const {

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/uninterrupted.h"
 
 namespace lockstep {
 namespace {
@@ -21,14 +22,7 @@ namespace {
 constexpr size_t kAtOnce = size_t{1} << 20;
 constexpr size_t kMostOfACall = size_t{1} << 30;
 
-/// Each repeats a system call until no signal interrupts it.
-template <class Call>
-auto uninterrupted(Call call) {
-  auto result = call();
-  while (result < 0 && errno == EINTR) result = call();
-  return result;
-}
-
+/// As uninterrupted(), of calls that give a pointer.
 template <class Call>
 auto again_if_interrupted(Call call) {
   auto result = call();

@@ -1,8 +1,12 @@
 #include "lockstep/datasets/unfinished_file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -11,15 +15,77 @@
 #include <utility>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/uninterrupted.h"
 
 namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kUnfinished = ".unfinished.";
+
+/// Whether it ends as the constructor makes it: a process and eight digits of a random number.
+bool is_temporary_end(std::string_view end) {
+  const size_t dot = end.find('.');
+  const auto all = [](std::string_view text, int (*kind)(int)) {
+    return !text.empty() && std::all_of(text.begin(), text.end(),
+                                        [&](unsigned char letter) { return kind(letter) != 0; });
+  };
+  return dot != std::string_view::npos && all(end.substr(0, dot), std::isdigit) &&
+         end.size() == dot + 9 && all(end.substr(dot + 1), std::isxdigit);
+}
+
+int open_file(const std::string& path, int flags) {
+  constexpr int kAlways = O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+  return uninterrupted([&] { return ::open(path.c_str(), kAlways | flags, 0666); });
+}
+
+bool lock(int file, int how) {
+  return uninterrupted([&] { return ::flock(file, how); }) == 0;
+}
+
+/// Removes what killed processes have left of the file. Who still writes one has its lock.
+void remove_abandoned(const std::string& final_path) {
+  const fs::path path(final_path);
+  const fs::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  const std::string begin = path.filename().string() + std::string(kUnfinished);
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename();
+    if (!name.starts_with(begin) || !is_temporary_end(name.substr(begin.size()))) continue;
+    const int file = open_file(entry->path(), 0);
+    if (file < 0) continue;
+    if (lock(file, LOCK_EX | LOCK_NB)) ::unlink(entry->path().c_str());
+    ::close(file);
+  }
+}
+
+/// Makes a file and locks it, where the file system has locks. -1, with errno: it cannot be made.
+int make_locked(const std::string& path) {
+  const int file = open_file(path, O_CREAT | O_EXCL);
+  if (file >= 0) lock(file, LOCK_EX);
+  return file;
+}
+
+bool has_a_name(int file) {
+  struct stat status = {};
+  return ::fstat(file, &status) != 0 || status.st_nlink > 0;
+}
+
+}  // namespace
 
 UnfinishedFile::UnfinishedFile(std::string final_path, std::string_view action)
-    : final_path_(std::move(final_path)),
-      path_(
-          fmt::format("{}.unfinished.{}.{:08x}", final_path_, ::getpid(), std::random_device()())),
-      file_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) {
-  if (file_ < 0) fail_with_reason(action);
+    : final_path_(std::move(final_path)) {
+  remove_abandoned(final_path_);
+  for (;;) {
+    path_ =
+        fmt::format("{}{}{}.{:08x}", final_path_, kUnfinished, ::getpid(), std::random_device()());
+    file_ = make_locked(path_);
+    if (file_ < 0) fail_with_reason(action);
+    if (has_a_name(file_)) return;
+    ::close(file_);  // another process has taken it for abandoned before it was locked
+  }
 }
 
 UnfinishedFile::~UnfinishedFile() {
@@ -42,17 +108,22 @@ void UnfinishedFile::write(std::string_view bytes) {
 
 void UnfinishedFile::take_back(int64_t bytes) {
   const off_t end = ::lseek(file_, -static_cast<off_t>(bytes), SEEK_CUR);
-  if (end < 0 || ::ftruncate(file_, end) != 0) fail_with_reason("shortened");
+  if (end < 0 || uninterrupted([&] { return ::ftruncate(file_, end); }) != 0)
+    fail_with_reason("shortened");
 }
 
 void UnfinishedFile::sync() {
-  if (::fsync(file_) != 0) fail_with_reason("written");
-  if (::close(std::exchange(file_, -1)) != 0) fail_with_reason("written");
+  if (uninterrupted([this] { return ::fsync(file_); }) != 0) fail_with_reason("written");
+  // Closing may tell of an error; the lock stays with the second descriptor.
+  const int kept = ::fcntl(file_, F_DUPFD_CLOEXEC, 0);
+  if (kept < 0) fail_with_reason("written");
+  if (::close(std::exchange(file_, kept)) != 0 && errno != EINTR) fail_with_reason("written");
 }
 
 void UnfinishedFile::publish() {
   if (std::rename(path_.c_str(), final_path_.c_str()) != 0) fail_with_reason("renamed");
   path_.clear();
+  ::close(std::exchange(file_, -1));  // until now it was locked and not taken for abandoned
 }
 
 void write_output_file(const std::string& path, std::string_view text) {
@@ -72,8 +143,9 @@ void write_output_file(const std::string& path, std::string_view text) {
 }
 
 void sync_folder(const std::filesystem::path& folder) {
-  const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const bool good = file >= 0 && ::fsync(file) == 0;
+  const int file =
+      uninterrupted([&] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
+  const bool good = file >= 0 && uninterrupted([&] { return ::fsync(file); }) == 0;
   const int error = errno;
   const bool impossible = file < 0 ? error == EACCES : error == EINVAL;
   if (file >= 0) ::close(file);

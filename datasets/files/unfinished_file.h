@@ -7,10 +7,10 @@
 
 namespace lockstep {
 
-/// A file under a temporary name in the folder of its final one. Needs no libtorch.
+/// A file under a temporary name in the folder of its final one, which it locks. Needs no libtorch.
 class UnfinishedFile {
  public:
-  /// FileError "'path' cannot be made: why".
+  /// Removes what killed processes left of this file. FileError "'path' cannot be made: why".
   explicit UnfinishedFile(std::string final_path, std::string_view action = "made");
   /// Removes the file unless it was published.
   ~UnfinishedFile();
@@ -23,7 +23,7 @@ class UnfinishedFile {
   void write(std::string_view bytes);
   /// Takes the last `bytes` bytes, which were written, away again.
   void take_back(int64_t bytes);
-  /// Everything is on the disk, and the file is closed.
+  /// Everything is on the disk.
   void sync();
   /// Gives a synced file its final name; a file of that name is replaced.
   void publish();

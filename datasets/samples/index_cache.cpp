@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/uninterrupted.h"
 #include "lockstep/datasets/crc32.h"
 #include "lockstep/datasets/field_reader.h"
 #include "lockstep/datasets/file_bytes.h"
@@ -37,9 +38,10 @@ PackedArray<T> packed(const std::vector<T>& values) {
 class FileLock {
  public:
   explicit FileLock(const std::string& path)
-      : file_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666)) {
-    if (file_ < 0) return;
-    while (::flock(file_, LOCK_EX) != 0 && errno == EINTR) continue;
+      : file_(uninterrupted([&] {
+          return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+        })) {
+    if (file_ >= 0) uninterrupted([this] { return ::flock(file_, LOCK_EX); });
   }
   ~FileLock() {
     if (file_ >= 0) ::close(file_);

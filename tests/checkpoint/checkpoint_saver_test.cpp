@@ -166,12 +166,32 @@ TEST_F(CheckpointSaverTest, OneRunAtATimeHasAFolder) {
                                        ", process " + std::to_string(::getpid()) + ")"));
     barrier(state.world(), "end");  // until then the first rank holds the lock
   });
-  EXPECT_TRUE(std::filesystem::is_empty(into));
+  EXPECT_FALSE(std::filesystem::exists(into));
   // A run that was killed leaves the file, but not its lock.
+  std::filesystem::create_directory(into);
   std::ofstream(into + "/lock") << "host gone, process 1, and more of it";
   const FolderLock lock(into);
   EXPECT_TRUE(throws_with<FileError>([&] { FolderLock{into}; },
                                      "process " + std::to_string(::getpid()) + ")"));
+}
+
+TEST_F(CheckpointSaverTest, FoldersThatALockHasMadeGoWithItIfTheyAreEmpty) {
+  for (const std::string end : {"", "/"}) {
+    const std::string outer = folder("outer"), inner = outer + "/middle/inner";
+    { const FolderLock lock(inner + end); }
+    EXPECT_FALSE(std::filesystem::exists(outer));
+    {
+      const FolderLock lock(inner + end);
+      std::ofstream(outer + "/middle/kept") << "something";
+    }
+    EXPECT_FALSE(std::filesystem::exists(inner));
+    EXPECT_TRUE(std::filesystem::exists(outer + "/middle/kept"));
+    std::filesystem::remove(outer + "/middle/kept");
+    // What was there before stays, empty as it may be.
+    { const FolderLock lock(outer + "/middle" + end); }
+    EXPECT_TRUE(std::filesystem::is_empty(outer + "/middle"));
+    std::filesystem::remove_all(outer);
+  }
 }
 
 // Checkpoints inside it would never be found: it is its own newest.

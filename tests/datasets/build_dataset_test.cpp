@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "lockstep/datasets/indexed_dataset.h"
 #include "lockstep/datasets/indexed_dataset_writer.h"
 #include "lockstep/datasets/merge_datasets.h"
+#include "lockstep/datasets/unfinished_file.h"
 #include "lockstep/tests/support/compressed_text.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -278,6 +280,39 @@ TEST_F(BuildDatasetTest, SetsAreMerged) {
   EXPECT_TRUE(
       throws_with<FileError>(merge({a, b}, other), "b.bin': found 4 bytes, allowed: 800000"));
   EXPECT_FALSE(std::filesystem::exists(other + ".bin"));
+}
+
+TEST_F(BuildDatasetTest, WhatAKilledBuildLeftGoesAndWhatOthersWriteStays) {
+  const auto entries = [this] {
+    std::set<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_.path()))
+      names.insert(entry.path().filename());
+    return names;
+  };
+  const std::string input = folder_.write("a.txt", "abc");
+  for (const char* const name : {"set.bin.unfinished.12.0123abcd", "set.idx.unfinished.7.ffffffff"})
+    folder_.write(name, "torn");
+  const std::set<std::string> of_others = {"set.bin.unfinished.12.0123abc",
+                                           "set.bin.unfinished.x.0123abcd", "set.bin.unfinished.12",
+                                           "other.bin.unfinished.12.0123abcd"};
+  for (const std::string& name : of_others) folder_.write(name, "mine");
+  UnfinishedFile also(prefix_ + ".bin");  // of a build that runs
+  also.write("xyz");
+  const std::set<std::string> before = entries();
+  EXPECT_EQ(before.count("set.bin.unfinished.12.0123abcd"), 0);
+  EXPECT_EQ(before.size(), 1 + 1 + of_others.size() + 1);  // the index, which `also` does not write
+  build({input});
+  EXPECT_EQ(read(), (Documents{{"abc"}}));
+  std::set<std::string> expected = before;
+  expected.erase("set.idx.unfinished.7.ffffffff");
+  expected.insert({"set.bin", "set.idx"});
+  EXPECT_EQ(entries(), expected);
+  also.sync();
+  also.publish();
+  expected.clear();
+  for (const std::string& name : entries())
+    if (name.starts_with("set.bin.unfinished.")) expected.insert(name);
+  EXPECT_EQ(expected.size(), 3);  // those with other names
 }
 
 TEST(DocumentReader, GivesTheSameDocumentsWhateverTheSourceGives) {

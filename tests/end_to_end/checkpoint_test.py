@@ -122,6 +122,12 @@ class Checkpoints(EndToEnd):
             result = run(LOCKSTEP, "train", self.config,
                          "--set", f"checkpoint.load={self.folder / path}")
             self.assert_failed(result, 1, "checkpoint.load: ", "holds no complete checkpoint")
+        refused = self.folder / "refused"
+        for output in (refused, refused / "", self.folder / "deep" / "refused"):
+            self.assert_failed(run(LOCKSTEP, "train", self.config, "--output", output, "--set",
+                                   f"checkpoint.load={self.folder / 'nowhere'}"), 1, "nowhere")
+            self.assertFalse(refused.exists())
+            self.assertFalse((self.folder / "deep").exists())
         for command in (("checkpoint", "verify"), ("checkpoint", "inspect"), ("generate",)):
             more = ("--prompt", "x") if command == ("generate",) else ()
             result = run(LOCKSTEP, *command, self.folder / "nowhere", *more)

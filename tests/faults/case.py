@@ -1,0 +1,148 @@
+"""What a case of the matrix is: one fault, or a chain of the same faults, in one phase."""
+
+import collections
+import dataclasses
+import os
+import pathlib
+import random
+import re
+import shutil
+import sys
+import threading
+import time
+import typing
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "end_to_end"))
+
+LOST = "nothing lost"      # the newest complete checkpoint, what a run has told, an earlier output
+SILENT = "nothing silent"  # a status of its own and a message with the file or the rank
+HUNG = "nothing hangs"     # past its timeout
+NAMED = "named in time"    # the rank that died or stopped
+LEFT = "nothing left"      # no temporary file after the next start, no process after the end
+PROMISES = (LOST, SILENT, HUNG, NAMED, LEFT)
+
+NAMING_SECONDS = 5  # for a rank that died
+SLACK_SECONDS = 10  # for a machine that does other things as well
+
+
+class Broken(Exception):
+    """A promise that did not hold."""
+
+    def __init__(self, promise, found):
+        super().__init__(f"{promise}: {found}")
+        self.promise = promise
+
+
+class Skipped(Exception):
+    """What this machine does not allow."""
+
+
+@dataclasses.dataclass
+class Cell:
+    """A fault in a phase. `body(case)` does it once, or `body(case, planned)` where `plan(world)`
+    lists what there is to try. `count` is the number of cases of the whole matrix, `sample` that of
+    the sample."""
+    fault: str
+    phase: str
+    body: typing.Callable
+    count: int
+    sample: int = 0
+    plan: typing.Callable | None = None
+
+    @property
+    def name(self):
+        return f"{self.fault}/{self.phase}"
+
+
+class Case:
+    """One case. Whatever it draws, it draws from `random`, which depends on the seed, the cell and
+    the number of the case alone."""
+
+    def __init__(self, world, cell, number, folder):
+        self.world, self.cell, self.number, self.folder = world, cell, number, folder
+        self.random = random.Random(f"{world.seed} {cell.name} {number}")
+        self.faults = 0       # that took place
+        self.accepted = 0     # damages that a format without checksums cannot show
+        self.seconds = []     # from a death to the message that names the rank
+        self.drawn = []       # what was drawn, for the message of a case that fails
+        self.processes = []   # that may still run
+        folder.mkdir(parents=True)
+
+    def draw(self, what):
+        self.drawn.append(str(what))
+        return what
+
+    def choose(self, values):
+        return self.draw(self.random.choice(list(values)))
+
+    def require(self, promise, condition, found):
+        if not condition:
+            raise Broken(promise, found() if callable(found) else found)
+
+    def limit(self, seconds):
+        """How long it may take, on a machine as fast as --patience says."""
+        return seconds * self.world.patience
+
+    def end(self):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+class World:
+    """What the cases of one run of the matrix share: the seed, a folder, and what is made once."""
+
+    def __init__(self, seed, folder, patience=1, sample=False):
+        self.seed, self.folder, self.patience = seed, pathlib.Path(folder), patience
+        self.sample = sample
+        self.lock = threading.Lock()
+        self.locks = collections.defaultdict(threading.Lock)
+        self.made = {}
+
+    def once(self, key, make):
+        """make(folder), called at the first use of `key`."""
+        with self.lock:
+            lock = self.locks[key]
+        with lock:
+            if key not in self.made:
+                folder = self.folder / "made" / re.sub(r"\W+", "-", str(key))
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True)
+                self.made[key] = make(folder)
+            return self.made[key]
+
+
+def wait_until(condition, seconds, interval=0.005):
+    """Whether `condition()` came true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(interval)
+    return True
+
+
+def plain(name):
+    """Without the part of an index cache's name that depends on where the data set is."""
+    return re.sub(r"-[0-9a-f]{8}\.samples$", ".samples", name)
+
+
+def tree_of(folder):
+    """The files and links below a folder, by their paths in it."""
+    return {plain(str(path.relative_to(folder))) for path in folder.rglob("*")
+            if path.is_symlink() or not path.is_dir()} if folder.exists() else set()
+
+
+def left_over(folder, tree, told=""):
+    """Files below a folder that are not in `tree`, nor of another step, nor metrics of an earlier
+    run, which are kept, and of which no message has `told` that they cannot be removed."""
+    allowed = re.compile(r"(.*/)?(metrics\.previous(\.\d+)?\.jsonl$|checkpoint/step_\d+/[^/]+$)")
+    stuck = re.findall(r"'(\S+)' cannot be removed", told)
+    return sorted(name for name in tree_of(folder) - tree if not allowed.match(name)
+                  and not any(f"/{part}/" in f"{path}/" for path in stuck
+                              for part in (name, os.path.dirname(name)) if part))
+
+
+def shorten(text, length=1500):
+    text = text.strip()
+    return text if len(text) <= length else text[:length // 2] + " ... " + text[-length // 2:]
