@@ -7,9 +7,10 @@ it. The test programs of an existing build then run with that library, those tha
 first. One that all of them pass survives. With all mutants it writes tests/mutants/RESULT.md; it
 fails where fewer than 95 % were killed.
 
-    run.py [--build DIR] [--jobs N] [--resume] [NAME...]
+    run.py [--build DIR] [--jobs N] [--resume] [--audit] [NAME...]
 
---resume goes on with a run that was broken off: what it found stands for mutants whose source did
+--audit looks instead whether the audit of gradients alone convicts those of audited.py; it fails where
+it does not, and with all of them it writes the second part of RESULT.md. --resume goes on with a run that was broken off: what it found stands for mutants whose source did
 not change since."""
 
 import argparse
@@ -25,11 +26,13 @@ import sys
 import time
 
 sys.dont_write_bytecode = True
+from audited import AUDITED, BEYOND  # noqa: E402
 from mutants import MUTANTS, SURVIVORS  # noqa: E402
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 RESULT = SOURCE / "tests/mutants/RESULT.md"
 GOAL = 0.95
+AUDIT_CASES = "112"  # 4 of each world
 CAP_SECONDS = 300  # of a test program; a rank that waits for another gives up after 20
 
 
@@ -76,17 +79,22 @@ def run(command, folder):
         sys.exit(f"{command}\n{done.stdout}{done.stderr}")
 
 
-def failure_in(program, name, chosen, folder, libraries):
-    """What failed in test program `name`, at `program`; None if nothing did."""
+def output_of(program, chosen, folder, libraries, **more):
+    """With `more` variables of the environment: exit status of a test program, None where it hangs, and what it printed."""
     environment = dict(os.environ, OMP_NUM_THREADS="1",
-                       LD_LIBRARY_PATH=":".join(str(path) for path in libraries))
+                       LD_LIBRARY_PATH=":".join(str(path) for path in libraries), **more)
     command = [program, "--gtest_fail_fast"] + ([f"--gtest_filter={chosen}"] if chosen else [])
     try:
         done = subprocess.run(command, env=environment, cwd=folder, timeout=CAP_SECONDS,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        code, output = done.returncode, done.stdout.decode(errors="replace")
+        return done.returncode, done.stdout.decode(errors="replace")
     except subprocess.TimeoutExpired as expired:
-        code, output = None, (expired.stdout or b"").decode(errors="replace")
+        return None, (expired.stdout or b"").decode(errors="replace")
+
+
+def failure_in(program, name, chosen, folder, libraries):
+    """What failed in test program `name`, at `program`; None if nothing did."""
+    code, output = output_of(program, chosen, folder, libraries)
     if code == 0:
         return None
     failed = re.findall(r"\[  FAILED  \] ([\w/]+\.[\w/]+)", output)
@@ -96,6 +104,17 @@ def failure_in(program, name, chosen, folder, libraries):
     if not begun:
         sys.exit(f"{name} does not run:\n{output[-2000:]}")
     return f"{name}: {begun[-1]} ({'hangs' if code is None else 'crash'})"
+
+
+def conviction_in(output):
+    """What the audit says first of a parameter or of the job; None if nothing."""
+    told = re.findall(r"(?:rank \d+, `[^`]+`|rank \d+|job): [a-z ]+: worked out .*", output)
+    told += re.findall(r"(rank \d+ threw: .*)", output)
+    told += re.findall(r"C\+\+ exception with description \"(.*?)\" thrown|threw (.*)", output)
+    for line in told:
+        text = line if isinstance(line, str) else "".join(line)
+        return text if len(text) < 200 else text[:200] + "..."
+    return None
 
 
 class Seeded:
@@ -147,6 +166,17 @@ class Seeded:
         return failure_in(self.program(name), name, chosen, self.folder,
                           [self.folder / "lib", self.build.folder / "lib"])
 
+    def conviction(self, test):
+        """What the audit says of it in `test`; None if nothing."""
+        self.compile()
+        name, _, chosen = test.partition(":")
+        code, output = output_of(self.program(name), chosen, self.folder,
+                                 [self.folder / "lib", self.build.folder / "lib"],
+                                 LOCKSTEP_RANDOM_CASES=AUDIT_CASES)
+        if code == 0:
+            return None
+        return conviction_in(output) or "ends with an error of the step itself"
+
     def judge(self, resume):
         """Who kills it; None if nobody does."""
         known = self.folder / "result.json"
@@ -179,8 +209,55 @@ def report(results):
     for mutant, killer in results:
         seen = killer or f"**survives**: {SURVIVORS.get(mutant.name, 'no reason is known')}"
         lines.append(f"| {mutant.name} | {mutant.source} | {mutant.kind} | {seen} |")
-    RESULT.write_text("\n".join(lines) + "\n")
+    RESULT.write_text("\n".join(lines) + "\n" + audit_part())
     return killed / len(results)
+
+
+AUDIT_TITLE = "\n## By the audit alone\n"
+
+
+def audit_part():
+    """The part of RESULT.md that --audit writes."""
+    text = RESULT.read_text() if RESULT.is_file() else ""
+    return text[text.index(AUDIT_TITLE):] if AUDIT_TITLE in text else ""
+
+
+def report_audit(results):
+    """`results`: the mutants of AUDITED, and what convicts each."""
+    convicted = sum(1 for _, said in results if said)
+    lines = [AUDIT_TITLE,
+             f"{time.strftime('%Y-%m-%d')}: `tests/mutants/run.py --audit` seeded the {len(results)} "
+             "bugs of scale, group or count on the way of a gradient from backward to the update. The "
+             "audit of gradients, which compares what it measures with what the descriptions say and "
+             f"with no other run, convicts {convicted}.", "",
+             "| bug | what | seen on | what the audit says first |", "|---|---|---|---|"]
+    for mutant, said in results:
+        text = (said or "**nothing**").replace("|", "\\|").replace("`", "")
+        test = AUDITED[mutant.name].split(":")[1]
+        lines.append(f"| {mutant.name} | {mutant.kind} | {test} | {text} |")
+    lines += ["", "Of scale, group or count too, and not on that way:", "",
+              "| bug | why the audit cannot see it |", "|---|---|"]
+    lines += [f"| {name} | {reason} |" for name, reason in BEYOND.items()]
+    lines += ["", "The other bugs are of waiting, of devices, of random numbers, of shapes, of "
+              "checkpoints or of the update rule."]
+    text = RESULT.read_text()
+    RESULT.write_text(text.removesuffix(audit_part()) + "\n".join(lines) + "\n")
+    return convicted == len(results)
+
+
+def run_audit(build, chosen, folder, jobs):
+    def convict(mutant):
+        begin = time.monotonic()
+        said = Seeded(mutant, build, folder).conviction(AUDITED[mutant.name])
+        print(f"{mutant.name:32} {time.monotonic() - begin:6.1f} s  {said or 'NOT CONVICTED'}",
+              flush=True)
+        return mutant, said
+
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        results = list(pool.map(convict, chosen))
+    if len(chosen) == len(AUDITED):
+        sys.exit(0 if report_audit(results) else "the audit does not convict all")
+    sys.exit(0 if all(said for _, said in results) else "the audit does not convict all")
 
 
 def check_named_tests(build, mutants):
@@ -209,6 +286,7 @@ def main():
     arguments.add_argument("--build", type=pathlib.Path, default=SOURCE / "build")
     arguments.add_argument("--jobs", type=int, default=os.cpu_count())
     arguments.add_argument("--resume", action="store_true")
+    arguments.add_argument("--audit", action="store_true")
     arguments.add_argument("names", nargs="*")
     options = arguments.parse_args()
     unknown = set(options.names) - {mutant.name for mutant in MUTANTS}
@@ -226,6 +304,8 @@ def main():
         return mutant, killer
 
     folder.mkdir(exist_ok=True)
+    if options.audit:
+        run_audit(build, [m for m in chosen if m.name in AUDITED], folder, options.jobs)
     check_named_tests(build, chosen)
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         if not options.resume:
