@@ -1,5 +1,5 @@
-// Two audits against each other, by hand: what must be the same in two layouts, what may differ, and
-// which reports are refused.
+// Two audits against each other, by hand: what must be the same in two layouts, what may differ,
+// and which reports are refused.
 
 #include "lockstep/optimizer/audit_comparison.h"
 
@@ -18,7 +18,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kEffect = "every term x 1, divided by all tokens";
 
-/// A table of 12 elements that tp cuts and a norm of 3 that it does not, on `tensor` x `data` ranks.
+/// A table of 12 elements that tp cuts and a norm of 3 that it does not, on `tensor` x `data`
+/// ranks.
 AuditReport layout(int64_t tensor, int64_t data) {
   AuditReport report = {.world_size = tensor * data,
                         .layout = "tp " + std::to_string(tensor) + ", dp " + std::to_string(data),
