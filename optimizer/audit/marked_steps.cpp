@@ -77,6 +77,7 @@ class Measurement {
              : bytes == 4 && loop.averaged_ranks == 1 ? 2
                                                       : 1;
     token_ranks_ = bytes == 8 ? 40 : bytes == 4 ? 16 : 4;
+    if (bytes >= 4) fewest_tokens_ = std::pow(2.0, 32);
   }
 
   std::vector<MarkerReading> run() {
@@ -122,12 +123,13 @@ class Measurement {
     }
   }
 
-  /// Each rank's tokens are a power of two of its own.
+  /// Each rank's tokens are a power of two of its own, beyond 32 bits where fp16 need not hold the
+  /// quotient.
   void measure_tokens(int64_t first) {
     const int64_t own = loop_.state.rank() - first;
     const bool takes_part = own >= 0 && own < token_ranks_;
     loop_.step([](size_t) { return static_cast<double>(kMarkerResolution); },
-               takes_part ? std::pow(2.0, static_cast<double>(own + 1)) : 0);
+               takes_part ? fewest_tokens_ * std::pow(2.0, static_cast<double>(own)) : 0);
     for (size_t i = 0; i < readings_.size(); ++i) {
       if (const auto found = held_number(loop_.gradients[i], readings_[i]))
         read_tokens(readings_[i], first, *found);
@@ -137,7 +139,7 @@ class Measurement {
 
   void read_tokens(MarkerReading& reading, int64_t first, double found) const {
     const double undivided = static_cast<double>(kMarkerResolution) * sum_of(reading);
-    const double divisor = undivided / found;
+    const double divisor = undivided / found / fewest_tokens_;
     const double sum = std::round(divisor);
     if (undivided == 0 || !(std::abs(divisor - sum) < kRounding)) {
       reading.problem =
@@ -146,13 +148,14 @@ class Measurement {
       return;
     }
     for (int64_t i = 0; i < token_ranks_; ++i)
-      if ((static_cast<int64_t>(sum) >> (i + 1)) & 1) reading.token_ranks.push_back(first + i);
+      if ((static_cast<int64_t>(sum) >> i) & 1) reading.token_ranks.push_back(first + i);
   }
 
   const MarkedLoop& loop_;
   int64_t parts_;            ///< of a gradient
   int64_t slots_ = 1;        ///< ranks whose markers share a round
   int64_t token_ranks_ = 1;  ///< ranks whose tokens share a round
+  double fewest_tokens_ = 8;  ///< several, so that none counts as 0
   std::vector<MarkerReading> readings_;
 };
 
