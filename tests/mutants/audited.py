@@ -34,7 +34,7 @@ AUDITED = {
 }
 
 # Those that are of scale, group or count and not on that way.
-BACKWARD = "in forward or backward, whose place the markers take; `check_layouts` sees it"
+BACKWARD = "in forward or backward, whose place the markers take; the tests above see it"
 NO_GRADIENT = "no gradient goes there"
 BEYOND = {
     "input-gradient-not-reduced": BACKWARD,

@@ -115,6 +115,24 @@ def conviction_in(line):
     return text[:250] + ("..." if len(text) > 250 else "")
 
 
+def said_by_audit(build, test, folder, preloaded=""):
+    """What the audit says first in `test`; None if nothing."""
+    name, _, chosen = test.partition(":")
+    environment = dict(os.environ, OMP_NUM_THREADS="1", LOCKSTEP_RANDOM_CASES=AUDIT_CASES,
+                       LD_LIBRARY_PATH=str(build.folder / "lib"), LD_PRELOAD=str(preloaded))
+    program = subprocess.Popen([build.folder / "tests" / name, f"--gtest_filter={chosen}"],
+                               env=environment, cwd=folder, text=True, errors="replace",
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    watch = threading.Timer(CAP_SECONDS, program.kill)
+    watch.start()
+    said = next(filter(None, map(conviction_in, program.stdout)), None)
+    if said:
+        program.kill()
+    status = program.wait()
+    watch.cancel()
+    return f"status {status}" if status and not preloaded and not said else said
+
+
 class Seeded:
     """One mutant, built."""
 
@@ -185,24 +203,8 @@ class Seeded:
             found = json.loads(known.read_text())
             if found["source"] == key:
                 return found["said"]
-        said = self.said_in(test, self.compile_alone())
+        said = said_by_audit(self.build, test, self.folder, self.compile_alone())
         known.write_text(json.dumps({"source": key, "said": said}))
-        return said
-
-    def said_in(self, test, preloaded):
-        name, _, chosen = test.partition(":")
-        environment = dict(os.environ, OMP_NUM_THREADS="1", LOCKSTEP_RANDOM_CASES=AUDIT_CASES,
-                           LD_LIBRARY_PATH=str(self.build.folder / "lib"), LD_PRELOAD=str(preloaded))
-        test = subprocess.Popen([self.build.folder / "tests" / name, f"--gtest_filter={chosen}"],
-                                env=environment, cwd=self.folder, text=True, errors="replace",
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        watch = threading.Timer(CAP_SECONDS, test.kill)
-        watch.start()
-        said = next(filter(None, map(conviction_in, test.stdout)), None)
-        if said:
-            test.kill()
-        test.wait()
-        watch.cancel()
         return said
 
     def judge(self, resume):
@@ -283,6 +285,9 @@ def run_audit(build, chosen, folder, options):
               flush=True)
         return mutant, said
 
+    for test in sorted({AUDITED[mutant.name] for mutant in chosen}):
+        if said := said_by_audit(build, test, folder):
+            sys.exit(f"without a mutant {test} says: {said}")
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         results = list(pool.map(convict, chosen))
     if len(chosen) == len(AUDITED):
