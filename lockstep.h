@@ -32,6 +32,8 @@
 
 // Norms, clipping, updates, schedules.
 #include "lockstep/optimizer/audit.h"
+#include "lockstep/optimizer/audit_comparison.h"
+#include "lockstep/optimizer/audited_loop.h"
 #include "lockstep/optimizer/clip_grad_norm.h"
 #include "lockstep/optimizer/clip_grads.h"
 #include "lockstep/optimizer/distributed_optimizer.h"

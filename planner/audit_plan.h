@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "lockstep/core/config.h"
+#include "lockstep/optimizer/audit_comparison.h"
 #include "lockstep/optimizer/audit_report.h"
 
 namespace lockstep {

@@ -17,6 +17,7 @@ void add_doctor_command(CLI::App& program);
 void add_plot_command(CLI::App& program);
 void add_watch_command(CLI::App& program);
 void add_trace_command(CLI::App& program);
+void add_audit_command(CLI::App& program);
 void add_megatron_flags_command(CLI::App& program);
 
 /// These two tell of all commands of the program, those that are added after them too.

@@ -1,7 +1,7 @@
 // The `lockstep` program. This part does without libtorch, whose loading costs seconds and hundreds
-// of megabytes: `launch`, `configs`, `data`, `plot`, `watch`, `trace`, `megatron-flags`, the
-// arithmetic of `plan` and the checks of `checkpoint` run here. For any other command the process
-// becomes libexec/lockstep.
+// of megabytes: `launch`, `configs`, `data`, `plot`, `watch`, `trace`, `audit`, `megatron-flags`,
+// the arithmetic of `plan` and the checks of `checkpoint` run here. For any other command the
+// process becomes libexec/lockstep.
 
 #include <unistd.h>
 
@@ -25,6 +25,7 @@ int main(int argc, char** argv) {
   if (command == "plot") return lockstep::run_program(argc, argv, lockstep::add_plot_command);
   if (command == "watch") return lockstep::run_program(argc, argv, lockstep::add_watch_command);
   if (command == "trace") return lockstep::run_program(argc, argv, lockstep::add_trace_command);
+  if (command == "audit") return lockstep::run_program(argc, argv, lockstep::add_audit_command);
   if (command == "megatron-flags")
     return lockstep::run_program(argc, argv, lockstep::add_megatron_flags_command);
   const std::string_view action = argc > 2 ? argv[2] : "";

@@ -25,6 +25,7 @@ int main(int argc, char** argv) {
     lockstep::add_plot_command(program);
     lockstep::add_watch_command(program);
     lockstep::add_trace_command(program);
+    lockstep::add_audit_command(program);
     lockstep::add_megatron_flags_command(program);
     lockstep::add_completion_command(program);
     lockstep::add_man_command(program);

@@ -1,6 +1,7 @@
 #include "lockstep/program/train_audit.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 
 #include "lockstep/core/check.h"
@@ -15,23 +16,25 @@ namespace {
 constexpr size_t kMostTold = 10;
 
 /// "equal: `a` on 4 ranks": a line for each parameter.
-std::string told_of_parameters(const AuditReport& report) {
+std::string told_of_parameters(const AuditReport& report, double milliseconds) {
   std::map<std::string, int64_t> ranks_of;
   for (const AuditedRank& rank : report.ranks)
     for (const AuditedParameter& param : rank.parameters) ++ranks_of[param.name];
   std::string text;
   for (const auto& [name, ranks] : ranks_of)
     text += fmt::format("audit: equal: `{}` on {}\n", name, counted(ranks, "rank"));
-  return text + fmt::format("audit: {} on {}, all as worked out",
+  return text + fmt::format("audit: {} on {}, all as worked out, measured in {:.1f} ms",
                             counted(static_cast<int64_t>(ranks_of.size()), "parameter"),
-                            counted(report.world_size, "rank"));
+                            counted(report.world_size, "rank"), milliseconds);
 }
 
 }  // namespace
 
 std::string audit_gradients(Trainer& trainer, const std::string& output,
                             const ParallelState& state) {
+  const auto begin = std::chrono::steady_clock::now();
   const AuditReport measured = trainer.audit();
+  const std::chrono::duration<double, std::milli> taken = std::chrono::steady_clock::now() - begin;
   std::vector<std::string> wrong =
       audit_differences(plan_audit(trainer.config(), state.world_size()), measured);
   const std::string path = output.empty() ? "" : run_files(output).audit;
@@ -40,7 +43,7 @@ std::string audit_gradients(Trainer& trainer, const std::string& output,
   wrong.resize(std::min(count, kMostTold));
   require<UsageError>(count == 0, "audit: {} between what was worked out and what was measured: {}",
                       counted(static_cast<int64_t>(count), "difference"), fmt::join(wrong, "; "));
-  return told_of_parameters(measured) + (path.empty() ? "" : "; wrote " + path);
+  return told_of_parameters(measured, taken.count()) + (path.empty() ? "" : "; wrote " + path);
 }
 
 }  // namespace lockstep

@@ -199,6 +199,14 @@ void TrainingModel::note_recorded(const BatchInput& batch) {
   for (const auto& wrapper : wrappers_) detail::StepAccess::note_backward(*wrapper);
 }
 
+at::Tensor TrainingModel::loss_of_microbatch(const at::Tensor& losses, int64_t num_microbatches,
+                                             double loss_scale) const {
+  const bool per_token = wrappers_.front()->scaling_mode() == GradientScalingMode::per_token;
+  const at::Tensor loss =
+      per_token ? losses.sum() : losses.mean() / static_cast<double>(num_microbatches);
+  return loss_scale == 1 ? loss : loss * loss_scale;
+}
+
 LossSums TrainingModel::forward_backward(int64_t num_microbatches, double loss_scale,
                                          const BatchSource& source) {
   const bool per_token = wrappers_.front()->scaling_mode() == GradientScalingMode::per_token;
@@ -206,10 +214,8 @@ LossSums TrainingModel::forward_backward(int64_t num_microbatches, double loss_s
   const int64_t averaged = num_microbatches * config_.train.micro_batch_size *
                            (config_.model.seq_length / config_.parallel.context_parallel_size);
   token_loss_scale_->value = per_token ? loss_scale : loss_scale / static_cast<double>(averaged);
-  const LossOf loss_of = [=](const at::Tensor& losses) {
-    const at::Tensor loss =
-        per_token ? losses.sum() : losses.mean() / static_cast<double>(num_microbatches);
-    return loss_scale == 1 ? loss : loss * loss_scale;
+  const LossOf loss_of = [=, this](const at::Tensor& losses) {
+    return loss_of_microbatch(losses, num_microbatches, loss_scale);
   };
   if (config_.train.cuda_graph == CudaGraph::microbatch)
     return run_recorded(num_microbatches, loss_scale, source, loss_of);

@@ -56,6 +56,11 @@ class TrainingModel {
   /// that hold the loss, zeros on the others. ConfigError as schedule_options().
   LossSums forward_backward(int64_t num_microbatches, double loss_scale, const BatchSource& source);
 
+  /// What backward starts from, of the losses of the tokens of one of `num_microbatches`: their
+  /// sum, or their mean / num_microbatches, times `loss_scale`.
+  at::Tensor loss_of_microbatch(const at::Tensor& losses, int64_t num_microbatches,
+                                double loss_scale) const;
+
   /// The same without gradients and without dropout; micro-batches may have fewer sequences, and
   /// tokens whose label is kIgnoredLabel do not count. With experts or sharded parameters all ranks
   /// must run as many micro-batches, with experts of as many tokens.

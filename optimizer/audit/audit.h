@@ -22,6 +22,14 @@ struct AuditedModel {
   OptimizerConfig config = {};           ///< of the optimizer
   std::vector<ParamOverride> overrides = {};
   const UpdateStatement* own_rule = nullptr;
+  /// Backwards of a step that the loop counts by set_num_microbatches(); audit() sets them. Then
+  /// buckets are launched by hooks inside the last backward, and once by start_grad_sync(). 0: the
+  /// loop uses no_sync(); one backward inside it, then start_grad_sync().
+  int64_t num_microbatches = 0;
+  /// What the loop makes of the losses of a micro-batch's tokens [micro-batch, sequence] before
+  /// backward, without loss scale; needs num_microbatches. Unset: their sum, or where gradients are
+  /// averages their mean / num_microbatches.
+  std::function<at::Tensor(const at::Tensor& losses)> loss = {};
   /// What stands between the last backward and the optimizer in the loop. `num_tokens` is to be
   /// handed on; unset without per-token scaling. Empty: finalize_model_grads().
   std::function<void(const std::optional<at::Tensor>& num_tokens)> finalize = {};
@@ -44,12 +52,18 @@ struct AuditedModel {
 /// fp64, 16 in fp32, 4 in 16 bits. A round costs what the reduction of a step costs, without
 /// forward. A step without audit costs nothing more.
 ///
+/// Then every gradient is 1, and grad_norm() tells how many elements it counts; of gradients that
+/// are 0 count_zeros() does. The factor of the update, which takes the loss scale out and clips,
+/// is measured with numbers in the place of the norm. What a loop does before `loss`, and in the
+/// update itself, does not show.
+///
 /// Collective over all ranks, between two steps (state idle or ready), not after
 /// set_force_all_reduce(true). With ddp.check_for_large_grads the markers, up to 2^52, count as
 /// large. Weights, optimizer state and router biases stay as they are;
 /// gradients are zero after it, and the state is idle, as after zero_grad_buffer(). The report is
-/// the same on all ranks. UsageError: no model, a step that is under way, and those of
-/// finalize_model_grads(); gradients that model.finalize left unfinished.
+/// the same on all ranks. UsageError: no model, a step that is under way, a loss without
+/// num_microbatches, gradients that model.finalize left unfinished, and those of
+/// finalize_model_grads().
 AuditReport audit(const AuditedModel& model);
 
 /// What the descriptions of the parameters say that audit() must measure. Collective over all

@@ -1,58 +1,13 @@
 #include "lockstep/optimizer/audit_report.h"
 
 #include <map>
-#include <nlohmann/json.hpp>
+#include <set>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/integers.h"
 
 namespace lockstep {
 namespace {
-
-using Json = nlohmann::ordered_json;
-
-Json json_of(const AuditedParameter& param) {
-  Json terms = Json::array();
-  for (const AuditTerms& of : param.terms)
-    terms.push_back(
-        {{"numerator", of.numerator}, {"denominator", of.denominator}, {"ranks", of.ranks}});
-  return {{"name", param.name},
-          {"chunk", param.chunk},
-          {"shape", param.shape},
-          {"description", param.description},
-          {"reduction", param.reduction},
-          {"first", param.first},
-          {"last", param.last},
-          {"terms", std::move(terms)},
-          {"token_ranks", param.token_ranks},
-          {"counted", param.counted},
-          {"update", param.update},
-          {"problem", param.problem}};
-}
-
-Json json_of(const AuditedRank& rank) {
-  Json params = Json::array();
-  for (const AuditedParameter& param : rank.parameters) params.push_back(json_of(param));
-  return {{"rank", rank.rank}, {"parameters", std::move(params)}};
-}
-
-AuditedParameter param_of(const Json& json) {
-  AuditedParameter param;
-  json.at("name").get_to(param.name);
-  json.at("chunk").get_to(param.chunk);
-  json.at("shape").get_to(param.shape);
-  json.at("description").get_to(param.description);
-  json.at("reduction").get_to(param.reduction);
-  json.at("first").get_to(param.first);
-  json.at("last").get_to(param.last);
-  for (const Json& of : json.at("terms"))
-    param.terms.push_back({of.at("numerator").get<int64_t>(), of.at("denominator").get<int64_t>(),
-                           of.at("ranks").get<std::vector<int64_t>>()});
-  json.at("token_ranks").get_to(param.token_ranks);
-  json.at("counted").get_to(param.counted);
-  json.at("update").get_to(param.update);
-  json.at("problem").get_to(param.problem);
-  return param;
-}
 
 std::string list_text(const std::vector<int64_t>& numbers) {
   return fmt::format("[{}]", fmt::join(numbers, ", "));
@@ -118,6 +73,11 @@ void compare_params(const std::string& where, const AuditedParameter& a, const A
 }
 
 void compare_ranks(const AuditedRank& a, const AuditedRank& b, std::vector<std::string>& lines) {
+  FieldComparison of_rank(fmt::format("rank {}", a.rank), lines);
+  of_rank.compare("elements in the norm", fmt::to_string(a.norm_elements),
+                  fmt::to_string(b.norm_elements));
+  of_rank.compare("elements in the count of zeros", fmt::to_string(a.zero_elements),
+                  fmt::to_string(b.zero_elements));
   std::map<std::pair<int64_t, std::string>, const AuditedParameter*> of_b;
   for (const AuditedParameter& param : b.parameters) of_b[{param.chunk, param.name}] = &param;
   for (const AuditedParameter& param : a.parameters) {
@@ -136,30 +96,6 @@ void compare_ranks(const AuditedRank& a, const AuditedRank& b, std::vector<std::
 
 }  // namespace
 
-std::string to_json(const AuditReport& report) {
-  Json ranks = Json::array();
-  for (const AuditedRank& rank : report.ranks) ranks.push_back(json_of(rank));
-  const Json json = {{"world_size", report.world_size},
-                     {"layout", report.layout},
-                     {"scaling", report.scaling},
-                     {"ranks", std::move(ranks)}};
-  return json.dump() + "\n";
-}
-
-std::string to_json(const AuditedRank& rank) { return json_of(rank).dump(); }
-
-AuditedRank parse_audited_rank(const std::string& json, const std::string& source) {
-  try {
-    const Json parsed = Json::parse(json);
-    AuditedRank rank;
-    parsed.at("rank").get_to(rank.rank);
-    for (const Json& param : parsed.at("parameters")) rank.parameters.push_back(param_of(param));
-    return rank;
-  } catch (const Json::exception& error) {
-    fail<FileError>("{}: no audit of a rank: {}", source, error.what());
-  }
-}
-
 std::string to_text(const AuditReport& report) {
   std::string text = fmt::format("{} rank{} ({}), {} scaling\n", report.world_size,
                                  report.world_size == 1 ? "" : "s", report.layout, report.scaling);
@@ -176,6 +112,19 @@ std::string to_text(const AuditReport& report) {
     text += fmt::format("\n{}  held by ranks {}, counted in the norm by {}\n", paragraph,
                         list_text(holding[paragraph]), list_text(counting[paragraph]));
   return text;
+}
+
+int64_t trained_elements(const AuditReport& report) {
+  std::map<int64_t, int64_t> held;  // by how often each element is held
+  for (const AuditedRank& rank : report.ranks) {
+    std::set<std::string> ties;  // of several copies on a rank the first one counts
+    for (const AuditedParameter& param : rank.parameters)
+      if (param.tie.empty() || ties.insert(param.tie).second)
+        held[checked_mul(param.copies, param.replicas, param.name)] += param.last - param.first;
+  }
+  int64_t elements = 0;
+  for (const auto& [times, of_all] : held) elements += of_all / times;
+  return elements;
 }
 
 std::vector<std::string> audit_differences(const AuditReport& worked_out,

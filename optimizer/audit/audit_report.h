@@ -34,9 +34,15 @@ struct AuditedParameter {
   /// the rank holds none of them.
   std::vector<int64_t> token_ranks = {};
   bool counted = false;  ///< this rank counts what it holds in the gradient norm
-  /// "adam, by range, state exp_avg exp_avg_sq, max_lr 0.01, min_lr 0, wd_mult 1"; empty without an
-  /// optimizer
+  /// "adam, by range, state exp_avg exp_avg_sq, max_lr 0.01, min_lr 0, wd_mult 1, gradients x 1 /
+  /// loss scale, norm at most 1"; empty without an optimizer
   std::string update = {};
+  std::string tie = {};  ///< the name of its tie; empty: it is not tied
+  int64_t copies = 1;    ///< ranks of one model that hold the same elements, by the description
+  int64_t replicas = 1;  ///< data-parallel ranks, or optimizer instances, that hold the same
+  /// `terms` and `token_ranks` without the layout, the same for all layouts that train the same:
+  /// "every term x 1, divided by all tokens"; empty where the rank holds none of the elements.
+  std::string effect = {};
   /// Why what was measured is no sum of terms, such as other terms in other elements, or is divided
   /// by no sum of tokens; else empty. Then `terms` is empty, or `token_ranks`.
   std::string problem = {};
@@ -45,6 +51,10 @@ struct AuditedParameter {
 
 struct AuditedRank {
   int64_t rank = 0;
+  /// Elements of the whole model that the gradient norm counts on this rank, and that the count of
+  /// zeros counts where all gradients are zero. 0 where the loop has no norm.
+  int64_t norm_elements = 0;
+  int64_t zero_elements = 0;
   std::vector<AuditedParameter> parameters = {};  ///< in the order of chunks, then of names
   bool operator==(const AuditedRank&) const = default;
 };
@@ -59,12 +69,18 @@ struct AuditReport {
 
 /// One JSON document, with a newline: the fields above by their names.
 std::string to_json(const AuditReport& report);
-/// One rank's part of it, and back. FileError naming `source`: something else.
+/// Back. FileError naming `source` and the field: one that is missing, of another type or beyond
+/// its bounds, or a rank that is listed twice.
+AuditReport parse_audit_report(const std::string& json, const std::string& source);
+/// One rank's part of it, and back.
 std::string to_json(const AuditedRank& rank);
 AuditedRank parse_audited_rank(const std::string& json, const std::string& source);
 
 /// For people: of each parameter one paragraph for all ranks that have the same of it.
 std::string to_text(const AuditReport& report);
+
+/// The elements of the model that are trained, by what all ranks of `report` hold.
+int64_t trained_elements(const AuditReport& report);
 
 /// What differs, a line for each field of each parameter on each rank; none if nothing does:
 /// "rank 0, `a`: terms: worked out 1 x ranks [0, 1], measured 2 x ranks [0, 1]".

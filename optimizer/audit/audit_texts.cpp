@@ -4,8 +4,103 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/optimizer/expected_audit.h"
+#include "lockstep/parallel_state/axis_groups.h"
 
 namespace lockstep {
+namespace {
+
+/// How many ranks follow each other along `kind`, `rank` among them.
+int64_t ranks_along(const RankGrids& grids, GroupKind kind, int64_t rank) {
+  return std::max<int64_t>(1, static_cast<int64_t>(grids.group_of(kind, rank).size()));
+}
+
+int64_t copies_of(const ParamDescription& description, const RankGrids& grids, int64_t rank) {
+  int64_t copies = 1;
+  for (const MeshAxis axis : kCuttingAxes)
+    if (description.lives_on(axis) && description.placement(axis) == Placement(Replicate{}))
+      copies *= ranks_along(grids, group_kind_of(axis), rank);
+  if (description.tie)
+    copies *= ranks_along(grids, tie_group_kind(description.tie->stages), rank);
+  else if (description.is_on_all_stages())
+    copies *= ranks_along(grids, GroupKind::pp, rank);
+  return copies;
+}
+
+/// "every term", "1/2 of the terms", "none of the terms"
+std::string share_text(size_t count, int64_t of, const char* all, const char* noun) {
+  const ScalingFactor share = lowest_terms(static_cast<int64_t>(count), of);
+  if (share == ScalingFactor{1, 1}) return all;
+  if (count == 0) return fmt::format("none of the {}", noun);
+  return fmt::format("{}/{} of the {}", share.numerator, share.denominator, noun);
+}
+
+/// What the description asks for: how many terms, by which the sum of all of them is divided.
+struct AskedTerms {
+  int64_t number, divisor;
+};
+
+AskedTerms asked_terms(const ParamDescription& description, const RankGrids& grids, int64_t rank,
+                       GradientScalingMode mode) {
+  AskedTerms asked = {ranks_along(grids, replicas(description), rank), 1};
+  if (mode != GradientScalingMode::per_token) asked.divisor = grids.size(GroupKind::dp_cp);
+  for (const MeshAxis axis : model_axes(description)) {
+    const GradientState state = description.gradient_state(axis);
+    if (state == GradientState::complete) continue;
+    const int64_t ranks = ranks_along(grids, group_kind_of(axis), rank);
+    asked.number *= ranks;
+    if (state == GradientState::partial_mean) asked.divisor *= ranks;
+  }
+  if (description.tie)
+    asked.number *= ranks_along(grids, tie_group_kind(description.tie->stages), rank);
+  return asked;
+}
+
+}  // namespace
+
+GradientScalingMode scaling_mode_of(const DistributedDataParallelConfig& config) {
+  if (config.calculate_per_token_loss.value_or(!config.average_in_collective))
+    return GradientScalingMode::per_token;
+  return config.average_in_collective ? GradientScalingMode::average_in_collective
+                                      : GradientScalingMode::average;
+}
+
+void set_effect(AuditedParameter& param, const ParamDescription& description,
+                const RankGrids& grids, int64_t rank, const DistributedDataParallelConfig& ddp) {
+  if (description.tie) param.tie = description.tie->name;
+  param.copies = copies_of(description, grids, rank);
+  param.replicas = ddp.use_distributed_optimizer ? grids.sizes().optimizer_instances
+                                                 : ranks_along(grids, replicas(description), rank);
+  if (param.first == param.last) return;
+  const GradientScalingMode mode = scaling_mode_of(ddp);
+  const AskedTerms asked = asked_terms(description, grids, rank, mode);
+  for (const AuditTerms& terms : param.terms) {
+    const ScalingFactor factor = lowest_terms(terms.numerator * asked.divisor, terms.denominator);
+    param.effect += fmt::format(
+        "{}{} x {}{}", param.effect.empty() ? "" : " + ",
+        share_text(terms.ranks.size(), asked.number, "every term", "terms"), factor.numerator,
+        factor.denominator == 1 ? "" : fmt::format("/{}", factor.denominator));
+  }
+  if (param.effect.empty()) param.effect = "none of the terms";
+  param.effect +=
+      mode == GradientScalingMode::per_token
+          ? ", divided by " + share_text(param.token_ranks.size(), grids.size(GroupKind::dp_cp),
+                                         "all tokens", "tokens")
+          : ", averaged over the batch";
+}
+
+void set_elements(AuditReport& report) {
+  const int64_t elements = trained_elements(report);
+  for (AuditedRank& rank : report.ranks) rank.norm_elements = rank.zero_elements = elements;
+}
+
+std::string step_text(double factor, double norm, const OptimizerConfig& config) {
+  const std::string text = fmt::format("gradients x {:g} / loss scale", factor);
+  return config.clip_grad > 0 ? fmt::format("{}, norm at most {:g}", text, norm) : text;
+}
+
+std::string step_text(const OptimizerConfig& config) {
+  return step_text(1, config.clip_grad, config);
+}
 
 void set_update_numbers(DescribedParameter& parameter, const OptimizerConfig& config) {
   const bool decoupled = parameter.description.is_embedding_or_output;
@@ -38,12 +133,12 @@ std::string reduction_text(size_t number, size_t buckets, size_t parameters,
 }
 
 std::string update_text(const UpdateStatement& statement, double max_lr, double min_lr,
-                        double wd_mult) {
+                        double wd_mult, const std::string& step) {
   std::string states;
   for (const UpdateState& state : statement.state) states += " " + state.name;
-  return fmt::format("{}, by {}, state{}, max_lr {:g}, min_lr {:g}, wd_mult {:g}", statement.name,
-                     to_string(statement.unit), states.empty() ? " none" : states, max_lr, min_lr,
-                     wd_mult);
+  return fmt::format("{}, by {}, state{}, max_lr {:g}, min_lr {:g}, wd_mult {:g}, {}",
+                     statement.name, to_string(statement.unit), states.empty() ? " none" : states,
+                     max_lr, min_lr, wd_mult, step);
 }
 
 ScalingFactor lowest_terms(int64_t numerator, int64_t denominator) {

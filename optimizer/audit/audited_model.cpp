@@ -92,6 +92,14 @@ std::vector<DescribedChunk> described_chunks(const AuditedModel& model) {
   return chunks;
 }
 
+/// Chunks of a loop that has no buffers of ours.
+std::vector<DescribedChunk> described_chunks(const AuditedLoop& loop) {
+  std::vector<DescribedChunk> chunks(1);
+  for (const NamedParameter& param : loop.parameters)
+    chunks.front().parameters.push_back(described(param, /*unit=*/0));
+  return chunks;
+}
+
 /// Names of the tied copies that each rank trains.
 std::vector<std::multiset<std::string>> ties_of_ranks(const std::vector<DescribedChunk>& own,
                                                       const ParallelState& state) {
@@ -121,6 +129,21 @@ std::vector<DescribedChunk> tied_copies(const std::vector<DescribedChunk>& own,
   return copies;
 }
 
+/// Worked out on each rank of what it has.
+AuditReport expected_of_all_ranks(const ParallelState& state,
+                                  const std::vector<DescribedChunk>& own, AuditSettings settings,
+                                  const std::string& scaling) {
+  const auto ties = ties_of_ranks(own, state);
+  const auto chunks_of = [&](int64_t rank) {
+    return rank == state.rank() ? own : tied_copies(own, ties[static_cast<size_t>(rank)]);
+  };
+  settings.knows_all_ranks = false;
+  const AuditReport of_own = expected_audit(chunks_of, state.grids(), settings, {state.rank()});
+  AuditReport report = report_of_all_ranks(state, scaling, of_own.ranks.front());
+  set_elements(report);
+  return report;
+}
+
 }  // namespace
 
 void check_audited_model(const AuditedModel& model, const char* call) {
@@ -128,13 +151,16 @@ void check_audited_model(const AuditedModel& model, const char* call) {
   for (DistributedDataParallel* const ddp : model.models)
     require<UsageError>(ddp->state_text() == "idle" || ddp->state_text() == "ready",
                         "{}: the state is {}, allowed: idle, ready", call, ddp->state_text());
+  require<UsageError>(model.num_microbatches >= 0, "{}: num_microbatches: found {}, allowed: >= 0",
+                      call, model.num_microbatches);
+  require<UsageError>(!model.loss || model.num_microbatches > 0,
+                      "{}: num_microbatches: found 0 beside a loss, allowed: >= 1", call);
 }
 
-AuditReport report_of_all_ranks(const AuditedModel& model, const AuditedRank& own) {
-  const ParallelState& state = state_of(model);
-  AuditReport report = {.world_size = state.world_size(),
-                        .layout = layout_text(state.grids()),
-                        .scaling = to_string(model.models.front()->scaling_mode())};
+AuditReport report_of_all_ranks(const ParallelState& state, const std::string& scaling,
+                                const AuditedRank& own) {
+  AuditReport report = {
+      .world_size = state.world_size(), .layout = layout_text(state.grids()), .scaling = scaling};
   for (const std::string& text : all_gather_texts(state.world(), to_json(own), kReportLabel))
     report.ranks.push_back(parse_audited_rank(text, kReportLabel));
   return report;
@@ -145,18 +171,28 @@ AuditReport expected_audit(const AuditedModel& model) {
   require<UsageError>(model.modules.size() == model.models.size(),
                       "expected_audit: found {} modules, allowed: as many as models, {}",
                       model.modules.size(), model.models.size());
-  const ParallelState& state = state_of(model);
-  const std::vector<DescribedChunk> own = described_chunks(model);
-  const auto ties = ties_of_ranks(own, state);
-  const auto chunks_of = [&](int64_t rank) {
-    return rank == state.rank() ? own : tied_copies(own, ties[static_cast<size_t>(rank)]);
-  };
   const AuditSettings settings = {.ddp = model.ddp,
                                   .optimizer = model.config,
                                   .own_rule = model.own_rule,
                                   .with_update = model.optimizer != nullptr};
-  const AuditReport report = expected_audit(chunks_of, state.grids(), settings, {state.rank()});
-  return report_of_all_ranks(model, report.ranks.front());
+  return expected_of_all_ranks(state_of(model), described_chunks(model), settings,
+                               to_string(model.models.front()->scaling_mode()));
+}
+
+AuditReport expected_audit(const AuditedLoop& loop) {
+  check_audited_loop(loop, "expected_audit");
+  AuditSettings settings = {.with_update = false,
+                            .with_buckets = false,
+                            .with_tokens = loop.reduction == GradientReduction::per_token};
+  settings.ddp.calculate_per_token_loss = loop.reduction != GradientReduction::mean;
+  AuditReport report = expected_of_all_ranks(*loop.state, described_chunks(loop), settings,
+                                             to_string(loop.reduction));
+  for (AuditedRank& rank : report.ranks) {
+    rank.zero_elements = 0;
+    if (!loop.norm) rank.norm_elements = 0;
+    for (AuditedParameter& param : rank.parameters) param.counted = false;
+  }
+  return report;
 }
 
 }  // namespace lockstep

@@ -2,14 +2,21 @@
 
 // Internal.
 
+#include <string>
+
 #include "lockstep/optimizer/audit.h"
+#include "lockstep/optimizer/audited_loop.h"
 
 namespace lockstep {
 
 /// UsageError naming `call`, on this rank: no model, or a step that is under way.
 void check_audited_model(const AuditedModel& model, const char* call);
 
+/// UsageError naming `call`: what audit(AuditedLoop) says.
+void check_audited_loop(const AuditedLoop& loop, const char* call);
+
 /// The report of all ranks from what each has, the same on all of them.
-AuditReport report_of_all_ranks(const AuditedModel& model, const AuditedRank& own);
+AuditReport report_of_all_ranks(const ParallelState& state, const std::string& scaling,
+                                const AuditedRank& own);
 
 }  // namespace lockstep

@@ -31,13 +31,6 @@ void add(Terms& sum, const Terms& more, int64_t divisor = 1) {
   }
 }
 
-GradientScalingMode mode_of(const DistributedDataParallelConfig& config) {
-  if (config.calculate_per_token_loss.value_or(!config.average_in_collective))
-    return GradientScalingMode::per_token;
-  return config.average_in_collective ? GradientScalingMode::average_in_collective
-                                      : GradientScalingMode::average;
-}
-
 int64_t numel_of(const DescribedParameter& param) {
   int64_t numel = 1;
   for (const int64_t size : param.shape) numel = checked_mul(numel, size, param.name);
@@ -246,11 +239,32 @@ class WorkedAudit {
   WorkedAudit(const ChunksOfRank& chunks, const RankGrids& grids, const AuditSettings& settings)
       : grids_(grids),
         settings_(settings),
-        mode_(mode_of(settings.ddp)),
+        mode_(scaling_mode_of(settings.ddp)),
         layout_(grids, settings),
         terms_(chunks, grids, mode_) {}
 
   GradientScalingMode mode() const { return mode_; }
+
+  /// Trained elements of the model, which no rank need be asked for twice.
+  int64_t elements(const ChunksOfRank& chunks) const {
+    std::map<int64_t, int64_t> held;  // by how often each element is held
+    for (int64_t rank = 0; rank < grids_.sizes().world_size; ++rank) {
+      std::set<std::string> ties;
+      for (const DescribedChunk& chunk : chunks(rank))
+        for (const DescribedParameter& param : chunk.parameters) {
+          if (!param.trained) continue;
+          const auto& tie = param.description.tie;
+          if (tie && !ties.insert(tie->name).second) continue;
+          AuditedParameter as_held;
+          as_held.last = numel_of(param);
+          set_effect(as_held, param.description, grids_, rank, {});
+          held[as_held.copies * as_held.replicas] += as_held.last;
+        }
+    }
+    int64_t elements = 0;
+    for (const auto& [times, of_all] : held) elements += of_all / times;
+    return elements;
+  }
 
   AuditedRank of(int64_t rank) {
     AuditedRank result = {.rank = rank};
@@ -265,7 +279,7 @@ class WorkedAudit {
         for (const int64_t index : bucket.params) {
           AuditedParameter param = entry(rank, chunks[c], order[number], index);
           param.chunk = static_cast<int64_t>(c);
-          param.reduction = bucket_text(rank, chunks[c], order, number);
+          if (settings_.with_buckets) param.reduction = bucket_text(rank, chunks[c], order, number);
           result.parameters.push_back(std::move(param));
         }
       }
@@ -286,11 +300,13 @@ class WorkedAudit {
     if (settings_.with_update)
       audited.update = update_text(
           update_statement(settings_.optimizer, buffer.kind.whole_matrices, settings_.own_rule),
-          param.max_lr, param.min_lr, param.wd_mult);
-    if (audited.first == audited.last) return audited;
-    audited.terms = terms_.terms_of(rank, param);
-    audited.token_ranks = terms_.token_ranks(rank);
-    audited.counted = terms_.counts(rank, param.description);
+          param.max_lr, param.min_lr, param.wd_mult, step_text(settings_.optimizer));
+    if (audited.first != audited.last) {
+      audited.terms = terms_.terms_of(rank, param);
+      if (settings_.with_tokens) audited.token_ranks = terms_.token_ranks(rank);
+      audited.counted = terms_.counts(rank, param.description);
+    }
+    set_effect(audited, param.description, grids_, rank, settings_.ddp);
     return audited;
   }
 
@@ -356,6 +372,9 @@ AuditReport expected_audit(const ChunksOfRank& chunks, const RankGrids& grids,
     std::iota(listed.begin(), listed.end(), int64_t{0});
   }
   for (const int64_t rank : listed) report.ranks.push_back(worked.of(rank));
+  if (!settings.knows_all_ranks) return report;
+  const int64_t elements = worked.elements(chunks);
+  for (AuditedRank& rank : report.ranks) rank.norm_elements = rank.zero_elements = elements;
   return report;
 }
 

@@ -40,14 +40,19 @@ struct AuditSettings {
   OptimizerConfig optimizer = {};
   const UpdateStatement* own_rule = nullptr;  ///< in place of optimizer.optimizer
   bool with_update = true;                    ///< there is an optimizer
+  bool with_buckets = true;                   ///< what is reduced is told
+  bool with_tokens = true;                    ///< per-token gradients are divided by the tokens
+  /// The chunks of all ranks are known, so that the elements of the norm can be counted; otherwise
+  /// set_elements() does when all reports are.
+  bool knows_all_ranks = true;
 };
 
 /// The chunks of a rank that have parameters to be trained.
 using ChunksOfRank = std::function<std::vector<DescribedChunk>(int64_t rank)>;
 
 /// Of the ranks of `grids` that `ranks` lists; of all where it lists none. Of ranks that are not
-/// listed it asks for the tied parameters alone. UsageError: a parameter tied to stages that its
-/// rank is none of.
+/// listed it needs the tied parameters alone unless settings.knows_all_ranks. UsageError: a
+/// parameter tied to stages that its rank is none of.
 AuditReport expected_audit(const ChunksOfRank& chunks, const RankGrids& grids,
                            const AuditSettings& settings, const std::vector<int64_t>& ranks = {});
 
@@ -64,9 +69,25 @@ std::string reduction_text(size_t number, size_t buckets, size_t parameters,
                            const std::string& operation, const std::string& group,
                            const std::string& instances);
 
-/// See AuditedParameter::update.
+/// The norm and the count of zeros have each element of the model, of which `report` has all ranks.
+void set_elements(AuditReport& report);
+
+/// "gradients x 1 / loss scale, norm at most 0.5": the factor of gradients that are not clipped,
+/// times the loss scale, and the norm of those that are; no norm where optimizer.clip_grad is 0.
+std::string step_text(double factor, double norm, const OptimizerConfig& config);
+/// What it has to be.
+std::string step_text(const OptimizerConfig& config);
+
+/// See AuditedParameter::update. `step`: step_text().
 std::string update_text(const UpdateStatement& statement, double max_lr, double min_lr,
-                        double wd_mult);
+                        double wd_mult, const std::string& step);
+
+/// Sets what does not depend on the layout, from what does: tie, copies, replicas, and of elements
+/// that the rank holds the effect.
+void set_effect(AuditedParameter& param, const ParamDescription& description,
+                const RankGrids& grids, int64_t rank, const DistributedDataParallelConfig& ddp);
+
+GradientScalingMode scaling_mode_of(const DistributedDataParallelConfig& config);
 
 /// In lowest terms. `denominator` is above 0.
 ScalingFactor lowest_terms(int64_t numerator, int64_t denominator);

@@ -36,8 +36,8 @@ class Audit(EndToEnd):
         params = {param["name"]: param for param in answer["ranks"][3]["parameters"]}
         norm = params["decoder.final_layernorm.weight"]
         self.assertEqual(list(norm), ["name", "chunk", "shape", "description", "reduction", "first",
-                                      "last", "terms", "token_ranks", "counted", "update",
-                                      "problem"])
+                                      "last", "terms", "token_ranks", "counted", "update", "tie",
+                                      "copies", "replicas", "effect", "problem"])
         self.assertEqual(norm["terms"], [{"numerator": 1, "denominator": 1, "ranks": [0, 1, 2, 3]}])
         self.assertEqual(norm["token_ranks"], [1, 3])
         self.assertFalse(norm["counted"])
@@ -46,8 +46,13 @@ class Audit(EndToEnd):
         self.assertTrue(cut["counted"])
         self.assertIn("all-reduce sum over dp-cp [1, 3]", cut["reduction"])
         self.assertIn("adam, by range, state exp_avg exp_avg_sq, max_lr ", cut["update"])
+        self.assertEqual(norm["effect"], "every term x 1, divided by all tokens")
+        self.assertEqual((norm["copies"], norm["replicas"]), (2, 2))
+        self.assertIn("gradients x 1 / loss scale, norm at most ", norm["update"])
         [rank] = json.loads(self.plan(TINY, "--world-size", 4, "--rank", 2, "--json"))["ranks"]
         self.assertEqual(rank["rank"], 2)
+        self.assertEqual(list(rank), ["rank", "norm_elements", "zero_elements", "parameters"])
+        self.assertEqual({of["norm_elements"] for of in answer["ranks"]}, {rank["norm_elements"]})
         text = self.plan(TINY, "--world-size", 2)
         self.assertIn("gradient: 1 x ranks [0, 1], divided by the tokens of ranks [0, 1]", text)
         self.assertIn("held by ranks [0, 1], counted in the norm by [0, 1]", text)
@@ -79,6 +84,90 @@ class Audit(EndToEnd):
                                     "--json")
                 measured = (self.folder / name / "audit.json").read_text()
                 self.assertEqual(json.loads(planned), json.loads(measured))
+                answer = self.diff(0, self.folder / name, self.config, "--world-size-b", 1,
+                                   *settings(SHORT + self.same_model(fields)))
+                self.assertEqual(answer["differences"], [])
+                self.assertGreater(answer["parameters"], 5)
+
+    @staticmethod
+    def same_model(fields):
+        return [field for field in fields if field.startswith("model.")]
+
+    def diff(self, status, *arguments):
+        result = run(LOCKSTEP, "audit", "diff", *arguments, "--json")
+        self.assertEqual(result.returncode, status, result.stderr.decode())
+        self.assertEqual(result.stderr, b"")
+        answer = json.loads(result.stdout)
+        self.assertEqual(list(answer), ["equivalent", "parameters", "differences", "layouts"])
+        self.assertEqual(answer["equivalent"], status == 0)
+        return answer
+
+    def test_layouts_of_one_model_are_equivalent(self):
+        context = ["parallel.context_parallel_size=2"]
+        layouts = [(2, []), (4, TENSOR), (4, SHARDED), (4, WHOLLY_SHARDED), (4, context),
+                   (4, PIPELINE), (8, TENSOR + PIPELINE + context)]
+        for model in ([], EXPERTS[:1]):
+            for ranks, fields in layouts + ([(4, EXPERTS)] if model else []):
+                with self.subTest(model=model, fields=fields):
+                    whole = [*PIPELINE[1:], *model]
+                    if model and fields in (WHOLLY_SHARDED,):
+                        continue
+                    answer = self.diff(0, TINY, TINY, "--world-size-a", 1, "--world-size-b", ranks,
+                                       *settings(whole), *[part for field in fields
+                                                           for part in ("--set-b", field)])
+                    self.assertGreater(answer["parameters"], 10)
+                    self.assertGreater(len(answer["layouts"]), 0)
+
+    def test_what_differs_is_found_and_named(self):
+        plan = self.folder / "plan.json"
+        plan.write_text(self.plan(TINY, "--world-size", 2, "--json"))
+        report = json.loads(plan.read_text())
+        for rank in report["ranks"]:
+            [param] = [param for param in rank["parameters"]
+                       if param["name"] == "decoder.final_layernorm.weight"]
+            param["terms"][0]["numerator"] = 2
+            param["effect"] = "every term x 2, divided by all tokens"
+        changed = self.folder / "changed.json"
+        changed.write_text(json.dumps(report))
+        [found] = self.diff(1, plan, changed)["differences"]
+        self.assertEqual(found, {"parameter": "decoder.final_layernorm.weight", "field": "gradient",
+                                 "a": "every term x 1, divided by all tokens",
+                                 "b": "every term x 2, divided by all tokens"})
+        result = run(LOCKSTEP, "audit", "diff", plan, changed)
+        self.assertEqual((result.returncode, result.stderr), (1, b""))
+        self.assertIn("decoder.final_layernorm.weight: gradient\n"
+                      "  A: every term x 1, divided by all tokens\n"
+                      "  B: every term x 2, divided by all tokens\n", result.stdout.decode())
+        self.assertIn("not equivalent: 1 difference\n", result.stdout.decode())
+        fields = {found["field"] for found in self.diff(
+            1, TINY, plan, "--set-a", "ddp.calculate_per_token_loss=false")["differences"]}
+        self.assertEqual(fields, {"scaling", "gradient"})
+        fields = {found["field"] for found in self.diff(
+            1, TINY, TINY, "--set-b", "optimizer.clip_grad=0")["differences"]}
+        self.assertEqual(fields, {"update"})
+        result = run(LOCKSTEP, "audit", "diff", plan, plan)
+        self.assertEqual((result.returncode, result.stderr), (0, b""))
+        self.assertRegex(result.stdout.decode(), r"^\d+ parameters, equivalent\n$")
+
+    def test_reports_that_cannot_be_read(self):
+        plan = self.folder / "plan.json"
+        plan.write_text(self.plan(TINY, "--world-size", 2, "--rank", 1, "--json"))
+        broken = self.folder / "broken.json"
+        broken.write_text(plan.read_text().replace('"counted":true', '"counted":7', 1))
+        self.assert_failed(run(LOCKSTEP, "audit", "diff", plan, plan), 1,
+                           f"{plan}: found 1 rank of 2, allowed: all")
+        self.assert_failed(run(LOCKSTEP, "audit", "diff", plan, broken), 1,
+                           f"{broken}: no audit: ranks[0].parameters[", "].counted: found 7, allowed: "
+                           "true, false")
+        self.assert_failed(run(LOCKSTEP, "audit", "diff", plan, self.folder), 1, "audit.json")
+        self.assert_failed(run(LOCKSTEP, "audit", "diff", plan, plan, "--world-size", 2), 2,
+                           "--set, --world-size: found beside two reports")
+        self.assert_failed(run(LOCKSTEP, "audit", "diff", plan, TINY, "--set-a", "optimizer.lr=1"), 2,
+                           "A '", "is a report")
+        self.assert_failed(run(LOCKSTEP, "audit", "diff", TINY, TINY, "--set-b", "nonsense=1"), 2,
+                           "B '", "nonsense")
+        self.assert_failed(run(LOCKSTEP, "audit", "diff", TINY, "nowhere"), 2, "B 'nowhere'")
+        self.assert_failed(run(LOCKSTEP, "audit", "diff", plan), 2, "B")
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class Completion(EndToEnd):
 
     def test_commands(self):
         inside = self.bash("lockstep ")
-        for command in ("train", "plan", "checkpoint", "megatron-flags", "completion", "man"):
+        for command in ("train", "plan", "checkpoint", "megatron-flags", "audit", "completion", "man"):
             self.assertIn(command, inside)
         self.assertEqual(self.bash("lockstep tr")[0], "train")
         self.assertEqual(set(self.bash("lockstep plan ")), {"groups", "buckets", "memory", "time", "best",

@@ -7,10 +7,12 @@ it. The test programs of an existing build then run with that library, those tha
 first. One that all of them pass survives. With all mutants it writes tests/mutants/RESULT.md; it
 fails where fewer than 95 % were killed.
 
-    run.py [--build DIR] [--jobs N] [--resume] [NAME...]
+    run.py [--build DIR] [--jobs N] [--resume] [--audit] [NAME...]
 
---resume goes on with a run that was broken off: what it found stands for mutants whose source did
-not change since."""
+--audit looks instead whether the audit of gradients alone convicts those of audited.py: each is
+compiled alone and preloaded. It fails where one is not convicted, and with all of them it writes the
+second part of RESULT.md. --resume goes on with a run that was broken off: what it found stands for
+mutants whose source did not change since."""
 
 import argparse
 import concurrent.futures
@@ -22,14 +24,18 @@ import pathlib
 import re
 import subprocess
 import sys
+import textwrap
+import threading
 import time
 
 sys.dont_write_bytecode = True
+from audited import AUDITED, BEYOND  # noqa: E402
 from mutants import MUTANTS, SURVIVORS  # noqa: E402
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 RESULT = SOURCE / "tests/mutants/RESULT.md"
 GOAL = 0.95
+AUDIT_CASES = "112"  # 4 of each world
 CAP_SECONDS = 300  # of a test program; a rank that waits for another gives up after 20
 
 
@@ -98,6 +104,35 @@ def failure_in(program, name, chosen, folder, libraries):
     return f"{name}: {begun[-1]} ({'hangs' if code is None else 'crash'})"
 
 
+def conviction_in(line):
+    """What the audit says in it of a parameter or of the job; None if nothing."""
+    told = re.search(r"(?:rank \d+, `[^`]+`|rank \d+|job): [a-z ]+: worked out .*", line) or \
+        re.search(r"rank \d+ threw: .*", line) or \
+        re.search(r"C\+\+ exception with description .*", line)
+    if told is None:
+        return None
+    text = re.sub(r"adam, by range.*?wd_mult \S+, ", "..., ", told[0])
+    return text[:250] + ("..." if len(text) > 250 else "")
+
+
+def said_by_audit(build, test, folder, preloaded=""):
+    """What the audit says first in `test`; None if nothing."""
+    name, _, chosen = test.partition(":")
+    environment = dict(os.environ, OMP_NUM_THREADS="1", LOCKSTEP_RANDOM_CASES=AUDIT_CASES,
+                       LD_LIBRARY_PATH=str(build.folder / "lib"), LD_PRELOAD=str(preloaded))
+    program = subprocess.Popen([build.folder / "tests" / name, f"--gtest_filter={chosen}"],
+                               env=environment, cwd=folder, text=True, errors="replace",
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    watch = threading.Timer(CAP_SECONDS, program.kill)
+    watch.start()
+    said = next(filter(None, map(conviction_in, program.stdout)), None)
+    if said:
+        program.kill()
+    status = program.wait()
+    watch.cancel()
+    return f"status {status}" if status and not preloaded and not said else said
+
+
 class Seeded:
     """One mutant, built."""
 
@@ -130,6 +165,19 @@ class Seeded:
         link = self.build.link_command(library).replace(f" {old_object} ", f" {self.object} ")
         run(link.replace(f" -o {library}", f" -o {self.folder / library}"), self.build.folder)
 
+    def compile_alone(self):
+        """A library of the changed source alone, whose symbols come before those of the room's where
+        it is preloaded."""
+        compiled, command, old_object = self.build.compilation(self.mutant.source, self.room)
+        source = self.folder / pathlib.Path(self.mutant.source).name
+        source.write_text(self.changed_source())
+        command = command.replace(f" -c {compiled}", f" -c {source}")
+        command = re.sub(r" -MD -MT \S+ -MF \S+", "", command)
+        run(command.replace(f" -o {old_object}", f" -o {self.object}"), self.build.folder)
+        library = self.folder / "lib/mutant.so"
+        run(f"c++ -shared -o {library} {self.object}", self.build.folder)
+        return library
+
     def program(self, name):
         """Where the test program `name` is that holds the mutant."""
         archive = f" {self.room}/liblockstep_{self.room}_pure.a"
@@ -146,6 +194,18 @@ class Seeded:
         name, _, chosen = test.partition(":")
         return failure_in(self.program(name), name, chosen, self.folder,
                           [self.folder / "lib", self.build.folder / "lib"])
+
+    def conviction(self, test, resume):
+        """What the audit says of it in `test`; None if nothing."""
+        known = self.folder / "audit.json"
+        key = hashlib.sha256((self.changed_source() + test).encode()).hexdigest()
+        if resume and known.is_file():
+            found = json.loads(known.read_text())
+            if found["source"] == key:
+                return found["said"]
+        said = said_by_audit(self.build, test, self.folder, self.compile_alone())
+        known.write_text(json.dumps({"source": key, "said": said}))
+        return said
 
     def judge(self, resume):
         """Who kills it; None if nobody does."""
@@ -179,8 +239,60 @@ def report(results):
     for mutant, killer in results:
         seen = killer or f"**survives**: {SURVIVORS.get(mutant.name, 'no reason is known')}"
         lines.append(f"| {mutant.name} | {mutant.source} | {mutant.kind} | {seen} |")
-    RESULT.write_text("\n".join(lines) + "\n")
+    RESULT.write_text("\n".join(lines) + "\n" + audit_part())
     return killed / len(results)
+
+
+AUDIT_TITLE = "\n## By the audit alone\n"
+
+
+def audit_part():
+    """The part of RESULT.md that --audit writes."""
+    text = RESULT.read_text() if RESULT.is_file() else ""
+    return text[text.index(AUDIT_TITLE):] if AUDIT_TITLE in text else ""
+
+
+def report_audit(results):
+    """`results`: the mutants of AUDITED, and what convicts each."""
+    convicted = sum(1 for _, said in results if said)
+    refused = sum(1 for _, said in results if said and " threw: " in said)
+    lines = [AUDIT_TITLE, textwrap.fill(
+             f"{time.strftime('%Y-%m-%d')}: `tests/mutants/run.py --audit` seeded the {len(results)} "
+             "bugs of scale, group or count on the way of a gradient from backward to the update. The "
+             "audit of gradients, which compares what it measures with what the descriptions say and "
+             f"with no other run, convicts {convicted}; in {refused} of these the step that it makes ends "
+             "with an error.", 100), "",
+             "| bug | what | seen on | what the audit says first |", "|---|---|---|---|"]
+    for mutant, said in results:
+        text = (said or "**nothing**").replace("|", "\\|").replace("`", "")
+        test = AUDITED[mutant.name].split(":")[1]
+        lines.append(f"| {mutant.name} | {mutant.kind} | {test} | {text} |")
+    lines += ["", "Of scale, group or count too, and not on that way:", "",
+              "| bug | why the audit cannot see it |", "|---|---|"]
+    lines += [f"| {name} | {reason} |" for name, reason in BEYOND.items()]
+    lines += ["", "The other bugs are of waiting, of devices, of random numbers, of shapes, of "
+              "checkpoints or of the update rule."]
+    text = RESULT.read_text()
+    RESULT.write_text(text.removesuffix(audit_part()) + "\n".join(lines) + "\n")
+    return convicted == len(results)
+
+
+def run_audit(build, chosen, folder, options):
+    def convict(mutant):
+        begin = time.monotonic()
+        said = Seeded(mutant, build, folder).conviction(AUDITED[mutant.name], options.resume)
+        print(f"{mutant.name:32} {time.monotonic() - begin:6.1f} s  {said or 'NOT CONVICTED'}",
+              flush=True)
+        return mutant, said
+
+    for test in sorted({AUDITED[mutant.name] for mutant in chosen}):
+        if said := said_by_audit(build, test, folder):
+            sys.exit(f"without a mutant {test} says: {said}")
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        results = list(pool.map(convict, chosen))
+    if len(chosen) == len(AUDITED):
+        sys.exit(0 if report_audit(results) else "the audit does not convict all")
+    sys.exit(0 if all(said for _, said in results) else "the audit does not convict all")
 
 
 def check_named_tests(build, mutants):
@@ -209,6 +321,7 @@ def main():
     arguments.add_argument("--build", type=pathlib.Path, default=SOURCE / "build")
     arguments.add_argument("--jobs", type=int, default=os.cpu_count())
     arguments.add_argument("--resume", action="store_true")
+    arguments.add_argument("--audit", action="store_true")
     arguments.add_argument("names", nargs="*")
     options = arguments.parse_args()
     unknown = set(options.names) - {mutant.name for mutant in MUTANTS}
@@ -226,6 +339,8 @@ def main():
         return mutant, killer
 
     folder.mkdir(exist_ok=True)
+    if options.audit:
+        run_audit(build, [m for m in chosen if m.name in AUDITED], folder, options)
     check_named_tests(build, chosen)
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         if not options.resume:

@@ -16,6 +16,17 @@
 /// Models and settings that are drawn from a seed, for the audit.
 namespace lockstep::testing {
 
+inline std::string joined(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += "\n" + line;
+  return text;
+}
+
+/// A layer norm of the sequence's parts.
+inline ParamDescription partial_over_tp() {
+  return {.gradient_states = {{MeshAxis::tp, GradientState::partial_sum}}};
+}
+
 /// Parameters in numbered parts, which are the units of sharded parameters.
 class AuditNet : public DescribedModule {
  public:
@@ -37,6 +48,7 @@ class DrawnAudit {
  public:
   DrawnAudit(uint32_t seed, const ParallelState& state) : draw_(seed), state_(state) {
     draw_settings();
+    microbatches_ = draw_.below(5);
     const int64_t chunks = draw_.one_in(4) ? 2 : 1;
     for (int64_t c = 0; c < chunks; ++c) nets_.push_back(std::make_unique<AuditNet>());
     const int64_t count = draw_.between(2, 7);
@@ -53,15 +65,23 @@ class DrawnAudit {
     AuditedModel model = {
         .models = models(), .ddp = ddp_, .optimizer = optimizer_.get(), .config = config_};
     for (const auto& net : nets_) model.modules.push_back(net.get());
+    model.num_microbatches = microbatches_;
+    if (microbatches_ > 2 && !wrappers_.front()->buffers().empty())
+      model.loss = [mean = wrappers_.front()->scaling_mode() != GradientScalingMode::per_token,
+                    count = microbatches_](const at::Tensor& losses) {
+        return mean ? losses.mean() / static_cast<double>(count) : losses.sum();
+      };
     return model;
   }
 
   std::string text() const {
-    return fmt::format(
-        "{}, {}, bucket size {}{}{}{}", to_string(config_.optimizer),
-        to_string(ddp_.data_parallel_sharding_strategy), ddp_.bucket_size.value_or(0),
-        ddp_.use_distributed_optimizer ? ", sharded" : "",
-        ddp_.overlap_grad_reduce ? ", overlap" : "", nets_.size() > 1 ? ", two chunks" : "");
+    return fmt::format("{}, {}, bucket size {}{}{}{}", to_string(config_.optimizer),
+                       to_string(ddp_.data_parallel_sharding_strategy),
+                       ddp_.bucket_size.value_or(0),
+                       ddp_.use_distributed_optimizer ? ", sharded" : "",
+                       ddp_.overlap_grad_reduce ? ", overlap" : "",
+                       nets_.size() > 1 ? ", two chunks" : "") +
+           fmt::format(", {} micro-batches", microbatches_);
   }
 
  private:
@@ -162,6 +182,7 @@ class DrawnAudit {
   Draw draw_;
   const ParallelState& state_;
   at::ScalarType dtype_ = at::kDouble;
+  int64_t microbatches_ = 0;  ///< that are counted; 0: no_sync()
   DistributedDataParallelConfig ddp_;
   OptimizerConfig config_;
   std::vector<std::unique_ptr<AuditNet>> nets_;

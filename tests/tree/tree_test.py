@@ -260,12 +260,17 @@ class Tree(unittest.TestCase):
 
     def test_every_mutant_still_has_its_place(self):
         sys.path.insert(0, str(SOURCE / "tests/mutants"))
+        from audited import AUDITED, BEYOND
         from mutants import MUTANTS, SURVIVORS
         names = [mutant.name for mutant in MUTANTS]
         self.assertEqual(len(set(names)), len(names))
         self.assertGreaterEqual(len(names), 24)
         self.assertLessEqual(set(SURVIVORS), set(names))
+        self.assertLessEqual({*AUDITED, *BEYOND}, set(names))
+        self.assertEqual({*AUDITED} & {*BEYOND}, set())
         tests = text_of("tests/CMakeLists.txt")
+        for test in set(AUDITED.values()):
+            self.assertRegex(tests, rf"_test\({test.partition(':')[0]}\b", test)
         for mutant in MUTANTS:
             self.assertRegex(mutant.source, r"\.cpp$", f"{mutant.name}: nothing compiles it alone")
             text = text_of(mutant.source)

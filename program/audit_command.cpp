@@ -1,0 +1,130 @@
+#include <iostream>
+#include <memory>
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/config_io.h"
+#include "lockstep/core/input_file.h"
+#include "lockstep/planner/audit_plan.h"
+#include "lockstep/program/argument_checks.h"
+#include "lockstep/program/commands.h"
+#include "lockstep/program/named_configs.h"
+#include "lockstep/program/standard_descriptors.h"
+#include "lockstep/training/run_files.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kMostBytes = int64_t{1} << 32;
+
+/// A or B on the command line.
+struct Side {
+  const char* name;
+  std::string what;
+  std::vector<std::string> overrides;
+  std::optional<int64_t> world_size;
+};
+
+struct DiffArguments {
+  Side a = {.name = "A"}, b = {.name = "B"};
+  std::vector<std::string> overrides;
+  std::optional<int64_t> world_size;
+  bool json = false;
+};
+
+/// The report that `side` names; empty: it is a configuration.
+std::string report_of(const Side& side) {
+  if (kind_of_file(side.what) == FileKind::folder) return run_files(side.what).audit;
+  return side.what.ends_with(".json") ? side.what : "";
+}
+
+AuditReport audit_of(const Side& side, const DiffArguments& arguments) {
+  if (const std::string report = report_of(side); !report.empty()) {
+    require<ConfigError>(side.overrides.empty() && !side.world_size,
+                         "{} '{}' is a report: found options of a configuration for it, allowed: "
+                         "none",
+                         side.name, side.what);
+    return parse_audit_report(read_file(report, kMostBytes, /*follow_links=*/true), report);
+  }
+  std::vector<std::string> overrides = arguments.overrides;
+  overrides.insert(overrides.end(), side.overrides.begin(), side.overrides.end());
+  try {
+    return plan_audit(load_config(config_file(side.what), overrides),
+                      side.world_size ? side.world_size : arguments.world_size);
+  } catch (const ConfigError& error) {
+    fail<ConfigError>("{} '{}': {}", side.name, side.what, error.what());
+  }
+}
+
+void diff(const DiffArguments& arguments) {
+  const bool are_reports = !report_of(arguments.a).empty() && !report_of(arguments.b).empty();
+  require<ConfigError>(!are_reports || (arguments.overrides.empty() && !arguments.world_size),
+                       "--set, --world-size: found beside two reports, allowed: with a "
+                       "configuration");
+  const AuditReport a = audit_of(arguments.a, arguments), b = audit_of(arguments.b, arguments);
+  const AuditComparison found = compare_audits(a, b, arguments.a.what, arguments.b.what);
+  std::cout << (arguments.json ? to_json(found) : to_text(found));
+  flush_standard_output("audit diff");
+  if (!found.equivalent()) throw ExitStatus{1, ""};
+}
+
+void add_side(CLI::App& command, Side& side, const std::string& suffix) {
+  command
+      .add_option(side.name, side.what,
+                  "A report (audit.json of `lockstep train --audit`, or what `lockstep plan audit "
+                  "--json` printed), the folder of a run that has one, or a configuration, whose "
+                  "audit is worked out")
+      ->required()
+      ->check(check_path);
+  command
+      .add_option("--set-" + suffix, side.overrides,
+                  fmt::format("The same for {} alone, after those of --set", side.name))
+      ->type_name("PATH=VALUE")
+      ->allow_extra_args(false)
+      ->take_all();
+  command
+      .add_option("--world-size-" + suffix, side.world_size,
+                  fmt::format("The same for {} alone", side.name))
+      ->check(check_integer);
+}
+
+constexpr const char* kDiffFooter =
+    "Two layouts are equivalent if they train the same: each trained parameter gets the same terms "
+    "with the same factor, divided by the same tokens or averaged, counts as often in the gradient "
+    "norm, has as many elements, and is updated by the same rule with the same numbers. Which "
+    "ranks do that, over which groups and in which buckets, may differ. Padding of the vocabulary "
+    "may differ too. Copies of a tied parameter are one, under the name of the first.\n"
+    "JSON: equivalent; parameters (their number); differences, and layouts (what may differ): of "
+    "each parameter (empty: of the job), field, a, b. Fields of differences: gradient, norm, "
+    "update, padding, elements, held (by which ranks, where one side lacks the parameter); of the "
+    "job: scaling, elements in the norm, elements in the count of zeros.\n"
+    "Exit status: 0 equivalent; 1 not, or a report that cannot be read.";
+
+}  // namespace
+
+void add_audit_command(CLI::App& program) {
+  auto arguments = std::make_shared<DiffArguments>();
+  CLI::App* const audit = program.add_subcommand(
+      "audit", "Work on audits of `lockstep plan audit` and `train --audit`");
+  audit->require_subcommand(1);
+  CLI::App* const command = audit->add_subcommand(
+      "diff", "Compare what becomes of each gradient in two layouts or two runs");
+  add_side(*command, arguments->a, "a");
+  add_side(*command, arguments->b, "b");
+  command
+      ->add_option("--set", arguments->overrides,
+                   "Override a field of the configurations; may be repeated, and of two values for "
+                   "one field the later counts")
+      ->type_name("PATH=VALUE")
+      ->allow_extra_args(false)
+      ->take_all();
+  command
+      ->add_option("--world-size", arguments->world_size,
+                   "Ranks of the jobs that are worked out; unset: one data-parallel rank, which is "
+                   "tensor x context x pipeline ranks")
+      ->check(check_integer);
+  command->add_flag("--json", arguments->json, "Print one JSON document");
+  command->footer(kDiffFooter);
+  command->callback([arguments] { diff(*arguments); });
+}
+
+}  // namespace lockstep
