@@ -32,9 +32,8 @@ bool same_groups(const JobLayout& a, const JobLayout& b) {
 double state_bytes(const Config& config) {
   const auto moment = [](StateDtype dtype) { return dtype == StateDtype::bf16 ? 2.0 : 4.0; };
   const bool adam = config.optimizer.optimizer == OptimizerKind::adam;
-  const double moments = adam ? moment(config.optimizer.exp_avg_dtype) +
-                                    moment(config.optimizer.exp_avg_sq_dtype)
-                              : 0;
+  const double moments =
+      adam ? moment(config.optimizer.exp_avg_dtype) + moment(config.optimizer.exp_avg_sq_dtype) : 0;
   const bool has_master =
       config.train.precision == Precision::bf16 || config.train.precision == Precision::fp16;
   return moments + (has_master ? 4 : 0);
@@ -57,7 +56,8 @@ LayoutEstimator::LayoutEstimator(const Config& config, int64_t world_size, const
   const double output = 2 * real(model.hidden_size) * real(model.vocab_size);
   attention_flops_ =
       2 * real(model.num_attention_heads) * real(*model.kv_channels) * real(model.seq_length);
-  layer_flops_ = std::max(0.0, (model_flops_per_token(config) / 3 - output) / layers - attention_flops_);
+  layer_flops_ =
+      std::max(0.0, (model_flops_per_token(config) / 3 - output) / layers - attention_flops_);
 }
 
 double LayoutEstimator::kernel(const char* name, double flops, double bytes) const {
@@ -100,8 +100,9 @@ LayoutEstimator::Shape LayoutEstimator::make_shape(const JobLayout& layout) cons
   shape.data_parallel = grids.data_parallel_size();
   const double table = real(config_.model.hidden_size) * real(config_.model.vocab_size);
   const double dense = all_parameters_ - expert_parameters_ - table;
-  shape.parameters = (dense / real(layout.pipeline) + table) / real(layout.tensor) +
-                     expert_parameters_ / real(layout.pipeline * layout.expert * layout.expert_tensor);
+  shape.parameters =
+      (dense / real(layout.pipeline) + table) / real(layout.tensor) +
+      expert_parameters_ / real(layout.pipeline * layout.expert * layout.expert_tensor);
   const double of_gradients =
       shape.parameters *
       (config_.ddp.grad_reduce_in_fp32 ? std::max(kGradientBytes, element_bytes_) : element_bytes_);
@@ -139,11 +140,10 @@ LayoutEstimator::Layer LayoutEstimator::layer_of(const JobLayout& layout) const 
   layer.rest += machine_.synchronous ? launches : std::max(0.0, launches - kernels);
   layer.tensor = 4 * transfer(Kind::all_reduce, stream, shape_->tensor);
   if (layout.context > 1)
-    layer.context = 3 * real(layout.context - 1) *
-                    transfer(Kind::exchange, 2 * k, shape_->context);
+    layer.context = 3 * real(layout.context - 1) * transfer(Kind::exchange, 2 * k, shape_->context);
   if (model.num_experts)
-    layer.expert = 4 * transfer(Kind::all_to_all, stream * real(model.moe_router_topk) / tp,
-                                shape_->expert);
+    layer.expert =
+        4 * transfer(Kind::all_to_all, stream * real(model.moe_router_topk) / tp, shape_->expert);
   return layer;
 }
 
@@ -192,8 +192,7 @@ double LayoutEstimator::seconds(const JobLayout& layout) {
   const double again = layout.recompute == RecomputeGranularity::full        ? core + others
                        : layout.recompute == RecomputeGranularity::selective ? core
                                                                              : 0;
-  const double tensor =
-      layer.tensor * (layout.recompute == RecomputeGranularity::full ? 1.5 : 1);
+  const double tensor = layer.tensor * (layout.recompute == RecomputeGranularity::full ? 1.5 : 1);
   const double communication =
       tensor + layer.expert + std::max(0.0, layer.context - 3.5 * layer.attention);
   const double forward = layers * (core + others + communication / 3);
@@ -208,9 +207,8 @@ double LayoutEstimator::seconds(const JobLayout& layout) {
   const double stream = real(layout.micro_batch_size * config_.model.seq_length) *
                         real(config_.model.hidden_size) * element_bytes_ /
                         real(layout.context * layout.tensor);
-  const double messages =
-      2 * (real(layout.pipeline - 1) + microbatches * real(layout.chunks - 1)) *
-      transfer(Kind::send, stream, shape.pipeline);
+  const double messages = 2 * (real(layout.pipeline - 1) + microbatches * real(layout.chunks - 1)) *
+                          transfer(Kind::send, stream, shape.pipeline);
   const double shards =
       layout.sharding == ShardingStrategy::no_shard ? 1 : real(shape.replicas / layout.instances);
   const double update = kernel("adamw", 0, shape.parameters / shards * kOptimizerBytes) +

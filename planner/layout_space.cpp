@@ -90,8 +90,8 @@ class Visitor {
            choices(kContext, given_.context, divisors(world / tensor, world))) {
         layout.context = context;
         const int64_t rest = world / tensor / context;
-        for (const int64_t pipeline : choices(kPipeline, given_.pipeline,
-                                              divisors(rest, config_.model.num_layers))) {
+        for (const int64_t pipeline :
+             choices(kPipeline, given_.pipeline, divisors(rest, config_.model.num_layers))) {
           layout.pipeline = pipeline;
           if (rest % pipeline == 0) visit_chunks(layout);
         }
@@ -150,8 +150,7 @@ class Visitor {
     for (const int64_t size : choices(kMicroBatch, given_.micro_batch_size, sizes)) {
       layout.micro_batch_size = size;
       ++looked_at_;
-      if (takes_batch(*config, size, grids.data_parallel_size()))
-        visit_memory(layout, grids);
+      if (takes_batch(*config, size, grids.data_parallel_size())) visit_memory(layout, grids);
     }
   }
 
@@ -201,9 +200,8 @@ class Visitor {
 
   void visit_instances(JobLayout layout, const RankGrids& grids) {
     const int64_t replicas = grids.size(GroupKind::dp_cp);
-    const int64_t common = config_.model.num_experts
-                               ? std::gcd(replicas, grids.size(GroupKind::expert_dp))
-                               : replicas;
+    const int64_t common =
+        config_.model.num_experts ? std::gcd(replicas, grids.size(GroupKind::expert_dp)) : replicas;
     std::vector<int64_t> counts = {1};
     for (int64_t count = 2; shards(layout) && count < replicas && common % count == 0; count *= 2)
       counts.push_back(count);

@@ -55,9 +55,9 @@ void write_json(std::ostream& out, const TimePlan& plan, const MemoryPlan& memor
 
 void write_text(std::ostream& out, const TimePlan& plan) {
   out << fmt::format(
-      "on {}: {:.1f} ms a step, {:.1f} TFLOP/s of a device, {:.1f} % of the peak\n"
-      "averages of all ranks, ms: compute {:.1f}, exposed communication {:.1f}, bubble {:.1f}, "
-      "optimizer {:.1f}\n",
+      "on {}: {:.2f} ms a step, {:.1f} TFLOP/s of a device, {:.1f} % of the peak\n"
+      "averages of all ranks, ms: compute {:.2f}, exposed communication {:.2f}, bubble {:.2f}, "
+      "optimizer {:.2f}\n",
       plan.machine, 1e3 * plan.step.step_s, plan.tflops_per_device, 100 * plan.utilisation,
       1e3 * plan.step.compute_s(), 1e3 * plan.step.exposed_s(), 1e3 * plan.step.bubble_s(),
       1e3 * plan.step.optimizer_s());
@@ -66,8 +66,8 @@ void write_text(std::ostream& out, const TimePlan& plan) {
   for (const RankTime& rank : plan.step.ranks) {
     std::string groups;
     for (const auto& [group, seconds] : rank.exposed_s)
-      groups += fmt::format("{}{} {:.1f}", groups.empty() ? "" : ", ", group, 1e3 * seconds);
-    out << fmt::format("{:>8}  {:>8}  {:>10.1f}  {:>10.1f}  {:>10.1f}  {:>10.1f}  {}\n", rank.rank,
+      groups += fmt::format("{}{} {:.2f}", groups.empty() ? "" : ", ", group, 1e3 * seconds);
+    out << fmt::format("{:>8}  {:>8}  {:>10.2f}  {:>10.2f}  {:>10.2f}  {:>10.2f}  {}\n", rank.rank,
                        rank.num_ranks, 1e3 * rank.compute_s, 1e3 * rank.exposed_total_s(),
                        1e3 * rank.bubble_s, 1e3 * rank.optimizer_s, groups);
   }

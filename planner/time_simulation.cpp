@@ -265,7 +265,7 @@ class Simulation {
     result.step_s = end - begin;
     for (Run& run : runs_) {
       const double busy = run.spent.compute_s + run.spent.optimizer_s + run.spent.exposed_total_s();
-      run.spent.bubble_s = result.step_s - busy;
+      run.spent.bubble_s = std::max(0.0, result.step_s - busy);  // but for the last bits
       result.ranks.push_back(std::move(run.spent));
     }
     return result;

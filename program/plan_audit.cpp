@@ -36,13 +36,15 @@ constexpr const char* kAuditFooter =
     "\"divided by the tokens of ranks [0, 1]\": by the sum of those that these ranks count.\n"
     "JSON: world_size, layout, scaling, and for each of ranks: rank; norm_elements and "
     "zero_elements (of the model, which the gradient norm and the count of zeros count); and of "
-    "each of its parameters: name; chunk (of the rank's model chunks); shape (on the rank); description; "
+    "each of its parameters: name; chunk (of the rank's model chunks); shape (on the rank); "
+    "description; "
     "reduction (its bucket, and over which ranks that is reduced); first and last (the elements "
     "whose final gradient the rank holds, a half-open range); terms (numerator, denominator, "
     "ranks); token_ranks; counted (in the gradient norm, by this rank); update (rule, state, "
     "learning rates, weight decay, factor and largest norm of the gradients); tie (its name); "
     "copies (ranks of a model that hold the same elements); replicas (data-parallel ranks that "
-    "do); effect (terms and tokens without the layout); problem (of what was measured; here empty).";
+    "do); effect (terms and tokens without the layout); problem (of what was measured; here "
+    "empty).";
 
 }  // namespace
 

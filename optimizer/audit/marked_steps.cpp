@@ -152,9 +152,9 @@ class Measurement {
   }
 
   const MarkedLoop& loop_;
-  int64_t parts_;            ///< of a gradient
-  int64_t slots_ = 1;        ///< ranks whose markers share a round
-  int64_t token_ranks_ = 1;  ///< ranks whose tokens share a round
+  int64_t parts_;             ///< of a gradient
+  int64_t slots_ = 1;         ///< ranks whose markers share a round
+  int64_t token_ranks_ = 1;   ///< ranks whose tokens share a round
   double fewest_tokens_ = 8;  ///< several, so that none counts as 0
   std::vector<MarkerReading> readings_;
 };

@@ -80,7 +80,8 @@ std::set<std::string> legal_sizes(const char* text, int64_t world) {
                   set.push_back(
                       fmt::format("parallel.virtual_pipeline_model_parallel_size={}", chunks));
                 if (is_legal(text, set, world))
-                  all.insert(fmt::format("{} {} {} {} {} {} {}", tp, cp, pp, chunks, ep, etp, micro));
+                  all.insert(
+                      fmt::format("{} {} {} {} {} {} {}", tp, cp, pp, chunks, ep, etp, micro));
               }
   return all;
 }
@@ -116,15 +117,15 @@ TEST(LayoutSpace, OverridesMakeTheLayoutOfTheConfiguration) {
 }
 
 TEST(LayoutSpace, KeepsFields) {
-  const Config config = config_of(kModel, {"parallel.tensor_model_parallel_size=2",
-                                           "parallel.sequence_parallel=true"});
-  visit_layouts(config,
-                {.world_size = 4,
-                 .kept = {"parallel.tensor_model_parallel_size", "train.micro_batch_size"}},
-                [&](const JobLayout& layout) {
-                  EXPECT_EQ(layout.tensor, 2);
-                  EXPECT_EQ(layout.micro_batch_size, config.train.micro_batch_size);
-                });
+  const Config config = config_of(
+      kModel, {"parallel.tensor_model_parallel_size=2", "parallel.sequence_parallel=true"});
+  visit_layouts(
+      config,
+      {.world_size = 4, .kept = {"parallel.tensor_model_parallel_size", "train.micro_batch_size"}},
+      [&](const JobLayout& layout) {
+        EXPECT_EQ(layout.tensor, 2);
+        EXPECT_EQ(layout.micro_batch_size, config.train.micro_batch_size);
+      });
   const std::set<std::string> all = visited(config, {.world_size = 4});
   EXPECT_GT(all.size(),
             visited(config, {.world_size = 4, .kept = {"train.micro_batch_size"}}).size());

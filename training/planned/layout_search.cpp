@@ -76,9 +76,9 @@ class Search {
     std::vector<Estimated> fitting;
     for (const Estimated& one : all) {
       if (static_cast<int64_t>(fitting.size()) == options_.num_simulated) break;
-      const auto alike =
-          std::count_if(fitting.begin(), fitting.end(),
-                        [&](const Estimated& other) { return same_sizes(one, other); });
+      const auto alike = std::count_if(fitting.begin(), fitting.end(), [&](const Estimated& other) {
+        return same_sizes(one, other);
+      });
       if (alike >= kMostAlike) continue;
       if (estimator_.least_bytes(one.layout) <= options_.memory_bytes &&
           fits(with_layout(config_, one.layout)))
@@ -112,7 +112,8 @@ class Search {
     SimulatedLayout simulated = {.layout = one.layout,
                                  .overrides = overrides_of(one.layout, config_),
                                  .estimated_s = one.seconds};
-    if (options_.progress) options_.progress(fmt::format("{}", fmt::join(simulated.overrides, " ")));
+    if (options_.progress)
+      options_.progress(fmt::format("{}", fmt::join(simulated.overrides, " ")));
     ++result_.simulated;
     try {
       const Config config = load_(simulated.overrides);
@@ -131,9 +132,8 @@ class Search {
   }
 
   void sort() {
-    std::stable_sort(result_.best.begin(), result_.best.end(), [](const auto& a, const auto& b) {
-      return a.time.step_s < b.time.step_s;
-    });
+    std::stable_sort(result_.best.begin(), result_.best.end(),
+                     [](const auto& a, const auto& b) { return a.time.step_s < b.time.step_s; });
   }
 
   /// Other schedules and bucket sizes of the fastest.

@@ -15,7 +15,7 @@ namespace lockstep {
 
 struct LayoutSearchOptions {
   LayoutSpace space = {};
-  double memory_bytes = 0;    ///< of a device
+  double memory_bytes = 0;     ///< of a device
   int64_t num_simulated = 24;  ///< layouts that are simulated, at most, before variations
   size_t num_best = 10;
   /// Is told which layout is simulated next.
@@ -27,8 +27,8 @@ struct SimulatedLayout {
   JobLayout layout;
   std::vector<std::string> overrides = {};  ///< that make it of the configuration
   StepTime time = {};
-  int64_t peak_bytes = 0;   ///< of the stage that needs most
-  double estimated_s = 0;   ///< by LayoutEstimator
+  int64_t peak_bytes = 0;  ///< of the stage that needs most
+  double estimated_s = 0;  ///< by LayoutEstimator
 };
 
 /// One that the program refuses although visit_layouts() has it, and why.
@@ -44,7 +44,7 @@ struct LayoutSearch {
   /// not fit the memory.
   int64_t too_large = 0;
   int64_t simulated = 0;
-  double search_s = 0;  ///< until simulation began
+  double search_s = 0;                     ///< until simulation began
   std::vector<SimulatedLayout> best = {};  ///< the fastest first
   std::vector<RefusedLayout> refused = {};
 };
