@@ -172,16 +172,20 @@ double LayoutEstimator::exposed_over_replicas(const JobLayout& layout, double fo
 
 double LayoutEstimator::least_bytes(const JobLayout& layout) const {
   if (config_.lora.rank) return 0;  // frozen weights are not the optimizer's
-  const double ranks = real(layout.pipeline);
-  const double held = (all_parameters_ - expert_parameters_) / real(layout.tensor) / ranks +
-                      expert_parameters_ / real(layout.expert * layout.expert_tensor) / ranks;
-  const double replicas = real(world_size_ / layout.tensor / layout.pipeline);
   const bool shards_weights = layout.sharding == ShardingStrategy::optim_grads_params;
   const bool shards_grads = shards_weights || layout.sharding == ShardingStrategy::optim_grads;
   const bool shards_state = layout.sharding != ShardingStrategy::no_shard;
-  const auto share = [&](bool shards) { return shards ? 1 / replicas : 1; };
-  return held * (element_bytes_ * (share(shards_weights) + share(shards_grads)) +
-                 state_bytes(config_) * share(shards_state));
+  const double state = state_bytes(config_);
+  // Of parameters that are cut into `parts` on each stage; the other ranks have replicas.
+  const auto bytes = [&](double parameters, int64_t parts) {
+    const double replicas = real(world_size_ / layout.pipeline / parts);
+    const auto share = [&](bool shards) { return shards ? 1 / replicas : 1; };
+    return parameters / real(layout.pipeline * parts) *
+           (element_bytes_ * (share(shards_weights) + share(shards_grads)) +
+            state * share(shards_state));
+  };
+  return bytes(all_parameters_ - expert_parameters_, layout.tensor) +
+         bytes(expert_parameters_, layout.expert * layout.expert_tensor);
 }
 
 double LayoutEstimator::seconds(const JobLayout& layout) {

@@ -41,6 +41,17 @@ std::string with_option_names(const CLI::App& command, std::string_view message)
   return text;
 }
 
+void add_machine_options(CLI::App& command, int64_t& world_size, std::string& machine_path) {
+  command.add_option("--world-size", world_size, "Ranks of the job")
+      ->required()
+      ->check(check_integer);
+  command
+      .add_option("--machine", machine_path, "Machine file, or the name of one in configs/machines")
+      ->type_name("FILE")
+      ->required()
+      ->check(check_path);
+}
+
 void add_optional_world_size(CLI::App& command, std::optional<int64_t>& world_size) {
   command
       .add_option("--world-size", world_size,

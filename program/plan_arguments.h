@@ -25,6 +25,9 @@ std::string with_option_names(const CLI::App& command, std::string_view message)
 /// --world-size of a command that also works without.
 void add_optional_world_size(CLI::App& command, std::optional<int64_t>& world_size);
 
+/// --world-size and --machine of a command that needs both; see machine_file().
+void add_machine_options(CLI::App& command, int64_t& world_size, std::string& machine_path);
+
 /// Throws FileError unless what `command` has printed has reached standard output.
 void flush_output(const CLI::App& command);
 

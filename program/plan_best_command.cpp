@@ -153,15 +153,7 @@ void add_plan_best_command(CLI::App& plan) {
   CLI::App* const command =
       plan.add_subcommand("best", "Find the layouts of a job that are the fastest on a machine");
   add_config_options(*command, arguments->config_path, arguments->overrides);
-  command->add_option("--world-size", options.space.world_size, "Ranks of the job")
-      ->required()
-      ->check(check_integer);
-  command
-      ->add_option("--machine", arguments->machine_path,
-                   "Machine file, or the name of one in configs/machines")
-      ->type_name("FILE")
-      ->required()
-      ->check(check_path);
+  add_machine_options(*command, options.space.world_size, arguments->machine_path);
   command->add_option("--memory", arguments->memory_gb, "Memory of a device, 10^9 bytes")
       ->type_name("GB")
       ->required()

@@ -59,15 +59,7 @@ void add_plan_time_command(CLI::App& plan) {
   CLI::App* const command =
       plan.add_subcommand("time", "Predict the time of a training step on a machine");
   add_config_options(*command, arguments->config_path, arguments->overrides);
-  command->add_option("--world-size", arguments->world_size, "Ranks of the job")
-      ->required()
-      ->check(check_integer);
-  command
-      ->add_option("--machine", arguments->machine_path,
-                   "Machine file, or the name of one in configs/machines")
-      ->type_name("FILE")
-      ->required()
-      ->check(check_path);
+  add_machine_options(*command, arguments->world_size, arguments->machine_path);
   command->add_flag("--json", arguments->json, "Print one JSON document");
   command->footer(kTimeFooter);
   command->callback([command, arguments] { plan_time_of(*command, *arguments); });

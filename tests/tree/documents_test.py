@@ -98,6 +98,11 @@ class Documents(unittest.TestCase):
     def test_the_readme_is_short(self):
         self.assertLessEqual(len(text_of(README).splitlines()), 150)
 
+    def test_pages_begin_with_a_heading(self):
+        for path in sources(".md"):
+            first = (SOURCE / path).read_text().split("\n", 1)[0]
+            self.assertRegex(first, r"^(# \S|<)", f"{path}: {first}")
+
     def test_lines_of_text_have_at_most_100_columns(self):
         for page in [*pages(), SOURCE / "CONTRIBUTING.md", SOURCE / "CHANGELOG.md"]:
             path = page.relative_to(SOURCE)

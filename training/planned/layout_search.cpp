@@ -126,7 +126,7 @@ class Search {
       simulated.time = simulate_step(job, machine_);
       simulated.peak_bytes = peak_bytes(config);
       result_.best.push_back(std::move(simulated));
-    } catch (const ConfigError& error) {
+    } catch (const Error& error) {
       result_.refused.push_back({simulated.overrides, error.what()});
     }
   }
