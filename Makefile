@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help train test mutants program build configure wheel deb image-test plain bench bench-peers bench-experts fuzz faults docs format format-check lint clean setup
+.PHONY: help train test mutants program build configure wheel deb image-test plain bench bench-peers bench-experts fuzz faults soak docs format format-check lint clean setup
 
 comma := ,
 LOCKSTEP_CUDA ?= AUTO
@@ -15,6 +15,7 @@ CONFIG ?= configs/tiny.textproto
 OUTPUT ?= runs/tiny
 FUZZ_SECONDS ?= 60
 FAULTS_ARGS ?=
+SOAK_ARGS ?=
 BUILD ?= build$(if $(SANITIZE),-$(subst $(comma),-,$(SANITIZE)))
 export LOCKSTEP_CUDA
 export UBSAN_OPTIONS ?= halt_on_error=1:print_stacktrace=1
@@ -121,6 +122,10 @@ faults: configure ## Break trainings and commands in every way, hours long (FAUL
 	@mkdir -p $(BUILD)/faults
 	@LOCKSTEP_BUILD=$(abspath $(BUILD)) .venv/bin/python tests/faults/run.py \
 	  --results $(BUILD)/faults/results.jsonl --table $(BUILD)/faults/table.md $(FAULTS_ARGS)
+
+soak: configure ## Train 20,000 steps with 400 saves on six layouts: nothing may grow (half an hour)
+	@ninja -C $(BUILD) lockstep
+	@LOCKSTEP_BUILD=$(abspath $(BUILD)) .venv/bin/python tests/faults/soak.py $(SOAK_ARGS)
 
 docs: configure ## Write the API reference of the installed headers to build/docs/html
 	@scripts/setup docs

@@ -51,4 +51,5 @@
 // Checkpoints.
 #include "lockstep/checkpoint/checkpoint_reader.h"
 #include "lockstep/checkpoint/checkpoint_saver.h"
+#include "lockstep/checkpoint/replica_check.h"
 #include "lockstep/checkpoint/training_state.h"

@@ -211,6 +211,8 @@ constexpr MegatronFlag kWithField[] = {
     {"--eval-iters", copied, one, "train.eval_iters"},
     {"--bf16", derived, none, "train.precision", "", "bf16"},
     {"--fp16", derived, none, "train.precision", "", "fp16"},
+    {"--check-weight-hash-across-dp-replicas-interval", copied, one,
+     "train.replica_check_interval"},
     {"--deterministic-mode", sets, none, "train.deterministic", "true"},
     {"--log-interval", copied, one, "train.log_interval"},
     {"--rampup-batch-size", derived, some, "train.rampup_batch_size", "",

@@ -302,9 +302,9 @@ const std::vector<FlagsAlike>& flags_alike() {
        {"--profile", "--profile-*", "--use-pytorch-profiler"}},
       {missing,
        some,
-       "comparisons of ranks: parallel.desync_check_interval",
-       {"--rerun-mode", "--check-weight-hash-across-dp-replicas-interval", "--check-for-spiky-loss",
-        "--flight-recorder-*", "--error-injection-*"}},
+       "comparisons of ranks: parallel.desync_check_interval, train.replica_check_interval; spikes: "
+       "train.on_spike",
+       {"--rerun-mode", "--check-for-spiky-loss", "--flight-recorder-*", "--error-injection-*"}},
       {missing,
        some,
        "a peer that dies ends the run; start it again",

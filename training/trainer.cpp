@@ -176,6 +176,7 @@ bool Trainer::loss_scale_is_in_doubt() const {
 IterationMetrics Trainer::train_step(RunEnd wish) {
   start_step(wish);
   settle();
+  if (replica_check_is_due(iteration_)) check_replicas();
   const IterationMetrics metrics = settled_.back();
   settled_.pop_back();  // what run() has not told before, because a callback threw, stays
   return metrics;
@@ -233,7 +234,9 @@ at::Tensor Trainer::launch(const BatchSizes& batch, RunEnd wish) {
 
 at::Tensor Trainer::update_after(const at::Tensor& loss, const at::Tensor& of_host) {
   const InPart update = telemetry_->in(StepPart::optimizer);
+  check_unchanged();
   model_->finalize_gradients(of_host[0]);
+  check_gradients();
   const at::Tensor over_ranks = telemetry_->with_group_norms(sum_over_ranks(loss, of_host, "loss"));
   limits_ = looks_for_spikes() ? spikes_.limits() : SpikeLimits{};
   return at::cat({over_ranks, optimizer_->start_step(step_limits(over_ranks))});
@@ -313,7 +316,7 @@ bool Trainer::settle() {
 
 bool Trainer::may_run_ahead(const TrainCallbacks& callbacks) const {
   if (parallel_state_.device().is_cpu() || iteration_ >= config_.train.train_iters) return false;
-  if (validation_is_due()) return false;
+  if (validation_is_due() || replica_check_is_due(iteration_)) return false;
   if (!callbacks.checkpoint) return true;
   return callbacks.checkpoint_is_due && !callbacks.checkpoint_is_due(iteration_);
 }
@@ -329,7 +332,11 @@ void Trainer::tell_iterations(const TrainCallbacks& callbacks) {
 RunEnd Trainer::run(const TrainCallbacks& callbacks) {
   const TrainConfig& train = config_.train;
   const auto checkpoint = [&](bool last) {
-    if (callbacks.checkpoint) callbacks.checkpoint(last);
+    if (!callbacks.checkpoint) return;
+    const bool saves =
+        last || !callbacks.checkpoint_is_due || callbacks.checkpoint_is_due(iteration_);
+    if (saves && train.replica_check_interval) check_replicas();
+    callbacks.checkpoint(last);
   };
   if (iteration_ > 0 && iteration_ >= train.train_iters) return end_ = RunEnd::done;
   end_ = train.train_iters == 0 ? RunEnd::done : RunEnd::none;
@@ -338,6 +345,7 @@ RunEnd Trainer::run(const TrainCallbacks& callbacks) {
     tell_iterations(callbacks);
     if (!may_run_ahead(callbacks)) settle();
     tell_iterations(callbacks);
+    if (!in_flight_ && replica_check_is_due(iteration_)) check_replicas();
     if (std::exchange(goes_back_, false) && go_back(callbacks)) continue;
     if (end_ != RunEnd::none || in_flight_) continue;
     if (validation_is_due()) validate_and_tell(callbacks);

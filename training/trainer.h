@@ -9,6 +9,7 @@
 
 #include <c10/core/StreamGuard.h>
 
+#include "lockstep/checkpoint/replica_check.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/core/config.h"
 #include "lockstep/core/download.h"
@@ -62,7 +63,8 @@ class Trainer {
 
   /// One iteration: all micro-batches of this rank, gradient reduction, clipping, update.
   /// What this and the other ranks wish becomes end(). Every parallel.desync_check_interval
-  /// iterations the ranks compare what they have communicated.
+  /// iterations the ranks compare what they have communicated, and every
+  /// train.replica_check_interval iterations the copies that they hold; see check_replicas().
   IterationMetrics train_step(RunEnd wish = RunEnd::none);
 
   /// Has `action` called in the next train_step(), before anything changes that state() holds.
@@ -88,6 +90,9 @@ class Trainer {
   /// ranks have, so nothing waits. With rewind the run then goes back by callbacks.go_back, and on
   /// with the samples after the spike: those since the checkpoint are left out. A spike before the
   /// next checkpoint would lead to the same place, so it ends the run as diverged.
+  ///
+  /// With train.replica_check_interval the copies are also compared before each checkpoint that is
+  /// due, so that what is saved is what all ranks have.
   RunEnd run(const TrainCallbacks& callbacks);
 
   /// The first chunk of the model on this rank; all of it where tp and pp have one rank. With
@@ -130,6 +135,16 @@ class Trainer {
   /// Both.
   void load(CheckpointReader& checkpoint, bool weights_only);
 
+  /// Compares what several ranks hold copies of: weights, registered buffers and the optimizer's
+  /// state; weights that are sharded (optim_grads_params) have no copies. In an iteration of
+  /// train.replica_check_interval reduced gradients are compared, too, unless they are sharded; and
+  /// in the iteration after it, before the update, each rank looks whether its weights and state
+  /// are what they were, those without copies included. Neither where train.cuda_graph records the
+  /// step.
+  /// CommunicationError on all ranks, naming iteration, tensor and ranks; see ReplicaCheck.
+  /// Collective over the world; waits for the iteration in flight.
+  void check_replicas();
+
   /// What becomes of each gradient, measured: see audit(). Between iterations, on all ranks. The
   /// run goes on as without it.
   AuditReport audit();
@@ -170,6 +185,10 @@ class Trainer {
   /// Whether the next iteration may be launched before this one is settled.
   bool may_run_ahead(const TrainCallbacks& callbacks) const;
   bool validation_is_due() const;
+  bool replica_check_is_due(int64_t iteration) const;
+  /// Before the gradients of the iteration that is launched are finalized, and after.
+  void check_unchanged();
+  void check_gradients();
   void tell_iterations(const TrainCallbacks& callbacks);
   BatchInput training_batch();
   /// Of these samples, of which the first `counted` count.
@@ -235,6 +254,8 @@ class Trainer {
   std::string spike_again_;           ///< what ended the run, where a spike came again
   const char* bad_loss_ = nullptr;    ///< kLoss or "validation loss", where that is not a number
   RunEnd end_ = RunEnd::none;
+  std::unique_ptr<ReplicaCheck> state_check_, gradient_check_;  ///< made when first needed
+  std::optional<int64_t> compared_after_;  ///< the iteration whose state was compared last
   std::function<void()> before_update_;
 };
 

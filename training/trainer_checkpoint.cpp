@@ -74,6 +74,7 @@ void Trainer::go_on_from(const CheckpointReader& checkpoint, bool weights_only) 
     progress.scaler = {manifest.scaler->scale, manifest.scaler->growth_tracker,
                        manifest.scaler->hysteresis_tracker};
   optimizer_->restore(progress);
+  compared_after_ = {};
   iteration_ = manifest.iteration;
   consumed_samples_ = manifest.consumed_samples;
   skipped_steps_ = manifest.skipped_steps;

@@ -135,6 +135,32 @@ std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const Paral
   return list;
 }
 
+std::vector<StateTensor> whole_gradients(const std::vector<DistributedDataParallel*>& models,
+                                         const ParallelState& state) {
+  std::vector<const ParamAndGradBuffer*> buffers;
+  std::vector<NamedParameter> parameters;
+  for (const DistributedDataParallel* model : models)
+    for (const ParamAndGradBuffer* buffer : model->buffers()) {
+      if (buffer->is_sharded()) continue;
+      buffers.push_back(buffer);
+      parameters.insert(parameters.end(), buffer->params().begin(), buffer->params().end());
+    }
+  const auto blocks = held_blocks(parameters, state);
+  std::vector<StateTensor> list;
+  for (const ParamAndGradBuffer* buffer : buffers)
+    for (size_t i = 0; i < buffer->params().size(); ++i) {
+      const NamedParameter& param = buffer->params()[i];
+      const TensorBox& box = blocks.at(param.name);
+      add(list,
+          {param.name,
+           "gradient",
+           {box, {0, box.numel()}},
+           flat_view(param.name, buffer->grad_view(i))},
+          param.description.unpadded_rows);
+    }
+  return list;
+}
+
 void load_state(CheckpointReader& checkpoint, const std::vector<StateTensor>& targets) {
   const at::NoGradGuard no_grad;
   for (const StateTensor& target : targets) load_tensor(checkpoint, target);

@@ -49,6 +49,12 @@ std::vector<StateTensor> model_state(const torch::nn::Module& model, const Paral
 /// The optimizer's state, as far as this rank holds it. Collective as model_state().
 std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const ParallelState& state);
 
+/// The reduced gradients of `models`, with the state "gradient", but for those that the distributed
+/// optimizer shards. Between finalize_model_grads() and the next backward. Collective as
+/// model_state().
+std::vector<StateTensor> whole_gradients(const std::vector<DistributedDataParallel*>& models,
+                                         const ParallelState& state);
+
 /// Fills `targets` from a checkpoint, converted to their dtypes. Weights in fp32 or fp64 come from
 /// master weights where the checkpoint has narrower ones beside them; master weights come from the
 /// weights where it has none. FileError with the path: a tensor that is missing, has another shape

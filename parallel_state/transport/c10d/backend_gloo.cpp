@@ -65,11 +65,37 @@ c10::intrusive_ptr<Gloo::Options> make_options(const BackendSpec& spec) {
   return options;
 }
 
+struct NumbersUsed : std::exception {};
+
+class ClosedStore : public c10d::PrefixStore {
+ public:
+  explicit ClosedStore(const c10::intrusive_ptr<c10d::Store>& store) : PrefixStore("", store) {}
+
+  using PrefixStore::set;
+  void set(const std::string& /*key*/, const std::vector<uint8_t>& /*value*/) override {
+    throw NumbersUsed();
+  }
+};
+
+/// Gloo numbers the connections that a listener expects from 0 and takes the first one that begins
+/// with a number, whoever sent it. Bytes that are no greeting of Gloo's begin with a small number
+/// more often than with any other (zeros are 0), so the small numbers go to a group whose making
+/// ends before it connects.
+void use_up_small_numbers(const c10::intrusive_ptr<Gloo::Options>& options,
+                          const BackendSpec& spec) {
+  constexpr int kNumbers = 256;
+  try {
+    Gloo(c10::make_intrusive<ClosedStore>(spec.store), 0, kNumbers, options);
+  } catch (const NumbersUsed&) {
+  }
+}
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const BackendSpec& spec) {
   const BatchThreads batch_threads;
   auto options = make_options(spec);
+  use_up_small_numbers(options, spec);
   options->group_name = spec.group_name;
   options->global_ranks_in_group.assign(spec.ranks.begin(), spec.ranks.end());
   auto backend =
