@@ -4,6 +4,7 @@ Lockstep's in peer_step.py and peer_train.py:
   ddp                    DistributedDataParallel with its defaults and a fused AdamW
   zero                   the same with ZeroRedundancyOptimizer, which broadcasts buckets
   fsdp2                  fully_shard() of each layer; gathered weights stay until backward ended
+  fsdp2-reshard          the same; they are freed after forward and gathered again in backward
   megatron               Megatron Core's DistributedDataParallel and its optimizer, which both
                          step with torch's fused AdamW
   megatron-distributed   the same with its distributed optimizer
@@ -17,7 +18,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-KINDS = ("ddp", "zero", "fsdp2", "megatron", "megatron-distributed")
+KINDS = ("ddp", "zero", "fsdp2", "fsdp2-reshard", "megatron", "megatron-distributed")
 
 
 def prepare(kind):
@@ -39,12 +40,12 @@ class Torch:
     def __init__(self, kind, net, layers, clip, settings):
         self.kind, self.clip = kind, clip
         decay = settings.pop("weight_decay")
-        if kind == "fsdp2":
+        if kind.startswith("fsdp2"):
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
             mesh = init_device_mesh("cpu", (dist.get_world_size(),))
             for layer in layers:
-                fully_shard(layer, mesh=mesh, reshard_after_forward=False)
+                fully_shard(layer, mesh=mesh, reshard_after_forward=kind == "fsdp2-reshard")
             self.model = fully_shard(net, mesh=mesh)
         else:
             self.model = torch.nn.parallel.DistributedDataParallel(net)
@@ -61,7 +62,7 @@ class Torch:
 
     def micro_batch(self, last):
         """What surrounds forward and backward of a micro-batch."""
-        if self.kind == "fsdp2":
+        if self.kind.startswith("fsdp2"):
             self.model.set_requires_gradient_sync(last)
             return contextlib.nullcontext()
         return contextlib.nullcontext() if last else self.model.no_sync()

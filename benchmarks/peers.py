@@ -1,11 +1,12 @@
 """Training a GPT from end to end: `lockstep train` and the same model in PyTorch with every way of
 training on data-parallel ranks that peer_wrappers.py has, in turns.
 python benchmarks/peers.py BUILD [--models tiny small many] [--ranks 2] [--rounds 4] [--steps 20]
-                           [--peers ddp ...] [--set FIELD=VALUE ...]
+                           [--peers ddp ...] [--set FIELD=VALUE ...] [--svg FILE]
 
 Each round starts each program once; the first to run changes from round to round. A rank has one
 thread. All start from the same weights and read the same samples in Megatron's order: a peer counts
-if its first ten losses are within 1e-4 of ours. Ratios are of medians inside a round. `scripts/setup text megatron` fetches the text and
+if its first ten losses are within 1e-4 of ours. Ratios are of medians inside a round. --svg draws
+the times of a step. `scripts/setup text megatron` fetches the text and
 Megatron Core; without it, its rows are left out."""
 
 import argparse
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 
+from peer_bars import bars
 from peer_wrappers import KINDS
 from rounds import run_ranks, show
 
@@ -29,7 +31,9 @@ COMPARED, WARMUPS, ALLOWED = 10, 5, 1e-4
 MODELS = {"tiny": (4, 128, 4, 384, 128, 8, 1), "small": (6, 384, 6, 1024, 256, 4, 2),
           "many": (24, 64, 4, 192, 64, 4, 1)}
 OURS = {"ours": [], "ours-distributed": ["ddp.use_distributed_optimizer=true",
-                                         "ddp.overlap_param_gather=true"]}
+                                         "ddp.overlap_param_gather=true"],
+        "ours-sharded": ["ddp.use_distributed_optimizer=true", "ddp.overlap_param_gather=true",
+                         "ddp.data_parallel_sharding_strategy=optim_grads_params"]}
 
 
 class Programs:
@@ -105,7 +109,8 @@ def difference(results, name):
 
 
 def report(names, rounds):
-    """Prints the table of one model; False if a peer's losses are not ours."""
+    """Prints the table of one model. Whether all losses are ours, and the step of each program
+    whose losses are, in ms."""
     def step(results, name):
         return statistics.median(results[name]["step"][WARMUPS:])
 
@@ -127,7 +132,9 @@ def report(names, rounds):
         if peers:
             show(f"{ours} / the fastest of them",
                  [step(r, ours) / min(step(r, peer) for peer in peers) for r in rounds])
-    return len(counted) == len(names)
+    medians = {name: statistics.median(step(results, name) for results in rounds)
+               for name in counted}
+    return len(counted) == len(names), medians
 
 
 def parse_arguments():
@@ -141,6 +148,7 @@ def parse_arguments():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--set", dest="settings", action="append", default=[],
                         metavar="FIELD=VALUE", help="for Lockstep")
+    parser.add_argument("--svg", type=pathlib.Path)
     options = parser.parse_args()
     if options.steps + WARMUPS < COMPARED:
         parser.error(f"--steps: found {options.steps}, allowed: at least {COMPARED - WARMUPS}")
@@ -151,7 +159,7 @@ def main():
     options = parse_arguments()
     names = list(OURS) + [peer for peer in options.peers
                           if not peer.startswith("megatron") or MEGATRON.exists()]
-    same = True
+    all_same, steps = True, {}
     for model in options.models:
         for ranks in options.ranks:
             with tempfile.TemporaryDirectory() as folder:
@@ -161,8 +169,11 @@ def main():
             tokens = programs.length * programs.rows * programs.micro_batches
             print(f"{model}: {ranks} ranks, {options.rounds} rounds of {options.steps} steps of "
                   f"{tokens} tokens a rank")
-            same = report(names, rounds) and same
-    if not same:
+            same, steps[f"{model}, {ranks} ranks"] = report(names, rounds)
+            all_same = all_same and same
+    if options.svg:
+        options.svg.write_text(bars(steps))
+    if not all_same:
         sys.exit(1)
 
 

@@ -16,11 +16,12 @@ constexpr const char* kHead =
     "<meta charset=\"utf-8\">\n"
     "<meta name=\"viewport\" content=\"width=device-width\">\n"
     "<style>\n"
-    "body { font-family: sans-serif; margin: 24px auto; max-width: 1040px; color: #1a1a1a; "
-    "background: #ffffff }\n"
+    "body { font-family: sans-serif; margin: 24px auto; padding: 0 16px; max-width: 1040px; "
+    "color: #1a1a1a; background: #ffffff }\n"
     "table { border-collapse: collapse } th, td { padding: 3px 12px; text-align: right; "
     "border-bottom: 1px solid #dddddd }\n"
     "th:first-child, td:first-child { text-align: left } section { overflow-x: auto }\n"
+    "h1, p { overflow-wrap: anywhere }\n"
     "</style>\n";
 
 /// 1536 -> "1.50 KiB"

@@ -302,8 +302,8 @@ const std::vector<FlagsAlike>& flags_alike() {
        {"--profile", "--profile-*", "--use-pytorch-profiler"}},
       {missing,
        some,
-       "comparisons of ranks: parallel.desync_check_interval, train.replica_check_interval; spikes: "
-       "train.on_spike",
+       "comparisons of ranks: parallel.desync_check_interval; of their copies: "
+       "train.replica_check_interval; of losses: train.on_spike",
        {"--rerun-mode", "--check-for-spiky-loss", "--flight-recorder-*", "--error-injection-*"}},
       {missing,
        some,

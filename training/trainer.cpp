@@ -35,31 +35,6 @@ void use_deterministic_operations() {
   at::globalContext().setDeterministicFillUninitializedMemory(false);
 }
 
-SampleSources open_checked_samples(const Config& config) {
-  const int64_t length = config.model.seq_length;
-  const auto seed = static_cast<uint64_t>(config.train.seed);
-  SampleSources sources =
-      config.train.task == TrainTask::sft
-          ? open_conversations(config.data, config.model.vocab_size, length, seed)
-          : open_samples(config.data, config.model.vocab_size, length, seed);
-  const auto check = [&](const std::unique_ptr<SampleSource>& source, const char* failure) {
-    const bool good = config.train.eval_iters == 0 || !source || source->size() > 0;
-    require<ConfigError>(good || config.train.task != TrainTask::sft,
-                         "{}: found no conversation to evaluate; allowed: one or more, or "
-                         "train.eval_iters = 0",
-                         std::string(failure).substr(0, std::string_view(failure).find(':')));
-    require<ConfigError>(good,
-                         "{}, which takes more tokens than model.seq_length ({}); allowed: one or "
-                         "more, or train.eval_iters = 0",
-                         failure, length);
-  };
-  check(sources.validation, config.data.valid_path.empty()
-                                ? "data.split: the validation text has no sample"
-                                : "data.valid_path: the validation text has no sample");
-  check(sources.test, "data.test_path: the test text has no sample");
-  return sources;
-}
-
 std::optional<double> decoupled_learning_rate(const OptimizerConfig& config,
                                               const OptimizerParamScheduler& scheduler,
                                               int64_t samples) {
@@ -85,6 +60,31 @@ Config checked(const Config& config, const ParallelState& parallel_state) {
 
 }  // namespace
 
+SampleSources Trainer::open_sources(const Config& config) {
+  const int64_t length = config.model.seq_length;
+  const auto seed = static_cast<uint64_t>(config.train.seed);
+  SampleSources sources =
+      config.train.task == TrainTask::sft
+          ? open_conversations(config.data, config.model.vocab_size, length, seed)
+          : open_samples(config.data, config.model.vocab_size, length, seed);
+  const auto check = [&](const std::unique_ptr<SampleSource>& source, const char* failure) {
+    const bool good = config.train.eval_iters == 0 || !source || source->size() > 0;
+    require<ConfigError>(good || config.train.task != TrainTask::sft,
+                         "{}: found no conversation to evaluate; allowed: one or more, or "
+                         "train.eval_iters = 0",
+                         std::string(failure).substr(0, std::string_view(failure).find(':')));
+    require<ConfigError>(good,
+                         "{}, which takes more tokens than model.seq_length ({}); allowed: one or "
+                         "more, or train.eval_iters = 0",
+                         failure, length);
+  };
+  check(sources.validation, config.data.valid_path.empty()
+                                ? "data.split: the validation text has no sample"
+                                : "data.valid_path: the validation text has no sample");
+  check(sources.test, "data.test_path: the test text has no sample");
+  return sources;
+}
+
 Trainer::Trainer(const Config& config, const ParallelState& parallel_state)
     : config_(checked(config, parallel_state)),
       parallel_state_(parallel_state),
@@ -95,7 +95,7 @@ Trainer::Trainer(const Config& config, const ParallelState& parallel_state)
       batches_(config.train, data_parallel_size_),
       scheduler_(config.optimizer, config.train.train_iters, batches_.full().global),
       spikes_(config.train.spike_window, config.train.spike_zscore) {
-  SampleSources sources = open_checked_samples(config);
+  SampleSources sources = open_sources(config);
   validation_ = std::move(sources.validation);
   test_ = std::move(sources.test);
   notes_ = std::move(sources.notes);
@@ -119,7 +119,10 @@ Trainer::Trainer(const Config& config, const ParallelState& parallel_state)
 BatchInput Trainer::training_batch() {
   const InPart data = telemetry_->in(StepPart::data);
   const TraceScope scope([] { return "data"; });
-  const Microbatch microbatch = loader_->next();
+  return batch_input(loader_->next());
+}
+
+BatchInput Trainer::batch_input(const Microbatch& microbatch) const {
   BatchInput batch =
       make_batch_input(microbatch.ids, microbatch.marks, config_.model.seq_length,
                        static_cast<int64_t>(microbatch.marks.size()), parallel_state_);
@@ -187,6 +190,7 @@ void Trainer::start_step(RunEnd wish) {
   const auto begin = std::chrono::steady_clock::now();
   const bool follows = in_flight_.has_value();
   if (scale_adapts_itself(config_) && settle()) return;
+  if (replay_is_due(iteration_ + 1)) replay();
   telemetry_->begin(follows);
   parallel_state_.begin_step(iteration_ + 1);
   optimizer_->apply_schedule(scheduler_, consumed_samples_);
@@ -316,7 +320,8 @@ bool Trainer::settle() {
 
 bool Trainer::may_run_ahead(const TrainCallbacks& callbacks) const {
   if (parallel_state_.device().is_cpu() || iteration_ >= config_.train.train_iters) return false;
-  if (validation_is_due() || replica_check_is_due(iteration_)) return false;
+  if (validation_is_due() || replica_check_is_due(iteration_) || replay_is_due(iteration_ + 1))
+    return false;
   if (!callbacks.checkpoint) return true;
   return callbacks.checkpoint_is_due && !callbacks.checkpoint_is_due(iteration_);
 }

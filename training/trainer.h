@@ -3,6 +3,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -145,6 +146,16 @@ class Trainer {
   /// Collective over the world; waits for the iteration in flight.
   void check_replicas();
 
+  /// Each data-parallel rank computes the gradients of its first micro-batch of the next iteration,
+  /// then those of the next rank's, and compares their fingerprints with those that this rank has:
+  /// from the same weights and samples they are the same, unless one of the two computes wrong. One
+  /// rank alone compares with itself. Nothing stays of it. The run does it before each iteration of
+  /// train.replay_interval; on a device it needs train.deterministic. CommunicationError on all
+  /// ranks, naming the iteration, both ranks and the first parameter. Collective over the world;
+  /// waits for the iteration in flight. Not for models with experts, virtual stages or sharded
+  /// gradients.
+  void replay();
+
   /// What becomes of each gradient, measured: see audit(). Between iterations, on all ranks. The
   /// run goes on as without it.
   AuditReport audit();
@@ -186,11 +197,16 @@ class Trainer {
   bool may_run_ahead(const TrainCallbacks& callbacks) const;
   bool validation_is_due() const;
   bool replica_check_is_due(int64_t iteration) const;
+  bool replay_is_due(int64_t iteration) const;
+  /// Of the gradients of the first micro-batch that data-parallel rank `rank` has next.
+  std::vector<int64_t> gradient_fingerprints(int64_t rank);
   /// Before the gradients of the iteration that is launched are finalized, and after.
   void check_unchanged();
   void check_gradients();
   void tell_iterations(const TrainCallbacks& callbacks);
+  static SampleSources open_sources(const Config& config);
   BatchInput training_batch();
+  BatchInput batch_input(const Microbatch& microbatch) const;
   /// Of these samples, of which the first `counted` count.
   BatchInput evaluation_batch(SampleSource& source, const std::vector<int64_t>& samples,
                               int64_t counted) const;
@@ -254,7 +270,8 @@ class Trainer {
   std::string spike_again_;           ///< what ended the run, where a spike came again
   const char* bad_loss_ = nullptr;    ///< kLoss or "validation loss", where that is not a number
   RunEnd end_ = RunEnd::none;
-  std::unique_ptr<ReplicaCheck> state_check_, gradient_check_;  ///< made when first needed
+  std::unique_ptr<ReplicaCheck> state_check_, gradient_check_;           ///< made when first needed
+  std::map<int64_t, std::unique_ptr<MicrobatchLoader>> replay_loaders_;  ///< by data-parallel rank
   std::optional<int64_t> compared_after_;  ///< the iteration whose state was compared last
   std::function<void()> before_update_;
 };

@@ -207,16 +207,25 @@ at::Tensor TrainingModel::loss_of_microbatch(const at::Tensor& losses, int64_t n
   return loss_scale == 1 ? loss : loss * loss_scale;
 }
 
+TrainingModel::LossOf TrainingModel::prepare(int64_t averaged, double loss_scale) {
+  const bool per_token = wrappers_.front()->scaling_mode() == GradientScalingMode::per_token;
+  const int64_t tokens = averaged * config_.train.micro_batch_size *
+                         (config_.model.seq_length / config_.parallel.context_parallel_size);
+  token_loss_scale_->value = per_token ? loss_scale : loss_scale / static_cast<double>(tokens);
+  return [=, this](const at::Tensor& losses) {
+    return loss_of_microbatch(losses, averaged, loss_scale);
+  };
+}
+
+void TrainingModel::backward_locally(double loss_scale, const BatchSource& source) {
+  for (const auto& wrapper : wrappers_) wrapper->set_num_microbatches(2);  // of which one comes
+  run(1, /*forward_only=*/false, source, prepare(1, loss_scale));
+}
+
 LossSums TrainingModel::forward_backward(int64_t num_microbatches, double loss_scale,
                                          const BatchSource& source) {
-  const bool per_token = wrappers_.front()->scaling_mode() == GradientScalingMode::per_token;
   for (const auto& wrapper : wrappers_) wrapper->set_num_microbatches(num_microbatches);
-  const int64_t averaged = num_microbatches * config_.train.micro_batch_size *
-                           (config_.model.seq_length / config_.parallel.context_parallel_size);
-  token_loss_scale_->value = per_token ? loss_scale : loss_scale / static_cast<double>(averaged);
-  const LossOf loss_of = [=, this](const at::Tensor& losses) {
-    return loss_of_microbatch(losses, num_microbatches, loss_scale);
-  };
+  const LossOf loss_of = prepare(num_microbatches, loss_scale);
   if (config_.train.cuda_graph == CudaGraph::microbatch)
     return run_recorded(num_microbatches, loss_scale, source, loss_of);
   return run(num_microbatches, /*forward_only=*/false, source, loss_of);

@@ -56,6 +56,11 @@ class TrainingModel {
   /// that hold the loss, zeros on the others. ConfigError as schedule_options().
   LossSums forward_backward(int64_t num_microbatches, double loss_scale, const BatchSource& source);
 
+  /// Forward and backward of one micro-batch, whose gradients are not reduced: they are this rank's
+  /// own, in the buffers of wrappers(), until zero_grad_buffer(), which comes before and after it.
+  /// Not for models with experts, virtual stages or sharded gradients.
+  void backward_locally(double loss_scale, const BatchSource& source);
+
   /// What backward starts from, of the losses of the tokens of one of `num_microbatches`: their
   /// sum, or their mean / num_microbatches, times `loss_scale`.
   at::Tensor loss_of_microbatch(const at::Tensor& losses, int64_t num_microbatches,
@@ -97,6 +102,8 @@ class TrainingModel {
   /// The same with backward, all micro-batches but the last from what was recorded of one.
   LossSums run_recorded(int64_t num_microbatches, double loss_scale, const BatchSource& source,
                         const LossOf& loss_of);
+  /// Of micro-batches that are `averaged` in a step.
+  LossOf prepare(int64_t averaged, double loss_scale);
   std::vector<PipelineStage> begin_run(const LossOf& loss_of);
   void run_one(const BatchInput& batch);
   void record(const BatchInput& like, int64_t num_microbatches, double loss_scale);

@@ -111,6 +111,22 @@ void check_batch_sizes(const TrainConfig& train) {
                        *train.step_batch_size_schedule);
 }
 
+void check_replay(const Config& config) {
+  if (!config.train.replay_interval) return;
+  const auto check = [&](bool allowed, std::string_view found, std::string_view what) {
+    require<ConfigError>(allowed, "train.replay_interval = {}: found {}, allowed: {}",
+                         *config.train.replay_interval, found, what);
+  };
+  check(!config.model.num_experts, "model.num_experts, whose ranks compute together", "unset");
+  check(!config.parallel.virtual_pipeline_model_parallel_size,
+        "parallel.virtual_pipeline_model_parallel_size, which needs several micro-batches",
+        "unset");
+  const ShardingStrategy strategy = config.ddp.data_parallel_sharding_strategy;
+  check(strategy == ShardingStrategy::no_shard || strategy == ShardingStrategy::optim,
+        fmt::format("ddp.data_parallel_sharding_strategy = {}", to_string(strategy)),
+        "no_shard, optim");
+}
+
 void check_spikes(const Config& config) {
   const TrainConfig& train = config.train;
   const CheckpointConfig& checkpoint = config.checkpoint;
@@ -199,6 +215,7 @@ void check_rules(const Config& given) {
   check_lora(config);
   check_batch_sizes(config.train);
   check_spikes(config);
+  check_replay(config);
   require<ConfigError>(config.train.sample_tokens == 0 || !config.train.sample_prompt.empty(),
                        "train.sample_prompt: is empty, allowed: at least one byte");
 }

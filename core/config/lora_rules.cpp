@@ -46,7 +46,11 @@ void check_lora(const Config& config) {
                        "lora.rank: found {}, allowed with model.multi_latent_attention: unset; its "
                        "layers have no adapters",
                        *lora.rank);
-  for (const std::string& target : lora.target_modules) check_target(target, config.model);
+  for (auto it = lora.target_modules.begin(); it != lora.target_modules.end(); ++it) {
+    check_target(*it, config.model);
+    require<ConfigError>(std::find(lora.target_modules.begin(), it, *it) == it,
+                         "lora.target_modules: found {} twice, allowed: each name once", *it);
+  }
 }
 
 }  // namespace lockstep

@@ -31,23 +31,25 @@ LOCKSTEP_LANE void cross_entropy_rows(Block block, const CrossEntropyRows<T>& a,
   }
 }
 
-/// The losses of `n` tokens from `first` on.
+/// The losses of `n` tokens from `first` on, rounded once: they are small differences of larger
+/// numbers.
 template <bool kSmoothed, class Block, class W>
 LOCKSTEP_LANE void cross_entropy_losses(Block block, const CrossEntropyLosses<W>& a, int64_t first,
                                         int64_t n) {
   const int64_t *const labels = a.labels + first, stride = a.stride;
   const W *const highest = a.highest + first, *const sums = a.sums + first;
   W* const losses = a.losses + first;
-  const W size = static_cast<W>(a.vocab_size), share = a.share;
+  const double size = static_cast<double>(a.vocab_size), share = a.share;
   const int64_t vocab_size = a.vocab_size, ignored = a.ignored;
   constexpr W kNan = CrossEntropyLosses<W>::kNan;
   block.each(n, [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
-    const W most = highest[i];
-    W loss = lane_log(sums[stride + i]) - (sums[i] - most) * (1 - share);
+    const double most = highest[i];
+    double loss = lane_log(double{sums[stride + i]}) - (sums[i] - most) * (1 - share);
     if constexpr (kSmoothed) loss -= (sums[2 * stride + i] - size * most) * (share / size);
     const int64_t label = labels[i];
-    if (label < 0 || label >= vocab_size) loss = label == ignored ? W(0) : kNan;
-    losses[i] = loss;
+    W rounded = static_cast<W>(loss);
+    if (label < 0 || label >= vocab_size) rounded = label == ignored ? W(0) : kNan;
+    losses[i] = rounded;
   });
 }
 

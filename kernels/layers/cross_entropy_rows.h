@@ -50,14 +50,6 @@ struct CrossEntropyGradientRows {
   Wide<T> share;
 };
 
-#ifdef __CUDACC__
-LOCKSTEP_LANE float lane_log(float x) { return logf(x); }
 LOCKSTEP_LANE double lane_log(double x) { return ::log(x); }
-#else
-template <class T>
-LOCKSTEP_LANE T lane_log(T x) {
-  return std::log(x);
-}
-#endif
 
 }  // namespace lockstep::kernels

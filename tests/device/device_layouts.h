@@ -26,8 +26,11 @@ struct DeviceLayout {
   /// of losses and norms.
   double tolerance = 0;
   int ranks_per_device = 1;
+  int64_t fingerprints = 0;  ///< that a step reads from the device, with a wait each
 
-  int64_t waits() const { return kWaitsOfAStep + exchanged_experts * kWaitsOfExchangedExperts; }
+  int64_t waits() const {
+    return kWaitsOfAStep + exchanged_experts * kWaitsOfExchangedExperts + fingerprints;
+  }
 };
 
 inline void PrintTo(const DeviceLayout& layout, std::ostream* out) { *out << layout.name; }

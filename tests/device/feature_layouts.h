@@ -5,6 +5,8 @@
 /// What models and runs can have beside their layout, on asynchronous devices.
 namespace lockstep::testing {
 
+/// Of state twice, of gradients, and of the gradients of two replayed micro-batches.
+inline constexpr int64_t kFingerprints = 5;
 inline constexpr char kConversations[] = "train.task=sft";
 inline const Overrides kTuned = {kConversations, "data.chat_template=plain", "model.vocab_size=257",
                                  "model.make_vocab_size_divisible_by=1"};
@@ -21,6 +23,7 @@ inline const Overrides kLatent = {"model.multi_latent_attention=true",
                                   "model.rope_scaling_type=yarn",
                                   "model.rope_scaling_factor=4",
                                   "model.rope_original_max_position_embeddings=8"};
+inline const Overrides kChecked = {"train.replica_check_interval=1", "train.replay_interval=2"};
 inline const Overrides kChunks = {"model.cross_entropy_chunk_size=5", "model.label_smoothing=0.1"};
 
 /// Attention inside documents is another kernel on a device.
@@ -58,6 +61,14 @@ inline std::vector<DeviceLayout> feature_layouts() {
        .overrides =
            parallel({{"pipeline_model", 2}},
                     with(kLatent, {"parallel.pipeline_schedule=zb-h1", "train.precision=bf16"}))},
+      {.name = "checked_dp2_bf16",
+       .world = 2,
+       .overrides = with(kChecked, {"train.precision=bf16", "model.hidden_dropout=0.25"}),
+       .fingerprints = kFingerprints},
+      {.name = "checked_dp2_tp2_sharded",
+       .world = 4,
+       .overrides = parallel({{"tensor_model", 2}}, with(kSharded, kChecked)),
+       .fingerprints = kFingerprints},
       {.name = "chunks_dp2_bf16", .world = 2, .overrides = with(kChunks, {"train.precision=bf16"})},
       {.name = "chunks_tp2_sp_sharded_params",
        .world = 4,

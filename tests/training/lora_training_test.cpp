@@ -242,6 +242,8 @@ TEST_F(LoraTrainingTest, OtherAdaptersAreRefusedByName) {
   refused({"lora.alpha=2"}, "lora.alpha: found 2, but lora.rank is not set");
   refused({"lora.target_modules=linear_qkv"},
           "lora.target_modules: found linear_qkv, but lora.rank is not set");
+  refused({"lora.rank=2", R"(lora.target_modules=["linear_fc1", "linear_qkv", "linear_fc1"])"},
+          "lora.target_modules: found linear_fc1 twice, allowed: each name once");
   refused({"lora.rank=0"}, "lora.rank: found 0, allowed: >= 1");
   refused({"lora.rank=2", "model.multi_latent_attention=true", "model.num_query_groups=4"},
           "lora.rank: found 2, allowed with model.multi_latent_attention: unset");

@@ -1,4 +1,4 @@
-// Copies that ranks hold: no alarm where nothing has happened, and each bit that flips is named with
+// Copies that ranks hold: no alarm where nothing has happened, and each flipped bit is named with
 // its tensor and its rank.
 
 #include "lockstep/checkpoint/replica_check.h"
@@ -10,26 +10,21 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/tests/support/throws_with.h"
-#include "lockstep/tests/training/layout_curves.h"
+#include "lockstep/tests/training/checked_runs.h"
 
 namespace lockstep {
 namespace {
 
 using testing::errors_of_ranks;
-using testing::RankThreadOptions;
+using testing::Fields;
 using testing::run_ranks;
-using Fields = std::vector<std::string>;
+using testing::with;
 
 const Fields kEach = {"train.replica_check_interval=1"};
 const Fields kShards = {"ddp.use_distributed_optimizer=true"};
 const Fields kExperts = {
     "model.num_experts=4", "model.moe_router_topk=2", "model.moe_router_enable_expert_bias=true",
     "model.moe_router_score_function=\"sigmoid\"", "model.moe_router_load_balancing_type=\"none\""};
-
-Fields with(Fields first, const Fields& second) {
-  first.insert(first.end(), second.begin(), second.end());
-  return first;
-}
 
 void flip(const at::Tensor& values, int64_t bit) {
   auto* const bytes = static_cast<uint8_t*>(values.mutable_data_ptr());
@@ -43,20 +38,8 @@ std::string name_of(const StateTensor& tensor) {
                               : tensor.state + " of '" + tensor.name + "'";
 }
 
-class ReplicaCheckTest : public testing::LayoutCurvesTest {
+class ReplicaCheckTest : public testing::CheckedRunsTest {
  protected:
-  struct Case {
-    int64_t world;
-    Fields model;
-    Fields layout;
-  };
-
-  static RankThreadOptions options_of(const Config& config) {
-    RankThreadOptions options;
-    options.sizes = parallel_options(config, c10::kCPU).sizes;
-    return options;
-  }
-
   /// What each rank throws in a training in which `disturb` is called before each iteration.
   static std::vector<std::string> errors(
       const Config& config, int64_t world,
@@ -93,7 +76,7 @@ class ReplicaCheckTest : public testing::LayoutCurvesTest {
 TEST_F(ReplicaCheckTest, SaysNothingWhereNothingHasHappened) {
   const Fields tensor = {"tensor_model_parallel_size=2"},
                pipeline = {"pipeline_model_parallel_size=2"};
-  const std::vector<Case> cases = {
+  const std::vector<testing::CheckedRun> runs = {
       {1, {}, {}},
       {3, {"train.global_batch_size=6"}, {}},
       {2, kShards, {}},
@@ -110,19 +93,13 @@ TEST_F(ReplicaCheckTest, SaysNothingWhereNothingHasHappened) {
       {4, with(kShards, kExperts), {"expert_model_parallel_size=2"}},
       {4, {"optimizer.optimizer=muon"}, tensor},
       {2, {"lora.rank=2"}, {}}};
-  for (const Case& one : cases) {
-    SCOPED_TRACE(fmt::format("{} ranks: {} {}", one.world, fmt::join(one.model, " "),
-                             fmt::join(one.layout, " ")));
-    const std::vector<double> expected = curve(config(one.model, one.layout), one.world);
-    EXPECT_EQ(curve(config(with(one.model, kEach), one.layout), one.world), expected);
-  }
+  expect_same_curves(runs, kEach);
 }
 
 TEST_F(ReplicaCheckTest, NamesTheRankThatDiffersFromTheMajority) {
   const std::string name = "decoder.layers.1.mlp.linear_fc1.weight";
   for (const std::string state : {"", "exp_avg", "exp_avg_sq"}) {
-    const Config of_run =
-        config({"train.global_batch_size=6", "train.replica_check_interval=3"}, {});
+    const Config of_run = three_ranks({"train.replica_check_interval=3"});
     for (const std::string& error : errors(of_run, 3, flip_on(1, name, state))) {
       EXPECT_NE(error.find("after iteration 3: copies of "), std::string::npos) << error;
       EXPECT_NE(error.find("rank 1 differs from ranks 0, 2"), std::string::npos) << error;
@@ -165,7 +142,7 @@ TEST_F(ReplicaCheckTest, ValuesWithoutACopyAreComparedWithThemselves) {
 }
 
 TEST_F(ReplicaCheckTest, WithoutItAFlippedBitIsNotFound) {
-  const Config of_run = config({"train.global_batch_size=6"}, {});
+  const Config of_run = three_ranks();
   const auto found = errors(of_run, 3, flip_on(1, "decoder.final_layernorm.weight", "exp_avg"));
   for (const std::string& error : found) EXPECT_EQ(error, "");
 }
@@ -196,7 +173,7 @@ TEST_F(ReplicaCheckTest, NothingIsSavedOfARunWhoseCopiesDiffer) {
 
 TEST_F(ReplicaCheckTest, ReducedGradientsAreComparedBeforeTheyAreUsed) {
   run_ranks(3, [&](const ParallelState& state) {
-    TrainingModel model(config({"train.global_batch_size=6"}, {}), state);
+    TrainingModel model(three_ranks(), state);
     model.zero_grad_buffer();
     for (const auto& chunk : model.chunks())
       for (const auto& param : chunk->parameters()) (param * (1 + state.rank())).sum().backward();

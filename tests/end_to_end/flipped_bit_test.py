@@ -1,0 +1,90 @@
+"""A bit that flips in the memory of one rank of a running training: train.replica_check_interval names
+rank and tensor, and no checkpoint has the wrong weight."""
+
+import json
+import re
+import time
+import unittest
+
+from support import LOCKSTEP, Ranks, run
+
+NAME = "decoder.layers.0.mlp.linear_fc1.weight"
+# Weights that no step changes, so that what a checkpoint has is what the memory holds.
+STILL = ("optimizer.lr=0", "optimizer.min_lr=0", "train.train_iters=1000000", "train.eval_iters=0",
+         "train.global_batch_size=6", "checkpoint.save_interval=5", "checkpoint.keep=2",
+         "parallel.distributed_timeout_seconds=60")
+
+
+def tensor_bytes(step, name):
+    """Of a checkpoint whose shard of some rank has the tensor whole."""
+    for path in sorted(step.glob("rank_*.safetensors")):
+        data = path.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        entry = json.loads(data[8:8 + length]).get(name)
+        if entry:
+            first, last = entry["data_offsets"]
+            return data[8 + length + first:8 + length + last]
+    raise AssertionError(f"no {name} in {step}")
+
+
+def flip_in_memory(pid, pattern):
+    """Flips a bit of the first byte in each place of a process's memory that holds `pattern`; in how
+    many."""
+    count = 0
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
+        for line in maps:
+            area, permissions = line.split()[:2]
+            if not permissions.startswith("rw") or "[v" in line:
+                continue
+            start, end = (int(word, 16) for word in area.split("-"))
+            try:
+                memory.seek(start)
+                data = memory.read(end - start)
+            except OSError:
+                continue
+            for match in re.finditer(re.escape(pattern), data):
+                memory.seek(start + match.start())
+                memory.write(bytes([data[match.start()] ^ 4]))
+                count += 1
+    return count
+
+
+class FlippedBit(Ranks):
+    def train(self, output, *fields):
+        settings = [word for field in (*STILL, *fields) for word in ("--set", field)]
+        return self.start(3, "--output", output, *settings)
+
+    def first_checkpoint(self, output):
+        folder = output / "checkpoint"
+        deadline = time.monotonic() + 120
+        while not list(folder.glob("step_*/manifest.textproto")):
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.02)
+        return sorted(folder.glob("step_*/manifest.textproto"))[0].parent
+
+    def test_it_is_named_and_not_saved(self):
+        output = self.folder / "run"
+        processes = self.train(output, "train.replica_check_interval=1")
+        weight = tensor_bytes(self.first_checkpoint(output), NAME)
+        self.assertGreater(flip_in_memory(processes[1].pid, weight[64:320]), 0)
+        told = [process.communicate(timeout=120)[1].decode() for process in processes]
+        for process, text in zip(processes, told):
+            self.assertEqual(process.returncode, 1, text)
+            self.assertRegex(text, f"copies of '{NAME}' differ: rank 1 differs from ranks 0, 2|"
+                             f"changed that nothing wrote: rank 1: '{NAME}'")
+        for step in (output / "checkpoint").glob("step_*"):
+            self.assertEqual(tensor_bytes(step, NAME), weight)
+        verified = run(LOCKSTEP, "checkpoint", "verify", output / "checkpoint")
+        self.assertEqual(verified.returncode, 0, verified.stderr)
+
+    def test_without_the_check_the_run_goes_on(self):
+        output = self.folder / "run"
+        processes = self.train(output)
+        weight = tensor_bytes(self.first_checkpoint(output), NAME)
+        self.assertGreater(flip_in_memory(processes[1].pid, weight[64:320]), 0)
+        time.sleep(2)
+        self.assertEqual([process.poll() for process in processes], [None] * 3)
+
+
+if __name__ == "__main__":
+    unittest.main()
