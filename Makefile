@@ -123,7 +123,7 @@ faults: configure ## Break trainings and commands in every way, hours long (FAUL
 	@LOCKSTEP_BUILD=$(abspath $(BUILD)) .venv/bin/python tests/faults/run.py \
 	  --results $(BUILD)/faults/results.jsonl --table $(BUILD)/faults/table.md $(FAULTS_ARGS)
 
-soak: configure ## Train 20,000 steps with 400 saves on six layouts: nothing may grow (half an hour)
+soak: configure ## Train 20,000 steps with 400 saves on six layouts: nothing may grow (an hour)
 	@ninja -C $(BUILD) lockstep
 	@LOCKSTEP_BUILD=$(abspath $(BUILD)) .venv/bin/python tests/faults/soak.py $(SOAK_ARGS)
 

@@ -10,6 +10,7 @@ LOCKSTEP_BUILD says which build."""
 import argparse
 import datetime
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -83,9 +84,9 @@ def soak(layout, steps, in_background, folder):
             sample = look_at(pid)
             if sample:
                 samples.setdefault(pid, []).append(sample | {"iteration": iteration})
-        # Of the checkpoints alone: between two saves there are two, and one more during a save.
+        # os.walk passes over folders that are removed meanwhile.
         files.append({"iteration": iteration,
-                      "files": sum(1 for path in output.rglob("*") if path.is_file())})
+                      "files": sum(len(names) for _, _, names in os.walk(output))})
         time.sleep(EVERY_SECONDS)
     if process.returncode != 0:
         raise SystemExit((folder / "stderr").read_text()[-2000:])
