@@ -13,8 +13,25 @@ import subprocess
 import tempfile
 import zlib
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
-               None)
+HEADLESS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+            "--hide-scrollbars", "--force-device-scale-factor=1")
+
+
+def find_browser():
+    """A browser that draws an empty page here, or None."""
+    for path in filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
+        with tempfile.TemporaryDirectory() as profile:
+            try:
+                if subprocess.run([path, *HEADLESS, f"--user-data-dir={profile}", "--dump-dom",
+                                   "about:blank"], capture_output=True, timeout=60,
+                                  check=False).returncode == 0:
+                    return path
+            except (OSError, subprocess.TimeoutExpired):
+                continue
+    return None
+
+
+BROWSER = find_browser()
 WIDTH, HEIGHT = 1200, 4000
 Box = collections.namedtuple("Box", "left top right bottom name")
 
@@ -69,8 +86,7 @@ class Look:
     def browse(width, height, *arguments):
         with tempfile.TemporaryDirectory() as profile:
             result = subprocess.run(
-                [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-                 "--force-device-scale-factor=1", f"--user-data-dir={profile}",
+                [BROWSER, *HEADLESS, f"--user-data-dir={profile}",
                  f"--window-size={width},{height}", *arguments],
                 capture_output=True, timeout=120, check=True)
         return result.stdout.decode()

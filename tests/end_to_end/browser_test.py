@@ -33,7 +33,7 @@ def uncovered_point(box, others):
     return None
 
 
-@unittest.skipUnless(BROWSER, "no browser is installed: scripts/setup browser")
+@unittest.skipUnless(BROWSER, "no browser that runs: scripts/setup browser")
 class InABrowser(EndToEnd):
     def report(self, config, *arguments):
         path = self.folder / "report.html"
