@@ -140,14 +140,14 @@ class Trainer {
   /// state; weights that are sharded (optim_grads_params) have no copies. In an iteration of
   /// train.replica_check_interval reduced gradients are compared, too, unless they are sharded; and
   /// in the iteration after it, before the update, each rank looks whether its weights and state
-  /// are what they were, those without copies included. Neither where train.cuda_graph records the
-  /// step.
-  /// CommunicationError on all ranks, naming iteration, tensor and ranks; see ReplicaCheck.
-  /// Collective over the world; waits for the iteration in flight.
+  /// are what they were, those without copies included: nobody but load() may write them between.
+  /// Neither where train.cuda_graph records the step. CommunicationError on all ranks, naming
+  /// iteration, tensor and ranks; see ReplicaCheck. Collective over the world; waits for the
+  /// iteration in flight.
   void check_replicas();
 
   /// Each data-parallel rank computes the gradients of its first micro-batch of the next iteration,
-  /// then those of the next rank's, and compares their fingerprints with those that this rank has:
+  /// then those of the next rank's, and compares their fingerprints with that rank's own:
   /// from the same weights and samples they are the same, unless one of the two computes wrong. One
   /// rank alone compares with itself. Nothing stays of it. The run does it before each iteration of
   /// train.replay_interval; on a device it needs train.deterministic. CommunicationError on all

@@ -64,6 +64,7 @@ bool Trainer::starts_adapters(CheckpointReader& checkpoint) const {
 }
 
 void Trainer::go_on_from(const CheckpointReader& checkpoint, bool weights_only) {
+  compared_after_ = {};
   check_weights_are_finite(checkpoint.path(), state(/*with_optimizer=*/!weights_only),
                            parallel_state_);
   if (weights_only) return optimizer_->reload_model_params();
@@ -74,7 +75,6 @@ void Trainer::go_on_from(const CheckpointReader& checkpoint, bool weights_only) 
     progress.scaler = {manifest.scaler->scale, manifest.scaler->growth_tracker,
                        manifest.scaler->hysteresis_tracker};
   optimizer_->restore(progress);
-  compared_after_ = {};
   iteration_ = manifest.iteration;
   consumed_samples_ = manifest.consumed_samples;
   skipped_steps_ = manifest.skipped_steps;

@@ -14,9 +14,9 @@ bool Trainer::replica_check_is_due(int64_t iteration) const {
 void Trainer::check_replicas() {
   settle();
   if (compared_after_ == iteration_) return;
+  model_->finish_param_sync();
   if (!state_check_) {
     std::vector<StateTensor> tensors = optimizer_state(*optimizer_, parallel_state_);
-    model_->finish_param_sync();
     if (config_.ddp.data_parallel_sharding_strategy != ShardingStrategy::optim_grads_params)
       for (const auto& chunk : model_->chunks()) {
         std::vector<StateTensor> weights = model_state(*chunk, parallel_state_);
@@ -24,7 +24,6 @@ void Trainer::check_replicas() {
       }
     state_check_ = std::make_unique<ReplicaCheck>(std::move(tensors), parallel_state_);
   }
-  model_->finish_param_sync();
   state_check_->compare(fmt::format("after iteration {}", iteration_));
   compared_after_ = iteration_;
 }
