@@ -59,6 +59,13 @@ void check_shards(const std::vector<DistributedDataParallel*>& models) {
                         i, word(!sharded), word(sharded));
 }
 
+void check_offloaded(const OptimizerConfig& config, const UpdateStatement* rule) {
+  require<ConfigError>(matrix_layout(config, rule) != MatrixLayout::whole,
+                       "optimizer.offload: found true, and {} updates whole matrices; allowed: "
+                       "false, or a rule of ranges, such as adam and sgd",
+                       rule ? "update rule " + rule->name : to_string(config.optimizer));
+}
+
 GroupedParams grouped_params(const std::vector<DistributedDataParallel*>& models,
                              const OptimizerConfig& config,
                              const std::vector<ParamOverride>& overrides,
@@ -113,10 +120,12 @@ Optimizer::Optimizer(std::vector<DistributedDataParallel*> models, const Optimiz
     : models_(std::move(models)), config_(config), own_rule_(std::move(rule)) {
   check_model_list(models_, "Optimizer");
   const ParallelState& state = models_.front()->parallel_state();
+  offloaded_ = config.offload && !state.device().is_cpu();
   const at::NoGradGuard no_grad;
   check_same_optimizer(state, config, overrides, own_statement(), [&] {
     check_bounds(config);
     check_shards(models_);
+    if (offloaded_) check_offloaded(config, own_statement());
     (void)grouped_params(models_, config, overrides, own_statement());
   });
   for (DistributedDataParallel* model : models_) model->finish_param_sync();
@@ -150,7 +159,7 @@ void Optimizer::make_states(const std::vector<ParamOverride>& overrides) {
       states_.emplace_back(
           *buffer,
           update_rule(config_, buffer->holds_whole_matrices(), model->parallel_state(), own_rule_),
-          std::vector(next, end));
+          std::vector(next, end), offloaded_);
       next = end;
     }
 }
@@ -199,7 +208,9 @@ at::Tensor Optimizer::start_step(const StepLimits& limits) {
   const at::Tensor norm = grad_norm(*counted_) / scale;
   at::Tensor zeros = at::zeros_like(norm);
   if (config_.log_num_zeros_in_grad) zeros = count_zeros(models_).to(norm.scalar_type());
-  if (!norm.is_cpu()) {
+  if (offloaded_) {
+    for (OptimizerState& one : states_) one.fetch();
+  } else if (!norm.is_cpu()) {
     update(within_limits(step_control(norm, config_, scale), norm, limits));
   } else if (const auto known = norm.item<double>();
              !skips_step(known, config_) && !exceeds(known, limits)) {
@@ -212,12 +223,20 @@ Optimizer::StepResult Optimizer::finish_step(const double* numbers, bool beyond_
   StepResult result{.grad_norm = numbers[0],
                     .skipped = beyond_limits || skips_step(numbers[0], config_)};
   if (config_.log_num_zeros_in_grad) result.num_zeros = static_cast<int64_t>(numbers[1]);
+  if (offloaded_ && !result.skipped) {
+    const at::NoGradGuard no_grad;
+    const TraceScope scope([] { return "optimizer step on the host"; });
+    update(step_control(result.grad_norm, config_, loss_scale()));
+  }
   scaler_->update(!std::isfinite(result.grad_norm));
   if (!result.skipped) ++num_steps_;
   return result;
 }
 
 void Optimizer::keep_numbers_on_device() {
+  require<UsageError>(!offloaded_,
+                      "Optimizer::keep_numbers_on_device: found optimizer.offload = true, allowed: "
+                      "false, because the host updates");
   for (OptimizerState& state : states_) state.keep_numbers_on_device(groups_.size());
   numbers_on_device_ = true;
   upload_numbers();
@@ -251,6 +270,7 @@ void Optimizer::restore(const OptimizerProgress& progress) {
                        progress.num_steps);
   scaler_->restore(progress.scaler);
   num_steps_ = progress.num_steps;
+  for (OptimizerState& state : states_) state.fetch_params();
 }
 
 void Optimizer::apply_master_weights() {

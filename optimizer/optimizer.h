@@ -73,6 +73,12 @@ struct OptimizerProgress {
 /// fp32 and fp64 parameters are updated in place. bf16 and fp16 parameters have fp32 master
 /// weights, from which they are rounded.
 ///
+/// With optimizer.offload and models on a device, the state lies in the host's memory, where the
+/// update is made, by the same rules and with the same bits. The device keeps no byte of it. In a
+/// step the gradients that this rank updates with go to the host, with them parameters that have no
+/// master weights, and the parameters come back. The host needs as much page-locked memory for
+/// these, of each element a gradient and a parameter.
+///
 /// Learning rate and weight decay are those of the parameter's group (see group_params()): by the
 /// configuration, or by overrides. Groups change nothing in what is sent or saved.
 ///
@@ -107,7 +113,8 @@ class Optimizer {
   /// their tied parameters and those whose gradients are partial over pp, and agree on the loss
   /// scale. UsageError: no model, models with ddp.use_distributed_optimizer beside models without.
   /// ConfigError: a number out of its bounds, parameters of a dtype other than fp32, fp64, bf16 and
-  /// fp16, a rule that keeps bf16 beside fp64 parameters, muon or another rule of matrices without
+  /// fp16, a rule that keeps bf16 beside fp64 parameters, optimizer.offload with a rule of matrices
+  /// (muon is one) for models on a device, muon or another rule of matrices without
   /// any that is whole (without pipeline and expert parallelism), copies of a tied parameter in
   /// groups with other settings, and those of group_params(); there is no look at other ranks for
   /// parameters that an override applies to, so one that applies to none is an error only without
@@ -130,9 +137,10 @@ class Optimizer {
   /// step() in two halves, for a loop that reads other numbers from the device with its own.
   /// start_step() launches the update and returns what the result follows from, fp64
   /// [kStepNumbers] on the device of the models; finish_step() takes these values on the host, and
-  /// must come before anything else is done with the optimizer. On the CPU nothing is launched for
-  /// a step that is skipped. `limits` skip a step too; finish_step() is told whether they did,
-  /// `beyond_limits`. UsageError: limits after keep_numbers_on_device().
+  /// must come before anything else is done with the optimizer. If the state is offloaded, it makes
+  /// the update, and must come before anything else is done with the models, too. On the CPU
+  /// nothing is launched for a step that is skipped. `limits` skip a step too; finish_step() is
+  /// told whether they did, `beyond_limits`. UsageError: limits after keep_numbers_on_device().
   static constexpr int64_t kStepNumbers = 2;
   at::Tensor start_step() { return start_step(StepLimits{}); }
   at::Tensor start_step(const StepLimits& limits);
@@ -142,7 +150,7 @@ class Optimizer {
   /// updates find learning rates, weight decay and bias corrections in memory of the device, which
   /// upload_numbers() fills for the next step, before each start_step() and before each launch of
   /// one that was recorded. finish_step() follows each as ever. UsageError: an update rule without
-  /// step_numbers(), such as muon.
+  /// step_numbers(), such as muon; an offloaded state.
   void keep_numbers_on_device();
   void upload_numbers();
 
@@ -192,8 +200,11 @@ class Optimizer {
   /// changed those (loaded weights, an initialization).
   void reload_model_params();
 
-  /// Bytes of the state.
+  /// Bytes of the state, wherever it lies.
   int64_t state_bytes() const;
+
+  /// Whether the state lies in the host's memory, while the models are on a device.
+  bool is_offloaded() const { return offloaded_; }
 
   /// Whose parameters it updates.
   const std::vector<DistributedDataParallel*>& models() const { return models_; }
@@ -218,6 +229,7 @@ class Optimizer {
   std::unique_ptr<GradScaler> scaler_;
   int64_t num_steps_ = 0;
   bool numbers_on_device_ = false;
+  bool offloaded_ = false;
 };
 
 std::unique_ptr<Optimizer> make_optimizer(std::vector<DistributedDataParallel*> models,

@@ -46,35 +46,63 @@ at::ScalarType dtype_of(const UpdateState& kept, at::ScalarType weights,
 }  // namespace
 
 OptimizerState::OptimizerState(const ParamAndGradBuffer& buffer,
-                               std::shared_ptr<const UpdateRule> rule, std::vector<size_t> group_of)
-    : buffer_(&buffer), rule_(std::move(rule)), group_of_(std::move(group_of)) {
-  int64_t numel = 0;
-  for (const ElementRange& owned : buffer.owned()) {
-    pieces_.push_back({owned, {numel, numel + owned.numel()}, segments_of(owned)});
-    numel += owned.numel();
+                               std::shared_ptr<const UpdateRule> rule, std::vector<size_t> group_of,
+                               bool offloaded)
+    : buffer_(&buffer),
+      rule_(std::move(rule)),
+      group_of_(std::move(group_of)),
+      offloaded_(offloaded) {
+  for (int64_t start = 0; const ElementRange& owned : buffer.owned()) {
+    pieces_.push_back({owned, {start, start + owned.numel()}, segments_of(owned)});
+    start += owned.numel();
   }
   const at::ScalarType dtype = buffer.param_data().scalar_type();
-  const bool narrow = is_narrow(dtype);
-  require<ConfigError>(narrow || dtype == at::kFloat || dtype == at::kDouble,
+  require<ConfigError>(is_narrow(dtype) || dtype == at::kFloat || dtype == at::kDouble,
                        "optimizer: parameter '{}' is {}, allowed: Float, Double, BFloat16, Half",
                        buffer.params().front().name, at::toString(dtype));
-  const at::ScalarType wide = narrow ? at::kFloat : dtype;
-  const auto zeros = [&](at::ScalarType of) {
-    return flat_zeros(numel, buffer.param_data().options().dtype(of));
-  };
-  if (narrow) master_ = zeros(wide);
+  allocate(dtype);
+  read_params();
+}
+
+void OptimizerState::allocate(at::ScalarType dtype) {
+  const int64_t numel = buffer_->owned_numel();
+  const at::TensorOptions of_device = buffer_->param_data().options();
+  const bool on_host = offloaded_ && !buffer_->param_data().is_meta();  // a planned one has no host
+  const at::TensorOptions options = on_host ? of_device.device(at::kCPU) : of_device;
+  const at::ScalarType wide = is_narrow(dtype) ? at::kFloat : dtype;
+  const auto zeros = [&](at::ScalarType of) { return flat_zeros(numel, options.dtype(of)); };
+  if (is_narrow(dtype)) master_ = zeros(wide);
   for (const UpdateState& kept : rule_->statement().state)
     of_rule_.push_back(zeros(dtype_of(kept, wide, rule_->statement())));
-  read_params();
+  if (!offloaded_) return;
+  const at::TensorOptions locked = on_host ? options.pinned_memory(true) : options;
+  host_grads_ = at::zeros({numel}, locked.dtype(buffer_->grad_data().scalar_type()));
+  host_params_ = at::zeros({numel}, locked.dtype(dtype));
+}
+
+void OptimizerState::fetch() {
+  if (!offloaded_) return;
+  for (const Piece& piece : pieces_)
+    slice(host_grads_, piece.in_state)
+        .copy_(buffer_->held_grads(piece.in_buffer), /*non_blocking=*/true);
+  if (!master_.defined()) fetch_params();
+}
+
+void OptimizerState::fetch_params() {
+  if (!offloaded_) return;
+  for (const Piece& piece : pieces_)
+    slice(host_params_, piece.in_state)
+        .copy_(buffer_->owned_params(piece.in_buffer), /*non_blocking=*/true);
 }
 
 UpdateRange OptimizerState::views_of(const ElementRange& in_buffer, int64_t start_in_state) const {
   const ElementRange in_state = {start_in_state, start_in_state + in_buffer.numel()};
-  const at::Tensor param = buffer_->owned_params(in_buffer);
+  const at::Tensor param =
+      offloaded_ ? slice(host_params_, in_state) : buffer_->owned_params(in_buffer);
   const at::Tensor master = slice(master_, in_state);
   UpdateRange views;
   views.weights = master.defined() ? master : param;
-  views.grad = buffer_->held_grads(in_buffer);
+  views.grad = offloaded_ ? slice(host_grads_, in_state) : buffer_->held_grads(in_buffer);
   if (master.defined()) views.copy = param;
   for (const at::Tensor& kept : of_rule_) views.state.push_back(slice(kept, in_state));
   return views;
@@ -115,6 +143,9 @@ void OptimizerState::step(size_t range, const std::vector<ParamGroup>& groups, d
     views.segments = segments;
     update(views, group);
   }
+  if (offloaded_)
+    buffer_->owned_params(piece.in_buffer)
+        .copy_(slice(host_params_, piece.in_state), /*non_blocking=*/true);
 }
 
 void OptimizerState::keep_numbers_on_device(size_t groups) {
@@ -177,10 +208,12 @@ void OptimizerState::write_params() {
   if (!master_.defined()) return;
   for (const Piece& piece : pieces_)
     buffer_->owned_params(piece.in_buffer).copy_(slice(master_, piece.in_state));
+  fetch_params();
   note_change();
 }
 
 void OptimizerState::read_params() {
+  fetch_params();
   if (!master_.defined()) return;
   for (const Piece& piece : pieces_)
     slice(master_, piece.in_state).copy_(buffer_->owned_params(piece.in_buffer));

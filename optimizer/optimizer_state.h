@@ -22,10 +22,18 @@ namespace lockstep {
 class OptimizerState {
  public:
   /// Allocates them, those of the rule zero, and takes the master weights from the parameters.
-  /// `group_of` has an index for each of buffer.params(). ConfigError: parameters of another dtype
-  /// than fp32, fp64, bf16 and fp16; fp64 with a rule that keeps bf16.
+  /// `group_of` has an index for each of buffer.params(). `offloaded`: in the host's memory, while
+  /// the parameters are on a device; not with a rule of matrices. ConfigError: parameters of another
+  /// dtype than fp32, fp64, bf16 and fp16; fp64 with a rule that keeps bf16.
   OptimizerState(const ParamAndGradBuffer& buffer, std::shared_ptr<const UpdateRule> rule,
-                 std::vector<size_t> group_of);
+                 std::vector<size_t> group_of, bool offloaded = false);
+
+  /// If offloaded: the current stream copies the gradients to the host, without a wait, and the
+  /// parameters where there are no master weights. step() works with these, so the host must have
+  /// waited for the stream.
+  void fetch();
+  /// If offloaded: only the parameters, of which an update rule may leave elements as they are.
+  void fetch_params();
 
   /// Updates buffer.owned()[range] of the parameters: step number `step`, from 1, one call of the
   /// rule for each of `groups`, or for each matrix. Collective where the rule is, as Muon is over
@@ -69,6 +77,7 @@ class OptimizerState {
   /// Views of a range of the buffer and of the state, without segments and numbers.
   UpdateRange views_of(const ElementRange& in_buffer, int64_t start_in_state) const;
   Segments segments_of(const ElementRange& owned) const;
+  void allocate(at::ScalarType dtype);
   template <class Call>
   void for_matrices(const Piece& piece, Call call) const;
 
@@ -76,6 +85,9 @@ class OptimizerState {
   std::shared_ptr<const UpdateRule> rule_;
   std::vector<size_t> group_of_;  ///< of each parameter
   std::vector<Piece> pieces_;
+  bool offloaded_;
+  /// If offloaded: the gradients of a step and its parameters, page-locked on the host.
+  at::Tensor host_grads_, host_params_;
   at::Tensor master_;  ///< fp32 originals of bf16 and fp16 parameters; undefined for the others
   std::vector<at::Tensor> of_rule_;  ///< as its statement lists them
   at::Tensor numbers_;  ///< fp64 [groups, numbers] of the rule; undefined: it passes them itself

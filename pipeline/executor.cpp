@@ -89,8 +89,12 @@ class Deferring {
 /// One run of a plan.
 class PipelineExecutor::Run {
  public:
-  Run(const Plan& plan, const std::vector<PipelineStage>& stages)
-      : plan_(plan), stages_(stages), rank_(plan.group.rank()) {}
+  Run(const Plan& plan, const std::vector<PipelineStage>& stages, SendQueue& sends)
+      : plan_(plan), stages_(stages), rank_(plan.group.rank()), sends_(sends) {}
+  /// What was not sent looks at this run.
+  ~Run() { sends_.drop(); }
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
 
   void run() {
     for (size_t i = 0; i < plan_.steps.size(); ++i) {
@@ -275,7 +279,7 @@ class PipelineExecutor::Run {
   std::map<Key, at::Tensor> outbox_;                           ///< by the task that made it
   std::map<std::pair<int64_t, int64_t>, InFlight> in_flight_;  ///< by chunk and micro-batch
   std::map<Key, int64_t> receiving_;                           ///< since when, for the trace
-  SendQueue sends_;
+  SendQueue& sends_;
 };
 
 PipelineExecutor::PipelineExecutor(const ParallelState& parallel_state, PipelineSchedule schedule,
@@ -295,12 +299,13 @@ PipelineExecutor::PipelineExecutor(const ParallelState& parallel_state, Pipeline
   plan_ = std::make_unique<const Plan>(Plan{group, parallel_state.device(), std::move(schedule),
                                             std::move(options), parallel_state.step_clock(),
                                             std::move(steps), std::move(early), std::move(labels)});
+  sends_ = std::make_unique<SendQueue>();
 }
 
 PipelineExecutor::~PipelineExecutor() = default;
 
 void PipelineExecutor::run(const std::vector<PipelineStage>& stages) const {
-  Run run(*plan_, stages);
+  Run run(*plan_, stages, *sends_);
   try {
     require<UsageError>(static_cast<int64_t>(stages.size()) == plan_->schedule.chunks,
                         "pipeline: found {} stages, allowed: one for each of the {} chunks of the "

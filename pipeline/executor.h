@@ -73,6 +73,7 @@ class PipelineExecutor {
   struct Plan;
   class Run;
   std::unique_ptr<const Plan> plan_;
+  std::unique_ptr<SendQueue> sends_;  ///< of all runs
 };
 
 }  // namespace lockstep

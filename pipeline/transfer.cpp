@@ -129,6 +129,14 @@ struct SendQueue::Impl {
     if (error) std::rethrow_exception(error);
   }
 
+  void drop() {
+    on_device.clear();
+    std::unique_lock<std::mutex> lock(mutex);
+    waiting.clear();
+    changed.wait(lock, [&] { return !busy; });
+    error = nullptr;
+  }
+
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Send> waiting;
@@ -156,5 +164,7 @@ void SendQueue::send_with_shape(const ProcessGroup& group, const at::Tensor& ten
 }
 
 void SendQueue::finish() { impl_->finish(); }
+
+void SendQueue::drop() { impl_->drop(); }
 
 }  // namespace lockstep

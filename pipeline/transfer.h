@@ -67,11 +67,12 @@ class IncomingTensor {
 };
 
 /// Sends that block nobody: a tensor is let go as soon as the other side has it, on the CPU by a
-/// thread that waits in place of the caller.
+/// thread that waits in place of the caller. It is one thread for the life of the queue, which
+/// should be that of the job: c10d keeps a few bytes for each thread that has ever waited.
 class SendQueue {
  public:
   SendQueue();
-  /// Without finish(): drops what has not been sent.
+  /// drop().
   ~SendQueue();
   SendQueue(const SendQueue&) = delete;
   SendQueue& operator=(const SendQueue&) = delete;
@@ -88,6 +89,9 @@ class SendQueue {
 
   /// Returns when everything has been sent; throws what a send failed with.
   void finish();
+  /// Forgets what has not been sent, and errors. Returns when the thread is done with the send for
+  /// which it waits.
+  void drop();
 
  private:
   struct Impl;

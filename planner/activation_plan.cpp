@@ -67,10 +67,13 @@ class Activations {
     return product(own_tokens_, config_.hidden_size / saved_parts_, element_);
   }
 
+  /// Whether that waits in the host's memory.
+  bool offloads() const { return config_.offload_activations && on_cuda_; }
+
   /// What the pipeline keeps of a stage's input, which recomputed layers share unless they keep
-  /// parts.
+  /// parts, or copies on the host.
   int64_t stage_input() const {
-    return saved_parts_ == 1 ? 0 : product(tokens_, config_.hidden_size, element_);
+    return saved_parts_ == 1 && !offloads() ? 0 : product(tokens_, config_.hidden_size, element_);
   }
 
   int64_t embedding() const { return sum(token_ids(), dropout_of_tokens()); }
@@ -345,8 +348,11 @@ ActivationPlan plan_activations(const Config& config, const ModelChunk& chunk,
     for (const int64_t end = next + num_layers; next < end; ++next)
       piece = sum(piece, activations.layer(first_layer + next));
     largest_recomputed = std::max(largest_recomputed, piece);
-    plan.layers = sum(plan.layers, activations.layer_input());
+    int64_t& kept = activations.offloads() ? plan.on_host : plan.layers;
+    kept = sum(kept, activations.layer_input());
   }
+  if (plan.on_host > 0)
+    largest_recomputed = sum(largest_recomputed, product(2, activations.layer_input()));
   for (; next < chunk.num_layers; ++next)
     plan.layers = sum(plan.layers, activations.layer(first_layer + next));
   plan.layers =

@@ -61,7 +61,10 @@ namespace lockstep {
 
 struct ActivationPlan {
   int64_t layers = 0;  ///< bytes of the chunk's layers
-  int64_t ends = 0;    ///< bytes of embedding and output
+  /// With model.offload_activations on CUDA: bytes of the inputs of recomputed layers, which wait
+  /// in the host's memory, and not among `layers`.
+  int64_t on_host = 0;
+  int64_t ends = 0;  ///< bytes of embedding and output
   /// Bytes that backward needs on top, the largest of:
   /// - in the output layer: the gradient of its input, T h e; on the CPU with e < w 256 tokens of
   ///   its operands, 256 (V + h) w; with cross_entropy_chunk_size = C the logits of a chunk, C V e,
@@ -69,7 +72,7 @@ struct ActivationPlan {
   /// - in a layer, when the logits T V e are free: 2 t h e and the gradients of the feed-forward
   ///   network; or one recomputed layer, piece or attention core and, with attention dropout, the
   ///   numbers that it draws, 20 T S * heads. An upper bound where other layers behind it are free
-  ///   by then.
+  ///   by then. With model.offload_activations on CUDA two inputs of recomputed layers more.
   /// - on the stage of embedding and output, when all layers are free: V h e of the embedding's
   ///   gradient. With tied tables, e = w and all logits at once, V h e more in each of the three.
   int64_t working = 0;

@@ -28,8 +28,9 @@ bool same_groups(const JobLayout& a, const JobLayout& b) {
          a.chunks == b.chunks && a.expert == b.expert && a.expert_tensor == b.expert_tensor;
 }
 
-/// Bytes of an element's state in the optimizer.
+/// Bytes of an element's state in the optimizer, in the memory of the device.
 double state_bytes(const Config& config) {
+  if (config.optimizer.offload && config.train.device == DeviceChoice::cuda) return 0;
   const auto moment = [](StateDtype dtype) { return dtype == StateDtype::bf16 ? 2.0 : 4.0; };
   const bool adam = config.optimizer.optimizer == OptimizerKind::adam;
   const double moments =

@@ -137,7 +137,8 @@ class Visitor {
   }
 
   void visit_batches(JobLayout layout) {
-    layout.recompute = RecomputeGranularity::none;
+    layout.recompute =
+        config_.model.offload_activations ? RecomputeGranularity::full : RecomputeGranularity::none;
     layout.sharding = ShardingStrategy::no_shard;
     layout.instances = 1;
     layout.micro_batch_size = config_.train.micro_batch_size;
@@ -188,9 +189,10 @@ class Visitor {
       sharding.insert(sharding.end(), {Sharding::optim, Sharding::optim_grads});
       if (!config_.model.num_experts) sharding.push_back(Sharding::optim_grads_params);
     }
-    for (const Recompute recompute :
-         choices(kRecompute, given_.recompute,
-                 {Recompute::none, Recompute::selective, Recompute::full}))
+    std::vector<Recompute> recomputes = {Recompute::full};
+    if (!config_.model.offload_activations)
+      recomputes = {Recompute::none, Recompute::selective, Recompute::full};
+    for (const Recompute recompute : choices(kRecompute, given_.recompute, recomputes))
       for (const Sharding strategy : choices(kSharding, given_.sharding, sharding)) {
         layout.recompute = recompute;
         layout.sharding = strategy;

@@ -74,20 +74,45 @@ const char* table_name(Kind kind) {
   return "";
 }
 
-/// How many of the ranks are on the host that has the fewest of them; 0 where all are on one.
-int64_t fewest_of_a_host(const ProgramCall& call, const RankList& ranks, int64_t position,
-                         int64_t ranks_per_host) {
+/// Where the ranks are that take part in an operation.
+struct Placing {
+  int64_t ranks = 0, hosts = 0;
+  int64_t fewest = 0;  ///< ranks of the host that has the fewest of them
+};
+
+Placing placing_of(const ProgramCall& call, const RankList& ranks, int64_t position,
+                   int64_t ranks_per_host) {
+  RankList taking_part = ranks;
+  if (call.is_message() || call.operation.kind == Kind::exchange)
+    taking_part = {ranks[static_cast<size_t>(position)],
+                   ranks[static_cast<size_t>(call.operation.position)]};
   std::map<int64_t, int64_t> on_host;
-  if (call.is_message() || call.operation.kind == Kind::exchange) {
-    for (const int64_t end : {position, call.operation.position})
-      on_host[ranks[static_cast<size_t>(end)] / ranks_per_host] = 1;
-  } else {
-    for (const int64_t rank : ranks) ++on_host[rank / ranks_per_host];
+  for (const int64_t rank : taking_part) ++on_host[rank / ranks_per_host];
+  Placing placing = {static_cast<int64_t>(taking_part.size()), static_cast<int64_t>(on_host.size()),
+                     ranks_per_host};
+  for (const auto& [host, count] : on_host) placing.fewest = std::min(placing.fewest, count);
+  return placing;
+}
+
+/// What the steps of an operation take that follow each other, whatever its bytes; see
+/// Machine::transfer().
+double latency(Kind kind, const Placing& at, double inside, double between) {
+  const auto hosts = static_cast<double>(at.hosts), ranks = static_cast<double>(at.ranks);
+  const double ring = (hosts - 1) * between + (ranks - hosts) * inside;
+  switch (kind) {
+    case Kind::all_reduce: {
+      const double chain = std::ceil(ranks / hosts) - 1;
+      return 2 * std::min(ring, std::ceil(std::log2(hosts)) * between + chain * inside);
+    }
+    case Kind::reduce_scatter:
+    case Kind::reduce_scatter_to_group:
+    case Kind::all_gather:
+    case Kind::gather_from_group:
+    case Kind::broadcast:
+      return ring;
+    default:
+      return at.hosts > 1 ? between : inside;
   }
-  if (on_host.size() == 1) return 0;
-  int64_t fewest = ranks_per_host;
-  for (const auto& [host, count] : on_host) fewest = std::min(fewest, count);
-  return fewest;
 }
 
 }  // namespace
@@ -107,22 +132,30 @@ double Machine::seconds(const ProgramKernel& kernel) const {
 
 Machine::Transfer Machine::transfer(const ProgramCall& call, const RankList& ranks,
                                     int64_t position) const {
-  const auto bytes = static_cast<double>(
-      ring_bytes(call.operation.kind, call.bytes, static_cast<int64_t>(ranks.size())));
-  const int64_t fewest = fewest_of_a_host(call, ranks, position, ranks_per_host);
-  const Link& link = fewest == 0 ? inside_host : between_hosts;
+  const Kind kind = call.operation.kind;
+  const auto bytes =
+      static_cast<double>(ring_bytes(kind, call.bytes, static_cast<int64_t>(ranks.size())));
+  const Placing placing = placing_of(call, ranks, position, ranks_per_host);
+  const bool inside = placing.hosts == 1;
+  const Link& link = inside ? inside_host : between_hosts;
   require<ConfigError>(
       link.bytes_per_s > 0,
       "machine \"{}\": between_hosts is missing, and a host has {} ranks: ranks {} "
       "are on several",
       name, ranks_per_host, fmt::join(ranks, ", "));
+  const auto latency_of = [&](const Placing& at) {
+    return latency(kind, at, inside_host.latency_s, link.latency_s);
+  };
   for (const Times& times : link.collectives)
-    if (times.name == table_name(call.operation.kind))
-      return {collective_time(times.points, bytes), link.occupancy};
-  const double rate = fewest == 0 ? link.bytes_per_s
-                                  : std::min(static_cast<double>(fewest) * link.bytes_per_s,
-                                             std::max(inside_host.bytes_per_s, link.bytes_per_s));
-  return {link.latency_s + bytes / rate, link.occupancy};
+    if (times.name == table_name(kind)) {
+      const Placing measured = {2, inside ? 1 : 2, 1};
+      return {collective_time(times.points, bytes) + latency_of(placing) - latency_of(measured),
+              link.occupancy};
+    }
+  const double rate = inside ? link.bytes_per_s
+                             : std::min(static_cast<double>(placing.fewest) * link.bytes_per_s,
+                                        std::max(inside_host.bytes_per_s, link.bytes_per_s));
+  return {latency_of(placing) + bytes / rate, link.occupancy};
 }
 
 }  // namespace lockstep

@@ -27,8 +27,8 @@ struct Machine {
   };
   struct Link {
     double bytes_per_s = 0;  ///< of one device in one direction, as collectives get them
-    double latency_s = 0;
-    double occupancy = 0;  ///< share of the device that is taken from kernels meanwhile
+    double latency_s = 0;    ///< of each step of an operation
+    double occupancy = 0;    ///< share of the device that is taken from kernels meanwhile
     std::vector<Times> collectives = {};
   };
 
@@ -55,9 +55,13 @@ struct Machine {
   /// its products at their rate, and then its bytes.
   double seconds(const ProgramKernel& kernel) const;
 
-  /// From when all ranks have started `call` until it is done, among `ranks`: what was measured of
-  /// such a collective on the link, else a latency and the bytes that plan_links() counts for a
-  /// rank over the link. Between hosts the ring passes through as many devices of a host as the
+  /// From when all ranks have started `call` until it is done, among `ranks`: the latency of its
+  /// steps, and the bytes that plan_links() counts for a rank over the link. All-gathers,
+  /// reduce-scatters and broadcasts take the steps of a ring of N ranks on H hosts, H - 1 between
+  /// hosts and N - H inside. All-reduces take twice as many, or where it is less twice those of a
+  /// tree, log2 H between hosts and the chain of a host's ranks. Others take one. What was measured
+  /// of such a collective on the link, between two ranks, takes the place of both, and the steps
+  /// beyond those of two ranks are added. Between hosts the ring passes through as many devices of a host as the
   /// group has there, but no faster than inside. A message or exchange takes the link between its
   /// two ends.
   /// ConfigError where the ranks are on several hosts and there is no link between them.

@@ -93,9 +93,14 @@ class Planner {
     add(memory.parameters, buffer.parameters);
     add(memory.parameter_bytes, times(buffer.lends_params ? shard : numel, element_));
     add(memory.gradient_bytes, times(buffer.lends_grads ? shard : numel, grad_element_));
-    add(memory.optimizer_bytes, times(buffer.options.distributed_optimizer ? shard : numel,
-                                      state_bytes_of_element(rule, element_)));
+    const int64_t owned = buffer.options.distributed_optimizer ? shard : numel;
+    const bool offloaded = config_.optimizer.offload && on_cuda();
+    add(offloaded ? memory.host_bytes : memory.optimizer_bytes,
+        times(owned, state_bytes_of_element(rule, element_)));
+    if (offloaded) add(memory.host_bytes, times(owned, grad_element_ + element_));
   }
+
+  bool on_cuda() const { return config_.train.device == DeviceChoice::cuda; }
 
   static void note_reductions(ReductionLoad& load, const ParamLayout& layout) {
     load.count += static_cast<int64_t>(layout.buckets.size());
@@ -105,9 +110,7 @@ class Planner {
   }
 
   int64_t reduction_bytes(const ReductionLoad& load) const {
-    return config_.train.device == DeviceChoice::cuda || load.count == 0
-               ? 0
-               : reduction_scratch_bytes(load);
+    return on_cuda() || load.count == 0 ? 0 : reduction_scratch_bytes(load);
   }
 
   /// Elements that whole gradients have at once: all of them where micro-batches accumulate, else
@@ -152,16 +155,18 @@ class Planner {
   }
 
   void add_activations(StageMemory& memory, const std::vector<ModelChunk>& chunks) const {
-    int64_t largest_layers = 0, working = 0;
+    int64_t largest_layers = 0, working = 0, on_host = 0;
     for (const ModelChunk& chunk : chunks) {
       const ActivationPlan plan = plan_activations(config_, chunk, chunk.first_layer);
       largest_layers = std::max(largest_layers, plan.layers);
       working = std::max(working, plan.working);
+      on_host = std::max(on_host, plan.on_host);
       add(memory.activation_bytes, plan.ends);
       add(memory.activation_bytes, rotary_table_bytes(config_, chunk));
     }
     add(memory.activation_bytes, times(chunks_in_flight(memory.stage), largest_layers));
     add(memory.activation_bytes, working);
+    add(memory.host_bytes, times(chunks_in_flight(memory.stage), on_host));
   }
 
   void add_transfers(StageMemory& memory) const {
@@ -198,6 +203,11 @@ constexpr Column kColumns[] = {
     {"total_bytes", [](const StageMemory& s) { return s.total_bytes(); }},
 };
 
+bool uses_host(const MemoryPlan& plan) {
+  return std::any_of(plan.stages.begin(), plan.stages.end(),
+                     [](const StageMemory& stage) { return stage.host_bytes > 0; });
+}
+
 }  // namespace
 
 int64_t StageMemory::total_bytes() const {
@@ -226,20 +236,23 @@ void write_json(std::ostream& out, const MemoryPlan& plan) {
     nlohmann::ordered_json& one = json["stages"].emplace_back();
     one = {{"stage", stage.stage}, {"parameters", stage.parameters}};
     for (const Column& column : kColumns) one[column.name] = column.value(stage);
+    if (uses_host(plan)) one["host_bytes"] = stage.host_bytes;
   }
   out << json.dump() << "\n";
 }
 
 void write_text(std::ostream& out, const MemoryPlan& plan) {
   out << fmt::format("world size {}; one rank of each pipeline stage, MiB\n", plan.world_size)
-      << fmt::format("{:>5}  {:>15}  {:>11}  {:>11}  {:>11}  {:>11}  {:>13}  {:>11}\n", "stage",
+      << fmt::format("{:>5}  {:>15}  {:>11}  {:>11}  {:>11}  {:>11}  {:>13}  {:>11}{}\n", "stage",
                      "parameters", "weights", "gradients", "optimizer", "activations",
-                     "communication", "total");
+                     "communication", "total", uses_host(plan) ? "    on host" : "");
   for (const StageMemory& stage : plan.stages) {
     out << fmt::format("{:>5}  {:>15}", stage.stage, stage.parameters);
     for (const Column& column : kColumns)
       out << fmt::format("  {:>{}.2f}", static_cast<double>(column.value(stage)) / (1 << 20),
                          column.name == std::string_view("communication_bytes") ? 13 : 11);
+    if (uses_host(plan))
+      out << fmt::format("  {:>9.2f}", static_cast<double>(stage.host_bytes) / (1 << 20));
     out << "\n";
   }
 }

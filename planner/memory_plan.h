@@ -25,7 +25,8 @@ struct StageMemory {
   /// them with several micro-batches.
   int64_t parameter_bytes = 0;
   int64_t gradient_bytes = 0;
-  /// Bytes of moments and master weights; with ddp.use_distributed_optimizer of one shard.
+  /// Bytes of moments and master weights; with ddp.use_distributed_optimizer of one shard. With
+  /// optimizer.offload and train.device = cuda they are among host_bytes.
   int64_t optimizer_bytes = 0;
   /// Bytes that autograd keeps of the micro-batches in flight, that backward needs on top, and of
   /// rotary tables; see activation_plan.h. In flight are under 1F1B min(micro-batches, stages -
@@ -38,7 +39,12 @@ struct StageMemory {
   /// ranks in two reductions of gradients (one where there is one bucket). Gradients and parameters
   /// themselves are sent from where they lie.
   int64_t communication_bytes = 0;
+  /// With train.device = cuda: bytes of the host's memory, beside those of the device. With
+  /// optimizer.offload the state of the optimizer, and of each of its elements a gradient and a
+  /// parameter; with model.offload_activations what recomputed layers keep.
+  int64_t host_bytes = 0;
 
+  /// Of the device: without host_bytes.
   int64_t total_bytes() const;
 };
 
@@ -55,7 +61,7 @@ MemoryPlan plan_memory(const Config& config, std::optional<int64_t> world_size =
                        const UpdateStatement* rule = nullptr);
 
 /// One JSON document, with a newline: "world_size" and "stages", a list of objects with the names
-/// of StageMemory and "total_bytes".
+/// of StageMemory and "total_bytes"; "host_bytes" only where a stage has some.
 void write_json(std::ostream& out, const MemoryPlan& plan);
 
 /// The same for people: a row for each stage, in MiB.

@@ -61,6 +61,7 @@ constexpr MegatronFlag kWithField[] = {
     {"--recompute-activations", sets, none, "model.recompute_granularity", "selective"},
     {"--recompute-method", copied, one, "model.recompute_method"},
     {"--recompute-num-layers", copied, one, "model.recompute_num_layers"},
+    {"--optimizer-cpu-offload", sets, none, "optimizer.offload", "true"},
     {"--distribute-saved-activations", sets, none, "model.distribute_saved_activations", "true"},
     {"--hidden-dropout", copied, one, "model.hidden_dropout"},
     {"--attention-dropout", copied, one, "model.attention_dropout"},

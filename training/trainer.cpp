@@ -320,6 +320,7 @@ bool Trainer::settle() {
 
 bool Trainer::may_run_ahead(const TrainCallbacks& callbacks) const {
   if (parallel_state_.device().is_cpu() || iteration_ >= config_.train.train_iters) return false;
+  if (optimizer_->is_offloaded()) return false;  // settle() updates
   if (validation_is_due() || replica_check_is_due(iteration_) || replay_is_due(iteration_ + 1))
     return false;
   if (!callbacks.checkpoint) return true;

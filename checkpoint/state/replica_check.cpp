@@ -74,12 +74,20 @@ ReplicaCheck::ReplicaCheck(std::vector<StateTensor> tensors, const ParallelState
 }
 
 std::vector<int64_t> ReplicaCheck::fingerprints() const {
-  if (tensors_.empty()) return {};
-  std::vector<at::Tensor> each;
-  for (const StateTensor& tensor : tensors_) each.push_back(kernels::fingerprint(tensor.values));
-  const at::Tensor all = at::stack(each).cpu();
-  const auto* const values = all.const_data_ptr<int64_t>();
-  return {values, values + all.numel()};
+  // Those of a device are read together. State that is offloaded lies on the host.
+  std::vector<at::Tensor> of_device;
+  std::vector<int64_t> values;
+  for (const StateTensor& tensor : tensors_) {
+    const at::Tensor one = kernels::fingerprint(tensor.values);
+    if (!one.is_cpu()) of_device.push_back(one);
+    values.push_back(one.is_cpu() ? one.item<int64_t>() : 0);
+  }
+  if (of_device.empty()) return values;
+  const at::Tensor read = at::stack(of_device).cpu();
+  const auto* next = read.const_data_ptr<int64_t>();
+  for (size_t i = 0; i < tensors_.size(); ++i)
+    if (!tensors_[i].values.is_cpu()) values[i] = *next++;
+  return values;
 }
 
 void ReplicaCheck::compare(const std::string& when) {

@@ -31,6 +31,12 @@ void check_model(const TransformerConfig& model) {
                          "model.recompute_num_layers: found {}, allowed: <= model.num_layers ({})",
                          *model.recompute_num_layers, model.num_layers);
   }
+  require<ConfigError>(
+      !model.offload_activations || model.recompute_granularity == RecomputeGranularity::full,
+      "model.offload_activations: found true, and model.recompute_granularity = {}; allowed: "
+      "false, "
+      "or full, because what waits in the host's memory are the inputs of recomputed layers",
+      to_string(model.recompute_granularity));
   require<ConfigError>(model.label_smoothing == 0 || model.vocab_size > 1,
                        "model.label_smoothing: found {}, allowed with model.vocab_size = 1: 0",
                        model.label_smoothing);
@@ -202,6 +208,11 @@ void check_rules(const Config& given) {
   check_experts(config.model, config.parallel, names);
   check_ddp(config.ddp);
   check_optimizer(config);
+  require<ConfigError>(
+      !config.model.offload_activations || config.train.cuda_graph == CudaGraph::none,
+      "model.offload_activations: found true, and train.cuda_graph = {}; allowed: false, or "
+      "cuda_graph = none",
+      to_string(config.train.cuda_graph));
   require<ConfigError>(config.parallel.num_distributed_optimizer_instances == 1 ||
                            config.ddp.use_distributed_optimizer,
                        "parallel.num_distributed_optimizer_instances: found {}, allowed: 1, or "

@@ -38,6 +38,16 @@ void check_decoupled_rates(const OptimizerConfig& optimizer) {
                        *highest, optimizer.lr_warmup_init);
 }
 
+void check_offload(const Config& config) {
+  if (!config.optimizer.offload) return;
+  require<ConfigError>(config.optimizer.optimizer != OptimizerKind::muon,
+                       "optimizer.offload: found true, and optimizer.optimizer = muon; allowed: "
+                       "false, or adam or sgd");
+  require<ConfigError>(config.train.cuda_graph != CudaGraph::step,
+                       "optimizer.offload: found true, and train.cuda_graph = step; allowed: "
+                       "false, or cuda_graph = none or microbatch, because the host updates");
+}
+
 void check_sharding_strategy(const DistributedDataParallelConfig& ddp) {
   const ShardingStrategy strategy = ddp.data_parallel_sharding_strategy;
   if (strategy == ShardingStrategy::no_shard) return;
@@ -101,6 +111,7 @@ void check_optimizer(const Config& config) {
                        "optimizer.initial_loss_scale ({})",
                        optimizer.min_loss_scale, optimizer.initial_loss_scale);
   check_decoupled_rates(optimizer);
+  check_offload(config);
   require<ConfigError>(!config.ddp.reduce_scatter_with_fp32_accumulation ||
                            config.parallel.num_distributed_optimizer_instances == 1,
                        "ddp.reduce_scatter_with_fp32_accumulation: found true, allowed with: "

@@ -14,8 +14,8 @@ void check_ddp(const DistributedDataParallelConfig& ddp);
 
 /// ConfigError, naming the fields, for a resolved configuration: moments in bf16 without moments
 /// or beside fp64 parameters, a lowest loss scale above the first one, gradients that are to be
-/// added in fp32 over several replicas of the optimizer, gradients that are sharded beside Muon or
-/// recorded steps.
+/// added in fp32 over several replicas of the optimizer, an offloaded state beside Muon or recorded
+/// steps, gradients that are sharded beside these.
 void check_optimizer(const Config& config);
 
 }  // namespace lockstep

@@ -178,6 +178,9 @@ TransformerBlock::TransformerBlock(const LayerContext& context, const ModuleSpec
       recomputed_(recomputed_pieces(context.config, stage.num_layers)),
       name_(context.name) {
   if (context.config.distribute_saved_activations) saving_ = context.tensor_parallel();
+  const c10::Device device = context.options.device();
+  if (context.config.offload_activations && !device.is_cpu() && !device.is_meta())
+    offload_ = std::make_unique<ActivationOffload>(device);
   layers_ = add_child<LayerList>(context, spec, "layers", stage)->layers;
   if (stage.has_loss) final_layernorm_ = add_child<Norm>(context, spec, "final_layernorm");
 }
@@ -187,6 +190,7 @@ TransformerBlock::TransformerBlock(const LayerContext& context, const GPTStage& 
 
 at::Tensor TransformerBlock::forward(at::Tensor hidden, const TokenPositions& tokens) const {
   int64_t next = 0;
+  if (offload_) offload_->begin_pass();
   for (const int64_t num_layers : recomputed_) {
     hidden = run_piece(next, num_layers, hidden, tokens);
     next += num_layers;
@@ -205,9 +209,10 @@ at::Tensor TransformerBlock::run_piece(int64_t first, int64_t num_layers, const 
     for (const auto& layer : layers) output = layer->forward(output, tokens);
     return output;
   };
-  if (!saving_) return recompute(run, {hidden});
+  if (!saving_) return recompute(run, {hidden}, offload_.get());
   return recompute_from_parts(run, {hidden}, *saving_,
-                              name_ + "layers." + std::to_string(first_layer_ + first) + " input");
+                              name_ + "layers." + std::to_string(first_layer_ + first) + " input",
+                              offload_.get());
 }
 
 GPTModel::GPTModel(const TransformerConfig& config, const GPTModelOptions& options)

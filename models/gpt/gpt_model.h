@@ -12,6 +12,7 @@
 #include "lockstep/core/config.h"
 #include "lockstep/core/deferred_gradients.h"
 #include "lockstep/core/parameters.h"
+#include "lockstep/models/activation_offload.h"
 #include "lockstep/models/embedding.h"
 #include "lockstep/models/gpt_params.h"
 #include "lockstep/models/normalization.h"
@@ -61,8 +62,9 @@ class TransformerBlock : public DescribedModule {
 
   std::vector<std::shared_ptr<TransformerLayer>> layers_;
   int64_t first_layer_;
-  std::vector<int64_t> recomputed_;     ///< see recomputed_pieces()
-  std::optional<ProcessGroup> saving_;  ///< ranks that share what recomputed layers keep
+  std::vector<int64_t> recomputed_;             ///< see recomputed_pieces()
+  std::optional<ProcessGroup> saving_;          ///< ranks that share what recomputed layers keep
+  std::unique_ptr<ActivationOffload> offload_;  ///< of that; null: it stays on the device
   std::string name_;
   std::shared_ptr<Norm> final_layernorm_;
 };

@@ -12,6 +12,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/gradient_capture.h"
+#include "lockstep/models/activation_offload.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
@@ -127,19 +128,29 @@ variable_list leaves_of(const at::Tensor& value) {
 
 /// Keeps the inputs of a function for backward, whole or this rank's part.
 struct RecomputedCall : torch::CustomClassHolder {
-  explicit RecomputedCall(RecomputedFunction f) : function(std::move(f)) {}
+  explicit RecomputedCall(RecomputedFunction f, ActivationOffload* to_host)
+      : function(std::move(f)), offload(to_host) {}
 
+  /// What autograd is to keep: nothing of what is offloaded.
   variable_list keep(at::TensorList inputs) {
     variable_list kept;
     for (const at::Tensor& input : inputs) {
       needs_gradient.push_back(input.requires_grad());
       sizes.push_back(input.sizes().vec());
-      kept.push_back(group ? part_of(input) : input);
+      const at::Tensor own = group ? part_of(input) : input;
+      if (offload)
+        offloaded.push_back(offload->keep(own));
+      else
+        kept.push_back(own);
     }
+    offload = nullptr;  // the model's, which may be gone when backward comes
     return kept;
   }
 
-  variable_list restore(const variable_list& kept) const {
+  variable_list restore(variable_list kept) const {
+    // The last one was kept last, and has the one before it fetched.
+    if (!offloaded.empty()) kept.resize(offloaded.size());
+    for (size_t i = offloaded.size(); i-- > 0;) kept[i] = offloaded[i]->take();
     variable_list inputs;
     for (size_t i = 0; i < kept.size(); ++i)
       inputs.push_back((group ? gathered(kept[i], sizes[i]) : kept[i].detach())
@@ -158,6 +169,7 @@ struct RecomputedCall : torch::CustomClassHolder {
   }
 
   RecomputedFunction function;
+  ActivationOffload* offload;  ///< null: nothing is offloaded, or that is done
   std::optional<ProcessGroup> group;
   std::string label;
   variable_list parameters;
@@ -182,6 +194,7 @@ struct RecomputedCall : torch::CustomClassHolder {
 
   std::vector<bool> needs_gradient;
   std::vector<std::vector<int64_t>> sizes;
+  std::vector<std::shared_ptr<ActivationOffload::Kept>> offloaded;
 };
 
 struct Recompute : torch::autograd::Function<Recompute> {
@@ -252,16 +265,17 @@ void leave_out_of_recompute(const at::Tensor& parameter) {
   if (current_watch) current_watch->leave_out(parameter);
 }
 
-at::Tensor recompute(const RecomputedFunction& function, const std::vector<at::Tensor>& inputs) {
+at::Tensor recompute(const RecomputedFunction& function, const std::vector<at::Tensor>& inputs,
+                     ActivationOffload* offload) {
   if (!at::GradMode::is_enabled()) return function(inputs);
-  return run_and_keep(c10::make_intrusive<RecomputedCall>(function), inputs);
+  return run_and_keep(c10::make_intrusive<RecomputedCall>(function, offload), inputs);
 }
 
 at::Tensor recompute_from_parts(const RecomputedFunction& function,
                                 const std::vector<at::Tensor>& inputs, const ProcessGroup& group,
-                                const std::string& label) {
+                                const std::string& label, ActivationOffload* offload) {
   if (!at::GradMode::is_enabled()) return function(inputs);
-  auto call = c10::make_intrusive<RecomputedCall>(function);
+  auto call = c10::make_intrusive<RecomputedCall>(function, offload);
   if (group.size() > 1) call->group = group;
   call->label = label;
   return run_and_keep(call, inputs);

@@ -12,6 +12,8 @@
 
 namespace lockstep {
 
+class ActivationOffload;
+
 /// A differentiable function of tensors that gives one tensor, the same for the same inputs.
 using RecomputedFunction = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
 
@@ -20,8 +22,10 @@ using RecomputedFunction = std::function<at::Tensor(const std::vector<at::Tensor
 /// exchange for one more forward. A parameter may be used in several recomputed functions and
 /// outside of them, as an argument of libtorch's operators: its gradient arrives once, as the sum.
 /// Activations that the function uses must be among `inputs`: one that it captures, and that others
-/// use too, ends in libtorch's error of a second backward. create_graph is a UsageError.
-at::Tensor recompute(const RecomputedFunction& function, const std::vector<at::Tensor>& inputs);
+/// use too, ends in libtorch's error of a second backward. create_graph is a UsageError. With
+/// `offload` the inputs wait for backward in the host's memory.
+at::Tensor recompute(const RecomputedFunction& function, const std::vector<at::Tensor>& inputs,
+                     ActivationOffload* offload = nullptr);
 
 /// The same for inputs that are equal on all ranks of `group`. Until backward a rank keeps only its
 /// part of each: 1 / ranks of the elements, which must divide (UsageError). Backward gathers them:
@@ -29,7 +33,7 @@ at::Tensor recompute(const RecomputedFunction& function, const std::vector<at::T
 /// backward, in the same order.
 at::Tensor recompute_from_parts(const RecomputedFunction& function,
                                 const std::vector<at::Tensor>& inputs, const ProcessGroup& group,
-                                const std::string& label);
+                                const std::string& label, ActivationOffload* offload = nullptr);
 
 /// For layers: while a recomputed function runs for the first time on this thread, states that the
 /// gradient of `parameter` will not come from autograd, but be accumulated by the layer's own

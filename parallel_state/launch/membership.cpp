@@ -20,6 +20,7 @@ using std::chrono::milliseconds;
 constexpr char kAgreed[] = "agreed";
 constexpr char kRefused[] = "refused";
 constexpr char kGivenBack[] = "given back";
+constexpr char kConnecting[] = "connecting";
 constexpr char kConfig = 'C', kCommunication = 'X', kMissing = 'M';
 
 /// What a rank that waits for a verdict grants the one that writes it.
@@ -205,9 +206,10 @@ void Membership::wait_for_check_outs() {
   constexpr milliseconds kAfterSuccess{5000}, kAfterFailure{2000}, kAfterRefusal{10000}, kPause{5};
   const auto start = Clock::now();
   while (num_absent_members() > 0) {
-    const milliseconds bound = !agreed_                 ? kAfterRefusal
-                               : posted_failure(*keys_) ? kAfterFailure
-                                                        : kAfterSuccess;
+    milliseconds bound = !agreed_                 ? kAfterRefusal
+                         : posted_failure(*keys_) ? kAfterFailure
+                                                  : kAfterSuccess;
+    if (keys_->add(kConnecting, 0) > 0) bound += spec_.timeout;
     if (Clock::now() - start > bound) break;
     std::this_thread::sleep_for(kPause);
   }
@@ -220,6 +222,18 @@ int64_t Membership::num_absent_members() const {
   if (absent == 0) return 0;
   const auto ended = static_cast<int64_t>(ended_processes(*keys_, all_ranks()).size());
   return absent - std::max(ended, number_lost(*keys_));
+}
+
+Connecting::Connecting(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {
+  if (store_) store_->add(kConnecting, 1);
+}
+
+Connecting::~Connecting() {
+  try {
+    if (store_) store_->add(kConnecting, -1);
+  } catch (const std::exception&) {
+    // The store has gone, so nobody waits for that.
+  }
 }
 
 }  // namespace lockstep

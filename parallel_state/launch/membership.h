@@ -42,7 +42,7 @@ class Membership {
              Clock::time_point deadline);
   /// Checks out. Where this rank serves the store, waits until the others have done so, or are
   /// known to be lost: 5 s at most, 2 s after a failure, 10 s after a refusal, for ranks that are
-  /// yet to learn of it.
+  /// yet to learn of it. While one of them is Connecting, spec.timeout longer.
   ~Membership();
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
@@ -79,6 +79,20 @@ class Membership {
   int64_t generation_ = 0;
   bool agreed_ = false;
   bool incomplete_ = false;  ///< some ranks did not come in time
+};
+
+/// While it lives, this rank makes connections, in which nothing interrupts it: who serves the store
+/// must not leave before that is over, so that the rank can read there why it failed.
+class Connecting {
+ public:
+  /// `store`: Membership::store(), or null. c10::Error: it cannot be reached.
+  explicit Connecting(c10::intrusive_ptr<c10d::Store> store);
+  ~Connecting();
+  Connecting(const Connecting&) = delete;
+  Connecting& operator=(const Connecting&) = delete;
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
 };
 
 }  // namespace lockstep

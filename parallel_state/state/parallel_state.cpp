@@ -202,6 +202,7 @@ struct ParallelState::Impl {
     spec.options = key.options;
     await_members(spec);
     try {
+      const Connecting connecting(store);
       const auto c10d = connect(spec, options);
       entry =
           std::make_shared<Communicator>(c10d, make(c10d, state.timeout), device_transport(c10d),
@@ -335,7 +336,6 @@ ParallelState::ParallelState(const c10::intrusive_ptr<c10d::Store>& store, int64
 }
 
 int64_t ParallelState::rank() const { return impl_->rank; }
-
 int64_t ParallelState::world_size() const { return impl_->options.sizes.world_size; }
 
 c10::Device ParallelState::device() const { return impl_->options.device; }

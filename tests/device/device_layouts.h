@@ -63,6 +63,8 @@ inline constexpr const char* kShardedParams =
     "ddp.data_parallel_sharding_strategy=optim_grads_params";
 inline const Overrides kExperts = {"model.num_experts=4", "model.moe_router_topk=2",
                                    "model.moe_aux_loss_coeff=0.1", "model.moe_z_loss_coeff=0.01"};
+inline const Overrides kOffloaded = {"optimizer.offload=true", "model.recompute_granularity=full",
+                                     "model.offload_activations=true"};
 inline const Overrides kSequence = {"parallel.sequence_parallel=true"};
 
 /// Attention over parts of the context is another kernel on a device.
@@ -115,6 +117,54 @@ inline std::vector<DeviceLayout> data_layouts() {
       {.name = "dp4_sharded_instances",
        .world = 4,
        .overrides = with(kSharded, {"parallel.num_distributed_optimizer_instances=2"})},
+  };
+}
+
+/// The optimizer's state and the inputs of recomputed layers in the host's memory.
+inline std::vector<DeviceLayout> offloaded_layouts() {
+  const Overrides bf16 = {"train.precision=bf16"};
+  return {
+      {.name = "state", .overrides = {"optimizer.offload=true"}},
+      {.name = "activations",
+       .overrides = {"model.recompute_granularity=full", "model.offload_activations=true"}},
+      {.name = "both",
+       .overrides =
+           with(kOffloaded, {"model.recompute_method=uniform", "model.recompute_num_layers=3"})},
+      {.name = "sgd", .overrides = with(kOffloaded, {"optimizer.optimizer=sgd"})},
+      {.name = "bf16", .overrides = with(kOffloaded, bf16)},
+      {.name = "fp16",
+       .overrides = with(kOffloaded, {"train.precision=fp16", "optimizer.initial_loss_scale=256"})},
+      {.name = "skipped",
+       .overrides = {"optimizer.offload=true", "optimizer.grad_norm_skip_threshold=0.9"}},
+      {.name = "dp2_sharded", .world = 2, .overrides = with(kSharded, with(kOffloaded, bf16))},
+      {.name = "dp2_sharded_at_once",
+       .world = 2,
+       .overrides = with(kOffloaded,
+                         {"ddp.overlap_grad_reduce=false", "ddp.use_distributed_optimizer=true"})},
+      {.name = "dp2_sharded_gradients",
+       .world = 2,
+       .overrides = with(kSharded, with(kOffloaded, kShardedGrads))},
+      {.name = "dp2_sharded_params",
+       .world = 2,
+       .overrides = with(kSharded, with(kOffloaded, {kShardedParams, "train.precision=bf16"}))},
+      {.name = "tp2_parts",
+       .world = 2,
+       .overrides = parallel({{"tensor_model", 2}},
+                             with(kOffloaded, {"model.distribute_saved_activations=true"}))},
+      {.name = "tp2_sp_dropout",
+       .world = 2,
+       .overrides = parallel({{"tensor_model", 2}},
+                             with(kOffloaded, with(kSequence, {"model.hidden_dropout=0.1"})))},
+      {.name = "pp2", .world = 2, .overrides = parallel({{"pipeline_model", 2}}, kOffloaded)},
+      {.name = "pp3_interleaved",
+       .world = 3,
+       .overrides = parallel({{"pipeline_model", 3}, {"virtual_pipeline_model", 2}},
+                             with(kOffloaded, {"model.num_layers=6", "train.global_batch_size=6",
+                                               "model.recompute_num_layers=1"}))},
+      {.name = "pp2_dp2_sharded_params",
+       .world = 4,
+       .overrides =
+           parallel({{"pipeline_model", 2}}, with(kSharded, with(kOffloaded, {kShardedParams})))},
   };
 }
 

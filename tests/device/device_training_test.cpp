@@ -177,6 +177,8 @@ std::string name_of(const ::testing::TestParamInfo<DeviceLayout>& info) { return
 INSTANTIATE_TEST_SUITE_P(Data, DeviceTraining, ::testing::ValuesIn(data_layouts()), name_of);
 INSTANTIATE_TEST_SUITE_P(Model, DeviceTraining, ::testing::ValuesIn(model_layouts()), name_of);
 INSTANTIATE_TEST_SUITE_P(Features, DeviceTraining, ::testing::ValuesIn(feature_layouts()), name_of);
+INSTANTIATE_TEST_SUITE_P(Offloaded, DeviceTraining, ::testing::ValuesIn(offloaded_layouts()),
+                         name_of);
 INSTANTIATE_TEST_SUITE_P(Experts, DeviceTraining, ::testing::ValuesIn(expert_layouts()), name_of);
 INSTANTIATE_TEST_SUITE_P(Exchanged, DeviceTraining, ::testing::ValuesIn(exchanged_layouts()),
                          name_of);

@@ -113,6 +113,9 @@ const ModelCase kModels[] = {
     {"bf16", {"train.precision=bf16"}, 0.05},
     {"bf16_gradients", {"train.precision=bf16", "ddp.grad_reduce_in_fp32=false"}, 0.05},
     {"fp16_with_a_loss_scale", {"train.precision=fp16", "optimizer.initial_loss_scale=1024"}, 0.02},
+    {"offloaded",
+     {"optimizer.offload=true", "model.recompute_granularity=full", "model.hidden_dropout=0.1",
+      "model.offload_activations=true"}},
 };
 
 INSTANTIATE_TEST_SUITE_P(Models, CudaTraining, ::testing::ValuesIn(kModels),
@@ -154,7 +157,8 @@ TEST_P(CudaWaits, ADenseStepWaitsForItsDeviceOnce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, CudaWaits,
-                         ::testing::ValuesIn({kModels[0], kModels[5], kModels[14]}),
+                         ::testing::ValuesIn({kModels[0], kModels[5], kModels[14],
+                                              kModels[std::size(kModels) - 1]}),
                          [](const auto& info) { return info.param.name; });
 
 std::vector<at::Tensor> gradients_of_two_micro_batches(c10::Device device, bool offload) {

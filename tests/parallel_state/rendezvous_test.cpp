@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -190,6 +191,30 @@ TEST(Rendezvous, RanksMeetAgainAfterARefusal) {
     EXPECT_EQ(sum_of_ranks(state), 1);
   });
   EXPECT_EQ(errors, std::vector<std::string>(2));
+}
+
+/// A rank that connects cannot be interrupted. One of the others may have failed and left long
+/// before; what it posted is to be read even if it served the store.
+TEST(Rendezvous, TheServerOfTheStoreStaysForARankThatIsConnecting) {
+  constexpr int kWorld = 3;
+  const int port = free_port();
+  std::atomic<int> connecting = 0;
+  const auto errors = errors_of(kWorld, [&](size_t rank) {
+    ParallelStateOptions options = options_of(kWorld);
+    options.backend_factory = [&](const BackendSpec&) -> c10::intrusive_ptr<c10d::Backend> {
+      ++connecting;
+      while (connecting < kWorld) std::this_thread::sleep_for(milliseconds(1));
+      if (rank == 0) throw std::runtime_error("no route to rank 2");
+      std::this_thread::sleep_for(std::chrono::seconds(4));
+      throw std::runtime_error("nobody answers");
+    };
+    const ParallelState state(environment_of(static_cast<int>(rank), kWorld, port), options);
+    state.world();
+  });
+  for (const std::string& error : errors) {
+    EXPECT_NE(error.find("no route to rank 2"), std::string::npos) << error;
+    EXPECT_EQ(error.find("which serves the store"), std::string::npos) << error;
+  }
 }
 
 TEST(Rendezvous, RunsWithDifferentIdsShareAStore) {

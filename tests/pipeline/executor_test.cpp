@@ -5,12 +5,15 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <filesystem>
+#include <set>
 #include <thread>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "lockstep/core/error.h"
+#include "lockstep/parallel_state/collectives.h"
 #include "lockstep/pipeline/schedule_check.h"
 #include "lockstep/pipeline/transfer.h"
 #include "lockstep/tests/pipeline/toy_stages.h"
@@ -272,6 +275,36 @@ TEST(PipelineExecutorTest, AnOutputThatWasSentIsFreed) {
         }});
       },
       pipeline_of(2));
+}
+
+std::set<std::string> threads_of_this_process() {
+  std::set<std::string> ids;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task"))
+    ids.insert(entry.path().filename());
+  return ids;
+}
+
+/// c10d keeps 134 bytes for each thread that has ever waited for a message.
+TEST(PipelineExecutorTest, RunsStartNoThreadAfterTheFirst) {
+  constexpr int kRuns = 6;
+  std::vector<std::set<std::string>> seen(kRuns);
+  run_ranks(
+      2,
+      [&](const ParallelState& state) {
+        const PipelineExecutor executor(state, make_schedule({.pipeline = 2, .microbatches = 4}));
+        ToyChunks chunks(state.rank(), 2, 1, {});
+        for (auto& threads : seen) {
+          executor.run({[&](int64_t m, const at::Tensor& input) {
+            const at::Tensor output = chunks.stages[0](m, input);
+            // Both ranks have sent by then.
+            if (state.rank() == 1 && m == 3) threads = threads_of_this_process();
+            return output;
+          }});
+          all_reduce(state.world(), at::zeros({1}), ReduceOp::sum, "end of the run").wait();
+        }
+      },
+      pipeline_of(2));
+  for (int run = 2; run < kRuns; ++run) EXPECT_EQ(seen[run], seen[1]) << "run " << run;
 }
 
 TEST(PipelineExecutorTest, AStageThatThrowsEndsAllRanksSoon) {

@@ -97,8 +97,43 @@ TEST(MachineFile, MeasuredCollectivesTakeWhatWasMeasured) {
   EXPECT_DOUBLE_EQ(transfer(Kind::all_reduce, 800).seconds, 160e-6);
   EXPECT_DOUBLE_EQ(transfer(Kind::send, 2).seconds, 14e-6);
   EXPECT_DOUBLE_EQ(transfer(Kind::all_reduce, 10).occupancy, 0.5);
+  // The steps of more than two ranks are added; of 600 bytes each sends 800.
+  EXPECT_DOUBLE_EQ(
+      machine.transfer({.operation = {.kind = Kind::all_reduce}, .bytes = 600}, {0, 1, 2}, 0)
+          .seconds,
+      160e-6 + (4 - 2) * 2e-6);
   // An all-gather was not measured: of 300 bytes the rank sends 300.
   EXPECT_DOUBLE_EQ(transfer(Kind::all_gather, 300).seconds, 2e-6 + 300 / 1.5e11);
+}
+
+/// 2 us inside a host of 4 ranks, 5 us between hosts; 0 bytes take the steps alone.
+TEST(MachineFile, LatencyGrowsWithTheSteps) {
+  const Machine machine = parse_machine(kMachine, "m");
+  const auto us = [&](Kind kind, const RankList& ranks) {
+    const ProgramCall call = {.operation = {.kind = kind, .position = 1}};
+    return 1e6 * machine.transfer(call, ranks, 0).seconds;
+  };
+  const auto of_each = [](int64_t count, int64_t apart) {
+    RankList ranks;
+    for (int64_t i = 0; i < count; ++i) ranks.push_back(i * apart);
+    return ranks;
+  };
+  const RankList host = of_each(4, 1), two_hosts = of_each(8, 1), one_of_16 = of_each(16, 4),
+                 many = of_each(64, 1);
+  for (const Kind kind : {Kind::all_gather, Kind::reduce_scatter, Kind::broadcast}) {
+    EXPECT_NEAR(us(kind, {0, 1}), 2, 1e-9);
+    EXPECT_NEAR(us(kind, host), 3 * 2, 1e-9);
+    EXPECT_NEAR(us(kind, two_hosts), 5 + 6 * 2, 1e-9);
+    EXPECT_NEAR(us(kind, one_of_16), 15 * 5, 1e-9);
+    EXPECT_NEAR(us(kind, many), 15 * 5 + 48 * 2, 1e-9);
+  }
+  EXPECT_NEAR(us(Kind::all_reduce, host), 2 * 3 * 2, 1e-9);
+  EXPECT_NEAR(us(Kind::all_reduce, one_of_16), 2 * 4 * 5, 1e-9);
+  EXPECT_NEAR(us(Kind::all_reduce, many), 2 * (4 * 5 + 3 * 2), 1e-9);
+  for (const Kind kind : {Kind::send, Kind::exchange, Kind::all_to_all}) {
+    EXPECT_NEAR(us(kind, host), 2, 1e-9);
+    EXPECT_NEAR(us(kind, one_of_16), 5, 1e-9);
+  }
 }
 
 TEST(MachineFile, AMachineOfOneHostRefusesJobsOfSeveral) {
@@ -106,7 +141,7 @@ TEST(MachineFile, AMachineOfOneHostRefusesJobsOfSeveral) {
   text.erase(text.find("between_hosts"));
   const Machine machine = parse_machine(text, "m");
   const ProgramCall call = {.operation = {.kind = Kind::all_reduce}, .bytes = 300};
-  EXPECT_DOUBLE_EQ(machine.transfer(call, {0, 1, 2}, 0).seconds, 2e-6 + 400 / 1.5e11);
+  EXPECT_DOUBLE_EQ(machine.transfer(call, {0, 1, 2}, 0).seconds, 4 * 2e-6 + 400 / 1.5e11);
   EXPECT_THROW(machine.transfer(call, {0, 1, 4}, 0), ConfigError);
   EXPECT_EQ(machine_text(machine).find("between_hosts"), std::string::npos);
 }

@@ -273,6 +273,39 @@ TEST(MemoryPlan, MicrobatchesInFlight) {
   EXPECT_EQ(layers_of(overrides, 2), 4);
 }
 
+TEST(MemoryPlan, WhatIsOffloadedFromADeviceIsTheHosts) {
+  const auto stages = [](const std::vector<std::string>& overrides) {
+    return plan_memory(small(overrides), 4).stages;
+  };
+  const std::vector<std::string> base = {
+      "train.precision=bf16",       "ddp.use_distributed_optimizer=true",
+      "train.global_batch_size=24", "parallel.pipeline_model_parallel_size=2",
+      "model.num_layers=4",         "model.recompute_granularity=full"};
+  const std::vector<std::string> cuda = with(base, {"train.device=cuda"});
+  const std::string state = "optimizer.offload=true", inputs = "model.offload_activations=true";
+  EXPECT_EQ(stages(with(base, {state, inputs})).at(0).total_bytes(),
+            stages(base).at(0).total_bytes());  // on the CPU there is one memory
+  for (const size_t stage : {0, 1}) {
+    const StageMemory all = stages(cuda).at(stage),
+                      with_state = stages(with(cuda, {state})).at(stage),
+                      with_inputs = stages(with(cuda, {inputs})).at(stage);
+    EXPECT_EQ(all.host_bytes, 0);
+    EXPECT_EQ(with_state.optimizer_bytes, 0);
+    EXPECT_EQ(with_state.total_bytes(), all.total_bytes() - all.optimizer_bytes);
+    // 12 bytes of state, an fp32 gradient and a bf16 parameter.
+    EXPECT_EQ(with_state.host_bytes * 12, all.optimizer_bytes * (12 + 4 + 2));
+    const Config config = small(cuda);
+    const int64_t input =
+        config.model.seq_length * config.train.micro_batch_size * config.model.hidden_size * 2;
+    const int64_t in_flight = stage == 0 ? 2 : 1, layers = 2;
+    EXPECT_EQ(with_inputs.host_bytes, in_flight * layers * input);
+    // Two are there again in backward, and the pipeline has the input of a later stage.
+    const int64_t kept = stage == 0 ? 0 : 1;
+    EXPECT_EQ(all.activation_bytes - with_inputs.activation_bytes,
+              (in_flight * (layers - kept) - 2) * input);
+  }
+}
+
 TEST(MemoryPlan, WhatDoesNotDivideIsRefusedByName) {
   const auto refused = [](const std::vector<std::string>& overrides, int64_t world) {
     try {

@@ -120,7 +120,7 @@ TEST(TimeSimulation, WhatIsWaitedForAtOnceIsExposed) {
   expect_parts(inside.ranks.at(0), 10, 5, 12, 0);
   EXPECT_DOUBLE_EQ(inside.ranks.at(0).exposed_s.at("dp"), 12);
   EXPECT_DOUBLE_EQ(time_of(machine_of(1), step).step_s, 10 + 18 + 5);
-  EXPECT_DOUBLE_EQ(time_of(machine_of(1, /*latency=*/100), step).step_s, 10 + 118 + 5);
+  EXPECT_DOUBLE_EQ(time_of(machine_of(1, /*latency=*/100), step).step_s, 10 + 218 + 5);
 }
 
 TEST(TimeSimulation, WhatKernelsCoverIsNot) {

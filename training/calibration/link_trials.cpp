@@ -36,7 +36,7 @@ class LinkRank {
       link.collectives.push_back(std::move(times));
     }
     const std::vector<Machine::Point>& reductions = link.collectives.front().points;
-    link.latency_s = reductions.front().seconds;
+    link.latency_s = reductions.front().seconds / 2;  // an all-reduce of two ranks has two steps
     link.bytes_per_s = reductions.back().work / reductions.back().seconds;
     link.occupancy = occupancy();
     return link;

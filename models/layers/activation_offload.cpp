@@ -1,0 +1,82 @@
+#include "lockstep/models/activation_offload.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace lockstep {
+namespace {
+
+c10::Stream stream_of_pool(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+}
+
+c10::Stream current_stream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+/// `later` goes on once `earlier` has come to where it is now.
+void follow(const c10::Stream& later, const c10::Stream& earlier) {
+  c10::Event reached(earlier.device_type());
+  reached.record(earlier);
+  reached.block(later);
+}
+
+}  // namespace
+
+ActivationOffload::ActivationOffload(c10::Device device)
+    : to_host_(stream_of_pool(device)), to_device_(stream_of_pool(device)) {}
+
+void ActivationOffload::begin_pass() {
+  if (last_) last_->leave();
+  last_ = nullptr;
+}
+
+std::shared_ptr<ActivationOffload::Kept> ActivationOffload::keep(const at::Tensor& tensor) {
+  if (last_) last_->leave();
+  last_ = std::make_shared<Kept>(tensor.detach(), to_host_, to_device_, last_);
+  return last_;
+}
+
+ActivationOffload::Kept::Kept(const at::Tensor& tensor, c10::Stream to_host, c10::Stream to_device,
+                              std::shared_ptr<Kept> before)
+    : to_device_(to_device),
+      before_(std::move(before)),
+      host_(at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true))),
+      copied_(to_host.device_type()),
+      on_device_(tensor) {
+  follow(to_host, current_stream(tensor.device()));
+  const c10::StreamGuard on(to_host);
+  host_.copy_(tensor, /*non_blocking=*/true);
+  copied_.record(to_host);
+}
+
+void ActivationOffload::Kept::leave() {
+  if (!on_device_.defined()) return;
+  // Its memory is the current stream's, which may use it again from here on.
+  copied_.block(current_stream(on_device_.device()));
+  on_device_.reset();
+}
+
+void ActivationOffload::Kept::fetch() {
+  if (on_device_.defined()) return;
+  const c10::Device device = to_device_.device();
+  on_device_ = at::empty(host_.sizes(), host_.options().device(device).pinned_memory(false));
+  follow(to_device_, current_stream(device));  // whose memory it was before
+  copied_.block(to_device_);
+  const c10::StreamGuard on(to_device_);
+  on_device_.copy_(host_, /*non_blocking=*/true);
+  fetched_.emplace(device.type());
+  fetched_->record(to_device_);
+}
+
+at::Tensor ActivationOffload::Kept::take() {
+  fetch();
+  if (before_) before_->fetch();
+  before_ = nullptr;
+  (fetched_ ? *fetched_ : copied_).block(current_stream(on_device_.device()));
+  fetched_.reset();
+  return std::exchange(on_device_, at::Tensor());
+}
+
+}  // namespace lockstep
