@@ -23,8 +23,8 @@ class OptimizerState {
  public:
   /// Allocates them, those of the rule zero, and takes the master weights from the parameters.
   /// `group_of` has an index for each of buffer.params(). `offloaded`: in the host's memory, while
-  /// the parameters are on a device; not with a rule of matrices. ConfigError: parameters of another
-  /// dtype than fp32, fp64, bf16 and fp16; fp64 with a rule that keeps bf16.
+  /// the parameters are on a device; not with a rule of matrices. ConfigError: parameters of
+  /// another dtype than fp32, fp64, bf16 and fp16; fp64 with a rule that keeps bf16.
   OptimizerState(const ParamAndGradBuffer& buffer, std::shared_ptr<const UpdateRule> rule,
                  std::vector<size_t> group_of, bool offloaded = false);
 
