@@ -81,8 +81,8 @@ class Membership {
   bool incomplete_ = false;  ///< some ranks did not come in time
 };
 
-/// While it lives, this rank makes connections, in which nothing interrupts it: the rank that serves
-/// the store must not leave meanwhile, so that this one can read there why it failed.
+/// While it lives, this rank makes connections, in which nothing interrupts it: the rank that
+/// serves the store must not leave meanwhile, so that this one can read there why it failed.
 class Connecting {
  public:
   /// `store`: Membership::store(), or null. c10::Error: it cannot be reached.
