@@ -59,11 +59,11 @@ struct Machine {
   /// steps, and the bytes that plan_links() counts for a rank over the link. All-gathers,
   /// reduce-scatters and broadcasts take the steps of a ring of N ranks on H hosts, H - 1 between
   /// hosts and N - H inside. All-reduces take twice as many, or where it is less twice those of a
-  /// tree, log2 H between hosts and the chain of a host's ranks. Others take one. What was measured
-  /// of such a collective on the link, between two ranks, takes the place of both, and the steps
-  /// beyond those of two ranks are added. Between hosts the ring passes through as many devices of a host as the
-  /// group has there, but no faster than inside. A message or exchange takes the link between its
-  /// two ends.
+  /// tree, log2 H between hosts and the chain of a host's ranks. Others take one. What was
+  /// measured of such a collective on the link, between two ranks, takes the place of both, and
+  /// the steps beyond those of two ranks are added. Between hosts the ring passes through as many
+  /// devices of a host as the group has there, but no faster than inside. A message or exchange
+  /// takes the link between its two ends.
   /// ConfigError where the ranks are on several hosts and there is no link between them.
   Transfer transfer(const ProgramCall& call, const RankList& ranks, int64_t position) const;
 };
