@@ -226,7 +226,9 @@ Optimizer::StepResult Optimizer::finish_step(const double* numbers, bool beyond_
   if (offloaded_ && !result.skipped) {
     const at::NoGradGuard no_grad;
     const TraceScope scope([] { return "optimizer step on the host"; });
-    update(step_control(result.grad_norm, config_, loss_scale()));
+    const kernels::StepControl control = step_control(result.grad_norm, config_, loss_scale());
+    const bool planned = models_.front()->parallel_state().device().is_meta();  // has no host
+    update(planned ? control.to(at::kMeta) : control);
   }
   scaler_->update(!std::isfinite(result.grad_norm));
   if (!result.skipped) ++num_steps_;

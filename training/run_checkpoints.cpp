@@ -112,6 +112,14 @@ void check_same_model(CheckpointReader& checkpoint, const Config& config, bool s
   }
 }
 
+/// The next save tries again, and tells what it cannot remove.
+void remove_what_earlier_runs_left(const std::string& folder) {
+  try {
+    remove_leftovers(folder);
+  } catch (const FileError&) {
+  }
+}
+
 }  // namespace
 
 RunCheckpoints::RunCheckpoints(const CheckpointConfig& config, std::string folder,
@@ -126,6 +134,7 @@ RunCheckpoints::RunCheckpoints(const CheckpointConfig& config, std::string folde
                        config.save_interval.value_or(0));
   if (folder_.empty()) return;
   lock_ = lock_folder(folder_, config.save ? "checkpoint.save" : "--output", state_);
+  if (state_.rank() == 0) remove_what_earlier_runs_left(folder_);
   saver_ = std::make_shared<CheckpointSaver>(
       parallel_state, CheckpointSaverOptions{.folder = folder_,
                                              .keep = config.keep.value_or(0),

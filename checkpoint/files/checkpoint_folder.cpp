@@ -145,6 +145,14 @@ std::string newest_until(const std::vector<std::string>& checkpoints, int64_t it
   return found == checkpoints.end() ? "" : *found;
 }
 
+std::string remove_leftovers(const std::string& folder) {
+  try {
+    return clean_up_steps(folder);
+  } catch (const fs::filesystem_error& error) {
+    fail<FileError>("'{}' cannot be cleaned up: {}", folder, error.code().message());
+  }
+}
+
 PartialCheckpoint::PartialCheckpoint(std::string folder, int64_t iteration)
     : folder_(std::move(folder)),
       iteration_(iteration),

@@ -19,9 +19,10 @@
 /// at any moment the newest complete checkpoint is the old or the new one, whole. A file system
 /// that cannot exchange two folders (NFS) takes two steps: step_N/ becomes step_N.old.partial/,
 /// then step_N.partial/ becomes step_N/. Between them, and after a run that ended there, the
-/// checkpoint is found in step_N.old.partial/; the next save gives it its name again.
+/// checkpoint is found in step_N.old.partial/; the next save or start gives it its name again.
 ///
-/// What ends in .partial is removed by the next save. A folder step_N/ without a manifest is left
+/// What ends in .partial is removed by the next save, and by the next run that may save there when
+/// it starts. A folder step_N/ without a manifest is left
 /// alone: nothing tells whether a run or a person made it, or lost its manifest. Needs no libtorch.
 namespace lockstep {
 
@@ -46,6 +47,10 @@ std::string newest_until(const std::vector<std::string>& checkpoints, int64_t it
 
 /// Whether find_checkpoint() finds one.
 bool has_checkpoint(const std::string& folder);
+
+/// Removes what interrupted saves and removals left in `folder`, which must be locked. Returns what
+/// of that cannot be removed and why; empty if there is nothing. FileError names what failed.
+std::string remove_leftovers(const std::string& folder);
 
 /// A checkpoint that is being written.
 class PartialCheckpoint {

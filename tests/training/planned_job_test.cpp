@@ -132,6 +132,10 @@ TEST(PlannedJob, OptionsCommunicateAsInARun) {
       4, with(layout({kPipeline}),
               {"model.untie_embeddings_and_output_weights=true", "ddp.align_param_gather=true",
                "ddp.use_distributed_optimizer=true", "ddp.overlap_param_gather=true"}));
+  for (const char* const precision : {"train.precision=fp32", "train.precision=bf16"})
+    expect_as_in_a_run(2, {precision, "optimizer.offload=true", "model.offload_activations=true",
+                           "model.recompute_granularity=full", "ddp.overlap_param_gather=true",
+                           "ddp.use_distributed_optimizer=true"});
   expect_as_in_a_run(2, {"train.log_grad_norm_per_group=true", "ddp.overlap_grad_reduce=false",
                          "ddp.average_in_collective=true"});
 }

@@ -3,12 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 #include <random>
+#include <set>
 
 #include <ATen/ATen.h>
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
+#include "lockstep/checkpoint/manifest.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/synthetic_text.h"
@@ -98,6 +102,25 @@ TEST_F(RunEndTest, ALossThatIsNoNumberEndsAllRanksAfterItIsTold) {
     EXPECT_EQ(call.bytes, 24);  // two sums and the ranks' wishes
   }
   EXPECT_EQ(losses, 4);
+}
+
+/// Also where the run has nothing left to train and makes no save.
+TEST_F(RunEndTest, AStartRemovesWhatEarlierRunsLeft) {
+  const std::filesystem::path into = folder_.path() / "left";
+  for (const char* const left : {"step_4.removed.partial", "step_9.partial"}) {
+    std::filesystem::create_directories(into / left);
+    std::ofstream(into / left / "file") << "x";
+  }
+  std::filesystem::create_directories(into / "step_3");
+  std::filesystem::create_directories(into / "step_6.old.partial");
+  std::ofstream(into / "step_6.old.partial" / kManifestName) << "x";
+  testing::run_ranks(2, [&](const ParallelState& state) {
+    const RunCheckpoints checkpoints(config({}).checkpoint, into, state);
+    std::set<std::string> found;
+    for (const auto& entry : std::filesystem::directory_iterator(into))
+      found.insert(entry.path().filename());
+    if (state.rank() == 0) EXPECT_EQ(found, std::set<std::string>({"lock", "step_3", "step_6"}));
+  });
 }
 
 TEST_F(RunEndTest, SkippedStepsCountInARowAndOverResumes) {
