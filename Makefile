@@ -83,6 +83,7 @@ bench: build ## Run the benchmarks: ours and its peer side by side
 	@$(BUILD)/benchmarks/optimizer_step
 	@$(BUILD)/benchmarks/fused_ops
 	@scripts/setup megatron || true
+	@.venv/bin/python benchmarks/step_growth.py --build $(BUILD)
 	@LOCKSTEP_BUILD=$(BUILD) scripts/bench_steps sharded --ranks 2
 	@LOCKSTEP_BUILD=$(BUILD) scripts/bench_steps sharded --ranks 4
 	@LOCKSTEP_BUILD=$(BUILD) scripts/bench_steps link

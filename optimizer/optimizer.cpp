@@ -152,6 +152,9 @@ void Optimizer::make_states(const std::vector<ParamOverride>& overrides) {
                                    to_string(groups_[grouped.group_of[i]])));
   check_ties_over_stages(models_, settings);
   check_partial_over_stages(models_);
+  const Offload offload = !offloaded_ ? Offload::none
+                          : own_rule_ ? Offload::may_leave_some
+                                      : Offload::writes_all;
   auto next = grouped.group_of.begin();
   for (const DistributedDataParallel* model : models_)
     for (const auto& buffer : model->buffers()) {
@@ -159,7 +162,7 @@ void Optimizer::make_states(const std::vector<ParamOverride>& overrides) {
       states_.emplace_back(
           *buffer,
           update_rule(config_, buffer->holds_whole_matrices(), model->parallel_state(), own_rule_),
-          std::vector(next, end), offloaded_);
+          std::vector(next, end), offload);
       next = end;
     }
 }
@@ -272,7 +275,6 @@ void Optimizer::restore(const OptimizerProgress& progress) {
                        progress.num_steps);
   scaler_->restore(progress.scaler);
   num_steps_ = progress.num_steps;
-  for (OptimizerState& state : states_) state.fetch_params();
 }
 
 void Optimizer::apply_master_weights() {

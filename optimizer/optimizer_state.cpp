@@ -47,11 +47,11 @@ at::ScalarType dtype_of(const UpdateState& kept, at::ScalarType weights,
 
 OptimizerState::OptimizerState(const ParamAndGradBuffer& buffer,
                                std::shared_ptr<const UpdateRule> rule, std::vector<size_t> group_of,
-                               bool offloaded)
+                               Offload offload)
     : buffer_(&buffer),
       rule_(std::move(rule)),
       group_of_(std::move(group_of)),
-      offloaded_(offloaded) {
+      offloaded_(offload != Offload::none) {
   for (int64_t start = 0; const ElementRange& owned : buffer.owned()) {
     pieces_.push_back({owned, {start, start + owned.numel()}, segments_of(owned)});
     start += owned.numel();
@@ -60,6 +60,7 @@ OptimizerState::OptimizerState(const ParamAndGradBuffer& buffer,
   require<ConfigError>(is_narrow(dtype) || dtype == at::kFloat || dtype == at::kDouble,
                        "optimizer: parameter '{}' is {}, allowed: Float, Double, BFloat16, Half",
                        buffer.params().front().name, at::toString(dtype));
+  fetches_params_ = !is_narrow(dtype) || offload == Offload::may_leave_some;
   allocate(dtype);
   read_params();
 }
@@ -85,11 +86,7 @@ void OptimizerState::fetch() {
   for (const Piece& piece : pieces_)
     slice(host_grads_, piece.in_state)
         .copy_(buffer_->held_grads(piece.in_buffer), /*non_blocking=*/true);
-  if (!master_.defined()) fetch_params();
-}
-
-void OptimizerState::fetch_params() {
-  if (!offloaded_) return;
+  if (!fetches_params_) return;
   for (const Piece& piece : pieces_)
     slice(host_params_, piece.in_state)
         .copy_(buffer_->owned_params(piece.in_buffer), /*non_blocking=*/true);
@@ -208,12 +205,10 @@ void OptimizerState::write_params() {
   if (!master_.defined()) return;
   for (const Piece& piece : pieces_)
     buffer_->owned_params(piece.in_buffer).copy_(slice(master_, piece.in_state));
-  fetch_params();
   note_change();
 }
 
 void OptimizerState::read_params() {
-  fetch_params();
   if (!master_.defined()) return;
   for (const Piece& piece : pieces_)
     slice(master_, piece.in_state).copy_(buffer_->owned_params(piece.in_buffer));

@@ -18,22 +18,23 @@
 
 namespace lockstep {
 
+/// Whether the state is offloaded, and the rule writes all elements of the parameters in each step.
+enum class Offload { none, writes_all, may_leave_some };
+
 /// Flat tensors of buffer.owned_numel() elements, the ranges of buffer.owned() one after the other.
 class OptimizerState {
  public:
   /// Allocates them, those of the rule zero, and takes the master weights from the parameters.
-  /// `group_of` has an index for each of buffer.params(). `offloaded`: in the host's memory, while
+  /// `group_of` has an index for each of buffer.params(). Offloaded: in the host's memory, while
   /// the parameters are on a device; not with a rule of matrices. ConfigError: parameters of
   /// another dtype than fp32, fp64, bf16 and fp16; fp64 with a rule that keeps bf16.
   OptimizerState(const ParamAndGradBuffer& buffer, std::shared_ptr<const UpdateRule> rule,
-                 std::vector<size_t> group_of, bool offloaded = false);
+                 std::vector<size_t> group_of, Offload offload = Offload::none);
 
   /// If offloaded: the current stream copies the gradients to the host, without a wait, and the
-  /// parameters where there are no master weights. step() works with these, so the host must have
-  /// waited for the stream.
+  /// parameters if they are needed there. step() works with these, so the host must have waited for
+  /// the stream.
   void fetch();
-  /// If offloaded: only the parameters, of which an update rule may leave elements as they are.
-  void fetch_params();
 
   /// Updates buffer.owned()[range] of the parameters: step number `step`, from 1, one call of the
   /// rule for each of `groups`, or for each matrix. Collective where the rule is, as Muon is over
@@ -86,6 +87,7 @@ class OptimizerState {
   std::vector<size_t> group_of_;  ///< of each parameter
   std::vector<Piece> pieces_;
   bool offloaded_;
+  bool fetches_params_;
   /// If offloaded: the gradients of a step and its parameters, page-locked on the host.
   at::Tensor host_grads_, host_params_;
   at::Tensor master_;  ///< fp32 originals of bf16 and fp16 parameters; undefined for the others

@@ -18,7 +18,8 @@ namespace lockstep {
 class RunCheckpoints {
  public:
   /// `folder` is where to save; empty: nowhere. Collective; as long as it lives, no other run can
-  /// save there. Removes what interrupted saves and removals left there. ConfigError: checkpoint.save_interval without a folder. FileError, on all ranks:
+  /// save there. Removes what interrupted saves and removals left there. ConfigError:
+  /// checkpoint.save_interval without a folder. FileError, on all ranks:
   /// another run has the folder, or it cannot be made.
   RunCheckpoints(const CheckpointConfig& config, std::string folder,
                  const ParallelState& parallel_state, JobStart start = {});

@@ -4,11 +4,14 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "lockstep/core/check.h"
+
 namespace lockstep {
 namespace {
 
 c10::Stream stream_of_pool(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+  return c10::impl::VirtualGuardImpl(device.type())
+      .getStreamFromGlobalPool(device, /*isHighPriority=*/true);
 }
 
 c10::Stream current_stream(c10::Device device) {
@@ -28,8 +31,7 @@ ActivationOffload::ActivationOffload(c10::Device device)
     : to_host_(stream_of_pool(device)), to_device_(stream_of_pool(device)) {}
 
 void ActivationOffload::begin_pass() {
-  if (last_) last_->leave();
-  last_ = nullptr;
+  if (const auto last = std::exchange(last_, nullptr)) last->leave();
 }
 
 std::shared_ptr<ActivationOffload::Kept> ActivationOffload::keep(const at::Tensor& tensor) {
@@ -41,40 +43,62 @@ std::shared_ptr<ActivationOffload::Kept> ActivationOffload::keep(const at::Tenso
 ActivationOffload::Kept::Kept(const at::Tensor& tensor, c10::Stream to_host, c10::Stream to_device,
                               std::shared_ptr<Kept> before)
     : to_device_(to_device),
+      stream_(current_stream(tensor.device())),
       before_(std::move(before)),
       host_(at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true))),
       copied_(to_host.device_type()),
-      on_device_(tensor) {
-  follow(to_host, current_stream(tensor.device()));
+      on_device_(tensor),
+      version_(static_cast<uint32_t>(tensor._version())) {
+  follow(to_host, stream_);
   const c10::StreamGuard on(to_host);
   host_.copy_(tensor, /*non_blocking=*/true);
   copied_.record(to_host);
 }
 
-void ActivationOffload::Kept::leave() {
+/// A copy may be under way: from here on the memory is used again.
+ActivationOffload::Kept::~Kept() {
   if (!on_device_.defined()) return;
-  // Its memory is the current stream's, which may use it again from here on.
-  copied_.block(current_stream(on_device_.device()));
+  try {
+    (fetched_ ? *fetched_ : copied_).block(stream_);
+  } catch (const std::exception&) {
+    // The device has failed, and says so to whoever uses it next.
+  }
+}
+
+void ActivationOffload::Kept::check_unchanged() const {
+  require<UsageError>(fetched_ || static_cast<uint32_t>(on_device_._version()) == version_,
+                      "recompute: found an input of shape [{}] that was changed in place after the "
+                      "call; allowed: inputs that stay as they were until backward",
+                      fmt::join(on_device_.sizes(), ", "));
+}
+
+void ActivationOffload::Kept::leave() {
+  if (!on_device_.defined() || fetched_) return;
+  copied_.block(stream_);
+  check_unchanged();
   on_device_.reset();
 }
 
 void ActivationOffload::Kept::fetch() {
   if (on_device_.defined()) return;
   const c10::Device device = to_device_.device();
+  stream_ = current_stream(device);
   on_device_ = at::empty(host_.sizes(), host_.options().device(device).pinned_memory(false));
-  follow(to_device_, current_stream(device));  // whose memory it was before
+  follow(to_device_, stream_);  // whose memory it was before
   copied_.block(to_device_);
   const c10::StreamGuard on(to_device_);
-  on_device_.copy_(host_, /*non_blocking=*/true);
   fetched_.emplace(device.type());
+  on_device_.copy_(host_, /*non_blocking=*/true);
   fetched_->record(to_device_);
 }
 
 at::Tensor ActivationOffload::Kept::take() {
   fetch();
-  if (before_) before_->fetch();
+  if (before_ && !before_->taken_) before_->fetch();
   before_ = nullptr;
+  taken_ = true;
   (fetched_ ? *fetched_ : copied_).block(current_stream(on_device_.device()));
+  check_unchanged();
   fetched_.reset();
   return std::exchange(on_device_, at::Tensor());
 }

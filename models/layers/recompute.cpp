@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/core/check.h"
@@ -131,26 +132,27 @@ struct RecomputedCall : torch::CustomClassHolder {
   explicit RecomputedCall(RecomputedFunction f, ActivationOffload* to_host)
       : function(std::move(f)), offload(to_host) {}
 
-  /// What autograd is to keep: nothing of what is offloaded.
+  /// What autograd is to keep: an undefined tensor in the place of one that is offloaded.
   variable_list keep(at::TensorList inputs) {
     variable_list kept;
     for (const at::Tensor& input : inputs) {
       needs_gradient.push_back(input.requires_grad());
       sizes.push_back(input.sizes().vec());
       const at::Tensor own = group ? part_of(input) : input;
-      if (offload)
-        offloaded.push_back(offload->keep(own));
-      else
-        kept.push_back(own);
+      const bool leaves = offload && offload->takes(own);
+      offloaded.push_back(leaves ? offload->keep(own) : nullptr);
+      kept.push_back(leaves ? at::Tensor() : own);
     }
     offload = nullptr;  // the model's, which may be gone when backward comes
     return kept;
   }
 
-  variable_list restore(variable_list kept) const {
+  variable_list restore(variable_list kept) {
     // The last one was kept last, and has the one before it fetched.
-    if (!offloaded.empty()) kept.resize(offloaded.size());
-    for (size_t i = offloaded.size(); i-- > 0;) kept[i] = offloaded[i]->take();
+    for (size_t i = offloaded.size(); i-- > 0;)
+      if (offloaded[i]) kept[i] = offloaded[i]->take();
+    // Whoever keeps the loss keeps this call, but no backward comes again.
+    if (!torch::autograd::get_current_graph_task_keep_graph()) offloaded.clear();
     variable_list inputs;
     for (size_t i = 0; i < kept.size(); ++i)
       inputs.push_back((group ? gathered(kept[i], sizes[i]) : kept[i].detach())

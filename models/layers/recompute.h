@@ -23,7 +23,8 @@ using RecomputedFunction = std::function<at::Tensor(const std::vector<at::Tensor
 /// outside of them, as an argument of libtorch's operators: its gradient arrives once, as the sum.
 /// Activations that the function uses must be among `inputs`: one that it captures, and that others
 /// use too, ends in libtorch's error of a second backward. create_graph is a UsageError. With
-/// `offload` the inputs wait for backward in the host's memory.
+/// `offload` the inputs that lie on its device wait for backward in the host's memory. One that is
+/// changed in place before then is an error, as without: libtorch's or a UsageError.
 at::Tensor recompute(const RecomputedFunction& function, const std::vector<at::Tensor>& inputs,
                      ActivationOffload* offload = nullptr);
 

@@ -1,0 +1,199 @@
+// recompute() with inputs that wait in the host's memory, where backward ends early, comes in
+// another order, or does not come.
+
+#include <cmath>
+#include <memory>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/autograd/autograd.h>
+
+#include "lockstep/core/error.h"
+#include "lockstep/models/activation_offload.h"
+#include "lockstep/models/recompute.h"
+#include "lockstep/tests/device/lagging_tests.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep::testing {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+at::Tensor wave(at::IntArrayRef sizes, double phase) {
+  int64_t numel = 1;
+  for (const int64_t size : sizes) numel *= size;
+  return at::sin(at::arange(numel, at::kFloat) * 0.37 + phase).view(sizes);
+}
+
+class LaggingOffload : public LaggingDevice {
+ protected:
+  /// The stream on which an offload that was made last fetches: the pool is a ring of 32.
+  static c10::Stream fetching_stream() {
+    for (int i = 0; i < 31; ++i) pooled_stream(0);
+    return pooled_stream(0);
+  }
+
+  /// Tensors in the memory that an early end of backward has given up keep their values, although
+  /// what it had fetched ahead arrives later.
+  static void expect_no_late_write(
+      const std::function<void(const Tensors& weights, const at::Tensor& loss)>& end_early,
+      const std::shared_ptr<bool>& fails) {
+    constexpr int64_t kNumel = 1024;
+    const c10::Device device = lagging_device(0);
+    ActivationOffload offload(device);
+    std::unique_ptr<Gate> gate;
+    {
+      Tensors weights;
+      at::Tensor x = wave({kNumel}, 5).to(device);
+      for (int layer = 0; layer < 4; ++layer) {
+        weights.push_back(wave({kNumel}, layer).to(device).requires_grad_(true));
+        x = recompute(
+            [fails, layer, weight = weights.back()](const Tensors& in) {
+              if (*fails && layer == 2) throw std::runtime_error("thrown");
+              return in[0] * weight;
+            },
+            {x}, &offload);
+      }
+      const at::Tensor loss = x.sum();
+      wait_for_all_streams();
+      gate = std::make_unique<Gate>(fetching_stream());
+      end_early(weights, loss);
+    }
+    Tensors fresh;
+    for (int i = 0; i < 12; ++i) fresh.push_back(at::full({kNumel}, 7.F, device));
+    gate->release();
+    wait_for_all_streams();
+    for (const at::Tensor& tensor : fresh)
+      EXPECT_TRUE(at::equal(tensor.cpu(), at::full({kNumel}, 7.F)));
+  }
+};
+
+TEST_F(LaggingOffload, ABackwardThatThrowsLeavesNoWriteBehind) {
+  const auto fails = std::make_shared<bool>(false);
+  expect_no_late_write(
+      [&](const Tensors&, const at::Tensor& loss) {
+        *fails = true;
+        EXPECT_ANY_THROW(loss.backward());
+      },
+      fails);
+}
+
+TEST_F(LaggingOffload, ABackwardOfTheLastLayerLeavesNoWriteBehind) {
+  expect_no_late_write(
+      [](const Tensors& weights, const at::Tensor& loss) {
+        torch::autograd::grad({loss}, {weights.back()});
+      },
+      std::make_shared<bool>(false));
+}
+
+/// Gradients of weights that recomputed functions inside recomputed functions use.
+Tensors nested_gradients(c10::Device device, ActivationOffload* offload) {
+  Tensors weights;
+  for (int i = 0; i < 6; ++i)
+    weights.push_back((wave({16, 16}, i) * 0.3).to(device).requires_grad_(true));
+  for (int pass = 0; pass < 3; ++pass) {
+    at::Tensor y = wave({4, 16}, pass).to(device);
+    if (offload) offload->begin_pass();
+    for (size_t outer = 0; outer < 6; outer += 2)
+      y = recompute(
+          [&weights, offload, outer](const Tensors& in) {
+            at::Tensor z = in[0];
+            for (size_t i = outer; i < outer + 2; ++i)
+              z = recompute(
+                  [weight = weights[i]](const Tensors& inner) {
+                    return at::tanh(at::matmul(inner[0], weight)) + inner[0];
+                  },
+                  {z}, offload);
+            return z;
+          },
+          {y}, offload);
+    y.square().sum().backward();
+  }
+  Tensors gradients;
+  for (const at::Tensor& weight : weights) gradients.push_back(weight.grad().cpu());
+  return gradients;
+}
+
+TEST_F(LaggingOffload, FunctionsInsideFunctionsHaveTheirOwnInputs) {
+  const Tensors expected = nested_gradients(at::kCPU, nullptr);
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    if (seed % 2 == 0)
+      restart_lazy(seed);
+    else
+      restart(seed);
+    ActivationOffload offload(lagging_device(0));
+    const Tensors found = nested_gradients(lagging_device(0), &offload);
+    for (size_t i = 0; i < expected.size(); ++i)
+      EXPECT_TRUE(at::equal(found[i], expected[i])) << "seed " << seed << ", weight " << i;
+  }
+}
+
+/// Two passes that nobody has told apart, and backward in the order of forward.
+TEST_F(LaggingOffload, BackwardInTheOrderOfForwardFindsItsInputs) {
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    restart(seed);
+    ActivationOffload offload(lagging_device(0));
+    Tensors inputs, values;
+    for (int i = 0; i < 6; ++i) {
+      inputs.push_back(at::full({64}, i + 1.0, lagging_device(0)).requires_grad_(true));
+      values.push_back(
+          recompute([](const Tensors& in) { return in[0].pow(3); }, {inputs.back() * 2}, &offload));
+    }
+    for (size_t i = 0; i < values.size(); ++i) {
+      values[i].sum().backward();
+      const double x = static_cast<double>(i) + 1;
+      EXPECT_TRUE(at::equal(inputs[i].grad().cpu(), at::full({64}, 24 * x * x))) << seed;
+    }
+  }
+}
+
+TEST_F(LaggingOffload, AnInputThatIsChangedInPlaceIsRefused) {
+  for (const bool keeps_another : {false, true}) {
+    ActivationOffload offload(lagging_device(0));
+    const auto square = [](const Tensors& in) { return in[0].square(); };
+    const at::Tensor weight = at::ones({8}, lagging_device(0)).requires_grad_(true);
+    const at::Tensor x = weight * 2;
+    const at::Tensor y = recompute(square, {x}, &offload);
+    x.detach().mul_(100);
+    EXPECT_TRUE(throws_with<UsageError>(
+        [&] {
+          if (keeps_another)
+            recompute(square, {weight}, &offload);
+          else
+            y.sum().backward();
+        },
+        "an input of shape [8] that was changed in place"));
+  }
+}
+
+TEST_F(LaggingOffload, InputsOfOtherDevicesStayWhereTheyAre) {
+  ActivationOffload offload(lagging_device(0));
+  const at::Tensor x = at::full({4}, 3.0, lagging_device(0)).requires_grad_(true);
+  const at::Tensor host = at::full({1}, 2.0), other = at::full({4}, 5.0, lagging_device(1));
+  const at::Tensor y = recompute(
+      [](const Tensors& in) {
+        EXPECT_EQ(in[2].device(), lagging_device(1));
+        return in[0] * in[1].item<double>() + in[2].to(in[0].device());
+      },
+      {x, host, other}, &offload);
+  y.sum().backward();
+  EXPECT_TRUE(at::equal(x.grad().cpu(), at::full({4}, 2.0)));
+}
+
+/// What waited is given up after backward, also by somebody who keeps the loss, but not where
+/// backward may come again.
+TEST_F(LaggingOffload, ABackwardThatMayComeAgainFindsItsInputsAgain) {
+  ActivationOffload offload(lagging_device(0));
+  const at::Tensor x = at::full({8}, 2.0, lagging_device(0)).requires_grad_(true);
+  const at::Tensor loss =
+      recompute([](const Tensors& in) { return in[0].square(); }, {x}, &offload).sum();
+  for (int times = 1; times <= 3; ++times) {
+    loss.backward({}, /*retain_graph=*/times < 3);
+    EXPECT_TRUE(at::equal(x.grad().cpu(), at::full({8}, 4.0 * times)));
+  }
+  EXPECT_ANY_THROW(loss.backward());
+}
+
+}  // namespace
+}  // namespace lockstep::testing
