@@ -91,7 +91,7 @@ def panel(number, title, series):
                   f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{mark:g}</text>']
     for x in xs:
         across, _ = at(x, marks[0])
-        lines.append(f'<text x="{across:.1f}" y="{HEIGHT - BOTTOM + 16}" '
+        lines.append(f'<text x="{across:.1f}" y="{HEIGHT - BOTTOM + 22}" '
                      f'text-anchor="middle">{x:,}</text>')
     for name, line in series.items():
         points = [at(x, y) for x, y in sorted(line.items())]
