@@ -75,10 +75,10 @@ struct OptimizerProgress {
 ///
 /// With optimizer.offload and models on a device, the state lies in the host's memory, where the
 /// update is made, by the same rules and with the same bits. The device keeps no byte of it. In a
-/// step the gradients that this rank updates with go to the host, with them parameters that have no
-/// master weights or an update rule of one's own, and the parameters come back. The host needs
-/// page-locked memory for these, of each element a gradient and a parameter; CUDA's allocator
-/// rounds each buffer's up to a power of two.
+/// step the gradients that this rank updates with go to the host, with them the parameters where
+/// there are no master weights or the update rule is one's own, and the parameters come back. The
+/// host needs page-locked memory for these, of each element a gradient and a parameter; CUDA's
+/// allocator rounds each buffer's up to a power of two.
 ///
 /// Learning rate and weight decay are those of the parameter's group (see group_params()): by the
 /// configuration, or by overrides. Groups change nothing in what is sent or saved.

@@ -22,8 +22,8 @@
 /// checkpoint is found in step_N.old.partial/; the next save or start gives it its name again.
 ///
 /// What ends in .partial is removed by the next save, and by the next run that may save there when
-/// it starts. A folder step_N/ without a manifest is left
-/// alone: nothing tells whether a run or a person made it, or lost its manifest. Needs no libtorch.
+/// it starts. A folder step_N/ without a manifest is left alone: nothing tells whether a run or a
+/// person made it, or lost its manifest. Needs no libtorch.
 namespace lockstep {
 
 /// "step_12"

@@ -34,8 +34,7 @@ void check_model(const TransformerConfig& model) {
   require<ConfigError>(
       !model.offload_activations || model.recompute_granularity == RecomputeGranularity::full,
       "model.offload_activations: found true, and model.recompute_granularity = {}; allowed: "
-      "false, "
-      "or full, because what waits in the host's memory are the inputs of recomputed layers",
+      "false, or full, because what waits in the host's memory are the inputs of recomputed layers",
       to_string(model.recompute_granularity));
   require<ConfigError>(model.label_smoothing == 0 || model.vocab_size > 1,
                        "model.label_smoothing: found {}, allowed with model.vocab_size = 1: 0",

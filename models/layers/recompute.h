@@ -24,7 +24,8 @@ using RecomputedFunction = std::function<at::Tensor(const std::vector<at::Tensor
 /// Activations that the function uses must be among `inputs`: one that it captures, and that others
 /// use too, ends in libtorch's error of a second backward. create_graph is a UsageError. With
 /// `offload` the inputs that lie on its device wait for backward in the host's memory. One that is
-/// changed in place before then is an error, as without: libtorch's or a UsageError.
+/// changed in place while it may still be copied, until the next call, is a UsageError; a later
+/// change does not matter.
 at::Tensor recompute(const RecomputedFunction& function, const std::vector<at::Tensor>& inputs,
                      ActivationOffload* offload = nullptr);
 

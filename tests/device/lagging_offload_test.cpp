@@ -1,7 +1,7 @@
 // recompute() with inputs that wait in the host's memory, where backward ends early, comes in
 // another order, or does not come.
 
-#include <cmath>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <utility>
@@ -181,8 +181,6 @@ TEST_F(LaggingOffload, InputsOfOtherDevicesStayWhereTheyAre) {
   EXPECT_TRUE(at::equal(x.grad().cpu(), at::full({4}, 2.0)));
 }
 
-/// What waited is given up after backward, also by somebody who keeps the loss, but not where
-/// backward may come again.
 TEST_F(LaggingOffload, ABackwardThatMayComeAgainFindsItsInputsAgain) {
   ActivationOffload offload(lagging_device(0));
   const at::Tensor x = at::full({8}, 2.0, lagging_device(0)).requires_grad_(true);
