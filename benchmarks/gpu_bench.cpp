@@ -52,6 +52,7 @@ void add_options(CLI::App& program, Arguments& arguments) {
   program.require_subcommand(1);
   program.add_subcommand("ceilings", "What copies and matrix products reach");
   program.add_subcommand("kernels", "Our kernels");
+  program.add_subcommand("fused", "Fused operations against libtorch's operators");
   for (const char* name : {"steps", "profile"}) {
     CLI::App* const command = program.add_subcommand(name, "Training steps of a configuration");
     command->add_option("config", arguments.config)->required();
@@ -64,6 +65,7 @@ void run(const CLI::App& program, const Arguments& arguments) {
   choose_attention(arguments.attention);
   if (program.got_subcommand("ceilings")) print(measure_ceilings(device, arguments.small));
   if (program.got_subcommand("kernels")) print(measure_kernels(device, arguments.small));
+  if (program.got_subcommand("fused")) print(measure_fused(device, arguments.small));
   if (program.got_subcommand("steps")) serve_steps(arguments.load(), device);
   if (program.got_subcommand("profile")) print(profile_steps(arguments.load(), device));
 }

@@ -28,6 +28,10 @@ Json measure_ceilings(c10::Device device, bool small);
 /// Our kernels on large flat tensors: milliseconds and GB/s.
 Json measure_kernels(c10::Device device, bool small);
 
+/// Fused operations of a layer of the 1.3B model and its loss, in bf16, forward and backward,
+/// against libtorch's operators that give the same: milliseconds and ratios.
+Json measure_fused(c10::Device device, bool small);
+
 /// Trains `config` on one rank. Writes a line of JSON with the number of parameters, then, for each
 /// line of standard input that holds a number, trains so many steps and writes a line with their
 /// milliseconds, the last loss and the most bytes of the device that were allocated in them.

@@ -89,8 +89,12 @@ class Deferring {
 /// One run of a plan.
 class PipelineExecutor::Run {
  public:
-  Run(const Plan& plan, const std::vector<PipelineStage>& stages, SendQueue& sends)
-      : plan_(plan), stages_(stages), rank_(plan.group.rank()), sends_(sends) {}
+  Run(const Plan& plan, const std::vector<PipelineStage>& stages, SendQueue& sends, bool first)
+      : plan_(plan),
+        stages_(stages),
+        rank_(plan.group.rank()),
+        loads_kernels_(first && !plan.device.is_cpu()),
+        sends_(sends) {}
   /// What was not sent looks at this run.
   ~Run() { sends_.drop(); }
   Run(const Run&) = delete;
@@ -98,8 +102,11 @@ class PipelineExecutor::Run {
 
   void run() {
     for (size_t i = 0; i < plan_.steps.size(); ++i) {
-      for (const size_t receive : plan_.early[i]) start_receive(receive);
       const PipelineStep& step = plan_.steps[i];
+      if (!loads_kernels_)
+        for (const size_t receive : plan_.early[i]) start_receive(receive);
+      else if (step.kind == PipelineStep::Kind::receive)
+        start_receive(i);
       if (step.kind == PipelineStep::Kind::compute)
         compute(step.task);
       else if (step.kind == PipelineStep::Kind::receive)
@@ -275,6 +282,9 @@ class PipelineExecutor::Run {
   const Plan& plan_;
   const std::vector<PipelineStage>& stages_;
   const int64_t rank_;
+  /// Loading a kernel may wait for all that runs, so for receives too. In the order of the steps
+  /// nothing locks up although transfers block.
+  const bool loads_kernels_;
   std::map<Key, IncomingTensor> inbox_;                        ///< by the task that takes it
   std::map<Key, at::Tensor> outbox_;                           ///< by the task that made it
   std::map<std::pair<int64_t, int64_t>, InFlight> in_flight_;  ///< by chunk and micro-batch
@@ -305,7 +315,7 @@ PipelineExecutor::PipelineExecutor(const ParallelState& parallel_state, Pipeline
 PipelineExecutor::~PipelineExecutor() = default;
 
 void PipelineExecutor::run(const std::vector<PipelineStage>& stages) const {
-  Run run(*plan_, stages, *sends_);
+  Run run(*plan_, stages, *sends_, /*first=*/!has_run_.exchange(true));
   try {
     require<UsageError>(static_cast<int64_t>(stages.size()) == plan_->schedule.chunks,
                         "pipeline: found {} stages, allowed: one for each of the {} chunks of the "

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -49,6 +50,9 @@ struct PipelineExecutorOptions {
 /// Where backward is split, B tasks give the gradient of the input and W tasks those of the
 /// parameters, as far as layers defer them.
 ///
+/// The first run on a device starts each receive only when its turn comes, because the first launch
+/// of a CUDA kernel loads it, which may wait for all that runs on the device, a receive too.
+///
 /// While a step of ParallelState::step_clock() is open, tasks count as its forward and backward.
 class PipelineExecutor {
  public:
@@ -74,6 +78,7 @@ class PipelineExecutor {
   class Run;
   std::unique_ptr<const Plan> plan_;
   std::unique_ptr<SendQueue> sends_;  ///< of all runs
+  mutable std::atomic<bool> has_run_ = false;
 };
 
 }  // namespace lockstep

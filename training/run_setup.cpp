@@ -102,7 +102,6 @@ void prepare_cuda(const Config& config) {
   if (config.train.device == DeviceChoice::cpu || config.parallel.pipeline_model_parallel_size == 1)
     return;
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
-  ::setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
 }
 
 c10::Device choose_device(DeviceChoice choice, const LaunchEnvironment& environment,

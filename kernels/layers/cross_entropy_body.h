@@ -19,8 +19,7 @@ LOCKSTEP_LANE void cross_entropy_rows(Block block, const CrossEntropyRows<T>& a,
   const LossColumns columns = a.columns;
   for (int64_t row = first; row < end; ++row) {
     const T* const logits = a.logits + row * columns.width;
-    const ExpSums<W> found = block.template exp_sums<kSmoothed, W>(
-        columns.held, [=](int64_t i) LOCKSTEP_LANE_LAMBDA { return widen(logits[i]); });
+    const ExpSums<W> found = block.template exp_sums<kSmoothed, W>(columns.held, logits);
     if (!block.leads()) continue;
     const int64_t column = a.labels[row] - columns.first;
     const bool here = column >= 0 && column < columns.held;
@@ -64,22 +63,21 @@ LOCKSTEP_LANE void cross_entropy_gradient_rows(Block block, const CrossEntropyGr
     const T* const logits = a.logits + row * columns.width;
     T* const result = a.result + row * columns.width;
     const int64_t label = a.labels[row], column = label - columns.first;
+    const auto nothing = []() LOCKSTEP_LANE_LAMBDA { return W(0); };
     if (label == a.ignored) {
-      block.each(columns.width, [=](int64_t i) LOCKSTEP_LANE_LAMBDA { narrow(W(0), result[i]); });
+      block.map(columns.width, nothing, result);
       continue;
     }
     const W grad = a.grads[row], highest = a.highest[row], scale = grad / a.exponentials[row];
     const W shift = grad * (a.share / static_cast<W>(a.vocab_size));
-    const auto gradient = [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
-      return scale * exp_below<Block>(widen(logits[i]), highest) - shift;
+    const auto gradient = [=](W x) LOCKSTEP_LANE_LAMBDA {
+      return scale * exp_below<Block>(x, highest) - shift;
     };
-    const bool here = column >= 0 && column < columns.held;
-    const int64_t before = here ? column : columns.held, behind = here ? column + 1 : columns.held;
-    block.each(before, [=](int64_t i) LOCKSTEP_LANE_LAMBDA { narrow(gradient(i), result[i]); });
-    if (here && block.leads()) narrow(gradient(column) + grad * (a.share - 1), result[column]);
-    block.each(columns.held - behind, [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
-      narrow(gradient(behind + i), result[behind + i]);
-    });
+    // The lane of the label reads its logit before the gradient takes that place.
+    const bool own = column >= 0 && column < columns.held && block.owns(column);
+    const W of_label = own ? gradient(widen(logits[column])) + grad * (a.share - 1) : W(0);
+    block.map(columns.held, gradient, result, logits);
+    if (own) narrow(of_label, result[column]);
     const int64_t held = columns.held;
     block.each(columns.width - held,
                [=](int64_t i) LOCKSTEP_LANE_LAMBDA { narrow(W(0), result[held + i]); });

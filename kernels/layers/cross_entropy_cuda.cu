@@ -12,21 +12,21 @@ namespace {
 
 constexpr int64_t kTokensOfBlock = 256;
 
-template <bool kSmoothed, class T>
+template <bool kSmoothed, int kPack, class T>
 __global__ void cross_entropy_kernel(CrossEntropyRows<T> rows) {
-  cross_entropy_rows<kSmoothed>(ThreadBlock{}, rows, blockIdx.x, int64_t{blockIdx.x} + 1);
+  cross_entropy_rows<kSmoothed>(ThreadBlock<kPack>{}, rows, blockIdx.x, int64_t{blockIdx.x} + 1);
 }
 
 template <bool kSmoothed, class W>
 __global__ void cross_entropy_losses_kernel(CrossEntropyLosses<W> tokens, int64_t num_tokens) {
   const int64_t first = blockIdx.x * kTokensOfBlock, rest = num_tokens - first;
-  cross_entropy_losses<kSmoothed>(ThreadLanes{}, tokens, first,
+  cross_entropy_losses<kSmoothed>(ThreadLanes<1>{}, tokens, first,
                                   rest < kTokensOfBlock ? rest : kTokensOfBlock);
 }
 
-template <class T>
+template <int kPack, class T>
 __global__ void cross_entropy_gradient_kernel(CrossEntropyGradientRows<T> rows) {
-  cross_entropy_gradient_rows(ThreadLanes{}, rows, blockIdx.x, int64_t{blockIdx.x} + 1);
+  cross_entropy_gradient_rows(ThreadLanes<kPack>{}, rows, blockIdx.x, int64_t{blockIdx.x} + 1);
 }
 
 template <class W>
@@ -47,14 +47,17 @@ void launch_losses(const CrossEntropyTensors& t) {
 void cross_entropy_cuda(const CrossEntropyTensors& t) {
   for_storage("cross entropy", t.logits.scalar_type(), [&](auto element) {
     using T = decltype(element);
-    const auto rows = static_cast<unsigned>(t.num_tokens());
-    const unsigned threads = threads_for(t.columns.width);
+    const CrossEntropyRows<T> a = t.rows<T>();
+    const auto blocks = static_cast<unsigned>(t.num_tokens());
     const auto stream = c10::cuda::getCurrentCUDAStream();
-    if (t.smoothed())
-      cross_entropy_kernel<true, T><<<rows, threads, 0, stream>>>(t.rows<T>());
-    else
-      cross_entropy_kernel<false, T><<<rows, threads, 0, stream>>>(t.rows<T>());
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    with_packs<T>(packs_fit<T>({a.logits}, {a.columns.width}), [&](auto pack) {
+      const unsigned threads = threads_for(a.columns.width, pack);
+      if (t.smoothed())
+        cross_entropy_kernel<true, pack><<<blocks, threads, 0, stream>>>(a);
+      else
+        cross_entropy_kernel<false, pack><<<blocks, threads, 0, stream>>>(a);
+      C10_CUDA_KERNEL_LAUNCH_CHECK();
+    });
   });
 }
 
@@ -66,10 +69,13 @@ void cross_entropy_losses_cuda(const CrossEntropyTensors& t) {
 void cross_entropy_gradient_cuda(const CrossEntropyTensors& t) {
   for_storage("cross entropy", t.logits.scalar_type(), [&](auto element) {
     using T = decltype(element);
-    cross_entropy_gradient_kernel<T>
-        <<<static_cast<unsigned>(t.num_tokens()), threads_for(t.columns.width), 0,
-           c10::cuda::getCurrentCUDAStream()>>>(t.gradient_rows<T>());
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    const CrossEntropyGradientRows<T> a = t.gradient_rows<T>();
+    with_packs<T>(packs_fit<T>({a.logits, a.result}, {a.columns.width}), [&](auto pack) {
+      cross_entropy_gradient_kernel<pack>
+          <<<static_cast<unsigned>(t.num_tokens()), threads_for(a.columns.width, pack), 0,
+             c10::cuda::getCurrentCUDAStream()>>>(a);
+      C10_CUDA_KERNEL_LAUNCH_CHECK();
+    });
   });
 }
 

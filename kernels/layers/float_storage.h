@@ -38,6 +38,12 @@ struct WideType<double> {
 template <class T>
 using Wide = typename WideType<T>::type;
 
+/// What a function gives two outputs of.
+template <class W>
+struct Two {
+  W a, b;
+};
+
 template <class T>
 LOCKSTEP_LANE T widen(T x) {
   return x;

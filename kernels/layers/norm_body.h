@@ -20,32 +20,38 @@ LOCKSTEP_LANE void norm_rows(Block block, const NormRows<T>& a, int64_t first, i
       const T* const x = source;
       const T* const residual = a.residual + row * width;
       T* const sum = a.sum + row * width;
-      block.each(width, [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
-        narrow(widen(x[i]) + widen(residual[i]), sum[i]);
-      });
+      block.map(
+          width, [](W a, W b) LOCKSTEP_LANE_LAMBDA { return a + b; }, sum, x, residual);
       source = sum;
     }
     W mean = 0;
     if constexpr (kCentred)
-      mean = block.template sum<W>(width, [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
-        return widen(source[i]);
-      }) / static_cast<W>(width);
-    const W squares = block.template sum<W>(width, [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
-      const W centred = widen(source[i]) - mean;
-      return centred * centred;
-    });
+      mean = block.template sum<W>(
+                 width, [](W x) LOCKSTEP_LANE_LAMBDA { return x; }, source) /
+             static_cast<W>(width);
+    const W squares = block.template sum<W>(
+        width,
+        [=](W x) LOCKSTEP_LANE_LAMBDA {
+          const W centred = x - mean;
+          return centred * centred;
+        },
+        source);
     const W root = 1 / lane_sqrt(squares / static_cast<W>(width) + static_cast<W>(a.epsilon));
     if (block.leads()) {
       if constexpr (kCentred) a.mean[row] = mean;
       a.root[row] = root;
     }
-    const W *const weight = a.weight, *const bias = a.bias;
     T* const result = a.normalized + row * width;
-    block.each(width, [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
-      W y = (widen(source[i]) - mean) * root * weight[i];
-      if constexpr (kCentred) y += bias[i];
-      narrow(y, result[i]);
-    });
+    if constexpr (kCentred)
+      block.map(
+          width,
+          [=](W x, W weight, W bias)
+              LOCKSTEP_LANE_LAMBDA { return (x - mean) * root * weight + bias; },
+          result, source, a.weight, a.bias);
+    else
+      block.map(
+          width, [=](W x, W weight) LOCKSTEP_LANE_LAMBDA { return (x - mean) * root * weight; },
+          result, source, a.weight);
   }
 }
 
@@ -68,31 +74,37 @@ LOCKSTEP_LANE void norm_gradient_rows(Block block, const NormGradientRows<T>& a,
     W mean = 0, shift = 0;
     if constexpr (kCentred) {
       mean = a.mean[row];
-      shift = block.template sum<W>(width, [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
-        return widen(grad[i]) * weight[i];
-      }) / static_cast<W>(width);
+      shift = block.template sum<W>(
+                  width, [](W g, W w) LOCKSTEP_LANE_LAMBDA { return g * w; }, grad, weight) /
+              static_cast<W>(width);
     }
-    const W slope = block.template sum<W>(width, [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
-      return widen(grad[i]) * weight[i] * ((widen(source[i]) - mean) * root);
-    }) / static_cast<W>(width);
+    const W slope = block.template sum<W>(
+                        width,
+                        [=](W g, W w, W x)
+                            LOCKSTEP_LANE_LAMBDA { return g * w * ((x - mean) * root); },
+                        grad, weight, source) /
+                    static_cast<W>(width);
     T* const result = a.input_grad + row * width;
-    const auto gradient = [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
-      const W normal = (widen(source[i]) - mean) * root;
-      return root * (widen(grad[i]) * weight[i] - shift - normal * slope);
+    const auto gradient = [=](W g, W w, W x) LOCKSTEP_LANE_LAMBDA {
+      const W normal = (x - mean) * root;
+      return root * (g * w - shift - normal * slope);
     };
-    if (a.sum_grad) {
-      const T* const passed = a.sum_grad + row * width;
-      block.each(width, [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
-        narrow(gradient(i) + widen(passed[i]), result[i]);
-      });
-    } else {
-      block.each(width, [=](int64_t i) LOCKSTEP_LANE_LAMBDA { narrow(gradient(i), result[i]); });
-    }
-    if (of_weight)
-      block.each(width, [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
-        of_weight[i] += widen(grad[i]) * ((widen(source[i]) - mean) * root);
-        if constexpr (kCentred) of_bias[i] += widen(grad[i]);
-      });
+    if (a.sum_grad)
+      block.map(
+          width,
+          [=](W g, W w, W x, W passed)
+              LOCKSTEP_LANE_LAMBDA { return gradient(g, w, x) + passed; },
+          result, grad, weight, source, a.sum_grad + row * width);
+    else
+      block.map(width, gradient, result, grad, weight, source);
+    if (!of_weight) continue;
+    block.map(
+        width,
+        [=](W all, W g, W x) LOCKSTEP_LANE_LAMBDA { return all + g * ((x - mean) * root); },
+        of_weight, of_weight, grad, source);
+    if constexpr (kCentred)
+      block.map(
+          width, [](W all, W g) LOCKSTEP_LANE_LAMBDA { return all + g; }, of_bias, of_bias, grad);
   }
 }
 

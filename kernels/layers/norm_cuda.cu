@@ -12,17 +12,17 @@ namespace {
 
 constexpr int64_t kSharedBytes = 48 << 10;
 
-template <bool kCentred, class T>
+template <bool kCentred, int kPack, class T>
 __global__ void norm_kernel(NormRows<T> rows) {
-  norm_rows<kCentred>(ThreadBlock{}, rows, blockIdx.x, int64_t{blockIdx.x} + 1);
+  norm_rows<kCentred>(ThreadBlock<kPack>{}, rows, blockIdx.x, int64_t{blockIdx.x} + 1);
 }
 
 /// A block for each part of the rows. It adds up in shared memory if `shared`, else in place.
-template <bool kCentred, class T>
+template <bool kCentred, int kPack, class T>
 __global__ void norm_gradient_kernel(NormGradientRows<T> rows, int64_t num_rows,
                                      int64_t rows_a_part, Wide<T>* weight_parts,
                                      Wide<T>* bias_parts, bool shared) {
-  extern __shared__ double sums[];
+  extern __shared__ uint4 sums[];
   const int64_t first = blockIdx.x * rows_a_part, width = rows.width;
   const int64_t end = first + rows_a_part < num_rows ? first + rows_a_part : num_rows;
   Wide<T>* const own_weight = weight_parts ? weight_parts + blockIdx.x * width : nullptr;
@@ -30,31 +30,41 @@ __global__ void norm_gradient_kernel(NormGradientRows<T> rows, int64_t num_rows,
   auto* const shared_weight = reinterpret_cast<Wide<T>*>(sums);
   Wide<T>* const of_weight = shared && own_weight ? shared_weight : own_weight;
   Wide<T>* const of_bias = shared && own_bias ? shared_weight + width : own_bias;
-  norm_gradient_rows<kCentred>(ThreadBlock{}, rows, first, end, of_weight, of_bias);
+  norm_gradient_rows<kCentred>(ThreadBlock<kPack>{}, rows, first, end, of_weight, of_bias);
   if (!shared || !own_weight) return;
-  ThreadBlock::each(width, [=](int64_t i) {  // each thread what it added up itself
-    own_weight[i] = of_weight[i];
-    if constexpr (kCentred) own_bias[i] = of_bias[i];
-  });
+  // Each thread copies what it added up itself.
+  ThreadBlock<kPack>::copy(width, own_weight, of_weight);
+  if constexpr (kCentred) ThreadBlock<kPack>::copy(width, own_bias, of_bias);
 }
 
 template <bool kCentred, class T>
 void launch_norm(const NormTensors& t) {
-  norm_kernel<kCentred, T><<<static_cast<unsigned>(t.num_rows()), threads_for(t.x.size(1)), 0,
-                             c10::cuda::getCurrentCUDAStream()>>>(t.rows<T>());
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  const NormRows<T> a = t.rows<T>();
+  const bool fit =
+      packs_fit<T>({a.x, a.residual, a.weight, a.bias, a.sum, a.normalized}, {a.width});
+  with_packs<T>(fit, [&](auto pack) {
+    norm_kernel<kCentred, pack><<<static_cast<unsigned>(t.num_rows()), threads_for(a.width, pack),
+                                  0, c10::cuda::getCurrentCUDAStream()>>>(a);
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+  });
 }
 
 template <bool kCentred, class T>
 void launch_norm_gradient(const NormGradientTensors& t) {
-  const int64_t width = t.source.size(1);
-  const int64_t bytes = (kCentred ? 2 : 1) * width * static_cast<int64_t>(sizeof(Wide<T>));
+  const NormGradientRows<T> a = t.rows<T>();
+  auto *const weight_parts = elements<Wide<T>>(t.weight_parts), *const bias_parts =
+                                                                    elements<Wide<T>>(t.bias_parts);
+  const int64_t bytes = (kCentred ? 2 : 1) * a.width * static_cast<int64_t>(sizeof(Wide<T>));
   const bool shared = bytes <= kSharedBytes;
-  norm_gradient_kernel<kCentred, T><<<static_cast<unsigned>(t.num_parts), threads_for(width),
-                                      shared ? bytes : 0, c10::cuda::getCurrentCUDAStream()>>>(
-      t.rows<T>(), t.num_rows(), t.rows_a_part, elements<Wide<T>>(t.weight_parts),
-      elements<Wide<T>>(t.bias_parts), shared);
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  const bool fit = packs_fit<T>(
+      {a.grad, a.sum_grad, a.source, a.weight, a.input_grad, weight_parts, bias_parts}, {a.width});
+  with_packs<T>(fit, [&](auto pack) {
+    norm_gradient_kernel<kCentred, pack>
+        <<<static_cast<unsigned>(t.num_parts), threads_for(a.width, pack), shared ? bytes : 0,
+           c10::cuda::getCurrentCUDAStream()>>>(a, t.num_rows(), t.rows_a_part, weight_parts,
+                                                bias_parts, shared);
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+  });
 }
 
 }  // namespace

@@ -38,24 +38,26 @@ template <class Block, class T>
 LOCKSTEP_LANE void rotate_head(Block block, const T* from, T* to, const Wide<T>* cos,
                                const Wide<T>* sin, Wide<T> sign, int64_t rotated,
                                int64_t channels) {
+  using W = Wide<T>;
   const int64_t half = rotated / 2;
-  block.each(half, [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
-    const Wide<T> first = widen(from[i]), second = widen(from[half + i]);
-    const Wide<T> c = cos[i], s = sign * sin[i];
-    narrow(first * c - second * s, to[i]);
-    narrow(second * c + first * s, to[half + i]);
-  });
-  block.each(channels - rotated,
-             [=](int64_t i) LOCKSTEP_LANE_LAMBDA { to[rotated + i] = from[rotated + i]; });
+  block.map_two(
+      half,
+      [=](W first, W second, W c, W of_sin) LOCKSTEP_LANE_LAMBDA {
+        const W s = sign * of_sin;
+        return Two<W>{first * c - second * s, second * c + first * s};
+      },
+      to, to + half, from, from + half, cos, sin);
+  block.copy(channels - rotated, to + rotated, from + rotated);
 }
 
-/// Head `slot` of the packed heads of row `row` = token * batch + sample: out of `packed`, or, with
-/// kBackward, gradients back into it; zeros for query heads that are not taken.
+/// Head `slot` of the packed heads of a token of a sample: out of `packed`, or, with kBackward,
+/// gradients back into it; zeros for query heads that are not taken.
 template <bool kBackward, class Block, class T>
-LOCKSTEP_LANE void rotary_slot(Block block, const RotaryHeads<T>& a, int64_t row, int64_t slot) {
-  const int64_t token = row / a.batch, sample = row % a.batch;
-  const int64_t group = slot / (a.heads + 2), head = slot % (a.heads + 2);
-  T* const packed = a.packed + (row * a.slots() + slot) * a.channels;
+LOCKSTEP_LANE void rotary_slot(Block block, const RotaryHeads<T>& a, int64_t token, int64_t sample,
+                               int32_t slot) {
+  const auto of_group = static_cast<int32_t>(a.heads + 2);  // a division of 64 bits is slow
+  const int32_t group = slot / of_group, head = slot % of_group;
+  T* const packed = a.packed + ((token * a.batch + sample) * a.slots() + slot) * a.channels;
   const bool is_query = head < a.heads;
   if (is_query && (head < a.first_query || head >= a.first_query + a.queries)) {
     if constexpr (kBackward)

@@ -8,10 +8,10 @@ namespace {
 
 template <bool kBackward, class T>
 LOCKSTEP_LANE void run_rotary_rows(const RotaryHeads<T>& a, int64_t first, int64_t end) {
-  const int64_t slots = a.slots();
+  const auto slots = static_cast<int32_t>(a.slots());
   for (int64_t row = first; row < end; ++row)
-    for (int64_t slot = 0; slot < slots; ++slot)
-      rotary_slot<kBackward>(VectorBlock{}, a, row, slot);
+    for (int32_t slot = 0; slot < slots; ++slot)
+      rotary_slot<kBackward>(VectorBlock{}, a, row / a.batch, row % a.batch, slot);
 }
 
 template <class T>

@@ -10,42 +10,52 @@
 namespace lockstep::kernels {
 namespace {
 
-template <class T>
+template <int kPack, class T>
 __global__ void swiglu_kernel(const T* inner, T* result, int64_t width) {
   const T* const gate = inner + 2 * blockIdx.x * width;
-  swiglu_row(ThreadLanes{}, gate, gate + width, result + blockIdx.x * width, width);
+  swiglu_row(ThreadLanes<kPack>{}, gate, gate + width, result + blockIdx.x * width, width);
 }
 
-template <class T>
+template <int kPack, class T>
 __global__ void swiglu_gradient_kernel(const T* grad, const T* inner, T* of_inner, int64_t width) {
   const T* const gate = inner + 2 * blockIdx.x * width;
   T* const of_gate = of_inner + 2 * blockIdx.x * width;
-  swiglu_gradient_row(ThreadLanes{}, grad + blockIdx.x * width, gate, gate + width, of_gate,
+  swiglu_gradient_row(ThreadLanes<kPack>{}, grad + blockIdx.x * width, gate, gate + width, of_gate,
                       of_gate + width, width);
+}
+
+/// Calls launch(element, pack, blocks, threads).
+template <class F>
+void for_rows(const at::Tensor& narrow, const at::Tensor& a, const at::Tensor& b, F launch) {
+  const int64_t width = narrow.size(-1);
+  const auto blocks = static_cast<unsigned>(narrow.numel() / width);
+  for_storage("swiglu", narrow.scalar_type(), [&](auto element) {
+    using T = decltype(element);
+    const bool fit =
+        packs_fit<T>({narrow.const_data_ptr(), a.const_data_ptr(), b.const_data_ptr()}, {width});
+    with_packs<T>(fit, [&](auto pack) {
+      launch(element, pack, blocks, threads_for(width, pack));
+      C10_CUDA_KERNEL_LAUNCH_CHECK();
+    });
+  });
 }
 
 }  // namespace
 
 void swiglu_cuda(const at::Tensor& inner, const at::Tensor& result) {
-  const int64_t width = result.size(-1);
-  for_storage("swiglu", inner.scalar_type(), [&](auto element) {
+  for_rows(result, inner, inner, [&](auto element, auto pack, unsigned blocks, unsigned threads) {
     using T = decltype(element);
-    swiglu_kernel<T>
-        <<<static_cast<unsigned>(result.numel() / width), threads_for(width), 0,
-           c10::cuda::getCurrentCUDAStream()>>>(elements<T>(inner), elements<T>(result), width);
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    swiglu_kernel<pack><<<blocks, threads, 0, c10::cuda::getCurrentCUDAStream()>>>(
+        elements<T>(inner), elements<T>(result), result.size(-1));
   });
 }
 
 void swiglu_gradient_cuda(const at::Tensor& grad, const at::Tensor& inner,
                           const at::Tensor& of_inner) {
-  const int64_t width = grad.size(-1);
-  for_storage("swiglu", inner.scalar_type(), [&](auto element) {
+  for_rows(grad, inner, of_inner, [&](auto element, auto pack, unsigned blocks, unsigned threads) {
     using T = decltype(element);
-    swiglu_gradient_kernel<T><<<static_cast<unsigned>(grad.numel() / width), threads_for(width), 0,
-                                c10::cuda::getCurrentCUDAStream()>>>(
-        elements<T>(grad), elements<T>(inner), elements<T>(of_inner), width);
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    swiglu_gradient_kernel<pack><<<blocks, threads, 0, c10::cuda::getCurrentCUDAStream()>>>(
+        elements<T>(grad), elements<T>(inner), elements<T>(of_inner), grad.size(-1));
   });
 }
 

@@ -4,76 +4,178 @@
 
 #include <cstdint>
 
+#include "lockstep/kernels/element_pack.cuh"
 #include "lockstep/kernels/exp_sums.h"
 #include "lockstep/kernels/float_storage.h"
 
 namespace lockstep::kernels {
 
-/// The threads along x of a block go over a row in turns.
+/// The threads along x of a block go over a row in turns, each `kPack` elements at a time. Rows begin
+/// where packs may, see packs_fit().
+template <int kPack>
 struct ThreadLanes {
-  /// Calls f(i) for i = 0 ... n - 1; a thread gets the same i in each call with the same n.
+  /// Calls f(i) for i = 0 ... n - 1; a thread gets the same i in each call with the same n, here and
+  /// below.
   template <class F>
   LOCKSTEP_LANE static void each(int64_t n, F f) {
-    for (int64_t i = threadIdx.x; i < n; i += blockDim.x) f(i);
+    for_packs(n, [&](int64_t first, int count) {
+      for (int k = 0; k < count; ++k) f(first + k);
+    });
   }
+
+  template <class F, class To, class... From>
+  LOCKSTEP_LANE static void map(int64_t n, F f, To* to, const From*... from) {
+    for_packs(n, [&](int64_t i, int count) {
+      if (count == kPack) return map_pack(f, to + i, Pack<From>(from + i)...);
+      for (int k = 0; k < count; ++k) narrow(f(widen(from[i + k])...), to[i + k]);
+    });
+  }
+
+  template <class F, class To, class... From>
+  LOCKSTEP_LANE static void map_two(int64_t n, F f, To* a, To* b, const From*... from) {
+    for_packs(n, [&](int64_t i, int count) {
+      if (count == kPack) return map_pack_two(f, a + i, b + i, Pack<From>(from + i)...);
+      for (int k = 0; k < count; ++k) {
+        const auto both = f(widen(from[i + k])...);
+        narrow(both.a, a[i + k]);
+        narrow(both.b, b[i + k]);
+      }
+    });
+  }
+
+  template <class T>
+  LOCKSTEP_LANE static void copy(int64_t n, T* to, const T* from) {
+    for_packs(n, [&](int64_t i, int count) {
+      if (count == kPack) return Pack<T>(from + i).store(to + i);
+      for (int k = 0; k < count; ++k) to[i + k] = from[i + k];
+    });
+  }
+
+  /// Whether this thread gets element `i` of a row.
+  LOCKSTEP_LANE static bool owns(int64_t i) { return i / kPack % blockDim.x == threadIdx.x; }
   LOCKSTEP_LANE static bool leads() { return threadIdx.x == 0; }
   LOCKSTEP_LANE static float exp(float x) { return expf(x); }
   LOCKSTEP_LANE static double exp(double x) { return ::exp(x); }
+
+ protected:
+  template <class T>
+  using Pack = ElementPack<T, kPack>;
+
+  /// Calls f(first, count) for this thread's packs, the last of which may be shorter.
+  template <class F>
+  LOCKSTEP_LANE static void for_packs(int64_t n, F f) {
+    for (int64_t i = int64_t{threadIdx.x} * kPack; i < n; i += int64_t{blockDim.x} * kPack)
+      f(i, n - i < kPack ? static_cast<int>(n - i) : kPack);
+  }
+
+ private:
+  template <class F, class To, class... Packs>
+  LOCKSTEP_LANE static void map_pack(F f, To* to, const Packs&... packs) {
+    Pack<To> result;
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) narrow(f(widen(packs.at[k])...), result.at[k]);
+    result.store(to);
+  }
+
+  template <class F, class To, class... Packs>
+  LOCKSTEP_LANE static void map_pack_two(F f, To* a, To* b, const Packs&... packs) {
+    Pack<To> of_a, of_b;
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) {
+      const auto both = f(widen(packs.at[k])...);
+      narrow(both.a, of_a.at[k]);
+      narrow(both.b, of_b.at[k]);
+    }
+    of_a.store(a);
+    of_b.store(b);
+  }
 };
 
 /// All threads of a block, up to 1024, in whole warps along x.
-struct ThreadBlock : ThreadLanes {
-  /// The sum of term(i), in an order that depends on n and the number of threads alone; each thread
-  /// gets it. All threads call it.
-  template <class T, class F>
-  LOCKSTEP_LANE static T sum(int64_t n, F term) {
-    T own = 0;
-    each(n, [&](int64_t i) { own += term(i); });
-    return joined(own, [](T a, T b) { return a + b; });
+template <int kPack>
+struct ThreadBlock : ThreadLanes<kPack> {
+  using Lanes = ThreadLanes<kPack>;
+
+  /// The sum of f(from[i]...), in an order that depends on n, kPack and the number of threads alone;
+  /// each thread gets it. All threads call it.
+  template <class W, class F, class... From>
+  LOCKSTEP_LANE static W sum(int64_t n, F f, const From*... from) {
+    W own = 0;
+    Lanes::for_packs(n, [&](int64_t i, int count) {
+      if (count == kPack) return add_pack(own, f, ElementPack<From, kPack>(from + i)...);
+      for (int k = 0; k < count; ++k) own += f(widen(from[i + k])...);
+    });
+    return joined(own, [](W a, W b) { return a + b; });
   }
 
-  /// Of term(i), with the sum itself if `kPlain`; each thread gets it. All threads call it.
-  template <bool kPlain, class T, class F>
-  LOCKSTEP_LANE static ExpSums<T> exp_sums(int64_t n, F term) {
-    ExpSums<T> own;
-    each(n, [&](int64_t i) {
-      const T x = term(i);
-      if constexpr (kPlain) own.plain += x;
-      if (x == ExpSums<T>::kLowest) return;
-      const bool higher = x > own.highest;
-      const T ratio = exp(higher ? own.highest - x : x - own.highest);
-      own.exponentials = higher ? own.exponentials * ratio + 1 : own.exponentials + ratio;
-      if (higher) own.highest = x;
+  /// Of from[i], with the sum itself if `kPlain`; each thread gets it. All threads call it.
+  template <bool kPlain, class W, class T>
+  LOCKSTEP_LANE static ExpSums<W> exp_sums(int64_t n, const T* from) {
+    ExpSums<W> own;
+    Lanes::for_packs(n, [&](int64_t i, int count) {
+      if (count == kPack) return add_exponentials<kPlain>(own, ElementPack<T, kPack>(from + i));
+      for (int k = 0; k < count; ++k)
+        add_exponentials<kPlain>(own, ElementPack<T, 1>(from + i + k));
     });
-    const auto add = [](T a, T b) { return a + b; };
-    ExpSums<T> all;
-    all.highest = joined(own.highest, [](T a, T b) { return b > a ? b : a; });
-    const bool any = own.highest > ExpSums<T>::kLowest;
-    all.exponentials =
-        joined(any ? own.exponentials * exp(own.highest - all.highest) : own.exponentials, add);
+    const auto add = [](W a, W b) { return a + b; };
+    ExpSums<W> all;
+    all.highest = joined(own.highest, [](W a, W b) { return b > a ? b : a; });
+    const bool any = own.highest > ExpSums<W>::kLowest;
+    all.exponentials = joined(
+        any ? own.exponentials * Lanes::exp(own.highest - all.highest) : own.exponentials, add);
     if constexpr (kPlain) all.plain = joined(own.plain, add);
     return all;
   }
 
  private:
-  template <class T, class Join>
-  LOCKSTEP_LANE static T joined(T own, Join join) {
-    __shared__ T warps[32];
+  template <class W, class F, class... Packs>
+  LOCKSTEP_LANE static void add_pack(W& own, F f, const Packs&... packs) {
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) own += f(widen(packs.at[k])...);
+  }
+
+  /// Rescales once for the highest of a pack.
+  template <bool kPlain, class W, class T, int kCount>
+  LOCKSTEP_LANE static void add_exponentials(ExpSums<W>& own, const ElementPack<T, kCount>& pack) {
+    W highest = own.highest;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      const W x = widen(pack.at[k]);
+      highest = x > highest ? x : highest;
+    }
+    if (highest > own.highest) {
+      own.exponentials *= Lanes::exp(own.highest - highest);
+      own.highest = highest;
+    }
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      const W x = widen(pack.at[k]);
+      if (x != ExpSums<W>::kLowest) own.exponentials += Lanes::exp(x - highest);
+      if constexpr (kPlain) own.plain += x;
+    }
+  }
+
+  template <class W, class Join>
+  LOCKSTEP_LANE static W joined(W own, Join join) {
+    __shared__ W warps[32];
     for (int step = 16; step > 0; step /= 2)
       own = join(own, __shfl_xor_sync(0xFFFFFFFFU, own, step));
     __syncthreads();  // what was joined before has been read
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = own;
     __syncthreads();
-    T all = warps[0];
+    W all = warps[0];
     for (unsigned warp = 1; warp < blockDim.x / 32; ++warp) all = join(all, warps[warp]);
     return all;
   }
 };
 
-/// Threads for a row of `n`, in whole warps.
-inline unsigned threads_for(int64_t n) {
-  const int64_t warps = (n + 127) / 128;
-  return static_cast<unsigned>(32 * (warps < 1 ? 1 : warps > 16 ? 16 : warps));
+/// Threads for a row of `n` elements, in whole warps, so that all of them get about as many packs.
+inline unsigned threads_for(int64_t n, int pack) {
+  constexpr int64_t kMost = 512;
+  const int64_t packs = (n + pack - 1) / pack;
+  const int64_t turns = packs < kMost ? 1 : (packs + kMost - 1) / kMost;
+  const int64_t warps = ((packs + turns - 1) / turns + 31) / 32;
+  return static_cast<unsigned>(32 * (warps < 1 ? 1 : warps));
 }
 
 }  // namespace lockstep::kernels

@@ -58,9 +58,47 @@ struct VectorBlock {
     for (int64_t i = 0; i < n; ++i) f(i);
   }
 
+  /// to[i] becomes f(from[i]...), in wide numbers. `to` may be one of `from`.
+  template <class F, class To, class... From>
+  LOCKSTEP_LANE static void map(int64_t n, F f, To* to, const From*... from) {
+    each(n, [=](int64_t i) LOCKSTEP_LANE_LAMBDA { narrow(f(widen(from[i])...), to[i]); });
+  }
+
+  /// The same for a function that returns Two.
+  template <class F, class To, class... From>
+  LOCKSTEP_LANE static void map_two(int64_t n, F f, To* a, To* b, const From*... from) {
+    each(n, [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
+      const auto both = f(widen(from[i])...);
+      narrow(both.a, a[i]);
+      narrow(both.b, b[i]);
+    });
+  }
+
+  template <class T>
+  LOCKSTEP_LANE static void copy(int64_t n, T* to, const T* from) {
+    each(n, [=](int64_t i) LOCKSTEP_LANE_LAMBDA { to[i] = from[i]; });
+  }
+
+  /// The sum of f(from[i]...), in an order that depends on n alone.
+  template <class W, class F, class... From>
+  LOCKSTEP_LANE static W sum(int64_t n, F f, const From*... from) {
+    return sum_of<W>(n, [=](int64_t i) LOCKSTEP_LANE_LAMBDA { return f(widen(from[i])...); });
+  }
+
+  /// Of from[i], with the sum itself if `kPlain`. Tiles stay in the cache for the second look at
+  /// them.
+  template <bool kPlain, class W, class T>
+  LOCKSTEP_LANE static ExpSums<W> exp_sums(int64_t n, const T* from) {
+    return exp_sums_of<kPlain, W>(
+        n, [=](int64_t i) LOCKSTEP_LANE_LAMBDA { return widen(from[i]); });
+  }
+
+  /// Whether element `i` of a row is among those of this lane.
+  LOCKSTEP_LANE static bool owns(int64_t /*i*/) { return true; }
+
   /// The sum of term(i), in an order that depends on n alone.
   template <class T, class F>
-  LOCKSTEP_LANE static T sum(int64_t n, F term) {
+  LOCKSTEP_LANE static T sum_of(int64_t n, F term) {
     constexpr int kLanes = 16;
     T lanes[kLanes] = {};
     const int64_t whole = n - n % kLanes;
@@ -89,10 +127,9 @@ struct VectorBlock {
     return lanes[0];
   }
 
-  /// Of term(i), with the sum itself if `kPlain`. Tiles stay in the cache for the second look at
-  /// them.
+  /// exp_sums() of term(i).
   template <bool kPlain, class T, class F>
-  LOCKSTEP_LANE static ExpSums<T> exp_sums(int64_t n, F term) {
+  LOCKSTEP_LANE static ExpSums<T> exp_sums_of(int64_t n, F term) {
     constexpr int64_t kTile = 1024;
     ExpSums<T> all;
     for (int64_t first = 0; first < n; first += kTile) {
@@ -105,10 +142,10 @@ struct VectorBlock {
       }
       const T most = all.highest;
       if (most > ExpSums<T>::kLowest)
-        all.exponentials += sum<T>(count, [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
+        all.exponentials += sum_of<T>(count, [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
           return exp_below<VectorBlock>(here(i), most);
         });
-      if constexpr (kPlain) all.plain += sum<T>(count, here);
+      if constexpr (kPlain) all.plain += sum_of<T>(count, here);
     }
     return all;
   }

@@ -134,8 +134,9 @@ std::pair<std::shared_ptr<Work::Operation>, std::string> DeviceWatch::look() {
     if (!failed) judge(operation, std::nullopt);
   taken.remove_if([&](const std::shared_ptr<Work::Operation>& operation) {
     if (failed) return false;
+    const bool ended = has_ended(*operation);  // asked first: NCCL's works learn of failures then
     const auto failure = failure_of(*operation);
-    if (!failure && has_ended(*operation)) return true;
+    if (!failure && ended) return true;
     judge(operation, failure);
     return false;
   });

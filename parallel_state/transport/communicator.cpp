@@ -1,6 +1,15 @@
 #include "lockstep/parallel_state/communicator.h"
 
 namespace lockstep {
+namespace {
+
+/// NCCL's backend joins its watchdog at the end, which sleeps for a while once it has seen a
+/// failure. So one that has been aborted stays until the process ends.
+void keep(const c10::intrusive_ptr<c10d::Backend>& backend) {
+  if (backend->getBackendName() == "nccl") new c10::intrusive_ptr<c10d::Backend>(backend);
+}
+
+}  // namespace
 
 // c10d's destructor would abort what is under way, which other ranks still take part in.
 Communicator::~Communicator() {
@@ -17,6 +26,7 @@ Communicator::~Communicator() {
 void Communicator::abort() noexcept {
   if (!other_ || aborted_.exchange(true)) return;
   try {
+    keep(group_->getDefaultBackend());
     group_->getDefaultBackend()->abort();
   } catch (const std::exception&) {
     // Nothing is left to give up.

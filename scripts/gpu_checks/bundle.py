@@ -14,7 +14,7 @@ from .commands import CommandFailed, all_ranks_need, run, run_ranks
 from .parsing import missing_libraries, resolved_libraries
 
 MEBIBYTE = 1 << 20
-LARGEST = 40 * MEBIBYTE
+LARGEST = 48 * MEBIBYTE
 PROGRAMS = ("lockstep", "libexec/lockstep", "benchmarks/gpu_bench", "tests/cuda_test",
             "tests/straying_rank")
 TARGETS = ("lockstep", "gpu_bench", "cuda_test", "straying_rank")

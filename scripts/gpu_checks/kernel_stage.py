@@ -6,8 +6,9 @@ import shutil
 from .commands import CommandFailed
 from .parsing import gtest_failure, gtest_results, sanitizer_findings
 from .report import FAILED, OK
+from .stages import at_once
 
-NAME, SECONDS = "kernels", 110
+NAME, SECONDS, TIMED = "kernels", 110, False
 # Ours: libtorch's need minutes there.
 KERNELS = "--gtest_filter=Kernels.AdamW*:Kernels.AStep*:Kernels.Sgd*:Kernels.Sum*"
 SANITIZERS = (["--tool", "memcheck", "--leak-check", "no"], ["--tool", "racecheck"])
@@ -17,7 +18,7 @@ FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer",
 
 def tests(context, environment=None):
     """(the Result, {test: state}) of cuda_test."""
-    result = context.run([context.bundle / "tests/cuda_test"], 70,
+    result = context.run([context.bundle / "tests/cuda_test"], 110,
                          {"OMP_NUM_THREADS": "1"} | (environment or {}))
     return result, gtest_results(result.output)
 
@@ -60,7 +61,7 @@ def find(name):
 def sanitize(context, words):
     command = [find("compute-sanitizer"), *words, "--error-exitcode", "9",
                context.bundle / "tests/cuda_test", KERNELS]
-    result = context.run(command, 45, {"OMP_NUM_THREADS": "1"})
+    result = context.run(command, 90, {"OMP_NUM_THREADS": "1"})
     findings = sanitizer_findings(result.output + result.error)
     if findings is None or (result.status != 0 and not findings):
         raise CommandFailed(result.reason())
@@ -70,6 +71,7 @@ def sanitize(context, words):
 
 
 def run(context):
-    add_tests(context)
-    for words in SANITIZERS:
-        context.attempt(f"compute-sanitizer {words[1]}", lambda: sanitize(context, words))
+    at_once([lambda: add_tests(context),
+             *(lambda words=words: context.attempt(f"compute-sanitizer {words[1]}",
+                                                   lambda: sanitize(context, words))
+               for words in SANITIZERS)], 1 + len(SANITIZERS))

@@ -1,17 +1,17 @@
 """Stage 3: every layout over NCCL, its ranks on the one GPU, against the CPU's losses; failures,
 each of which must end every rank with names; checkpoints."""
 
-import concurrent.futures
 import signal
 import time
 
 from . import checkpoint_checks, layouts
 from .commands import CommandFailed, end, free_port, rank_environment, start
 from .report import FAILED, one_line
+from .stages import at_once
 
-NAME, SECONDS = "layouts", 200
+NAME, SECONDS, TIMED = "layouts", 110, False
 RANKS = 3
-AT_ONCE = 3  # failures; more would take the GPU from each other
+AT_ONCE = 5  # runs; more would take the GPU from each other
 # What straying_rank's last rank does in step 3, and what the other ranks must say.
 MISTAKES = {
     "none": None,
@@ -34,11 +34,11 @@ def check(context):
     return f"{len(layouts.LAYOUTS)} layouts with recorded losses; straying_rank runs on the CPU"
 
 
-def train(context, layout, config, recorded, environment=None):
+def train(context, layout, config, recorded):
     name = layout.name.replace(" ", "-").replace(",", "")
-    output = context.folder / (name + "-again" if environment else name)
+    output = context.folder / name
     command = layouts.train_command(context.bundle, config, layout, context.device, output)
-    context.train(command, layout.ranks, layout.seconds, environment)
+    context.train(command, layout.ranks, layout.seconds)
     found = layouts.curve(output)
     context.report.documents.setdefault("losses", {})[layout.name] = found
     good, told = layouts.compare(layout, found, recorded)
@@ -93,35 +93,29 @@ def kill_one(context, config):
     return f"rank 0 named it after {time.monotonic() - killed:.1f} s"
 
 
-def run_failures(context, config):
-    """Some at once: they mostly wait."""
+def failures(context, config):
+    """{name: action}."""
     checks = {f"ranks of which one does '{mistake}'":
               (lambda mistake=mistake, says=says: stray(context, mistake, says))
               for mistake, says in MISTAKES.items()}
-    checks["lockstep train, one rank killed"] = lambda: kill_one(context, config)
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        results = {name: pool.submit(action) for name, action in checks.items()}
-    for name, result in results.items():
-        context.attempt(name, result.result)
+    return checks | {"lockstep train, one rank killed": lambda: kill_one(context, config)}
 
 
-def train_again(context, layout, config, recorded):
-    """Where a pipeline fails, a second time with all kernels loaded at the start: loading one
-    beside a receive that spins can wait for ever."""
-    good = context.attempt(layout.name, lambda: train(context, layout, config, recorded))
-    if not good and layout.name.startswith("pp"):
-        context.attempt(f"{layout.name}, CUDA_MODULE_LOADING=EAGER", lambda: train(
-            context, layout, config, recorded, {"CUDA_MODULE_LOADING": "EAGER"}))
+def train_row(context, layout, config, recorded):
+    if layout.name in recorded:
+        context.attempt(layout.name,
+                        lambda: train(context, layout, config, recorded[layout.name]))
+    else:
+        context.add(layout.name, FAILED, "no losses were recorded")
 
 
 def run(context):
+    """The most telling first: what is late may find no time left."""
     config = layouts.write_config(context.folder)
     recorded = context.bundle.recorded()
-    for number, layout in enumerate(layouts.LAYOUTS):
-        if number == 2:  # once two ranks have met: late layouts may find no time left
-            run_failures(context, config)
-        if layout.name not in recorded:
-            context.add(layout.name, FAILED, "no losses were recorded")
-            continue
-        train_again(context, layout, config, recorded[layout.name])
-    checkpoint_checks.run(context, config, recorded)
+    trained = [lambda layout=layout: train_row(context, layout, config, recorded)
+               for layout in layouts.LAYOUTS]
+    failing = [lambda name=name, action=action: context.attempt(name, action)
+               for name, action in failures(context, config).items()]
+    saved = [lambda: checkpoint_checks.run(context, config, recorded)]
+    at_once([*trained[:2], *saved, *failing, *trained[2:]], AT_ONCE)

@@ -13,7 +13,7 @@ QUERY = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format
 def bench(context, *words, seconds=60):
     """The JSON of gpu_bench."""
     command = [context.bundle / "benchmarks/gpu_bench", *words]
-    output = context.run(command, seconds, {"OMP_NUM_THREADS": "1"}).needs().output
+    output = context.run(command, seconds).needs().output
     try:
         return json.loads(output.splitlines()[-1])
     except (IndexError, ValueError):
@@ -30,7 +30,8 @@ def doctor(context):
 
 def check(context):
     told = context.bundle.check()
-    for command, keys in (("ceilings", {"copy_gb_per_s", "bf16_tflops", "cudnn"}), ("kernels", ())):
+    for command, keys in (("ceilings", {"copy_gb_per_s", "bf16_tflops", "cudnn"}), ("kernels", ()),
+                          ("fused", {"SwiGLU"})):
         found = bench(context, "--device", "cpu", "--small", command)
         if not found or set(keys) - set(found):
             raise CommandFailed(f"gpu_bench {command} printed {sorted(found)}")

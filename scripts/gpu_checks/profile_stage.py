@@ -27,7 +27,7 @@ def check(context):
     return f"Kineto records: {found['operators']} operators in {found['steps']} steps on the CPU"
 
 
-def add_profile(context, found):
+def add_profile(context, size, found):
     steps, device = found["steps"], found["device"]
 
     def by_name(key):
@@ -35,17 +35,27 @@ def add_profile(context, found):
         return ", ".join(f"{name} {one['calls'] / steps:.1f}" for name, one in sums) or "none"
 
     launches = sum(one["calls"] for one in found["launches"].values())
-    context.add("launches a step", VALUE, f"{launches / steps:.0f}; {by_name('launches')}")
-    context.add("waits of the host a step", VALUE, by_name("waits"))
-    context.add("copies a step", VALUE, by_name("copies"))
-    context.add("device", VALUE, f"busy {device['busy_ms'] / steps:.1f} ms a step, idle "
+    context.add(f"{size.name}, launches a step", VALUE, f"{launches / steps:.0f}; {by_name('launches')}")
+    context.add(f"{size.name}, waits of the host a step", VALUE, by_name("waits"))
+    context.add(f"{size.name}, copies a step", VALUE, by_name("copies"))
+    context.add(f"{size.name}, device", VALUE, f"busy {device['busy_ms'] / steps:.1f} ms a step, idle "
                 f"{device['idle_ms'] / steps:.1f}, {device['gaps_over_20_us'] / steps:.0f} gaps "
                 f"over 20 us, the longest {device['longest_gap_ms']:.2f} ms")
     for name, one in list(found["kernels"].items())[:KERNELS_TOLD]:
-        context.add(f"{one['ms'] / steps:.2f} ms a step", VALUE,
+        context.add(f"{size.name}, {one['ms'] / steps:.2f} ms a step", VALUE,
                     f"{one['calls'] / steps:.0f} x {name[:100]}")
     if not found["kernels"]:
         context.add("kernels", FAILED, "Kineto recorded none: is libcupti found?")
+
+
+def add_fused(context):
+    """Ours against libtorch's operators, bf16, forward and backward at 1.3B's sizes."""
+    found = bench(context, "fused")
+    context.report.document("fused", found)
+    for name, one in found.items():
+        context.add(name, VALUE, f"{one['ms']:.3f} ms, libtorch {one['libtorch_ms']:.3f}; libtorch "
+                    f"/ ours {one['libtorch_over_ours']:.2f} [{one['lowest']:.2f}, "
+                    f"{one['highest']:.2f}]")
 
 
 def counters(context):
@@ -62,16 +72,18 @@ def counters(context):
 
 
 def run(context):
-    size, data = SIZES[1], write_tokens(context.folder)
-    try:
-        found = profile(context, size, data)
-        context.report.document("profile", found)
-        add_profile(context, found)
-    except CommandFailed as error:
-        context.add(f"{size.name} under Kineto", FAILED, str(error))
     try:
         for name, one in bench(context, "kernels").items():
             context.add(name, VALUE, f"{one['ms']:.2f} ms, {one['gb_per_s']:.0f} GB/s")
     except CommandFailed as error:
         context.add("our kernels", FAILED, str(error))
+    context.attempt("fused operations", lambda: add_fused(context), None)
+    data = write_tokens(context.folder)
+    for size in reversed(SIZES[1:]):
+        try:
+            found = profile(context, size, data)
+            context.report.document(f"profile-{size.name}", found)
+            add_profile(context, size, found)
+        except CommandFailed as error:
+            context.add(f"{size.name} under Kineto", FAILED, str(error))
     context.attempt("our kernels under ncu", lambda: counters(context))

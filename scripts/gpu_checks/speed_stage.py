@@ -226,7 +226,7 @@ def check(context):
 def run(context):
     data, peak = write_tokens(context.folder), peak_of(context)
     figures = context.report.documents.setdefault("speed", {})
-    for size in SIZES:
+    for size in reversed(SIZES):
         found = measure_rivals(context, size, data)
         figures[size.name] = {name: one.times for name, one in found.items()}
         add_rows(context, size, found, peak)

@@ -1,5 +1,8 @@
 """Stages, each under its own limit of time: one that fails or is late does not stop the next."""
 
+import concurrent.futures
+import copy
+import itertools
 import time
 
 from . import report as states
@@ -21,6 +24,12 @@ class Context:
 
     def begin(self, stage, seconds):
         self.stage, self.deadline = stage, self.clock() + seconds
+
+    def of_stage(self, stage, seconds):
+        """The same with a stage and a deadline of its own: stages may run side by side."""
+        own = copy.copy(self)
+        own.begin(stage, seconds)
+        return own
 
     def left(self):
         return self.deadline - self.clock()
@@ -72,22 +81,37 @@ class Context:
             self.report.note((result.output + result.error)[-40_000:])
 
 
-def run_stages(stages, context, seconds, has_device):
-    """Each stage runs; where there is no device it checks what needs none."""
-    end = context.clock() + seconds
-    for stage in stages:
-        left = end - context.clock()
-        context.begin(stage.NAME, min(stage.SECONDS, left))
-        if left < SHORTEST:
-            context.add("the stage", states.LEFT_OUT, "no time is left")
-            continue
-        if not has_device:
-            context.attempt("what needs no GPU", lambda: stage.check(context))
-            context.add("the stage", states.LEFT_OUT, "no CUDA device")
-            continue
+def at_once(actions, threads):
+    """Calls each, `threads` at a time, and waits for all of them."""
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        for call in [pool.submit(action) for action in actions]:
+            call.result()
+
+
+def run_stage(stage, context, has_device):
+    if context.left() < SHORTEST:
+        context.add("the stage", states.LEFT_OUT, "no time is left")
+    elif not has_device:
+        context.attempt("what needs no GPU", lambda: stage.check(context))
+        context.add("the stage", states.LEFT_OUT, "no CUDA device")
+    else:
         try:
             stage.run(context)
         except NoTimeLeft:
             context.add("the rest of the stage", states.LEFT_OUT, "the stage has no time left")
         except Exception as error:
             context.add("the stage", states.FAILED, f"{type(error).__name__}: {error}")
+
+
+def run_stages(stages, context, seconds, has_device):
+    """Each stage runs; where there is no device it checks what needs none. Neighbours that time
+    nothing run side by side."""
+    end = context.clock() + seconds
+    for timed, group in itertools.groupby(stages, lambda stage: getattr(stage, "TIMED", True)):
+        group = list(group)
+
+        def run_one(stage):
+            own = context.of_stage(stage.NAME, min(stage.SECONDS, end - context.clock()))
+            run_stage(stage, own, has_device)
+
+        at_once([lambda stage=stage: run_one(stage) for stage in group], 1 if timed else len(group))

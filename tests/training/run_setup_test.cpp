@@ -124,23 +124,19 @@ std::optional<std::string> variable(const char* name) {
   return value ? std::optional<std::string>(value) : std::nullopt;
 }
 
-TEST(PrepareCuda, GivesEachStreamOfAPipelineAQueueAndLoadsKernelsBeforeTheyRun) {
-  const char *const queues = "CUDA_DEVICE_MAX_CONNECTIONS", *const loading = "CUDA_MODULE_LOADING";
-  const WithoutVariables restore({queues, loading});
+TEST(PrepareCuda, GivesEachStreamOfAPipelineAQueue) {
+  const char* const queues = "CUDA_DEVICE_MAX_CONNECTIONS";
+  const WithoutVariables restore({queues});
   prepare_cuda(Config());
   prepare_cuda(parse_config(
       "parallel { pipeline_model_parallel_size: 2 } train { device: \"cpu\" }", "test"));
   EXPECT_EQ(variable(queues), std::nullopt);
-  EXPECT_EQ(variable(loading), std::nullopt);
   const Config stages = parse_config("parallel { pipeline_model_parallel_size: 2 }", "test");
   prepare_cuda(stages);
   EXPECT_EQ(variable(queues), "32");
-  EXPECT_EQ(variable(loading), "EAGER");
   ::setenv(queues, "1", /*overwrite=*/1);
-  ::setenv(loading, "LAZY", /*overwrite=*/1);
   prepare_cuda(stages);
   EXPECT_EQ(variable(queues), "1") << "what the user sets stays";
-  EXPECT_EQ(variable(loading), "LAZY");
 }
 
 TEST(UnusedGpus, AreToldWhereARunTakesTheCpuByItself) {

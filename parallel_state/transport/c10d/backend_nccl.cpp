@@ -18,11 +18,20 @@ void stay_on_loopback(const BackendSpec& spec) {
   if (spec.single_host) c10::utils::set_env("NCCL_SOCKET_IFNAME", "lo", /*overwrite=*/false);
 }
 
+/// DeviceWatch tells failures and aborts. A watchdog of c10d that has seen one first holds a lock that
+/// every new operation takes, for four times the first of these, and then ends the process, unless
+/// the second says otherwise. What the user sets stays.
+void leave_failures_to_us() {
+  c10::utils::set_env("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1000", /*overwrite=*/false);
+  c10::utils::set_env("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/false);
+}
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec) {
   using Nccl = c10d::ProcessGroupNCCL;
   stay_on_loopback(spec);
+  leave_failures_to_us();
   auto options = Nccl::Options::create(spec.options.high_priority_stream);
   options->timeout = spec.timeout;
   set_if(spec.options.min_ctas, options->config.minCTAs);
