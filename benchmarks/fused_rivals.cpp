@@ -107,8 +107,7 @@ Rivals rotary_rivals(const ModelSize& size, const Options& options) {
 /// Keys and values as they are against copies of them; causal_attention() copies them on the CPU.
 Rivals grouped_attention_rivals(const ModelSize& size, const Options& options) {
   const int64_t groups = size.heads / 2;
-  const at::Tensor query =
-      leaf({size.batch, size.heads, size.sequence, size.channels()}, options);
+  const at::Tensor query = leaf({size.batch, size.heads, size.sequence, size.channels()}, options);
   const at::Tensor key = leaf({size.batch, groups, size.sequence, size.channels()}, options);
   const at::Tensor value = leaf(key.sizes(), options);
   return {"grouped attention",

@@ -33,8 +33,8 @@ Json measured(c10::Device device, const Rivals& rivals) {
 }  // namespace
 
 Json measure_fused(c10::Device device, bool small) {
-  const ModelSize size = small ? ModelSize{"trial", 32, 2, 64, 128, 4}
-                               : ModelSize{"1.3B", 2048, 4, 2048, 5504, 16};
+  const ModelSize size =
+      small ? ModelSize{"trial", 32, 2, 64, 128, 4} : ModelSize{"1.3B", 2048, 4, 2048, 5504, 16};
   const int64_t vocabulary = small ? 512 : 50304;
   const auto bf16 = at::TensorOptions(device).dtype(at::kBFloat16);
   Json result = Json::object();

@@ -23,10 +23,10 @@ void check_supported(const Config& config);
 void check_layout(const Config& config, int64_t world_size);
 
 /// Before anything of CUDA is called, choose_device() included. For a pipeline that may run on CUDA
-/// devices sets CUDA_DEVICE_MAX_CONNECTIONS=32, unless it is set: a receive that waits for its stage
-/// is a kernel that runs, and must not keep the kernels of other streams out of a shared queue.
-/// Megatron wants 1 queue for tensor parallelism on Hopper and before, so that a collective starts
-/// ahead of the product beside it; that is a matter of speed alone.
+/// devices sets CUDA_DEVICE_MAX_CONNECTIONS=32, unless it is set: a receive that waits for its
+/// stage is a kernel that runs, and must not keep the kernels of other streams out of a shared
+/// queue. Megatron wants 1 queue for tensor parallelism on Hopper and before, so that a collective
+/// starts ahead of the product beside it; that is a matter of speed alone.
 void prepare_cuda(const Config& config);
 
 /// The device of this process, which sees `visible` CUDA devices: by `choice`; `auto` takes CUDA

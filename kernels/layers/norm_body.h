@@ -78,12 +78,11 @@ LOCKSTEP_LANE void norm_gradient_rows(Block block, const NormGradientRows<T>& a,
                   width, [](W g, W w) LOCKSTEP_LANE_LAMBDA { return g * w; }, grad, weight) /
               static_cast<W>(width);
     }
-    const W slope = block.template sum<W>(
-                        width,
-                        [=](W g, W w, W x)
-                            LOCKSTEP_LANE_LAMBDA { return g * w * ((x - mean) * root); },
-                        grad, weight, source) /
-                    static_cast<W>(width);
+    const W slope =
+        block.template sum<W>(
+            width, [=](W g, W w, W x) LOCKSTEP_LANE_LAMBDA { return g * w * ((x - mean) * root); },
+            grad, weight, source) /
+        static_cast<W>(width);
     T* const result = a.input_grad + row * width;
     const auto gradient = [=](W g, W w, W x) LOCKSTEP_LANE_LAMBDA {
       const W normal = (x - mean) * root;
@@ -92,15 +91,13 @@ LOCKSTEP_LANE void norm_gradient_rows(Block block, const NormGradientRows<T>& a,
     if (a.sum_grad)
       block.map(
           width,
-          [=](W g, W w, W x, W passed)
-              LOCKSTEP_LANE_LAMBDA { return gradient(g, w, x) + passed; },
+          [=](W g, W w, W x, W passed) LOCKSTEP_LANE_LAMBDA { return gradient(g, w, x) + passed; },
           result, grad, weight, source, a.sum_grad + row * width);
     else
       block.map(width, gradient, result, grad, weight, source);
     if (!of_weight) continue;
     block.map(
-        width,
-        [=](W all, W g, W x) LOCKSTEP_LANE_LAMBDA { return all + g * ((x - mean) * root); },
+        width, [=](W all, W g, W x) LOCKSTEP_LANE_LAMBDA { return all + g * ((x - mean) * root); },
         of_weight, of_weight, grad, source);
     if constexpr (kCentred)
       block.map(

@@ -13,7 +13,7 @@ namespace {
 
 constexpr unsigned kRotaryThreads = 256, kMostLanes = 32;
 
-/// A block for each token of a sample; the threads along x go over a head, those along y over heads.
+/// A block for each token of a sample. Threads along x share a head, those along y go over heads.
 template <bool kBackward, int kPack, class T>
 __global__ void rotary_kernel(RotaryHeads<T> heads) {
   const auto slots = static_cast<int32_t>(heads.slots());
@@ -25,10 +25,10 @@ __global__ void rotary_kernel(RotaryHeads<T> heads) {
 
 template <class T>
 bool packs_fit_heads(const RotaryHeads<T>& a) {
-  return packs_fit<T>({a.packed, a.query.data, a.key.data, a.value.data, a.cos, a.sin},
-                      {a.rotated / 2, a.channels, a.query.token, a.query.sample, a.query.head,
-                       a.key.token, a.key.sample, a.key.head, a.value.token, a.value.sample,
-                       a.value.head});
+  return packs_fit<T>(
+      {a.packed, a.query.data, a.key.data, a.value.data, a.cos, a.sin},
+      {a.rotated / 2, a.channels, a.query.token, a.query.sample, a.query.head, a.key.token,
+       a.key.sample, a.key.head, a.value.token, a.value.sample, a.value.head});
 }
 
 template <bool kBackward, class T>

@@ -13,9 +13,8 @@ template <class Block, class T>
 LOCKSTEP_LANE void swiglu_row(Block block, const T* gate, const T* up, T* result, int64_t width) {
   using W = Wide<T>;
   block.map(
-      width,
-      [](W x, W of_up) LOCKSTEP_LANE_LAMBDA { return x / (1 + Block::exp(-x)) * of_up; }, result,
-      gate, up);
+      width, [](W x, W of_up) LOCKSTEP_LANE_LAMBDA { return x / (1 + Block::exp(-x)) * of_up; },
+      result, gate, up);
 }
 
 template <class Block, class T>

@@ -89,8 +89,8 @@ struct VectorBlock {
   /// them.
   template <bool kPlain, class W, class T>
   LOCKSTEP_LANE static ExpSums<W> exp_sums(int64_t n, const T* from) {
-    return exp_sums_of<kPlain, W>(
-        n, [=](int64_t i) LOCKSTEP_LANE_LAMBDA { return widen(from[i]); });
+    return exp_sums_of<kPlain, W>(n,
+                                  [=](int64_t i) LOCKSTEP_LANE_LAMBDA { return widen(from[i]); });
   }
 
   /// Whether element `i` of a row is among those of this lane.

@@ -6,16 +6,17 @@ import math
 import pathlib
 
 STEPS = 10
-# Of losses and gradient norms, in parts of the recorded value. Layouts of one batch agree on the
-# CPU to all digits of five decimals in fp32.
-FP32, BF16 = (5e-4, 5e-3), (0.02, 0.15)
+# Of losses and gradient norms, in parts of the recorded value. Ten times what an H100 gave.
+FP32, BF16 = (5e-5, 5e-4), (0.02, 0.15)
 
+# At a rate of 0.003 a step of eight layers had a norm of 254, and layouts of the CPU were then apart
+# by 2.5e-3.
 CONFIG = """
 model {{
   num_layers: 2 hidden_size: 64 num_attention_heads: 4 ffn_hidden_size: 128 seq_length: 64
   vocab_size: 256 position_embedding_type: "rope"
 }}
-optimizer {{ lr: 0.003 weight_decay: 0.1 clip_grad: 1 lr_decay_style: "constant" }}
+optimizer {{ lr: 0.001 weight_decay: 0.1 clip_grad: 1 lr_decay_style: "constant" }}
 data {{ path: "{text}" tokenizer: "byte" }}
 train {{ micro_batch_size: 2 global_batch_size: 4 train_iters: {steps} eval_iters: 0 }}
 """

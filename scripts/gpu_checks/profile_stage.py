@@ -35,15 +35,17 @@ def add_profile(context, size, found):
         return ", ".join(f"{name} {one['calls'] / steps:.1f}" for name, one in sums) or "none"
 
     launches = sum(one["calls"] for one in found["launches"].values())
-    context.add(f"{size.name}, launches a step", VALUE, f"{launches / steps:.0f}; {by_name('launches')}")
-    context.add(f"{size.name}, waits of the host a step", VALUE, by_name("waits"))
-    context.add(f"{size.name}, copies a step", VALUE, by_name("copies"))
-    context.add(f"{size.name}, device", VALUE, f"busy {device['busy_ms'] / steps:.1f} ms a step, idle "
-                f"{device['idle_ms'] / steps:.1f}, {device['gaps_over_20_us'] / steps:.0f} gaps "
-                f"over 20 us, the longest {device['longest_gap_ms']:.2f} ms")
+    def add(what, detail):
+        context.add(f"{size.name}, {what}", VALUE, detail)
+
+    add("launches a step", f"{launches / steps:.0f}; {by_name('launches')}")
+    add("waits of the host a step", by_name("waits"))
+    add("copies a step", by_name("copies"))
+    add("device", f"busy {device['busy_ms'] / steps:.1f} ms a step, idle "
+        f"{device['idle_ms'] / steps:.1f}, {device['gaps_over_20_us'] / steps:.0f} gaps over 20 us, "
+        f"the longest {device['longest_gap_ms']:.2f} ms")
     for name, one in list(found["kernels"].items())[:KERNELS_TOLD]:
-        context.add(f"{size.name}, {one['ms'] / steps:.2f} ms a step", VALUE,
-                    f"{one['calls'] / steps:.0f} x {name[:100]}")
+        add(f"{one['ms'] / steps:.2f} ms a step", f"{one['calls'] / steps:.0f} x {name[:100]}")
     if not found["kernels"]:
         context.add("kernels", FAILED, "Kineto recorded none: is libcupti found?")
 

@@ -165,6 +165,34 @@ TEST_P(DeviceFailures, ARankWhoseThreadDiesIsNamed) {
   }
 }
 
+TEST_P(DeviceFailures, ARankThatNcclFindsGoneIsNamedBeforeTheTimeout) {
+  DeviceRankOptions options = patient_options();
+  options.timeout = 20 * kTimeout;
+  options.rules = std::make_shared<NcclRules>();
+  std::optional<ParallelState> never_ended;
+  const auto errors = errors_in_time(
+      3,
+      [&](const ParallelState& state) {
+        const ProcessGroup group = state.group(GroupKind::dp);
+        at::Tensor x = at::ones({10}, state.device());
+        all_reduce(group, x, ReduceOp::sum, "first").wait();
+        x.sum().item<double>();
+        if (state.rank() == 1) {
+          never_ended = state;
+          options.rules->report_errors("remote process exited");
+          return;
+        }
+        all_reduce(group, x, ReduceOp::sum, "second").wait();
+        x.sum().item<double>();
+        state.check_failures();
+      },
+      options);
+  for (const int rank : {0, 2}) {
+    expect_part(errors[rank], "all_reduce (sum) of second over group dp [0, 1, 2] failed on rank");
+    expect_part(errors[rank], "remote process exited");
+  }
+}
+
 /// What blocks the host of rank 0 the first time, until rank 1 comes; and what errors call it.
 const std::vector<std::pair<std::string, void (*)(const ParallelState&)>> kFirstUses = {
     {"all_reduce (sum) of first",

@@ -122,6 +122,7 @@ class DeviceTraining : public ::testing::TestWithParam<DeviceLayout> {
     options.deadline = kDeadline;
     options.ranks_per_device = GetParam().ranks_per_device;
     options.device.seed = seed;
+    options.device.loads_kernels = GetParam().ranks_per_device == 1;
     if (seed % 2 == 0) {  // every stream lags until somebody waits for it
       options.device.delayed = 1;
       options.device.longest_delay = std::chrono::milliseconds(20);

@@ -51,7 +51,7 @@ class Rehearsal(unittest.TestCase):
 
     def test_what_travels_is_small_and_has_the_losses_of_every_layout(self):
         travels = bundle.Bundle(self.folder)
-        self.assertLess(travels.size(), 40 << 20)
+        self.assertLess(travels.size(), 48 << 20)
         self.assertGreater(travels.size(), 4 << 20)
         self.assertEqual(set(travels.recorded()), {layout.name for layout in layouts.LAYOUTS})
         for library in travels.folder.glob("lib/*"):

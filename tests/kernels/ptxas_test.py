@@ -1,18 +1,40 @@
-"""What the assembler said of our CUDA kernels: nothing is spilled, for any architecture."""
+"""What became of our CUDA sources: kernels that spill nothing, for any architecture, and host
+functions that call no device function."""
 
 import os
 import pathlib
 import re
+import subprocess
 import unittest
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(sm_\w+)'")
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
+def build_folder():
+    return pathlib.Path(os.environ["LOCKSTEP_BUILD"], "kernels")
+
+
 def messages():
     """The texts that cmake/keep_messages left beside the objects of the CUDA sources."""
-    folder = pathlib.Path(os.environ["LOCKSTEP_BUILD"], "kernels")
-    return [path.read_text() for path in sorted(folder.rglob("*.cu.o.messages"))]
+    return [path.read_text() for path in sorted(build_folder().rglob("*.cu.o.messages"))]
+
+
+def host_functions_that_exit(path):
+    """nvcc's host code of a device function is a call of exit()."""
+    listing = subprocess.run(["objdump", "-drC", "--no-show-raw-insn", path], check=True,
+                             capture_output=True, text=True).stdout
+    symbols = subprocess.run(["nm", "-C", "--defined-only", path], check=True, capture_output=True,
+                             text=True).stdout
+    host = {name for name in re.findall(r"^[0-9a-f]+ T (.+)$", symbols, re.M)
+            if "(anonymous namespace)" not in name}
+    function, found = "", set()
+    for line in listing.splitlines():
+        if match := re.match(r"[0-9a-f]+ <(.+)>:$", line):
+            function = match.group(1)
+        elif re.search(r"R_X86_64_\w+\s+exit\b", line) and function in host:
+            found.add(function)
+    return host, found
 
 
 class PtxasTest(unittest.TestCase):
@@ -47,6 +69,14 @@ class PtxasTest(unittest.TestCase):
     def test_the_compiler_warns_of_nothing(self):
         for text in messages():
             self.assertNotIn("warning", text.lower())
+
+    def test_no_host_function_calls_a_device_function(self):
+        host = set()
+        for path in sorted(build_folder().rglob("*.cu.o")):
+            functions, found = host_functions_that_exit(path)
+            host |= functions
+            self.assertEqual(found, set(), path)
+        self.assertTrue([name for name in host if "rotary_cuda" in name], host)
 
 
 if __name__ == "__main__":

@@ -111,9 +111,21 @@ DEVICE_MUTANTS = [
      [FAILURES]),
     ("forgotten-before-its-end", "operations are watched for a tenth of a second",
      "parallel_state/collectives/device_watch.cpp",
-     "if (!failure && has_ended(*operation)) return true;",
+     "if (!failure && ended) return true;",
      "if (!failure) return true;",
      [FAILURES]),
+    ("failure-asked-first", "a failure that NCCL tells with the end of a work is taken for the end",
+     "parallel_state/collectives/device_watch.cpp",
+     "const bool ended = has_ended(*operation);  // asked first: NCCL's works learn of failures then\n"
+     "    const auto failure = failure_of(*operation);",
+     "const auto failure = failure_of(*operation);\n"
+     "    const bool ended = has_ended(*operation);",
+     ["device_failures_test:*ARankThatNcclFindsGoneIsNamedBeforeTheTimeout*"]),
+    ("receives-early-while-kernels-load", "loading a kernel waits for a receive that never ends",
+     "pipeline/executor.cpp",
+     "if (!loads_kernels_)",
+     "if (true)",
+     ["device_training_test:*pp3_interleaved"]),
     ("failure-not-told", "a rank goes on with the values of an operation that was aborted",
      "parallel_state/collectives/device_watch.cpp",
      "void DeviceWatch::check() const {\n"

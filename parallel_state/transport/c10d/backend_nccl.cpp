@@ -18,9 +18,9 @@ void stay_on_loopback(const BackendSpec& spec) {
   if (spec.single_host) c10::utils::set_env("NCCL_SOCKET_IFNAME", "lo", /*overwrite=*/false);
 }
 
-/// DeviceWatch tells failures and aborts. A watchdog of c10d that has seen one first holds a lock that
-/// every new operation takes, for four times the first of these, and then ends the process, unless
-/// the second says otherwise. What the user sets stays.
+/// DeviceWatch explains failures and aborts. A watchdog of c10d that sees one first holds a lock
+/// that every new operation takes, for four times the first of these, and then ends the process,
+/// unless the second says otherwise. What the user sets stays.
 void leave_failures_to_us() {
   c10::utils::set_env("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1000", /*overwrite=*/false);
   c10::utils::set_env("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/false);

@@ -29,6 +29,8 @@ struct Delays {
 };
 Delays current_delays();
 
+/// Whether the launch of `what` loads it first, see LaggingDeviceOptions; once for each.
+bool loads_kernel(c10::DeviceIndex device, std::string_view what);
 void count_launch(c10::DeviceIndex device);
 void count_replay(c10::DeviceIndex device);  // one launch
 void count_wait(c10::DeviceIndex device, std::string_view cause);

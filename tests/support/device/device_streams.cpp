@@ -81,6 +81,8 @@ void enqueue(const c10::Stream& stream, std::string_view what, std::function<voi
       enqueue_part(other, name, task);
     });
   }
+  if (loads_kernel(stream.device_index(), what))
+    for (StreamWorker* worker : workers_of(stream.device_index())) worker->wait();
   count_launch(stream.device_index());
   enqueue_part(stream, what, std::move(task));
 }

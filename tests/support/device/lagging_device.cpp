@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <mutex>
+#include <set>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/DeviceType.h>
@@ -21,6 +22,7 @@ struct DeviceState {
   DeviceCounts counts;
   std::optional<std::string> error;
   std::atomic<bool> has_error{false};
+  std::set<std::string, std::less<>> loaded;  ///< kernels
   at::Generator generator = at::detail::createCPUGenerator();
 };
 
@@ -29,6 +31,7 @@ struct Configuration {
   Delays delays;
   std::atomic<uint64_t> generation{0};
   std::atomic<int> devices{0};
+  std::atomic<bool> loads_kernels{false};
 };
 
 // Neither is destroyed: streams use them while the process ends.
@@ -67,6 +70,12 @@ void use_lagging_device(const LaggingDeviceOptions& options) {
   check_options(options, config.devices);
   if (config.devices == 0) register_device(options.devices);
   config.delays = {options.seed, options.longest_delay, options.delayed, ++config.generation};
+  config.loads_kernels = options.loads_kernels;
+  for (c10::DeviceIndex device = 0; device < device_count(); ++device) {
+    DeviceState& state = state_of(device);
+    const std::lock_guard<std::mutex> state_lock(state.mutex);
+    state.loaded.clear();
+  }
 }
 
 c10::Device lagging_device(int index) {
@@ -121,6 +130,13 @@ c10::DeviceIndex device_count() {
 Delays current_delays() {
   const std::lock_guard<std::mutex> lock(configuration().mutex);
   return configuration().delays;
+}
+
+bool loads_kernel(c10::DeviceIndex device, std::string_view what) {
+  if (!configuration().loads_kernels || what.starts_with("nccl ")) return false;
+  DeviceState& state = state_of(device);
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  return state.loaded.emplace(what).second;
 }
 
 void count_launch(c10::DeviceIndex device) {

@@ -46,6 +46,10 @@ struct LaggingDeviceOptions {
   /// delays of every task a stream does nothing before somebody waits for it.
   std::chrono::microseconds longest_delay{100};
   double delayed = 0.1;  ///< share of the tasks that are delayed
+  /// The first launch of an operator on a device waits until all streams of the device have done
+  /// what they have, as loading a CUDA kernel may. Not counted as a wait; not for NCCL's kernels,
+  /// which are loaded when a communicator is made.
+  bool loads_kernels = false;
 };
 
 /// Registers the device, as "lagging", in the process's first call, which must come before its

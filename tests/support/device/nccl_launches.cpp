@@ -156,6 +156,7 @@ c10::intrusive_ptr<NcclWork> NcclLaunches::new_work(const NcclCall& call, const 
                      .sequence = sequence,
                      .timeout = timeout_,
                      .abort = [member] { member.communicator->abort(member.rank); },
+                     .error = [rules = rules_] { return rules->error(); },
                      .blocks_host = call.blocks_host},
       call.outputs);
 }

@@ -21,6 +21,16 @@ void NcclRules::abort_all() {
   for (const auto& [backend, abort] : backends_) abort();
 }
 
+void NcclRules::report_errors(const std::string& text) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  error_ = text;
+}
+
+std::string NcclRules::error() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return error_;
+}
+
 void NcclRules::note(int64_t rank, const std::function<void(NcclCounts&)>& change) {
   const std::lock_guard<std::mutex> lock(mutex_);
   change(counts_[rank]);

@@ -43,6 +43,12 @@ class NcclRules {
   /// Aborts all backends of the job: every kernel that spins and every host that blocks goes on.
   void abort_all();
 
+  /// From now on every work that does not end has an error, as where NCCL finds a peer gone. Like
+  /// with c10d's works, whoever asks whether it has completed learns of it, and the kernel spins
+  /// until its communicator is aborted.
+  void report_errors(const std::string& text);
+  std::string error() const;  ///< empty: none
+
   // What follows is for the backends.
 
   /// Changes the counts of `rank`.
@@ -67,6 +73,7 @@ class NcclRules {
  private:
   mutable std::mutex mutex_;
   std::map<int64_t, NcclCounts> counts_;
+  std::string error_;
   std::map<int64_t, std::vector<std::string>> blocked_;  ///< by rank, the last entered last
   std::mutex backends_mutex_;  ///< held while they are aborted, so that none goes meanwhile
   std::map<const void*, std::function<void()>> backends_;

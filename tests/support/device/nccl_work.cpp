@@ -50,7 +50,14 @@ void NcclWork::record_end(const c10::Stream& stream) {
   future_->markCompleted(c10::IValue(outputs_));
 }
 
-bool NcclWork::isCompleted() { return exception() != nullptr || end_->query(); }
+bool NcclWork::isCompleted() {
+  if (exception() != nullptr || end_->query()) return true;
+  const std::string error = spec_.error();
+  if (error.empty()) return false;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  exception_ = std::make_exception_ptr(std::runtime_error(error));
+  return true;
+}
 
 bool NcclWork::isSuccess() const {
   TORCH_CHECK_NOT_IMPLEMENTED(false, "c10d's NCCL works do not tell of success");

@@ -35,8 +35,9 @@ class NcclWork : public c10d::Work {
     std::string name;  ///< for messages: "rank 1, group dp[0, 1], allreduce, sequence 4"
     uint64_t sequence;
     std::chrono::milliseconds timeout;
-    std::function<void()> abort;  ///< of the communicator
-    bool blocks_host = false;     ///< wait() waits on the host too: a barrier
+    std::function<void()> abort;         ///< of the communicator
+    std::function<std::string()> error;  ///< of the communicator, empty: none
+    bool blocks_host = false;            ///< wait() waits on the host too: a barrier
   };
 
   NcclWork(Spec spec, std::vector<at::Tensor> outputs);
