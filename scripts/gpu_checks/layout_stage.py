@@ -1,6 +1,7 @@
 """Stage 3: every layout over NCCL, its ranks on the one GPU, against the CPU's losses; failures,
 each of which must end every rank with names; checkpoints."""
 
+import os
 import signal
 import time
 
@@ -11,7 +12,8 @@ from .stages import at_once
 
 NAME, SECONDS, TIMED = "layouts", 110, False
 RANKS = 3
-AT_ONCE = 5  # runs; more would take the GPU from each other
+# Runs at once; more would take the GPU, or the few cores of a rehearsal, from each other.
+AT_ONCE = max(2, min(5, (os.cpu_count() or 1) // 3))
 # What straying_rank's last rank does in step 3, and what the other ranks must say.
 MISTAKES = {
     "none": None,

@@ -4,6 +4,7 @@ import json
 import pathlib
 import sys
 import tempfile
+import threading
 import time
 import types
 import unittest
@@ -158,6 +159,27 @@ class Stages(Folder):
                            self.stage("third", 100, takes_50)], context, 60, True)
         self.assertEqual(self.rows()[-1], ("the stage", LEFT_OUT, "no time is left"))
         self.assertEqual(now[0], 100)
+
+    def test_neighbours_that_time_nothing_run_side_by_side_and_the_others_alone(self):
+        running, seen = [], {}
+        together = threading.Barrier(2)
+
+        def run(context):
+            running.append(context.stage)
+            if context.stage.startswith("check"):
+                together.wait(20)
+            seen[context.stage] = set(running)
+            if context.stage.startswith("check"):
+                together.wait(20)
+            running.remove(context.stage)
+
+        made = [self.stage(name, 30, run) for name in ("time1", "check1", "check2", "time2")]
+        for stage in made[1:3]:
+            stage.TIMED = False
+        stages.run_stages(made, self.context(), 60, True)
+        self.assertEqual(self.rows(), [])
+        self.assertEqual(seen, {"time1": {"time1"}, "check1": {"check1", "check2"},
+                                "check2": {"check1", "check2"}, "time2": {"time2"}})
 
     def test_without_a_device_only_what_needs_none_runs(self):
         def must_not(context):
