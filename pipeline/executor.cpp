@@ -93,7 +93,7 @@ class PipelineExecutor::Run {
       : plan_(plan),
         stages_(stages),
         rank_(plan.group.rank()),
-        loads_kernels_(first && !plan.device.is_cpu()),
+        loads_kernels_(first && !plan.device.is_cpu() && !plan.device.is_meta()),
         sends_(sends) {}
   /// What was not sent looks at this run.
   ~Run() { sends_.drop(); }
