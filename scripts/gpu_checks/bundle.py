@@ -92,8 +92,10 @@ def build(source, build_folder, folder, compiles=True):
     if not (build_folder / "build.ninja").exists():
         raise CommandFailed(f"{build_folder} is no build folder: run make build LOCKSTEP_CUDA=ON")
     if compiles:
-        ninja = shutil.which("ninja") or pathlib.Path(sys.executable).parent / "ninja"
-        subprocess.run([ninja, "-C", build_folder, *TARGETS], check=True, cwd=source)
+        # The folder's own ninja: another version would build everything anew.
+        cmake = shutil.which("cmake") or pathlib.Path(sys.executable).parent / "cmake"
+        subprocess.run([cmake, "--build", build_folder, "--target", *TARGETS], check=True,
+                       cwd=source)
     shutil.rmtree(folder, ignore_errors=True)
     bundle = Bundle(folder)
     for name in PROGRAMS:
