@@ -38,9 +38,8 @@ Json measure_fused(c10::Device device, bool small) {
   const int64_t vocabulary = small ? 512 : 50304;
   const auto bf16 = at::TensorOptions(device).dtype(at::kBFloat16);
   Json result = Json::object();
-  for (const Rivals& rivals : layer_rivals(size, bf16))
-    result[rivals.name] = measured(device, rivals);
   const auto add = [&](const Rivals& rivals) { result[rivals.name] = measured(device, rivals); };
+  for (const Rivals& rivals : layer_rivals(size, bf16)) add(rivals);
   add(cross_entropy_rivals("cross entropy", size.tokens(), vocabulary, 0, bf16));
   add(chunked_loss_rivals(size, vocabulary, size.tokens() / 8, bf16));
   add(linear_rivals("gate and up", size, 2 * size.ffn, bf16));

@@ -283,7 +283,7 @@ class PipelineExecutor::Run {
   const std::vector<PipelineStage>& stages_;
   const int64_t rank_;
   /// Loading a kernel may wait for all that runs, so for receives too. In the order of the steps
-  /// nothing locks up although transfers block.
+  /// nothing locks up although transfers block. A planned rank shows what later runs do.
   const bool loads_kernels_;
   std::map<Key, IncomingTensor> inbox_;                        ///< by the task that takes it
   std::map<Key, at::Tensor> outbox_;                           ///< by the task that made it

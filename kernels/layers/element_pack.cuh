@@ -58,7 +58,8 @@ bool packs_fit(std::initializer_list<const void*> addresses,
   return true;
 }
 
-/// Calls launch(pack) with the number of elements of a pack as a constant: one where packs do not fit.
+/// Calls launch(pack) with the number of elements of a pack as a constant: one where packs do not
+/// fit.
 template <class T, class F>
 void with_packs(bool fit, F launch) {
   if (fit) return launch(std::integral_constant<int, kPackOf<T>>());

@@ -26,13 +26,13 @@ __global__ void swiglu_gradient_kernel(const T* grad, const T* inner, T* of_inne
 
 /// Calls launch(element, pack, blocks, threads).
 template <class F>
-void for_rows(const at::Tensor& narrow, const at::Tensor& a, const at::Tensor& b, F launch) {
-  const int64_t width = narrow.size(-1);
-  const auto blocks = static_cast<unsigned>(narrow.numel() / width);
-  for_storage("swiglu", narrow.scalar_type(), [&](auto element) {
+void for_rows(const at::Tensor& half, const at::Tensor& a, const at::Tensor& b, F launch) {
+  const int64_t width = half.size(-1);
+  const auto blocks = static_cast<unsigned>(half.numel() / width);
+  for_storage("swiglu", half.scalar_type(), [&](auto element) {
     using T = decltype(element);
     const bool fit =
-        packs_fit<T>({narrow.const_data_ptr(), a.const_data_ptr(), b.const_data_ptr()}, {width});
+        packs_fit<T>({half.const_data_ptr(), a.const_data_ptr(), b.const_data_ptr()}, {width});
     with_packs<T>(fit, [&](auto pack) {
       launch(element, pack, blocks, threads_for(width, pack));
       C10_CUDA_KERNEL_LAUNCH_CHECK();

@@ -10,12 +10,12 @@
 
 namespace lockstep::kernels {
 
-/// The threads along x of a block go over a row in turns, each `kPack` elements at a time. Rows begin
-/// where packs may, see packs_fit().
+/// The threads along x of a block go over a row in turns, each `kPack` elements at a time. Rows
+/// begin where packs may, see packs_fit().
 template <int kPack>
 struct ThreadLanes {
-  /// Calls f(i) for i = 0 ... n - 1; a thread gets the same i in each call with the same n, here and
-  /// below.
+  /// Calls f(i) for i = 0 ... n - 1; a thread gets the same i in each call with the same n, here
+  /// and below.
   template <class F>
   LOCKSTEP_LANE static void each(int64_t n, F f) {
     for_packs(n, [&](int64_t first, int count) {
@@ -96,8 +96,8 @@ template <int kPack>
 struct ThreadBlock : ThreadLanes<kPack> {
   using Lanes = ThreadLanes<kPack>;
 
-  /// The sum of f(from[i]...), in an order that depends on n, kPack and the number of threads alone;
-  /// each thread gets it. All threads call it.
+  /// The sum of f(from[i]...), in an order that depends on n, kPack and the number of threads
+  /// alone; each thread gets it. All threads call it.
   template <class W, class F, class... From>
   LOCKSTEP_LANE static W sum(int64_t n, F f, const From*... from) {
     W own = 0;

@@ -30,7 +30,7 @@
 namespace lockstep {
 namespace {
 
-/// c10d's own watchdog ends the process without a word. It comes after DeviceWatch.
+/// c10d's own watchdog names nobody. It comes after DeviceWatch.
 constexpr std::chrono::seconds kWatchdogDelay(60);
 
 /// The backend of tensors on options.device.
