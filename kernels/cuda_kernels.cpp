@@ -14,6 +14,7 @@ DeviceKernels cuda_kernels() {
           .cross_entropy = cross_entropy_cuda,
           .cross_entropy_losses = cross_entropy_losses_cuda,
           .cross_entropy_gradient = cross_entropy_gradient_cuda,
+          .to_fp8 = to_fp8_cuda,
           .norm = norm_cuda,
           .norm_gradient = norm_gradient_cuda,
           .rotary = rotary_cuda,

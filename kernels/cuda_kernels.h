@@ -26,6 +26,7 @@ at::Tensor sum_of_squares_cuda(const at::Tensor& flat);
 void cross_entropy_cuda(const CrossEntropyTensors& t);
 void cross_entropy_losses_cuda(const CrossEntropyTensors& t);
 void cross_entropy_gradient_cuda(const CrossEntropyTensors& t);
+void to_fp8_cuda(const Fp8Tensors& t);
 void norm_cuda(const NormTensors& t);
 void norm_gradient_cuda(const NormGradientTensors& t);
 void rotary_cuda(const RotaryTensors& t);

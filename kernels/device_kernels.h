@@ -12,6 +12,7 @@
 namespace lockstep::kernels {
 
 struct CrossEntropyTensors;
+struct Fp8Tensors;
 struct NormTensors;
 struct NormGradientTensors;
 struct RotaryTensors;
@@ -39,11 +40,12 @@ struct DeviceKernels {
   at::Tensor (*grouped_sums)(const at::Tensor& x, const at::Tensor& none,
                              const at::Tensor& ends) = nullptr;
 
-  /// Operations of layers, see cross_entropy_operands.h, norm_operands.h, rotary_operands.h and
-  /// swiglu.h, into tensors that are made and have elements.
+  /// Operations of layers, see cross_entropy_operands.h, fp8_tensors.h, norm_operands.h,
+  /// rotary_operands.h and swiglu.h, into tensors that are made and have elements.
   void (*cross_entropy)(const CrossEntropyTensors& tensors) = nullptr;
   void (*cross_entropy_losses)(const CrossEntropyTensors& tensors) = nullptr;
   void (*cross_entropy_gradient)(const CrossEntropyTensors& tensors) = nullptr;
+  void (*to_fp8)(const Fp8Tensors& tensors) = nullptr;  ///< of fp32, bf16 or fp16
   void (*norm)(const NormTensors& tensors) = nullptr;
   void (*norm_gradient)(const NormGradientTensors& tensors) = nullptr;
   void (*rotary)(const RotaryTensors& tensors) = nullptr;

@@ -8,6 +8,9 @@ namespace {
 using enum FlagUse;
 using enum FlagValues;
 
+constexpr const char* kWithFp8 = "counts with --fp8-format alone";
+constexpr const char* kWithDelayed = "counts with --fp8-format and the recipe delayed alone";
+constexpr const char* kWithFirstLast = "counts with --first-last-layers-bf16 alone";
 constexpr const char* kWithLatents = "counts with --multi-latent-attention alone";
 constexpr const char* kWithYarn = "counts with --multi-latent-attention and --rope-type yarn alone";
 
@@ -212,6 +215,17 @@ constexpr MegatronFlag kWithField[] = {
     {"--eval-iters", copied, one, "train.eval_iters"},
     {"--bf16", derived, none, "train.precision", "", "bf16"},
     {"--fp16", derived, none, "train.precision", "", "fp16"},
+    {"--fp8-format", copied, one, "train.fp8"},
+    {"--fp8-recipe", derived, one, "train.fp8_recipe", "", kWithFp8},
+    {"--fp8-margin", derived, one, "train.fp8_margin", "", kWithDelayed},
+    {"--fp8-amax-history-len", derived, one, "train.fp8_amax_history_len", "", kWithDelayed},
+    {"--fp8-amax-compute-algo", derived, one, "train.fp8_amax_compute_algo", "", kWithDelayed},
+    {"--first-last-layers-bf16", derived, none, "train.num_layers_at_start_in_bf16", "",
+     "with num_layers_at_end_in_bf16: 1 each"},
+    {"--num-layers-at-start-in-bf16", derived, one, "train.num_layers_at_start_in_bf16", "",
+     kWithFirstLast},
+    {"--num-layers-at-end-in-bf16", derived, one, "train.num_layers_at_end_in_bf16", "",
+     kWithFirstLast},
     {"--check-weight-hash-across-dp-replicas-interval", copied, one,
      "train.replica_check_interval"},
     {"--deterministic-mode", sets, none, "train.deterministic", "true"},

@@ -23,17 +23,6 @@ void exclude(const Settings& s, const std::string& one, const std::string& other
                        other);
 }
 
-void apply_precision(Settings& s) {
-  exclude(s, "--bf16", "--fp16");
-  const bool bf16 = s.has("--bf16"), fp16 = s.has("--fp16");
-  if (bf16 || fp16) s.set("train.precision", std::string(bf16 ? "bf16" : "fp16"));
-  if (bf16) s.set("ddp.grad_reduce_in_fp32", !s.has("--grad-reduce-in-bf16"));
-  if (fp16) s.set("ddp.grad_reduce_in_fp32", s.has("--accumulate-allreduce-grads-in-fp32"));
-  const bool adapts = fp16 && !s.has("--loss-scale");
-  if (!s.has("--no-check-for-nan-in-loss-and-grad") && !adapts)
-    s.set("ddp.check_for_nan_in_grad", true);
-}
-
 void apply_activation(Settings& s) {
   exclude(s, "--swiglu", "--squared-relu");
   exclude(s, "--swiglu", "--quick-geglu");

@@ -240,6 +240,7 @@ at::Tensor Trainer::update_after(const at::Tensor& loss, const at::Tensor& of_ho
   const InPart update = telemetry_->in(StepPart::optimizer);
   check_unchanged();
   model_->finalize_gradients(of_host[0]);
+  model_->update_fp8_scales();
   check_gradients();
   const at::Tensor over_ranks = telemetry_->with_group_norms(sum_over_ranks(loss, of_host, "loss"));
   limits_ = looks_for_spikes() ? spikes_.limits() : SpikeLimits{};

@@ -54,7 +54,7 @@ struct TrainCallbacks {
 };
 
 /// Trains the reference GPT on text. Loss, gradients and weights do not depend on the layout over
-/// the ranks, apart from rounding.
+/// the ranks, apart from rounding; with train.fp8 that is rounding to 8 bits, see Fp8Scaling.
 class Trainer {
  public:
   /// Reads the text, builds this rank's part of the model with its initial weights, wraps it.

@@ -7,14 +7,17 @@ AuditReport Trainer::audit() {
   settle();
   model_->finish_param_sync();
   const int64_t microbatches = batches_.at(consumed_samples_).num_microbatches;
-  return lockstep::audit({.models = model_->wrappers(),
-                          .ddp = config_.ddp,
-                          .optimizer = optimizer_.get(),
-                          .config = config_.optimizer,
-                          .num_microbatches = microbatches,
-                          .loss = [&](const at::Tensor& losses) {
-                            return model_->loss_of_microbatch(losses, microbatches, 1);
-                          }});
+  AuditReport report =
+      lockstep::audit({.models = model_->wrappers(),
+                       .ddp = config_.ddp,
+                       .optimizer = optimizer_.get(),
+                       .config = config_.optimizer,
+                       .num_microbatches = microbatches,
+                       .loss = [&](const at::Tensor& losses) {
+                         return model_->loss_of_microbatch(losses, microbatches, 1);
+                       }});
+  model_->forget_fp8_values();
+  return report;
 }
 
 }  // namespace lockstep

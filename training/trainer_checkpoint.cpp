@@ -15,6 +15,16 @@ std::set<std::string> trained_names(const TrainingModel& model) {
   return names;
 }
 
+/// Whether the run begins to multiply in 8-bit floats, or to look back at another number of steps:
+/// then `target`, of its scales, starts anew.
+bool starts_fp8_scale(const CheckpointReader& checkpoint, const StateTensor& target) {
+  if (!target.state.starts_with("fp8_")) return false;
+  const ManifestTensor* const saved = checkpoint.find(target.name, target.state);
+  if (saved != nullptr && saved->shape == target.part.box.shape) return false;
+  at::Tensor(target.values).zero_();
+  return true;
+}
+
 }  // namespace
 
 std::vector<StateTensor> Trainer::state(bool with_optimizer) {
@@ -30,6 +40,8 @@ std::vector<StateTensor> Trainer::state(bool with_optimizer) {
   std::vector<StateTensor> optimizer = optimizer_state(*optimizer_, parallel_state_);
   list.insert(list.end(), std::make_move_iterator(optimizer.begin()),
               std::make_move_iterator(optimizer.end()));
+  std::vector<StateTensor> fp8 = model_->fp8_state();
+  list.insert(list.end(), std::make_move_iterator(fp8.begin()), std::make_move_iterator(fp8.end()));
   return list;
 }
 
@@ -56,7 +68,9 @@ void Trainer::read(CheckpointReader& checkpoint, bool weights_only) {
     const std::set<std::string> adapters = trained_names(*model_);
     std::erase_if(targets, [&](const StateTensor& one) { return adapters.contains(one.name); });
   }
+  std::erase_if(targets, [&](const StateTensor& one) { return starts_fp8_scale(checkpoint, one); });
   load_state(checkpoint, targets);
+  model_->look_at_fp8_scales();
 }
 
 bool Trainer::starts_adapters(CheckpointReader& checkpoint) const {

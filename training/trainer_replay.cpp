@@ -41,6 +41,7 @@ std::vector<int64_t> Trainer::gradient_fingerprints(int64_t rank) {
       for (size_t i = 0; i < buffer->params().size(); ++i)
         each.push_back(kernels::fingerprint(buffer->grad_view(i)));
   const at::Tensor all = at::stack(each).cpu();
+  model_->forget_fp8_values();
   model_->zero_grad_buffer();
   const auto* const values = all.const_data_ptr<int64_t>();
   return {values, values + all.numel()};

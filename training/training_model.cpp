@@ -27,7 +27,8 @@ TrainingModel::TrainingModel(const Config& config, const ParallelState& parallel
                                    .seed = static_cast<uint64_t>(config.train.seed),
                                    .deferred = deferred_,
                                    .loss_scale = token_loss_scale_,
-                                   .lora = config.lora};
+                                   .lora = config.lora,
+                                   .fp8 = fp8_options(config.train)};
   const int64_t stage = parallel_state.group(GroupKind::pp).rank();
   for (const ModelChunk& chunk : chunks_of_stage(config, stage))
     chunks_.push_back(std::make_shared<GPTModel>(config.model, config.parallel, parallel_state,
@@ -65,7 +66,41 @@ std::vector<std::shared_ptr<TopKRouter>> TrainingModel::routers() const {
   return list;
 }
 
+void TrainingModel::update_fp8_scales() {
+  std::vector<std::shared_ptr<Fp8Scaling>> scalings;
+  for (const auto& chunk : chunks_)
+    if (chunk->fp8()) scalings.push_back(chunk->fp8());
+  if (!scalings.empty()) Fp8Scaling::end_step(scalings, parallel_state_.group(GroupKind::tp_dp_cp));
+}
+
+void TrainingModel::forget_fp8_values() {
+  for (const auto& chunk : chunks_)
+    if (chunk->fp8()) chunk->fp8()->abandon_step();
+}
+
+std::vector<StateTensor> TrainingModel::fp8_state() const {
+  std::vector<StateTensor> list;
+  const auto add = [&](const std::string& parameter, const char* state, const at::Tensor& values) {
+    const TensorBox box = whole_box(values.sizes().vec());
+    list.push_back({parameter, state, {box, {0, box.numel()}}, values.view({-1})});
+  };
+  for (const auto& chunk : chunks_) {
+    if (!chunk->fp8()) continue;
+    for (const Fp8Scaling::LayerState& layer : chunk->fp8()->state()) {
+      add(layer.parameter, "fp8_amax_history", layer.amax_history);
+      add(layer.parameter, "fp8_scales", layer.scales);
+    }
+  }
+  return list;
+}
+
+void TrainingModel::look_at_fp8_scales() {
+  for (const auto& chunk : chunks_)
+    if (chunk->fp8()) chunk->fp8()->look_again();
+}
+
 void TrainingModel::abandon_step() {
+  forget_fp8_values();
   for (const auto& wrapper : wrappers_) wrapper->abandon_step();
   for (const auto& router : routers()) router->abandon_step();
 }

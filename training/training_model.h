@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/checkpoint/training_state.h"
 #include "lockstep/core/config.h"
 #include "lockstep/distributed/distributed_data_parallel.h"
 #include "lockstep/models/gpt_model.h"
@@ -79,6 +80,15 @@ class TrainingModel {
   /// them.
   void finalize_gradients(double tokens);
   void finalize_gradients(const at::Tensor& tokens);
+
+  /// After finalize_gradients(), with train.fp8: the scales of the next iteration.
+  void update_fp8_scales();
+  /// Forgets what the forward and backward passes since the last iteration noted for them.
+  void forget_fp8_values();
+  /// What a checkpoint keeps of delayed scales, beside the weights that they belong to; and to be
+  /// called once it was loaded.
+  std::vector<StateTensor> fp8_state() const;
+  void look_at_fp8_scales();
 
   /// Instead of finalize_gradients(): the iteration leaves no trace. All ranks must call it.
   void abandon_step();

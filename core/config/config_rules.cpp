@@ -13,6 +13,7 @@
 #include "lockstep/core/context_parallel_rules.h"
 #include "lockstep/core/expert_rules.h"
 #include "lockstep/core/field_names.h"
+#include "lockstep/core/fp8_rules.h"
 #include "lockstep/core/integers.h"
 #include "lockstep/core/lora_rules.h"
 #include "lockstep/core/optimizer_rules.h"
@@ -223,6 +224,7 @@ void check_rules(const Config& given) {
   check_data(config.data);
   if (config.train.task == TrainTask::sft) check_conversations(config.data);
   check_lora(config);
+  check_fp8(config);
   check_batch_sizes(config.train);
   check_spikes(config);
   check_replay(config);

@@ -147,6 +147,9 @@ struct LayerList : DescribedModule {
     LayerContext each = context;
     for (int64_t i = stage.first_layer; i < stage.first_layer + stage.num_layers; ++i) {
       each.layer = i;
+      const bool covered =
+          context.fp8 && context.fp8->options().covers(i, context.config.num_layers);
+      each.fp8 = covered ? context.fp8 : nullptr;
       layers.push_back(add_child<TransformerLayer>(each, spec, std::to_string(i)));
     }
   }
@@ -226,7 +229,10 @@ GPTModel::GPTModel(const TransformerConfig& config, const ParallelConfig& parall
       stage_(stage),
       tensor_parallel_(state.group(GroupKind::tp)),
       context_parallel_(state.group(GroupKind::cp)),
-      sequence_parallel_(parallel.sequence_parallel) {
+      sequence_parallel_(parallel.sequence_parallel),
+      fp8_(options.fp8.enabled() ? std::make_shared<Fp8Scaling>(options.fp8, options.device,
+                                                                state.group(GroupKind::tp_cp))
+                                 : nullptr) {
   build({.config = config_,
          .options = at::TensorOptions(options.device).dtype(options.dtype),
          .seed = options.seed,
@@ -234,7 +240,8 @@ GPTModel::GPTModel(const TransformerConfig& config, const ParallelConfig& parall
          .state = state,
          .deferred = options.deferred,
          .loss_scale = options.loss_scale,
-         .lora = resolved_lora(config, options.lora)});
+         .lora = resolved_lora(config, options.lora),
+         .fp8 = fp8_});
 }
 
 void GPTModel::build(const LayerContext& context) {

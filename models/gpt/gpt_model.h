@@ -14,6 +14,7 @@
 #include "lockstep/core/parameters.h"
 #include "lockstep/models/activation_offload.h"
 #include "lockstep/models/embedding.h"
+#include "lockstep/models/fp8_scaling.h"
 #include "lockstep/models/gpt_params.h"
 #include "lockstep/models/normalization.h"
 #include "lockstep/models/token_positions.h"
@@ -32,6 +33,9 @@ struct GPTModelOptions {
   std::shared_ptr<const TokenLossScale> loss_scale = {};
   /// With a rank: low-rank adapters are trained, and all other parameters are frozen.
   LoraConfig lora = {};
+  /// The linear layers of attention and MLP multiply in 8-bit floats, in the transformer layers that
+  /// it covers. Whoever trains calls Fp8Scaling::end_step() after each step.
+  Fp8Options fp8 = {};
 };
 
 /// What goes into a stage. All ranks of tp get the same, apart from `hidden` with sequence
@@ -116,6 +120,8 @@ class GPTModel : public DescribedModule {
   /// The configuration, resolved.
   const TransformerConfig& config() const { return config_; }
   const GPTStage& stage() const { return stage_; }
+  /// Null without GPTModelOptions::fp8.
+  const std::shared_ptr<Fp8Scaling>& fp8() const { return fp8_; }
 
  private:
   void build(const LayerContext& context);
@@ -131,6 +137,7 @@ class GPTModel : public DescribedModule {
   ProcessGroup tensor_parallel_;
   ProcessGroup context_parallel_;
   bool sequence_parallel_;
+  std::shared_ptr<Fp8Scaling> fp8_;
   std::shared_ptr<LanguageModelEmbedding> embedding_;  ///< null on later stages
   std::shared_ptr<TransformerBlock> decoder_;
   std::shared_ptr<VocabParallelEmbedding> output_table_;  ///< null on earlier stages

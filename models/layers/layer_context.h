@@ -26,7 +26,8 @@ struct LayerContext {
   int64_t layer = 0;  ///< of the transformer layer that is built, from 0 over the whole model
   std::shared_ptr<DeferredGradients> deferred = {};  ///< null: weight gradients are never deferred
   std::shared_ptr<const TokenLossScale> loss_scale = {};  ///< of the routers' losses; null: 1
-  LoraConfig lora = {};  ///< resolved; without a rank there are no adapters
+  LoraConfig lora = {};                  ///< resolved; without a rank there are no adapters
+  std::shared_ptr<Fp8Scaling> fp8 = {};  ///< see ParallelContext
 
   /// The context of a child that is registered under `child_name`.
   LayerContext child(const std::string& child_name) const {
@@ -45,7 +46,7 @@ struct LayerContext {
 
   /// For the layers that take their sizes alone.
   operator ParallelContext() const {
-    return {state, options, seed, parallel.sequence_parallel, name, deferred, lora};
+    return {state, options, seed, parallel.sequence_parallel, name, deferred, lora, fp8};
   }
 
   /// See ParallelContext.

@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/models/fp8_scaling.h"
 #include "lockstep/models/layer_params.h"
 #include "lockstep/models/low_rank_adapter.h"
 #include "lockstep/parallel_state/parallel_functions.h"
@@ -18,6 +19,12 @@ ParallelLinearOptions linear_options(const ParallelContext& context, LinearInput
           .label = context.label()};
 }
 
+/// What multiplies in 8-bit floats; null where the context does not ask for it.
+std::shared_ptr<const Fp8Layer> fp8_layer(const ParallelContext& context,
+                                          const at::Tensor& weight) {
+  return context.fp8 ? context.fp8->add_layer(context.name + "weight", weight) : nullptr;
+}
+
 }  // namespace
 
 LinearInput column_parallel_input(const ParallelContext& context) {
@@ -27,6 +34,7 @@ LinearInput column_parallel_input(const ParallelContext& context) {
 ColumnParallelLinear::ColumnParallelLinear(const ParallelContext& context, const ModuleSpec& spec)
     : options_(linear_options(context, column_parallel_input(context))) {
   weight_ = add(spec.at("weight"), context.origin());
+  options_.fp8 = fp8_layer(context, weight_);
   if (const ParamSpec* bias = spec.find("bias")) bias_ = add(*bias, context.origin());
   if (spec.find("lora_A") == nullptr) return;
   const at::Tensor a = add(spec.at("lora_A"), context.origin());
@@ -51,6 +59,7 @@ RowParallelLinear::RowParallelLinear(const ParallelContext& context, const Modul
     : options_(linear_options(context, LinearInput::own)),
       sequence_parallel_(context.sequence_parallel) {
   weight_ = add(spec.at("weight"), context.origin());
+  options_.fp8 = fp8_layer(context, weight_);
   if (const ParamSpec* bias = spec.find("bias")) bias_ = add(*bias, context.origin());
   if (spec.find("lora_A") == nullptr) return;
   const at::Tensor a = add(spec.at("lora_A"), context.origin());
@@ -83,6 +92,7 @@ at::Tensor RowParallelLinear::product(const at::Tensor& input) const {
 ReplicatedLinear::ReplicatedLinear(const ParallelContext& context, const ModuleSpec& spec)
     : options_(linear_options(context, LinearInput::own)) {
   weight_ = add(spec.at("weight"), context.origin());
+  options_.fp8 = fp8_layer(context, weight_);
 }
 
 at::Tensor ReplicatedLinear::forward(const at::Tensor& input) const {

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/models/fp8_scaling.h"
 #include "lockstep/models/gathering.h"
 #include "lockstep/models/input_check.h"
 #include "lockstep/models/recompute.h"
@@ -21,11 +22,55 @@ using torch::autograd::variable_list;
 
 /// What backward needs beside tensors of the graph.
 struct LinearCall : torch::CustomClassHolder {
-  LinearCall(const ParallelLinearOptions& o, at::Tensor w) : options(o), weight(std::move(w)) {}
+  LinearCall(const ParallelLinearOptions& o, at::Tensor w)
+      : options(o), weight(std::move(w)), notes_largest(at::GradMode::is_enabled()) {}
   ParallelLinearOptions options;
   /// Set where the weight stays out of the graph, because its gradient may come after backward:
   /// autograd would call the parameter's hook in backward, also if it got no gradient.
   at::Tensor weight;
+  bool notes_largest;  ///< the operands count for the scales of options.fp8
+};
+
+at::Tensor product(const at::Tensor& x, const at::Tensor& matrix,
+                   const std::optional<at::Tensor>& bias, const LinearCall& call) {
+  const auto& fp8 = call.options.fp8;
+  if (!fp8) return at::linear(x, matrix, bias);
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() = matrix.size(0);
+  return fp8->output(as_matrix(x), matrix, bias, call.notes_largest).view(shape);
+}
+
+/// The gradient [tokens, out] of a layer's output, and what follows from it.
+class OutputGradient {
+ public:
+  /// `of_weight_wanted`: of_weight() or add_of_weight() will be called.
+  OutputGradient(const at::Tensor& grad, const ParallelLinearOptions& options,
+                 bool of_weight_wanted)
+      : rows_(as_matrix(grad)), fp8_(options.fp8) {
+    if (fp8_) narrowed_ = fp8_->narrowed(rows_, of_weight_wanted);
+  }
+
+  at::Tensor of_input(const at::Tensor& matrix) const {
+    return fp8_ ? fp8_->input_gradient(narrowed_, matrix, rows_.scalar_type()) : rows_.mm(matrix);
+  }
+  at::Tensor of_weight(const at::Tensor& weight, const at::Tensor& x) const {
+    if (!fp8_) return weight_gradient(weight, rows_, x);
+    return fp8_->weight_gradient(narrowed_, x, weight.scalar_type()).view(weight.sizes());
+  }
+  /// See add_weight_gradient().
+  bool add_of_weight(const at::Tensor& weight, const at::Tensor& x) const {
+    if (!fp8_) return add_weight_gradient(weight, rows_, x);
+    if (!is_awaited_in_grad(weight)) return false;
+    at::Tensor& grad = weight.mutable_grad();
+    grad.add_(fp8_->weight_gradient(narrowed_, x, grad.scalar_type()).view(grad.sizes()));
+    return true;
+  }
+  at::Tensor of_bias() const { return rows_.sum(0); }
+
+ private:
+  at::Tensor rows_;
+  std::shared_ptr<const Fp8Layer> fp8_;
+  kernels::Fp8Matrices narrowed_;
 };
 
 /// One use of a weight whose gradient is accumulated here, by the backward that is running.
@@ -47,9 +92,9 @@ bool adds_in_place(const ParallelLinearOptions& options, const at::Tensor& weigh
 }
 
 /// What AccumulateGrad does.
-void accumulate(const at::Tensor& weight, const at::Tensor& rows, const at::Tensor& x) {
-  if (!add_weight_gradient(weight, rows, x)) {
-    const at::Tensor gradient = weight_gradient(weight, rows, x);
+void accumulate(const at::Tensor& weight, const OutputGradient& output, const at::Tensor& x) {
+  if (!output.add_of_weight(weight, x)) {
+    const at::Tensor gradient = output.of_weight(weight, x);
     if (weight.grad().defined())
       weight.mutable_grad().add_(gradient);
     else
@@ -68,10 +113,10 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     context->saved_data["call"] = c10::IValue::make_capsule(call);
     context->saved_data["biased"] = bias.has_value();
     const at::Tensor matrix = weight.flatten(0, -2);
-    if (options.input != LinearInput::sequence_chunk) return at::linear(input, matrix, bias);
+    if (options.input != LinearInput::sequence_chunk) return product(input, matrix, bias, *call);
     Gathering gathering(input, options, options.label.input());
     gathering.work.wait();
-    return at::linear(gathering.whole, matrix, bias);
+    return product(gathering.whole, matrix, bias, *call);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -84,7 +129,6 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
                         options.label.layer());
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &input = saved[0], &weight = saved[1];
-    const at::Tensor rows = as_matrix(grads[0]);
     const bool apart = call.weight.defined();
     const bool accumulates = apart && !is_capturing();
     const bool later = accumulates && options.deferred->deferring();
@@ -94,36 +138,37 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     std::optional<Gathering> gathering;
     if (options.input == LinearInput::sequence_chunk && weight_now)
       gathering.emplace(input, options, options.label.input_again());
+    const OutputGradient output(grads[0], options, weight_now || later);
     at::Tensor input_gradient;
     Work reduction;
     if (context->needs_input_grad(0))
-      reduction = start_input_gradient(grads[0], rows, weight, options, input_gradient);
+      reduction = start_input_gradient(grads[0], output, weight, options, input_gradient);
 
     at::Tensor own_gradient;
-    if (later) defer(input, call.weight, rows, options);
+    if (later) defer(input, call.weight, output, options);
     if (weight_now) {
       if (gathering) gathering->work.wait();
       const at::Tensor x = as_matrix(gathering ? gathering->whole : input);
       if (apart)
-        accumulate(call.weight, rows, x);
+        accumulate(call.weight, output, x);
       else if (!adds_in_place(options, weight) || is_captured(1) ||
-               !add_weight_gradient(weight, rows, x))
-        own_gradient = weight_gradient(weight, rows, x);
+               !output.add_of_weight(weight, x))
+        own_gradient = output.of_weight(weight, x);
     }
     const bool biased = context->saved_data["biased"].toBool() && context->needs_input_grad(2);
-    const at::Tensor bias_gradient = biased ? rows.sum(0) : at::Tensor();
+    const at::Tensor bias_gradient = biased ? output.of_bias() : at::Tensor();
     reduction.wait();
     return {input_gradient, own_gradient, bias_gradient, {}};
   }
 
  private:
   /// Computes this rank's term and starts to add the terms of the others.
-  static Work start_input_gradient(const at::Tensor& grad, const at::Tensor& rows,
+  static Work start_input_gradient(const at::Tensor& grad, const OutputGradient& output,
                                    const at::Tensor& weight, const ParallelLinearOptions& options,
                                    at::Tensor& result) {
     std::vector<int64_t> shape = grad.sizes().vec();
     shape.back() = weight.size(-1);
-    const at::Tensor term = rows.mm(weight.flatten(0, -2)).view(shape);
+    const at::Tensor term = output.of_input(weight.flatten(0, -2)).view(shape);
     result = term;
     if (options.input == LinearInput::own) return {};
     if (options.input == LinearInput::copied)
@@ -134,14 +179,14 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
                           options.label.input_gradient());
   }
 
-  static void defer(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& rows,
+  static void defer(const at::Tensor& input, const at::Tensor& weight, const OutputGradient& output,
                     const ParallelLinearOptions& options) {
     options.deferred->add([=] {
       if (options.input != LinearInput::sequence_chunk)
-        return accumulate(weight, rows, as_matrix(input.detach()));
+        return accumulate(weight, output, as_matrix(input.detach()));
       Gathering gathering(input, options, options.label.input_again());
       gathering.work.wait();
-      accumulate(weight, rows, as_matrix(gathering.whole));
+      accumulate(weight, output, as_matrix(gathering.whole));
     });
   }
 };

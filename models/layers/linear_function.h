@@ -10,6 +10,8 @@
 
 namespace lockstep {
 
+class Fp8Layer;
+
 /// What a linear layer does with its input over the ranks of its group.
 enum class LinearInput {
   own,             ///< nothing is sent
@@ -52,6 +54,8 @@ struct ParallelLinearOptions {
   /// Takes the weight's gradient while it defers, where weight_used_once and the input requires a
   /// gradient. May be null.
   std::shared_ptr<DeferredGradients> deferred = {};
+  /// Multiplies in 8-bit floats; null: in the dtype of the operands.
+  std::shared_ptr<const Fp8Layer> fp8 = {};
   LinearLabel label = {};
 };
 

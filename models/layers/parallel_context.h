@@ -13,6 +13,8 @@
 
 namespace lockstep {
 
+class Fp8Scaling;
+
 /// What a layer that is cut over ranks needs beside its own sizes. By default one process holds all
 /// of it. A model of one's own makes one and passes it to DescribedModule::add_child().
 ///
@@ -32,6 +34,8 @@ struct ParallelContext {
   /// may be used once in a forward; a second use is refused in backward, by the layer's name.
   std::shared_ptr<DeferredGradients> deferred = {};
   LoraConfig lora = {};  ///< of adapters that a layer's specification states; see LowRankAdapter
+  /// Linear layers multiply in 8-bit floats, with its scales. Null: in the dtype of their weights.
+  std::shared_ptr<Fp8Scaling> fp8 = {};
 
   /// The context of a child that is registered under `child_name`.
   ParallelContext child(const std::string& child_name) const {

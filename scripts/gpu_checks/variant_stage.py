@@ -17,6 +17,11 @@ VARIANTS = (
     ("distributed optimizer", (), SHARDED),
     ("recomputation of whole layers", (), ["--set", "model.recompute_granularity=full"]),
     ("deterministic", (), ["--set", "train.deterministic=true"]),
+    ("8-bit products, delayed scales", (), ["--set", "train.fp8=hybrid"]),
+    ("8-bit products, scales of tensors", (),
+     ["--set", "train.fp8=hybrid", "--set", "train.fp8_recipe=tensorwise"]),
+    ("8-bit products, scales of rows", (),
+     ["--set", "train.fp8=e4m3", "--set", "train.fp8_recipe=rowwise"]),
 )
 
 

@@ -23,6 +23,8 @@ inline const Overrides kLatent = {"model.multi_latent_attention=true",
                                   "model.rope_scaling_type=yarn",
                                   "model.rope_scaling_factor=4",
                                   "model.rope_original_max_position_embeddings=8"};
+inline const Overrides kFp8 = {"train.fp8=hybrid", "train.fp8_amax_history_len=2",
+                               "model.hidden_size=32", "model.seq_length=16"};
 inline const Overrides kChecked = {"train.replica_check_interval=1", "train.replay_interval=2"};
 inline const Overrides kChunks = {"model.cross_entropy_chunk_size=5", "model.label_smoothing=0.1"};
 
@@ -69,6 +71,10 @@ inline std::vector<DeviceLayout> feature_layouts() {
        .world = 4,
        .overrides = parallel({{"tensor_model", 2}}, with(kSharded, kChecked)),
        .fingerprints = kFingerprints},
+      {.name = "fp8_dp2_bf16", .world = 2, .overrides = with(kFp8, {"train.precision=bf16"})},
+      {.name = "fp8_tp2_sp_sharded",
+       .world = 4,
+       .overrides = parallel({{"tensor_model", 2}}, with(kSequence, with(kSharded, kFp8)))},
       {.name = "chunks_dp2_bf16", .world = 2, .overrides = with(kChunks, {"train.precision=bf16"})},
       {.name = "chunks_tp2_sp_sharded_params",
        .world = 4,

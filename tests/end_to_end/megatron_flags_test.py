@@ -81,7 +81,7 @@ checkpoint {
   save_interval: 10000
 }
 """
-# Of examples/llama/train_llama3_8b_h100_fp8.sh, with two tensor-parallel ranks and no fp8.
+# Of examples/llama/train_llama3_8b_h100_fp8.sh, with two tensor-parallel ranks.
 LLAMA = """
 --use-mcore-models --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336
 --num-attention-heads 32 --group-query-attention --num-query-groups 8 --kv-channels 128
@@ -96,6 +96,7 @@ LLAMA = """
 --tensor-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer
 --overlap-grad-reduce --overlap-param-gather --tokenizer-type NullTokenizer --vocab-size 128256
 --data-path 30 a 70 b --split 99,1,0 --distributed-timeout-minutes 60
+--fp8-format hybrid --fp8-amax-history-len 1024 --fp8-amax-compute-algo max
 """
 LLAMA_VALUES = {
     "model": {
@@ -118,7 +119,8 @@ LLAMA_VALUES = {
                   "decoupled_min_lr": "4.5e-05"},
     "data": {"path": ['"a"', '"b"'], "split": '"99,1,0"', "blend": '"30,70"'},
     "train": {"micro_batch_size": "1", "global_batch_size": "128", "train_iters": "15258789",
-              "eval_iters": "100", "precision": '"bf16"', "log_interval": "100"},
+              "eval_iters": "100", "precision": '"bf16"', "log_interval": "100", "fp8": '"hybrid"',
+              "fp8_amax_history_len": "1024", "fp8_amax_compute_algo": '"max"', "fp8_margin": "0"},
 }
 
 BASE = """--num-layers 4 --hidden-size 96 --num-attention-heads 4 --seq-length 64
@@ -259,6 +261,9 @@ class MegatronFlags(EndToEnd):
             ("--train-data-path 1 a 3 b --valid-data-path 1 c --test-data-path d e",
              {"data.path": ['"a"', '"b"'], "data.blend": '"1,3"', "data.valid_path": ['"c"'],
               "data.test_path": ['"d"', '"e"'], "data.split": None}),
+            ("--bf16 --fp8-format e4m3 --fp8-recipe tensorwise --first-last-layers-bf16 "
+             "--num-layers-at-end-in-bf16 3",
+             {"train.fp8_amax_history_len": None, "train.num_layers_at_end_in_bf16": "3"}),
             ("--mock-data", {"data.mock": "true", "data.split": '"969,30,1"'}),
             ("--test-data-path d", {"data.test_path": None}),
             ("--loss-scale-window 500.0", {"optimizer.loss_scale_window": "500"}),
@@ -274,7 +279,9 @@ class MegatronFlags(EndToEnd):
         for flags, note in (
                 ("--qk-l2-norm", "--qk-l2-norm: not there: "),
                 ("--rope-scaling-factor 4", "--rope-scaling-factor: not needed: "),
-                ("--fp8-format hybrid", "--fp8-format: not there: "),
+                ("--fp8-format hybrid --fp8-param-gather", "--fp8-param-gather: not there: "),
+                ("--fp8-format hybrid --fp8-recipe mxfp8", "--fp8-recipe: not there: found 'mxfp8'"),
+                ("--fp8-margin 2", "--fp8-margin: not needed: without --fp8-format it has no effect"),
                 ("--wandb-project x", "--wandb-project: not needed: "),
                 ("--position-embedding-type yarn",
                  "--position-embedding-type: not there: found 'yarn', allowed for "

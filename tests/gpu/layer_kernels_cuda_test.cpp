@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "lockstep/kernels/cross_entropy.h"
+#include "lockstep/kernels/fp8.h"
 #include "lockstep/kernels/norm.h"
 #include "lockstep/kernels/rotary.h"
 #include "lockstep/kernels/swiglu.h"
@@ -66,6 +67,67 @@ TEST(LayerKernels, SwigluEqualsTheCpu) {
     LOCKSTEP_NEEDS_CUDA();
     expect_same(results(kCuda), cpu, dtype);
   }
+}
+
+TEST(LayerKernels, MatricesOf8BitsAreThoseOfTheCpu) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf})
+    for (const auto format : {at::kFloat8_e4m3fn, at::kFloat8_e5m2})
+      for (const auto& [rows, width] : {std::pair{16, 16}, {80, 208}, {512, 1024}, {33, 48}}) {
+        const auto results = [&](c10::Device device) -> Results {
+          const at::Tensor x = wave_on(device, {rows, width}, 0.3, dtype) * 3;
+          x[1][5].fill_(std::numeric_limits<float>::infinity());
+          x[2][7].fill_(std::numeric_limits<double>::quiet_NaN());
+          Results all;
+          for (const double factor : {1.0, 300.0}) {
+            const at::Tensor scale = at::full({1, 1}, factor, at::kFloat).to(device);
+            at::Tensor largest = at::full({1, 1}, 2.5, at::kFloat).to(device);
+            const auto both =
+                kernels::to_fp8_matrices(x.narrow(0, 3, rows - 3).contiguous(), format, scale,
+                                         kernels::Fp8Sides::both, largest);
+            const auto whole =
+                kernels::to_fp8_matrices(x, format, scale, kernels::Fp8Sides::both, largest);
+            for (const auto& part : {both, whole})
+              for (const auto& side : {part.matrix, part.transposed})
+                all.push_back(side.values.view(at::kByte).cpu());
+            all.push_back(largest.cpu());
+          }
+          return all;
+        };
+        const Results cpu = results(at::kCPU);
+        LOCKSTEP_NEEDS_CUDA();
+        const Results cuda = results(kCuda);
+        for (size_t i = 0; i < cpu.size(); ++i)
+          EXPECT_TRUE(at::equal(cuda[i].nan_to_num(-1), cpu[i].nan_to_num(-1))) << i;
+      }
+}
+
+TEST(LayerKernels, ProductsOf8BitsEqualTheCpu) {
+  using kernels::Fp8Matrix;
+  for (const bool rows : {false, true})
+    for (const auto format : {at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
+      if (rows && format == at::kFloat8_e5m2) continue;
+      for (const auto dtype : {at::kBFloat16, at::kFloat}) {
+        const auto results = [&](c10::Device device) -> Results {
+          const auto narrowed = [&](int64_t count, double speed, at::ScalarType to) {
+            const at::Tensor x = wave_on(device, {count, 256}, speed, at::kFloat);
+            return kernels::to_fp8(x, to,
+                                   kernels::fp8_scale(rows ? kernels::largest_absolute_of_rows(x)
+                                                           : kernels::largest_absolute(x),
+                                                      to));
+          };
+          const Fp8Matrix a = narrowed(48, 0.3, format), b = narrowed(64, 0.7, at::kFloat8_e4m3fn);
+          const at::Tensor bias = wave_on(device, {64}, 0.2, dtype);
+          return {kernels::scaled_mm(a, b, {}, dtype, false),
+                  kernels::scaled_mm(a, b, bias, dtype, true)};
+        };
+        const Results cpu = results(at::kCPU);
+        LOCKSTEP_NEEDS_CUDA();
+        const Results cuda = results(kCuda);
+        // The fast sums of the second have fewer bits.
+        expect_same({cuda[0]}, {cpu[0]}, rows ? at::kBFloat16 : dtype);
+        expect_same({cuda[1]}, {cpu[1]}, at::kBFloat16);
+      }
+    }
 }
 
 TEST(LayerKernels, RotaryEmbeddingEqualsTheCpu) {

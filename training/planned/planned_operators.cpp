@@ -6,6 +6,7 @@
 #include <ATen/ExpandUtils.h>
 
 #include "lockstep/kernels/cross_entropy_operands.h"
+#include "lockstep/kernels/fp8_tensors.h"
 #include "lockstep/kernels/norm_operands.h"
 #include "lockstep/kernels/rotary_operands.h"
 #include "lockstep/training/kernel_costs.h"
@@ -225,7 +226,7 @@ std::vector<torch::Library> planned_operators() {
 }
 
 kernels::DeviceKernels planned_kernels() {
-  static_assert(sizeof(kernels::DeviceKernels) == 14 * sizeof(void (*)()),
+  static_assert(sizeof(kernels::DeviceKernels) == 15 * sizeof(void (*)()),
                 "a new kernel needs a line here");
   using kernels::UpdateSegments;
   kernels::DeviceKernels none;
@@ -255,6 +256,9 @@ kernels::DeviceKernels planned_kernels() {
   none.cross_entropy_gradient = [](const kernels::CrossEntropyTensors& t) {
     note_kernel("cross_entropy_gradient",
                 {t.logits, t.labels, t.sums.highest, t.sums.sums, t.grads, t.result});
+  };
+  none.to_fp8 = [](const kernels::Fp8Tensors& t) {
+    note_kernel("to_fp8", {t.x, t.scale, t.values, t.transposed});
   };
   none.norm = [](const kernels::NormTensors& t) {
     note_kernel("norm", {t.x, t.residual, t.weight, t.bias, t.sum, t.normalized, t.mean, t.root});

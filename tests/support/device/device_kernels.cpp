@@ -4,6 +4,7 @@
 
 #include "lockstep/kernels/adamw.h"
 #include "lockstep/kernels/cross_entropy_operands.h"
+#include "lockstep/kernels/fp8_tensors.h"
 #include "lockstep/kernels/grouped_mm.h"
 #include "lockstep/kernels/layer_kernels.h"
 #include "lockstep/kernels/norm_operands.h"
@@ -151,6 +152,13 @@ void cross_entropy_gradient_lagging(const kernels::CrossEntropyTensors& t) {
   enqueue_cross_entropy("cross_entropy_gradient", t, kernels::cross_entropy_gradient_cpu);
 }
 
+void to_fp8_lagging(const kernels::Fp8Tensors& t) {
+  const kernels::Fp8Tensors views = {host_view(t.x), host_view(t.scale), host_view(t.largest),
+                                     host_view(t.values), host_view(t.transposed)};
+  enqueue(launch_stream({t.x, t.scale, t.largest, t.values, t.transposed}), "to_fp8",
+          [views] { kernels::to_fp8_by_operators(views); });
+}
+
 void norm_lagging(const kernels::NormTensors& t) {
   const kernels::NormTensors views = {
       host_view(t.x),    host_view(t.residual), host_view(t.weight),
@@ -219,6 +227,7 @@ void register_lockstep_kernels() {
                                     .cross_entropy = &cross_entropy_lagging,
                                     .cross_entropy_losses = &cross_entropy_losses_lagging,
                                     .cross_entropy_gradient = &cross_entropy_gradient_lagging,
+                                    .to_fp8 = &to_fp8_lagging,
                                     .norm = &norm_lagging,
                                     .norm_gradient = &norm_gradient_lagging,
                                     .rotary = &rotary_lagging,

@@ -1,0 +1,14 @@
+#pragma once
+
+#include "lockstep/core/config.h"
+
+/// What products in 8-bit floats ask of a configuration. Nothing here needs libtorch.
+namespace lockstep {
+
+/// Throws ConfigError, naming the field: fields of fp8 without train.fp8, and of delayed scaling
+/// with another recipe; fp16 or fp64; experts; rowwise scales with two formats; sequences of a rank
+/// of cp that are no multiple of 16 tokens; more layers left out than there are; recorded steps.
+/// `config` is resolved.
+void check_fp8(const Config& config);
+
+}  // namespace lockstep

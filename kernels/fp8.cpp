@@ -1,0 +1,111 @@
+#include "lockstep/kernels/fp8.h"
+
+#include <cmath>
+#include <limits>
+
+#include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+
+#include "lockstep/kernels/device_kernels.h"
+#include "lockstep/kernels/fp8_tensors.h"
+
+namespace lockstep::kernels {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+/// Of a scale, so that it and its inverse are normal numbers of fp32.
+constexpr double kLargestScale = 0x1p100;
+
+double largest_number(at::ScalarType format) { return format == at::kFloat8_e5m2 ? 57344 : 448; }
+
+bool has_one_scale(const Fp8Matrix& matrix) { return matrix.inverse_scales.numel() == 1; }
+
+at::Tensor reference_mm(const Fp8Matrix& a, const Fp8Matrix& b,
+                        const std::optional<at::Tensor>& bias) {
+  at::Tensor product = at::mm(a.values.to(at::kFloat), b.values.to(at::kFloat).t());
+  product.mul_(a.inverse_scales).mul_(b.inverse_scales.t());
+  if (bias) product.add_(*bias);
+  return product;
+}
+
+/// Of a planned rank, which counts it as one in bf16: libtorch has no _scaled_mm without values.
+at::Tensor planned_mm(const Fp8Matrix& a, const Fp8Matrix& b, at::ScalarType dtype) {
+  const auto wide = a.values.options().dtype(at::kBFloat16);
+  const at::Tensor product =
+      at::mm(at::empty(a.values.sizes(), wide), at::empty(b.values.sizes(), wide).t());
+  return at::empty(product.sizes(), wide.dtype(dtype));
+}
+
+/// Whether the kernel of x's device takes it.
+bool has_kernel(const at::Tensor& x) {
+  const DeviceKernels* const kernels =
+      x.is_cpu() ? nullptr : find_device_kernels(x.device().type());
+  return kernels && kernels->to_fp8 && x.scalar_type() != at::kDouble && x.numel() > 0 &&
+         x.size(0) % kFp8Multiple == 0 && x.size(1) % kFp8Multiple == 0;
+}
+
+}  // namespace
+
+at::Tensor largest_absolute(const at::Tensor& x) {
+  return at::linalg_vector_norm(x, kInfinity, {}, /*keepdim=*/false, at::kFloat).view({1, 1});
+}
+
+at::Tensor largest_absolute_of_rows(const at::Tensor& x) {
+  return at::linalg_vector_norm(x, kInfinity, {-1}, /*keepdim=*/true, at::kFloat);
+}
+
+at::Tensor fp8_scale(const at::Tensor& largest, at::ScalarType format, int64_t margin) {
+  const double number = std::ldexp(largest_number(format), -static_cast<int>(margin));
+  const at::Tensor scale = largest.reciprocal().mul_(number).clamp_max_(kLargestScale);
+  return at::where(largest.gt(0).logical_and_(largest.lt(kInfinity)), scale, 1.0F);
+}
+
+Fp8Matrix to_fp8(const at::Tensor& x, at::ScalarType format, const at::Tensor& scale) {
+  const double most = largest_number(format);
+  // The conversion makes infinity or NaN of what is too large.
+  return {at::mul(x, scale).clamp_(-most, most).to(format), scale.reciprocal()};
+}
+
+void to_fp8_by_operators(const Fp8Tensors& t) {
+  if (t.largest.defined()) {
+    at::Tensor most = t.largest;
+    at::maximum_out(most, most, largest_absolute(t.x));
+  }
+  const at::Tensor& any = t.values.defined() ? t.values : t.transposed;
+  const at::Tensor values = to_fp8(t.x, any.scalar_type(), t.scale).values;
+  if (t.values.defined()) at::Tensor(t.values).copy_(values);
+  if (t.transposed.defined()) at::Tensor(t.transposed).copy_(values.t());
+}
+
+Fp8Matrices to_fp8_matrices(const at::Tensor& given, at::ScalarType format, const at::Tensor& scale,
+                            Fp8Sides sides, const at::Tensor& largest) {
+  const at::Tensor x = given.contiguous();
+  const auto options = x.options().dtype(format);
+  const at::Tensor inverse = scale.reciprocal();
+  Fp8Matrices result;
+  if (sides != Fp8Sides::transposed) result.matrix = {at::empty(x.sizes(), options), inverse};
+  if (sides != Fp8Sides::matrix)
+    result.transposed = {at::empty({x.size(1), x.size(0)}, options), inverse};
+  const Fp8Tensors tensors = {x, scale, largest, result.matrix.values, result.transposed.values};
+  const c10::DeviceGuard guard(x.device());
+  if (has_kernel(x))
+    device_kernels("to_fp8", x.device().type()).to_fp8(tensors);
+  else
+    to_fp8_by_operators(tensors);
+  return result;
+}
+
+at::Tensor scaled_mm(const Fp8Matrix& a, const Fp8Matrix& b, const std::optional<at::Tensor>& bias,
+                     at::ScalarType dtype, bool fast_sums) {
+  if (a.values.is_meta()) return planned_mm(a, b, dtype);
+  if (!a.values.is_cuda()) return reference_mm(a, b, bias).to(dtype);
+  const bool whole = has_one_scale(a) && has_one_scale(b);
+  const at::ScalarType rounded = whole ? dtype : at::kBFloat16;
+  const bool with_bias = bias && bias->scalar_type() == rounded;
+  const at::Tensor product =
+      at::_scaled_mm(a.values, b.values.t(), a.inverse_scales, b.inverse_scales.t(),
+                     with_bias ? bias : std::nullopt, /*scale_result=*/{}, rounded, fast_sums);
+  return (bias && !with_bias ? product + *bias : product).to(dtype);
+}
+
+}  // namespace lockstep::kernels

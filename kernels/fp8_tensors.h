@@ -1,0 +1,25 @@
+#pragma once
+
+// Internal: what the kernels of to_fp8_matrices() work on.
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep::kernels {
+
+/// Rows and columns are multiples of it, so that 16 numbers of 8 bits are read and written at once.
+inline constexpr int64_t kFp8Multiple = 16;
+
+struct Fp8Tensors {
+  at::Tensor x;           ///< [rows, width], contiguous
+  at::Tensor scale;       ///< fp32 [1, 1]
+  at::Tensor largest;     ///< fp32 [1, 1], which is raised; may be undefined
+  at::Tensor values;      ///< [rows, width] of 8 bits; may be undefined
+  at::Tensor transposed;  ///< [width, rows] of the same; may be undefined
+};
+
+/// By libtorch's operators, on any device.
+void to_fp8_by_operators(const Fp8Tensors& tensors);
+
+}  // namespace lockstep::kernels

@@ -1,0 +1,48 @@
+#include "lockstep/core/check.h"
+#include "lockstep/program/megatron_rules.h"
+
+namespace lockstep {
+namespace {
+
+using Settings = MegatronSettings;
+
+/// Of delayed scaling, whose defaults are others there.
+void apply_delayed_scaling(Settings& s) {
+  s.set("train.fp8_amax_history_len", s.integer("--fp8-amax-history-len").value_or(1));
+  s.set("train.fp8_amax_compute_algo", s.value("--fp8-amax-compute-algo").value_or("most_recent"));
+  s.set("train.fp8_margin", s.integer("--fp8-margin").value_or(0));
+}
+
+void apply_fp8(Settings& s) {
+  constexpr const char* kOfFp8[] = {"--fp8-recipe", "--fp8-margin", "--fp8-amax-history-len",
+                                    "--fp8-amax-compute-algo"};
+  if (!s.has("--fp8-format")) {
+    for (const char* const flag : kOfFp8)
+      if (s.has(flag)) s.note(flag, "not needed: without --fp8-format it has no effect");
+    return;
+  }
+  s.copy("--fp8-format", "train.fp8");
+  if (s.has("--fp8-recipe")) s.copy("--fp8-recipe", "train.fp8_recipe");
+  if (s.value("--fp8-recipe").value_or("delayed") == "delayed") apply_delayed_scaling(s);
+  if (!s.has("--first-last-layers-bf16")) return;
+  for (const char* const end : {"start", "end"})
+    s.set(fmt::format("train.num_layers_at_{}_in_bf16", end),
+          s.integer(fmt::format("--num-layers-at-{}-in-bf16", end)).value_or(1));
+}
+
+}  // namespace
+
+void apply_precision(MegatronSettings& s) {
+  require<ConfigError>(!s.has("--bf16") || !s.has("--fp16"),
+                       "--bf16 and --fp16: allowed: one of the two");
+  const bool bf16 = s.has("--bf16"), fp16 = s.has("--fp16");
+  if (bf16 || fp16) s.set("train.precision", std::string(bf16 ? "bf16" : "fp16"));
+  if (bf16) s.set("ddp.grad_reduce_in_fp32", !s.has("--grad-reduce-in-bf16"));
+  if (fp16) s.set("ddp.grad_reduce_in_fp32", s.has("--accumulate-allreduce-grads-in-fp32"));
+  const bool adapts = fp16 && !s.has("--loss-scale");
+  if (!s.has("--no-check-for-nan-in-loss-and-grad") && !adapts)
+    s.set("ddp.check_for_nan_in_grad", true);
+  apply_fp8(s);
+}
+
+}  // namespace lockstep

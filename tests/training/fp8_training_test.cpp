@@ -1,0 +1,159 @@
+// Runs that multiply in 8-bit floats: the same on every layout but for rounding, undisturbed by
+// what a run does beside its steps.
+
+#include <gtest/gtest.h>
+
+#include "lockstep/tests/training/checked_runs.h"
+
+namespace lockstep {
+namespace {
+
+using testing::Fields;
+using testing::with;
+
+const Fields kFp8 = {"train.precision=fp32",         "train.fp8=hybrid",
+                     "train.fp8_amax_history_len=4", "model.hidden_size=64",
+                     "model.ffn_hidden_size=64",     "model.num_layers=4"};
+
+class Fp8TrainingTest : public testing::CheckedRunsTest {
+ protected:
+  /// Ten steps on `world` ranks against one process. Where ranks add up parts of a sum, its last
+  /// bits differ, and with them now and then the 8-bit number that a value is rounded to: then only
+  /// the first step is the same, and the others are near.
+  void expect_close(const Fields& model, int64_t world, const Fields& layout,
+                    bool same_sums = false) const {
+    const std::vector<double> expected = curve(config(model, {}), 1);
+    const std::vector<double> found = curve(config(model, layout), world);
+    ASSERT_EQ(found.size(), expected.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const bool norm = i % 2 == 1 && i + 1 < expected.size();
+      const double later = norm ? 0.2 : 0.02;
+      EXPECT_NEAR(found[i] / expected[i], 1,
+                  same_sums ? 1e-6
+                  : i < 2   ? 1e-3
+                            : later)
+          << i << ", " << world << " ranks: " << fmt::format("{}", fmt::join(layout, " "));
+    }
+  }
+};
+
+TEST_F(Fp8TrainingTest, LearnsAsInBf16) {
+  Fields bf16 = kFp8;
+  bf16[1] = "train.fp8=none";
+  bf16.erase(bf16.begin() + 2);
+  const std::vector<double> wide = curve(config(bf16, {}), 1);
+  for (const Fields& more :
+       {Fields{}, Fields{"train.fp8=e4m3"}, Fields{"train.fp8_amax_compute_algo=most_recent"},
+        Fields{"train.fp8_margin=1"}}) {
+    const std::vector<double> narrow = curve(config(with(kFp8, more), {}), 1);
+    for (size_t i = 0; i < wide.size(); i += 2) EXPECT_NEAR(narrow[i] / wide[i], 1, 0.02) << i;
+    EXPECT_NE(narrow[0], wide[0]);
+  }
+  for (const char* const recipe : {"tensorwise", "rowwise"}) {
+    Fields other = bf16;
+    other[1] = "train.fp8=e4m3";
+    other.push_back(std::string("train.fp8_recipe=") + recipe);
+    const std::vector<double> narrow = curve(config(other, {}), 1);
+    for (size_t i = 0; i < wide.size(); i += 2) EXPECT_NEAR(narrow[i] / wide[i], 1, 0.02) << i;
+    EXPECT_NE(narrow[0], wide[0]);
+  }
+}
+
+TEST_F(Fp8TrainingTest, LayersThatStayInBf16) {
+  Fields bf16 = kFp8;
+  bf16[1] = "train.fp8=none";
+  bf16.erase(bf16.begin() + 2);
+  const auto first = [&](const Fields& fields) { return curve(config(fields, {}), 1)[0]; };
+  const double wide = first(bf16), narrow = first(kFp8);
+  EXPECT_EQ(first(with(kFp8, {"train.num_layers_at_start_in_bf16=4"})), wide);
+  EXPECT_EQ(first(with(kFp8, {"train.num_layers_at_start_in_bf16=1",
+                              "train.num_layers_at_end_in_bf16=3"})),
+            wide);
+  const double some = first(with(kFp8, {"train.num_layers_at_end_in_bf16=1"}));
+  EXPECT_NE(some, wide);
+  EXPECT_NE(some, narrow);
+}
+
+TEST_F(Fp8TrainingTest, TheLayoutDoesNotMatter) {
+  expect_close(kFp8, 2, {"tensor_model_parallel_size=2"});
+  expect_close(kFp8, 2, {"tensor_model_parallel_size=2", "sequence_parallel=true"});
+  expect_close(kFp8, 2, {"pipeline_model_parallel_size=2"}, true);
+  expect_close(kFp8, 2,
+               {"pipeline_model_parallel_size=2", "virtual_pipeline_model_parallel_size=2"}, true);
+  expect_close(kFp8, 2, {"pipeline_model_parallel_size=2", "pipeline_schedule=zb-h1"}, true);
+  const Fields sharded = with(kFp8, {"ddp.use_distributed_optimizer=true"});
+  expect_close(sharded, 2, {}, true);
+  expect_close(with(sharded, {"ddp.data_parallel_sharding_strategy=optim_grads_params"}), 2, {},
+               true);
+  expect_close(with(kFp8, {"model.seq_length=32"}), 2, {"context_parallel_size=2"});
+  expect_close(with(kFp8, {"model.recompute_granularity=full"}), 4,
+               {"tensor_model_parallel_size=2", "pipeline_model_parallel_size=2"});
+}
+
+TEST_F(Fp8TrainingTest, RecomputationGivesTheSameBits) {
+  const std::vector<double> kept = curve(config(kFp8, {}), 1);
+  EXPECT_EQ(curve(config(with(kFp8, {"model.recompute_granularity=full"}), {}), 1), kept);
+}
+
+TEST_F(Fp8TrainingTest, WhatARunDoesBesideItsStepsChangesNothing) {
+  const std::vector<double> expected = curve(config(kFp8, {}), 2);
+  for (const char* const more :
+       {"train.replay_interval=1", "train.replica_check_interval=1", "train.eval_interval=2"}) {
+    std::vector<double> found = curve(config(with(kFp8, {more}), {}), 2);
+    if (std::string(more).starts_with("train.eval"))  // without the validations between
+      for (size_t i = 4; i + 1 < found.size(); i += 4) found.erase(found.begin() + i);
+    EXPECT_EQ(found, expected) << more;
+  }
+}
+
+TEST_F(Fp8TrainingTest, AnAuditLeavesNoTrace) {
+  const Config of_run = config(kFp8, {});
+  std::vector<double> losses[2];
+  for (const bool audited : {false, true})
+    testing::run_ranks(
+        2,
+        [&](const ParallelState& state) {
+          Trainer trainer(of_run, state);
+          for (int step = 0; step < 4; ++step) {
+            if (audited) trainer.audit();
+            const double loss = trainer.train_step().lm_loss;
+            if (state.rank() == 0) losses[audited ? 1 : 0].push_back(loss);
+          }
+        },
+        options_of(of_run));
+  EXPECT_EQ(losses[0], losses[1]);
+}
+
+/// One message a step for the scales of all layers, over the ranks that share them.
+TEST_F(Fp8TrainingTest, AStepSendsOneMessageForTheScales) {
+  for (const bool staged : {false, true}) {
+    testing::CollectiveLog log;
+    const Config of_run = config(kFp8, staged ? Fields{"pipeline_model_parallel_size=2",
+                                                       "virtual_pipeline_model_parallel_size=2"}
+                                              : Fields{"tensor_model_parallel_size=2"});
+    testing::RankThreadOptions options = options_of(of_run);
+    options.log = &log;
+    testing::run_ranks(
+        4,
+        [&](const ParallelState& state) {
+          Trainer trainer(of_run, state);
+          trainer.train_step();
+          trainer.train_step();
+        },
+        options);
+    for (int64_t rank = 0; rank < 4; ++rank) {
+      int calls = 0;
+      for (const auto& call : log.of_rank(rank)) {
+        if (call.label != "largest values for fp8 scales") continue;
+        ++calls;
+        EXPECT_EQ(call.operation, "all_reduce (max)");
+        EXPECT_EQ(call.ranks.size(), staged ? 2U : 4U);
+        EXPECT_EQ(call.bytes, (staged ? 2 : 1) * 64 * 3 * 4);
+      }
+      EXPECT_EQ(calls, 2);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
