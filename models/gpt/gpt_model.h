@@ -33,8 +33,8 @@ struct GPTModelOptions {
   std::shared_ptr<const TokenLossScale> loss_scale = {};
   /// With a rank: low-rank adapters are trained, and all other parameters are frozen.
   LoraConfig lora = {};
-  /// The linear layers of attention and MLP multiply in 8-bit floats, in the transformer layers that
-  /// it covers. Whoever trains calls Fp8Scaling::end_step() after each step.
+  /// In the transformer layers that it covers, the linear layers of attention and MLP multiply in
+  /// 8-bit floats. Whoever trains calls Fp8Scaling::end_step() after each step.
   Fp8Options fp8 = {};
 };
 
