@@ -15,6 +15,7 @@ DeviceKernels cuda_kernels() {
           .cross_entropy_losses = cross_entropy_losses_cuda,
           .cross_entropy_gradient = cross_entropy_gradient_cuda,
           .to_fp8 = to_fp8_cuda,
+          .scaled_mm = scaled_mm_cuda,
           .norm = norm_cuda,
           .norm_gradient = norm_gradient_cuda,
           .rotary = rotary_cuda,

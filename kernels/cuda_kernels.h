@@ -27,6 +27,9 @@ void cross_entropy_cuda(const CrossEntropyTensors& t);
 void cross_entropy_losses_cuda(const CrossEntropyTensors& t);
 void cross_entropy_gradient_cuda(const CrossEntropyTensors& t);
 void to_fp8_cuda(const Fp8Tensors& t);
+at::Tensor scaled_mm_cuda(const Fp8Matrix& a, const Fp8Matrix& b,
+                          const std::optional<at::Tensor>& bias, at::ScalarType dtype,
+                          bool fast_sums);
 void norm_cuda(const NormTensors& t);
 void norm_gradient_cuda(const NormGradientTensors& t);
 void rotary_cuda(const RotaryTensors& t);

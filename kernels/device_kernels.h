@@ -2,6 +2,8 @@
 
 // Internal: who updates tensors that are not on the CPU.
 
+#include <optional>
+
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/kernels/adamw_scalars.h"
@@ -12,6 +14,7 @@
 namespace lockstep::kernels {
 
 struct CrossEntropyTensors;
+struct Fp8Matrix;
 struct Fp8Tensors;
 struct NormTensors;
 struct NormGradientTensors;
@@ -46,6 +49,10 @@ struct DeviceKernels {
   void (*cross_entropy_losses)(const CrossEntropyTensors& tensors) = nullptr;
   void (*cross_entropy_gradient)(const CrossEntropyTensors& tensors) = nullptr;
   void (*to_fp8)(const Fp8Tensors& tensors) = nullptr;  ///< of fp32, bf16 or fp16
+  /// scaled_mm() of fp8.h, in a dtype that the device gives.
+  at::Tensor (*scaled_mm)(const Fp8Matrix& a, const Fp8Matrix& b,
+                          const std::optional<at::Tensor>& bias, at::ScalarType dtype,
+                          bool fast_sums) = nullptr;
   void (*norm)(const NormTensors& tensors) = nullptr;
   void (*norm_gradient)(const NormGradientTensors& tensors) = nullptr;
   void (*rotary)(const RotaryTensors& tensors) = nullptr;

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
 
+#include "lockstep/core/check.h"
 #include "lockstep/kernels/device_kernels.h"
 #include "lockstep/kernels/fp8_tensors.h"
 
@@ -18,22 +19,12 @@ constexpr double kLargestScale = 0x1p100;
 
 double largest_number(at::ScalarType format) { return format == at::kFloat8_e5m2 ? 57344 : 448; }
 
-bool has_one_scale(const Fp8Matrix& matrix) { return matrix.inverse_scales.numel() == 1; }
-
 at::Tensor reference_mm(const Fp8Matrix& a, const Fp8Matrix& b,
                         const std::optional<at::Tensor>& bias) {
   at::Tensor product = at::mm(a.values.to(at::kFloat), b.values.to(at::kFloat).t());
   product.mul_(a.inverse_scales).mul_(b.inverse_scales.t());
   if (bias) product.add_(*bias);
   return product;
-}
-
-/// Of a planned rank, which counts it as one in bf16: libtorch has no _scaled_mm without values.
-at::Tensor planned_mm(const Fp8Matrix& a, const Fp8Matrix& b, at::ScalarType dtype) {
-  const auto wide = a.values.options().dtype(at::kBFloat16);
-  const at::Tensor product =
-      at::mm(at::empty(a.values.sizes(), wide), at::empty(b.values.sizes(), wide).t());
-  return at::empty(product.sizes(), wide.dtype(dtype));
 }
 
 /// Whether the kernel of x's device takes it.
@@ -54,6 +45,10 @@ at::Tensor largest_absolute_of_rows(const at::Tensor& x) {
   return at::linalg_vector_norm(x, kInfinity, {-1}, /*keepdim=*/true, at::kFloat);
 }
 
+at::Tensor largest_absolute_of_columns(const at::Tensor& x) {
+  return at::linalg_vector_norm(x, kInfinity, {0}, /*keepdim=*/true, at::kFloat).t();
+}
+
 at::Tensor fp8_scale(const at::Tensor& largest, at::ScalarType format, int64_t margin) {
   const double number = std::ldexp(largest_number(format), -static_cast<int>(margin));
   const at::Tensor scale = largest.reciprocal().mul_(number).clamp_max_(kLargestScale);
@@ -72,7 +67,8 @@ void to_fp8_by_operators(const Fp8Tensors& t) {
     at::maximum_out(most, most, largest_absolute(t.x));
   }
   const at::Tensor& any = t.values.defined() ? t.values : t.transposed;
-  const at::Tensor values = to_fp8(t.x, any.scalar_type(), t.scale).values;
+  const at::Tensor scale = t.values.defined() ? t.scale : t.scale.t();
+  const at::Tensor values = to_fp8(t.x, any.scalar_type(), scale).values;
   if (t.values.defined()) at::Tensor(t.values).copy_(values);
   if (t.transposed.defined()) at::Tensor(t.transposed).copy_(values.t());
 }
@@ -82,11 +78,14 @@ Fp8Matrices to_fp8_matrices(const at::Tensor& given, at::ScalarType format, cons
   const at::Tensor x = given.contiguous();
   const auto options = x.options().dtype(format);
   const at::Tensor inverse = scale.reciprocal();
+  require<UsageError>(scale.numel() == 1 || sides != Fp8Sides::both,
+                      "to_fp8_matrices: found {} scales for both sides, allowed: 1", scale.numel());
   Fp8Matrices result;
   if (sides != Fp8Sides::transposed) result.matrix = {at::empty(x.sizes(), options), inverse};
   if (sides != Fp8Sides::matrix)
     result.transposed = {at::empty({x.size(1), x.size(0)}, options), inverse};
-  const Fp8Tensors tensors = {x, scale, largest, result.matrix.values, result.transposed.values};
+  const Fp8Tensors tensors = {x, scale.contiguous(), largest, result.matrix.values,
+                              result.transposed.values};
   const c10::DeviceGuard guard(x.device());
   if (has_kernel(x))
     device_kernels("to_fp8", x.device().type()).to_fp8(tensors);
@@ -97,14 +96,15 @@ Fp8Matrices to_fp8_matrices(const at::Tensor& given, at::ScalarType format, cons
 
 at::Tensor scaled_mm(const Fp8Matrix& a, const Fp8Matrix& b, const std::optional<at::Tensor>& bias,
                      at::ScalarType dtype, bool fast_sums) {
-  if (a.values.is_meta()) return planned_mm(a, b, dtype);
-  if (!a.values.is_cuda()) return reference_mm(a, b, bias).to(dtype);
-  const bool whole = has_one_scale(a) && has_one_scale(b);
+  const DeviceKernels* const kernels =
+      a.values.is_cpu() ? nullptr : find_device_kernels(a.values.device().type());
+  if (!kernels || !kernels->scaled_mm) return reference_mm(a, b, bias).to(dtype);
+  const c10::DeviceGuard guard(a.values.device());
+  const bool whole = a.inverse_scales.numel() == 1 && b.inverse_scales.numel() == 1;
   const at::ScalarType rounded = whole ? dtype : at::kBFloat16;
   const bool with_bias = bias && bias->scalar_type() == rounded;
   const at::Tensor product =
-      at::_scaled_mm(a.values, b.values.t(), a.inverse_scales, b.inverse_scales.t(),
-                     with_bias ? bias : std::nullopt, /*scale_result=*/{}, rounded, fast_sums);
+      kernels->scaled_mm(a, b, with_bias ? bias : std::nullopt, rounded, fast_sums);
   return (bias && !with_bias ? product + *bias : product).to(dtype);
 }
 

@@ -22,8 +22,9 @@ struct Fp8Matrix {
 /// The largest absolute value of all elements, fp32 [1, 1]; NaN where one is.
 at::Tensor largest_absolute(const at::Tensor& x);
 
-/// The same of each row of a matrix, fp32 [rows, 1].
+/// The same of each row of a matrix, fp32 [rows, 1], and of each column, fp32 [width, 1].
 at::Tensor largest_absolute_of_rows(const at::Tensor& x);
+at::Tensor largest_absolute_of_columns(const at::Tensor& x);
 
 /// What maps `largest` to the largest number of `format`, divided by 2^margin; 1 where `largest` is
 /// 0 or not finite.
@@ -40,9 +41,11 @@ struct Fp8Matrices {
 };
 enum class Fp8Sides { matrix, transposed, both };
 
-/// to_fp8() with one `scale`, [1, 1]. `largest` (fp32 [1, 1]), which may be undefined, becomes the
-/// largest of itself and the absolute values of x. CUDA does it in one pass over x where `rows` and
-/// `width` are multiples of 16: 2 bytes read an element of bf16, one written for each side.
+/// to_fp8() of x [rows, width] and of its transpose. `scale` is fp32 [1, 1], or for one side alone
+/// that of each of its rows: [rows, 1] for the matrix, [width, 1] for the transpose. `largest` (fp32
+/// [1, 1]), which may be undefined, becomes the largest of itself and the absolute values of x. CUDA
+/// does it in one pass over x where `rows` and `width` are multiples of 16: 2 bytes read an element
+/// of bf16, one written for each side.
 Fp8Matrices to_fp8_matrices(const at::Tensor& x, at::ScalarType format, const at::Tensor& scale,
                             Fp8Sides sides, const at::Tensor& largest = {});
 

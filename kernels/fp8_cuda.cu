@@ -40,8 +40,14 @@ __device__ void note_largest(unsigned own, unsigned* largest) {
   if (threadIdx.x % kWarp == 0) atomicMax(largest, own);
 }
 
+/// One for all, or one for each row or column.
+struct Scales {
+  const float* first;
+  int row_step, column_step;
+};
+
 template <bool kWide, class T>
-__global__ void to_fp8_kernel(const T* x, const float* scale, unsigned* largest, uint8_t* values,
+__global__ void to_fp8_kernel(const T* x, Scales scales, unsigned* largest, uint8_t* values,
                               uint8_t* transposed, int64_t rows, int64_t width) {
   // A column of the tile begins at a multiple of 16 bytes, in another bank than the one before.
   __shared__ alignas(kPack) uint8_t tile[kTile][kTile + kPack];
@@ -51,13 +57,14 @@ __global__ void to_fp8_kernel(const T* x, const float* scale, unsigned* largest,
   if (first_row + line < rows && first_column + begin < width) {
     const int64_t place = (first_row + line) * width + first_column + begin;
     const ElementPack<T, kPack> pack(x + place);
-    const float factor = *scale;
+    const float* const scale = scales.first + (first_row + line) * scales.row_step +
+                               (first_column + begin) * scales.column_step;
     NumberPack numbers;
 #pragma unroll
     for (int k = 0; k < kPack; ++k) {
       const float value = widen(pack.at[k]);
       most = larger(most, __float_as_uint(fabsf(value)));
-      numbers.at[k] = to_number<kWide>(value * factor);
+      numbers.at[k] = to_number<kWide>(value * scale[k * scales.column_step]);
     }
     if (values) *reinterpret_cast<uint4*>(values + place) = numbers.word;
     if (transposed) {
@@ -84,6 +91,10 @@ void to_fp8_cuda(const Fp8Tensors& t) {
   const auto tiles = [](int64_t length) {
     return static_cast<unsigned>((length + kTile - 1) / kTile);
   };
+  const bool one = t.scale.numel() == 1;
+  const Scales scales = {.first = t.scale.const_data_ptr<float>(),
+                         .row_step = !one && t.values.defined() ? 1 : 0,
+                         .column_step = !one && !t.values.defined() ? 1 : 0};
   const at::Tensor& any = t.values.defined() ? t.values : t.transposed;
   const bool wide = any.scalar_type() == at::kFloat8_e5m2;
   for_storage("to_fp8", t.x.scalar_type(), [&](auto element) {
@@ -91,9 +102,8 @@ void to_fp8_cuda(const Fp8Tensors& t) {
     if constexpr (sizeof(T) <= sizeof(float)) {
       const auto launch = [&](auto kernel) {
         kernel<<<dim3(tiles(rows), tiles(width)), kThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(
-            elements<T>(t.x), t.scale.const_data_ptr<float>(),
-            reinterpret_cast<unsigned*>(bytes_of(t.largest)), bytes_of(t.values),
-            bytes_of(t.transposed), rows, width);
+            elements<T>(t.x), scales, reinterpret_cast<unsigned*>(bytes_of(t.largest)),
+            bytes_of(t.values), bytes_of(t.transposed), rows, width);
       };
       wide ? launch(to_fp8_kernel<true, T>) : launch(to_fp8_kernel<false, T>);
       C10_CUDA_KERNEL_LAUNCH_CHECK();

@@ -12,10 +12,10 @@ namespace lockstep::kernels {
 inline constexpr int64_t kFp8Multiple = 16;
 
 struct Fp8Tensors {
-  at::Tensor x;           ///< [rows, width], contiguous
-  at::Tensor scale;       ///< fp32 [1, 1]
-  at::Tensor largest;     ///< fp32 [1, 1], which is raised; may be undefined
-  at::Tensor values;      ///< [rows, width] of 8 bits; may be undefined
+  at::Tensor x;        ///< [rows, width], contiguous
+  at::Tensor scale;    ///< fp32 [1, 1]; or [rows, 1] with values, [width, 1] with transposed alone
+  at::Tensor largest;  ///< fp32 [1, 1], which is raised; may be undefined
+  at::Tensor values;   ///< [rows, width] of 8 bits; may be undefined
   at::Tensor transposed;  ///< [width, rows] of the same; may be undefined
 };
 

@@ -117,15 +117,18 @@ double latency(Kind kind, const Placing& at, double inside, double between) {
 
 }  // namespace
 
+double Machine::peak_of(const std::string& dtype) const {
+  if (dtype == "Float" || dtype == "Double") return wide_flops_per_s;
+  return dtype.starts_with("Float8") && fp8_flops_per_s > 0 ? fp8_flops_per_s : half_flops_per_s;
+}
+
 double Machine::seconds(const ProgramKernel& kernel) const {
   const auto bytes = static_cast<double>(kernel.bytes);
   if (const Times* const times = times_of(operators, kernel))
     return operator_time(times->points, kernel.flops > 0 ? kernel.flops : bytes);
   double time = bytes / (memory_bytes_per_s * share_of(memory, bytes));
   if (kernel.flops > 0) {
-    const bool wide = kernel.dtype == "Float" || kernel.dtype == "Double";
-    time += kernel.flops /
-            ((wide ? wide_flops_per_s : half_flops_per_s) * share_of(matrix, kernel.flops));
+    time += kernel.flops / (peak_of(kernel.dtype) * share_of(matrix, kernel.flops));
   }
   return time;
 }

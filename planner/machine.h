@@ -36,6 +36,7 @@ struct Machine {
   int64_t ranks_per_host = 1;
   double half_flops_per_s = 0;  ///< peak of products of bf16 and fp16 matrices
   double wide_flops_per_s = 0;  ///< of fp32 and fp64
+  double fp8_flops_per_s = 0;   ///< of 8-bit floats; 0: as bf16
   double memory_bytes_per_s = 0;
   std::vector<Efficiency> matrix = {};  ///< by operations, the largest first
   std::vector<Efficiency> memory = {};  ///< by bytes, the largest first
@@ -50,6 +51,9 @@ struct Machine {
     double seconds = 0;
     double occupancy = 0;
   };
+
+  /// Peak of products of operands of `dtype`, "BFloat16", operations a second.
+  double peak_of(const std::string& dtype) const;
 
   /// Seconds that a device takes for `kernel`: what was measured of its operator and dtype, else
   /// its products at their rate, and then its bytes.

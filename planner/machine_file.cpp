@@ -181,6 +181,8 @@ Machine parse_machine(const std::string& text, const std::string& origin) {
       1e12 * reader.positive("half_tflops", message.has_half_tflops(), message.half_tflops());
   machine.wide_flops_per_s =
       1e12 * reader.positive("wide_tflops", message.has_wide_tflops(), message.wide_tflops());
+  if (message.has_fp8_tflops())
+    machine.fp8_flops_per_s = 1e12 * reader.positive("fp8_tflops", true, message.fp8_tflops());
   machine.memory_bytes_per_s =
       1e9 *
       reader.positive("memory_gb_per_s", message.has_memory_gb_per_s(), message.memory_gb_per_s());
@@ -205,6 +207,7 @@ std::string machine_text(const Machine& machine) {
   message.set_ranks_per_host(machine.ranks_per_host);
   message.set_half_tflops(machine.half_flops_per_s / 1e12);
   message.set_wide_tflops(machine.wide_flops_per_s / 1e12);
+  if (machine.fp8_flops_per_s > 0) message.set_fp8_tflops(machine.fp8_flops_per_s / 1e12);
   message.set_memory_gb_per_s(machine.memory_bytes_per_s / 1e9);
   write_efficiencies(machine.matrix, 1e9, [&] { return message.add_matrix_efficiency(); });
   write_efficiencies(machine.memory, 1e6, [&] { return message.add_memory_efficiency(); });

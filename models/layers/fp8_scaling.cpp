@@ -12,7 +12,6 @@ namespace lockstep {
 namespace {
 
 using kernels::Fp8Matrices;
-using kernels::Fp8Matrix;
 using kernels::Fp8Sides;
 
 constexpr int64_t kLayersOfBlock = 64;
@@ -23,16 +22,17 @@ at::ScalarType format_of(Fp8Format format, Fp8Operand operand) {
   return wide ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn;
 }
 
-Fp8Matrix with_scales_of_rows(const at::Tensor& x, at::ScalarType format) {
-  return kernels::to_fp8(x, format,
-                         kernels::fp8_scale(kernels::largest_absolute_of_rows(x), format));
-}
-
+/// Each side with scales of its own rows.
 Fp8Matrices with_scales_of_rows(const at::Tensor& x, at::ScalarType format, Fp8Sides sides) {
   Fp8Matrices result;
-  if (sides != Fp8Sides::transposed) result.matrix = with_scales_of_rows(x, format);
-  if (sides != Fp8Sides::matrix)
-    result.transposed = with_scales_of_rows(x.t().contiguous(), format);
+  if (sides != Fp8Sides::transposed) {
+    const at::Tensor scale = kernels::fp8_scale(kernels::largest_absolute_of_rows(x), format);
+    result.matrix = kernels::to_fp8_matrices(x, format, scale, Fp8Sides::matrix).matrix;
+  }
+  if (sides != Fp8Sides::matrix) {
+    const at::Tensor scale = kernels::fp8_scale(kernels::largest_absolute_of_columns(x), format);
+    result.transposed = kernels::to_fp8_matrices(x, format, scale, Fp8Sides::transposed).transposed;
+  }
   return result;
 }
 

@@ -91,6 +91,17 @@ TEST(LayerKernels, MatricesOf8BitsAreThoseOfTheCpu) {
                 all.push_back(side.values.view(at::kByte).cpu());
             all.push_back(largest.cpu());
           }
+          using kernels::Fp8Sides;
+          const at::Tensor whole = wave_on(device, {rows, width}, 0.7, dtype);
+          const at::Tensor of_rows =
+              kernels::fp8_scale(kernels::largest_absolute_of_rows(whole), format);
+          const at::Tensor of_columns =
+              kernels::fp8_scale(kernels::largest_absolute_of_columns(whole), format);
+          const auto matrix = kernels::to_fp8_matrices(whole, format, of_rows, Fp8Sides::matrix);
+          const auto turned =
+              kernels::to_fp8_matrices(whole, format, of_columns, Fp8Sides::transposed);
+          all.push_back(matrix.matrix.values.view(at::kByte).cpu());
+          all.push_back(turned.transposed.values.view(at::kByte).cpu());
           return all;
         };
         const Results cpu = results(at::kCPU);

@@ -11,6 +11,8 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/core/error.h"
+
 namespace lockstep::kernels {
 namespace {
 
@@ -187,6 +189,21 @@ TEST(Fp8, TheTransposedMatrixHasTheSameNumbers) {
     EXPECT_TRUE(at::equal(values_of(transposed ? alone.transposed : alone.matrix),
                           transposed ? values_of(expected).t() : values_of(expected)));
   }
+}
+
+TEST(Fp8, EachSideMayHaveScalesOfItsRows) {
+  const at::Tensor x = noise({6, 32}, 4);
+  const at::Tensor of_rows = fp8_scale(largest_absolute_of_rows(x), at::kFloat8_e4m3fn);
+  const at::Tensor of_columns = fp8_scale(largest_absolute_of_columns(x), at::kFloat8_e4m3fn);
+  ASSERT_EQ(of_columns.sizes(), (at::IntArrayRef{32, 1}));
+  EXPECT_TRUE(at::equal(largest_absolute_of_columns(x), largest_absolute_of_rows(x.t())));
+  const Fp8Matrix matrix = to_fp8_matrices(x, at::kFloat8_e4m3fn, of_rows, Fp8Sides::matrix).matrix;
+  const Fp8Matrix turned =
+      to_fp8_matrices(x, at::kFloat8_e4m3fn, of_columns, Fp8Sides::transposed).transposed;
+  EXPECT_TRUE(at::equal(values_of(matrix), values_of(to_fp8(x, at::kFloat8_e4m3fn, of_rows))));
+  EXPECT_TRUE(at::equal(values_of(turned),
+                        values_of(to_fp8(x.t().contiguous(), at::kFloat8_e4m3fn, of_columns))));
+  EXPECT_THROW(to_fp8_matrices(x, at::kFloat8_e4m3fn, of_rows, Fp8Sides::both), Error);
 }
 
 TEST(Fp8, TheLargestValueIsRaised) {

@@ -30,6 +30,10 @@ TEST(MachineFile, SharesAreThoseThatTheWorkReaches) {
   EXPECT_DOUBLE_EQ(seconds("BFloat16", 1.6e10, 0), 1.6e10 / (1e14 * 0.8));
   EXPECT_DOUBLE_EQ(seconds("BFloat16", 1.5e10, 0), 1.5e10 / (1e14 * 0.5));
   EXPECT_DOUBLE_EQ(seconds("Float", 1.6e10, 0), 1.6e10 / (1e13 * 0.8));
+  EXPECT_DOUBLE_EQ(seconds("Float8_e4m3fn", 1.6e10, 0), 1.6e10 / (1e14 * 0.8));
+  const Machine narrow = parse_machine(std::string(kMachine) + "fp8_tflops: 200\n", "m");
+  EXPECT_DOUBLE_EQ(narrow.peak_of("Float8_e5m2"), 2e14);
+  EXPECT_DOUBLE_EQ(narrow.peak_of("Half"), 1e14);
   EXPECT_DOUBLE_EQ(seconds("Float", 0, 20'000'000), 2e7 / (1e12 * 0.9));
   EXPECT_DOUBLE_EQ(seconds("Float", 0, 9'000'000), 9e6 / (1e12 * 0.5));
   EXPECT_DOUBLE_EQ(machine.inside_host.bytes_per_s, 1.5e11);
@@ -54,6 +58,7 @@ TEST(MachineFile, WhatIsMissingOrWrongIsNamed) {
   expect_refused(with("ranks_per_host: 4", ""), "ranks_per_host: found 0, allowed: >= 1");
   expect_refused(with("half_tflops: 100", ""), "half_tflops is missing");
   expect_refused(with("half_tflops: 100", "half_tflops: -1"), "half_tflops: found -1");
+  expect_refused(std::string(kMachine) + "fp8_tflops: 0", "fp8_tflops: found 0");
   expect_refused(with("efficiency: 0.8", "efficiency: 1.2"),
                  "between_hosts.efficiency: found 1.2, allowed: up to 1");
   expect_refused(with("memory_efficiency { from: 0 share: 0.5 }", ""),
@@ -182,6 +187,7 @@ TEST(MachineFile, WhatIsWrittenIsReadAgain) {
       .ranks_per_host = 3,
       .half_flops_per_s = 1.2345678901234e11,
       .wide_flops_per_s = 1.0 / 3 * 1e11,
+      .fp8_flops_per_s = 2.0 / 3 * 1e11,
       .memory_bytes_per_s = 7.7e9,
       .matrix = {{.from = 16e9, .share = 0.9}, {.from = 0, .share = 0.1}},
       .memory = {{.from = 0, .share = 1}},
@@ -199,6 +205,7 @@ TEST(MachineFile, WhatIsWrittenIsReadAgain) {
   EXPECT_EQ(found.ranks_per_host, machine.ranks_per_host);
   EXPECT_DOUBLE_EQ(found.half_flops_per_s, machine.half_flops_per_s);
   EXPECT_DOUBLE_EQ(found.wide_flops_per_s, machine.wide_flops_per_s);
+  EXPECT_DOUBLE_EQ(found.fp8_flops_per_s, machine.fp8_flops_per_s);
   EXPECT_DOUBLE_EQ(found.memory_bytes_per_s, machine.memory_bytes_per_s);
   expect_alike(found.matrix, machine.matrix);
   expect_alike(found.memory, machine.memory);

@@ -6,6 +6,7 @@
 #include <ATen/ExpandUtils.h>
 
 #include "lockstep/kernels/cross_entropy_operands.h"
+#include "lockstep/kernels/fp8.h"
 #include "lockstep/kernels/fp8_tensors.h"
 #include "lockstep/kernels/norm_operands.h"
 #include "lockstep/kernels/rotary_operands.h"
@@ -226,7 +227,7 @@ std::vector<torch::Library> planned_operators() {
 }
 
 kernels::DeviceKernels planned_kernels() {
-  static_assert(sizeof(kernels::DeviceKernels) == 15 * sizeof(void (*)()),
+  static_assert(sizeof(kernels::DeviceKernels) == 16 * sizeof(void (*)()),
                 "a new kernel needs a line here");
   using kernels::UpdateSegments;
   kernels::DeviceKernels none;
@@ -259,6 +260,12 @@ kernels::DeviceKernels planned_kernels() {
   };
   none.to_fp8 = [](const kernels::Fp8Tensors& t) {
     note_kernel("to_fp8", {t.x, t.scale, t.values, t.transposed});
+  };
+  none.scaled_mm = [](const kernels::Fp8Matrix& a, const kernels::Fp8Matrix& b,
+                      const std::optional<Tensor>&, at::ScalarType dtype, bool) {
+    return noted_product(
+        "scaled_mm", a.values, b.values,
+        at::empty({a.values.size(0), b.values.size(0)}, a.values.options().dtype(dtype)));
   };
   none.norm = [](const kernels::NormTensors& t) {
     note_kernel("norm", {t.x, t.residual, t.weight, t.bias, t.sum, t.normalized, t.mean, t.root});
