@@ -97,14 +97,14 @@ std::string describe(const std::map<GroupKind, GroupOptions>& group_options) {
 }
 
 MembershipSpec membership_spec(const ParallelStateOptions& options, int64_t rank) {
-  MembershipSpec spec;
-  spec.run_id = options.run_id;
-  spec.rank = rank;
-  spec.world_size = options.sizes.world_size;
-  spec.timeout = options.timeout;
-  spec.fields = {{"world size", std::to_string(options.sizes.world_size)},
-                 {"build", build_identity()},
-                 {"libtorch", TORCH_VERSION}};
+  MembershipSpec spec = {.run_id = options.run_id,
+                         .rank = rank,
+                         .world_size = options.sizes.world_size,
+                         .fields = {{"world size", std::to_string(options.sizes.world_size)},
+                                    {"build", build_identity()},
+                                    {"libtorch", TORCH_VERSION}},
+                         .timeout = options.timeout,
+                         .obstacle = options.meeting_obstacle};
   spec.fields.insert(spec.fields.end(), options.announcement.begin(), options.announcement.end());
   spec.fields.push_back({"parallel sizes", describe(options.sizes)});
   spec.fields.push_back({"group options", describe(options.group_options)});
