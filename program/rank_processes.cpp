@@ -170,7 +170,7 @@ class Ranks {
     const bool others = count(&Member::runs) > 0;
     if (!program_.elastic || told_to_end_ || code == kRefused) {
       tell("{}{}", end, others ? "; ending the other ranks" : "");
-      return end_all();
+      return end_all(end);
     }
     tell("{}{}", end, others ? "; the others stay" : "");
     if (member.rank < 0) return;
@@ -178,8 +178,9 @@ class Ranks {
     begin_meeting(end);
   }
 
-  void end_all() {
-    end_waiting(status_, "another rank has failed");
+  void end_all(const std::string& reason) {
+    end_waiting(status_, reason);
+    tell_active(reason);
     send(SIGTERM);
   }
 
@@ -218,6 +219,10 @@ class Ranks {
     if (meets_) return;
     meets_ = true;
     deadline_ = Clock::now() + timeout_.value_or(kLongestTimeout) + kTimeToLeave;
+    tell_active(reason);
+  }
+
+  void tell_active(const std::string& reason) const {
     for (const Member& member : members_)
       if (member.is_active() && member.channel) member.channel->tell_round_is_over(reason);
   }
@@ -258,8 +263,8 @@ class Ranks {
       return end_waiting(status_ ? status_ : kFailed, "the run was ending");
     if (restarts_ < program_.max_restarts) {
       ++restarts_;
-      tell("{} stay{}, starting {} anew (restart {} of {})", counted(left, "rank"),
-           left == 1 ? "s" : "", program_.ranks - left, restarts_, program_.max_restarts);
+      tell("ranks that stay: {}, that start anew: {} (restart {} of {})", left,
+           program_.ranks - left, restarts_, program_.max_restarts);
       return begin_round(program_.ranks);
     }
     if (num_lost_ == 0)

@@ -4,8 +4,11 @@
 #include <memory>
 #include <optional>
 
+#include <c10/util/Exception.h>
+
 #include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/core/check.h"
+#include "lockstep/parallel_state/failure_reason.h"
 #include "lockstep/parallel_state/launch_channel.h"
 #include "lockstep/parallel_state/rank_message.h"
 #include "lockstep/program/commands.h"
@@ -15,6 +18,18 @@
 
 namespace lockstep {
 namespace {
+
+/// libtorch throws for memory whose values another rank would have sent.
+bool is_of_communication(const std::exception& error, const ParallelState* state) {
+  if (dynamic_cast<const CommunicationError*>(&error) != nullptr) return true;
+  if (!state || dynamic_cast<const c10::Error*>(&error) == nullptr) return false;
+  try {
+    state->check_failures();
+    return false;
+  } catch (const CommunicationError&) {
+    return true;
+  }
+}
 
 class Rounds {
  public:
@@ -55,8 +70,8 @@ class Rounds {
       return std::nullopt;
     } catch (const std::exception& error) {
       if (state) state->post_failure(error.what());
-      const bool may_go_on = dynamic_cast<const CommunicationError*>(&error) != nullptr;
-      if (channel_ && may_go_on && environment_.world_size > 1) return error.what();
+      if (channel_ && environment_.world_size > 1 && is_of_communication(error, state.get()))
+        return reason_of(error);
       if (environment_.world_size == 1) throw;
       const bool config_error = dynamic_cast<const ConfigError*>(&error) != nullptr;
       throw ExitStatus{config_error ? 2 : 1, told_by_rank(environment_.rank, error.what())};

@@ -337,7 +337,6 @@ ParallelState::ParallelState(const c10::intrusive_ptr<c10d::Store>& store, int64
 
 int64_t ParallelState::rank() const { return impl_->rank; }
 int64_t ParallelState::world_size() const { return impl_->options.sizes.world_size; }
-
 c10::Device ParallelState::device() const { return impl_->options.device; }
 
 const RankGrids& ParallelState::grids() const { return impl_->grids; }
@@ -387,6 +386,7 @@ void ParallelState::check_in_step() const {
 
 void ParallelState::check_failures() const {
   if (impl_->watch) impl_->watch->check();
+  require<CommunicationError>(!impl_->guard->has_failed(), "an operation over a group has failed");
 }
 
 void ParallelState::post_failure(const std::string& message) const noexcept {

@@ -162,7 +162,9 @@ class ParallelState {
 
   /// CommunicationError, with ranks and causes, once an operation on tensors of a device failed.
   /// The rank's communicators are aborted then, and values that the host reads from the device mean
-  /// nothing: call it after reading one. The library does so where it reads. Asks nobody.
+  /// nothing: call it after reading one. The library does so where it reads. Asks nobody. On the
+  /// CPU, where the operation itself throws, without the causes: so a c10::Error of libtorch that
+  /// follows from one can be told from others.
   void check_failures() const;
 
   /// Tells the other ranks that this one fails; see ProcessGroup::post_failure. Connects nothing.

@@ -3,6 +3,7 @@ the newest checkpoint: with new processes in the lost ranks' places, or on fewer
 
 LOCKSTEP_ELASTIC_SEED sets when which ranks are killed (default 1)."""
 
+import contextlib
 import os
 import pathlib
 import random
@@ -12,6 +13,7 @@ import time
 import unittest
 
 from faults import faults
+from flipped_bit_test import NAME, flip_in_memory, tensor_bytes
 from launch_test import alive
 from support import LOCKSTEP, EndToEnd, clean_environment, end, metrics, run, torchrun
 
@@ -267,6 +269,24 @@ class Replacements(Elastic):
             self.check_stay(ranks, victim)
         self.check_done()
         self.check_bit_for_bit(2)
+
+    def test_ranks_that_fail_although_none_is_lost_need_a_restart(self):
+        self.begin(3, "optimizer.lr=0", "optimizer.min_lr=0", "train.replica_check_interval=1",
+                   options=("--max-restarts", 1), iterations=100000)
+        self.wait_for_iteration(8)
+        ranks = self.ranks()
+        weight = tensor_bytes(self.output / "checkpoint" / "step_4", NAME)
+        for number in range(2):
+            self.wait_for_iteration(self.last_iteration() + 5)
+            with contextlib.suppress(ProcessLookupError):  # it ends while its memory is searched
+                self.assertGreater(flip_in_memory(ranks[1], weight[64:320]), 0)
+            if number == 0:
+                self.wait_for_round(1)
+                self.assertIn("stay: 3, that start anew: 0 (restart 1 of 1)", self.told())
+                self.assertEqual(self.ranks(), ranks)
+        self.check_done(status=1)
+        self.assertIn("the run cannot go on: no rank is lost, and --max-restarts 1 is used up",
+                      self.told())
 
     def test_a_rank_that_dies_before_the_ranks_have_met(self):
         self.begin(3, options=("--max-restarts", 2))

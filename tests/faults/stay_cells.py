@@ -26,10 +26,10 @@ def wait_for_moment(case, training, life):
         time.sleep(case.random.uniform(0, 0.05))
 
 
-def kill_some(case, training, life, several):
+def kill_some(case, training, life, kills, several):
     """Kills one rank, or two. Those that stay have the processes that they had."""
     kept = {}
-    for _ in kills_of(case):
+    for _ in range(kills):
         wait_for_moment(case, training, life)
         pids = life.pids()
         stay = [rank for rank, pid in kept.items() if pids.get(rank) == pid]
@@ -47,7 +47,7 @@ def replace(case):
     training = Training(case, choose_layout(case, SEVERAL), True, *ELASTIC,
                         options=("--max-restarts", "20"))
     life = training.start()
-    kill_some(case, training, life, several=True)
+    kill_some(case, training, life, len(kills_of(case)), several=True)
     statuses = life.wait(240)
     case.require(SILENT, statuses == [0], lambda: f"status {statuses}: {shorten(life.text())}")
     training.newest = 0
@@ -56,10 +56,10 @@ def replace(case):
 
 
 class Shrinking(Resized):
-    """Starts on a layout of several ranks."""
+    """Starts on a layout with several data-parallel ranks."""
 
     def start(self, *extra, **environment):
-        self.layout = self.case.choose(name for name, (ranks, _) in SIZES.items() if ranks > 1)
+        self.layout = self.case.choose(name for name in SIZES if "dp" in name)
         self.ranks, of_layout = SIZES[self.layout]
         self.more = (*self.fixed, *of_layout, *FP64, *ELASTIC)
         return Training.start(self, *extra, **environment)
@@ -68,7 +68,7 @@ class Shrinking(Resized):
 def go_on_with_fewer(case):
     training = Shrinking(case)
     life = training.start()
-    kill_some(case, training, life, several=False)
+    kill_some(case, training, life, case.random.randint(1, training.ranks - 1), several=False)
     statuses = life.wait(240)
     life.check_nothing_runs()
     told = life.text()
