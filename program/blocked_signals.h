@@ -4,8 +4,8 @@
 
 namespace lockstep {
 
-/// While it lives, SIGCHLD and, unless this process ignores them, SIGTERM, SIGINT and SIGHUP wait at
-/// a descriptor, so that none is lost.
+/// While it lives, SIGCHLD and, unless this process ignores them, SIGTERM, SIGINT and SIGHUP wait
+/// until they are taken, so that none is lost.
 class BlockedSignals {
  public:
   BlockedSignals();

@@ -48,8 +48,8 @@ struct RankRound {
 /// torchrun's variables for rank `rank` of a round.
 VariableList variables_of_rank(const LaunchedProgram& program, const RankRound& round, int rank);
 
-/// Starts a process as rank `rank`, with `channel` where that is not null; returns its id, or -1 and
-/// an errno. It ends with this process.
+/// Starts a process as rank `rank`, with `channel` where that is not null; returns its id, or -1
+/// and an errno. It ends with this process.
 pid_t start_rank(const LaunchedProgram& program, const RankRound& round, int rank,
                  const BlockedSignals& signals, const RankChannel* channel);
 

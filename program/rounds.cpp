@@ -45,7 +45,7 @@ class Rounds {
     }
     check_layout(config_, environment_.world_size);
     device_ = choose_device(config_.train.device, environment_);
-    sizes_ = fitting_world_sizes(config_, environment_.world_size);
+    first_world_size_ = environment_.world_size;
   }
 
   void run() {
@@ -54,7 +54,8 @@ class Rounds {
       std::cerr << fmt::format("lockstep: {}; this rank stays\n",
                                told_by_rank(environment_.rank, *lost))
                 << std::flush;
-      take(channel_->wait_for_order({sizes_, limits_of_world_size(config_)}));
+      take(channel_->wait_for_order(
+          {fitting_world_sizes(config_, first_world_size_), limits_of_world_size(config_)}));
     }
   }
 
@@ -104,7 +105,7 @@ class Rounds {
   JobStart start_;
   c10::Device device_ = c10::kCPU;
   std::unique_ptr<LaunchChannel> channel_;  ///< null: nothing comes after a lost rank
-  std::vector<int64_t> sizes_;
+  int64_t first_world_size_ = 0;            ///< no round has more ranks
 };
 
 }  // namespace

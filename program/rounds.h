@@ -22,7 +22,7 @@ struct Round {
 ///
 /// With train.elastic = dp, where `lockstep launch` has started this rank, a CommunicationError (a
 /// rank is lost, or nobody answers) does not end it. Whatever belongs to the round goes, the rank
-/// waits for the next one in its launcher's order and begins again, with its device and its process.
+/// waits for its launcher's word and begins the next one, with its device and in its process.
 /// `folder` is where the run saves, and from where it resumes; empty: nowhere.
 void run_rounds(Config config, const std::string& folder,
                 const std::function<void(const Round&)>& train);

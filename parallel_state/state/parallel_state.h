@@ -58,8 +58,8 @@ struct ParallelStateOptions {
   std::map<GroupKind, GroupOptions> group_options = {};
   /// Communicators of their own for ParallelState::all_gather_group().
   bool create_all_gather_groups = false;
-  /// Asked now and then until all ranks have met: why they never will, as far as a launcher says so;
-  /// construction then fails with it. Unset: nobody says so.
+  /// Asked now and then until all ranks have met: why they never will, as far as a launcher says
+  /// so; construction then fails with it. Unset: nobody says so.
   std::function<std::optional<std::string>()> meeting_obstacle = {};
   /// Of tensors on the CPU. Unset: Gloo.
   BackendFactory backend_factory = {};

@@ -8,7 +8,7 @@ from case import LOST, SILENT, Cell
 from process_cells import choose_layout, kills_of, moment_of_save, shorten
 from resize_cells import FP64, SIZES, Resized
 from support import LOCKSTEP, run
-from training import SEVERAL, Training, complete_steps, settings
+from training import SEVERAL, TOTAL, Training, complete_steps, settings
 
 ELASTIC = settings("train.elastic=dp")
 
@@ -32,12 +32,14 @@ def kill_some(case, training, life, kills, several):
     for _ in range(kills):
         wait_for_moment(case, training, life)
         pids = life.pids()
+        if life.any_ended() or life.last_iteration() == TOTAL:
+            break
         stay = [rank for rank, pid in kept.items() if pids.get(rank) == pid]
-        case.require(SILENT, life.any_ended() or len(stay) == len(kept),
+        case.require(SILENT, len(stay) == len(kept),
                      lambda: f"of the processes {kept} stay {pids}: {shorten(life.text())}")
         count = 2 if several and len(pids) > 2 and case.random.random() < 0.3 else 1
         victims = case.draw(sorted(case.random.sample(sorted(pids), min(count, len(pids)))))
-        if life.any_ended() or not victims or not life.send(signal.SIGKILL, victims):
+        if not victims or not life.send(signal.SIGKILL, victims):
             break
         case.faults += len(victims)
         kept = {rank: pid for rank, pid in pids.items() if rank not in victims}
