@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/config_io.h"
 #include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
 #include "lockstep/program/installation.h"
@@ -73,10 +74,27 @@ void check(const LaunchArguments& given) {
                        given.nodes);
 }
 
+/// Whether the ranks train with train.elastic = dp. What cannot be read is theirs to tell.
+bool trains_elastically(const LaunchArguments& given) {
+  if (given.arguments.empty() || given.arguments.front() != "train") return false;
+  CLI::App train;
+  std::string path;
+  std::vector<std::string> overrides;
+  add_config_options(train, path, overrides);
+  train.allow_extras();
+  try {
+    train.parse(std::vector<std::string>(given.arguments.rbegin(), given.arguments.rend() - 1));
+    return load_config(path, overrides).train.elastic == Elastic::dp;
+  } catch (const CLI::Error&) {
+  } catch (const Error&) {
+  }
+  return false;
+}
+
 /// The torchrun to use; empty for the own starter.
-std::string chosen_torchrun(const LaunchArguments& given) {
-  const bool starts_again = given.starter == "auto" && given.max_restarts > 0;
-  if (given.starter == "own" || starts_again) return "";
+std::string chosen_torchrun(const LaunchArguments& given, bool elastic) {
+  const bool needs_own = given.nodes == 1 && (given.max_restarts > 0 || elastic);
+  if (given.starter == "own" || (given.starter == "auto" && needs_own)) return "";
   const std::string torchrun = find_torchrun();
   if (!torchrun.empty()) return torchrun;
   constexpr char kRemedy[] =
@@ -133,13 +151,14 @@ void run(const LaunchArguments& given) {
   LaunchedProgram ranks = {.file = program,
                            .arguments = given.arguments,
                            .ranks = static_cast<int>(given.ranks),
-                           .max_restarts = static_cast<int>(given.max_restarts)};
+                           .max_restarts = static_cast<int>(given.max_restarts),
+                           .elastic = given.nodes == 1 && trains_elastically(given)};
   if (!given.rendezvous.empty()) {
     const Rendezvous rendezvous = parse_rendezvous(given.rendezvous);
     ranks.master_address = rendezvous.host;
     ranks.master_port = rendezvous.port;
   }
-  const std::string torchrun = chosen_torchrun(given);
+  const std::string torchrun = chosen_torchrun(given, ranks.elastic);
   share_out_cores(given.ranks);
   if (given.nodes == 1) name_job();
   if (!torchrun.empty()) become(torchrun_command(torchrun, given, program));
@@ -178,16 +197,17 @@ void add_launch_command(CLI::App& program, const std::vector<std::string>& argum
   command
       ->add_option(
           "--starter", given->starter,
-          "auto: own with --max-restarts, else torchrun if one works, beside lockstep in its "
-          "Python "
-          "environment or on PATH, otherwise own. torchrun: torchrun. own: for one host, without "
-          "Python")
+          "auto: own with --max-restarts or train.elastic = dp, else torchrun if one works, beside "
+          "lockstep in its Python environment or on PATH, otherwise own. torchrun: torchrun. own: "
+          "for one host, without Python")
       ->capture_default_str()
       ->check(CLI::IsMember({"auto", "torchrun", "own"}));
   command
       ->add_option("--max-restarts", given->max_restarts,
                    "How often to start all ranks again after one has failed; `train` then resumes "
-                   "from the newest checkpoint that this launch has saved")
+                   "from the newest checkpoint that this launch has saved. With train.elastic = dp "
+                   "only the lost ranks start again, and without a restart left the others go on "
+                   "with fewer ranks")
       ->capture_default_str()
       ->check(check_at_least(0))
       ->check(CLI::Range(int64_t{0}, int64_t{1'000'000}));

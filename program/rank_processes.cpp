@@ -1,224 +1,317 @@
 #include "lockstep/program/rank_processes.h"
 
-#include <netinet/in.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
+#include <poll.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <optional>
 
 #include "lockstep/core/check.h"
-#include "lockstep/parallel_state/network.h"
+#include "lockstep/core/counted.h"
 
 namespace lockstep {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
 
 constexpr std::chrono::seconds kGrace{10};
+/// What a rank may take, beyond its timeout, to say that it has left its round.
+constexpr std::chrono::seconds kTimeToLeave{15};
+/// What a stopped rank is granted once all others wait.
+constexpr std::chrono::seconds kTimeToContinue{2};
+/// Of ranks that have not told theirs yet: the longest default of the configuration.
+constexpr std::chrono::minutes kLongestTimeout{10};
 constexpr int kFailed = 1;
 constexpr int kRefused = 2;
 constexpr int kStopped = 3;
 constexpr int kDiverged = 4;
 
-/// A port that nobody else is given while this object lives. Rank 0 can still listen on it, because
-/// both sockets have SO_REUSEADDR and this one does not listen.
-class ReservedPort {
- public:
-  explicit ReservedPort(const std::string& address) : socket_(bound_socket(address, 0, false)) {}
-  ~ReservedPort() { ::close(socket_); }
-  ReservedPort(const ReservedPort&) = delete;
-  ReservedPort& operator=(const ReservedPort&) = delete;
+template <class... Arguments>
+void tell(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
+  std::fprintf(stderr, "lockstep launch: %s\n",
+               fmt::format(format, std::forward<Arguments>(arguments)...).c_str());
+}
 
-  int number() const {
-    sockaddr_storage address = {};
-    socklen_t size = sizeof address;
-    ::getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &size);
-    const auto* const v4 = reinterpret_cast<const sockaddr_in*>(&address);
-    const auto* const v6 = reinterpret_cast<const sockaddr_in6*>(&address);
-    return ntohs(address.ss_family == AF_INET ? v4->sin_port : v6->sin6_port);
-  }
+struct Member {
+  pid_t process = 0;     ///< 0: it has ended
+  int rank = 0;          ///< in this round; below 0: none, it is a spare
+  bool waits = false;    ///< for the next round
+  bool stopped = false;  ///< by a signal
+  std::unique_ptr<RankChannel> channel;
 
- private:
-  int socket_;
+  bool runs() const { return process > 0; }
+  bool is_active() const { return runs() && !waits; }
 };
-
-/// Blocks the signals that Ranks::wait() takes, so that none is lost, for as long as it lives.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    std::signal(SIGCHLD, SIG_DFL);
-    sigemptyset(&taken_);
-    sigaddset(&taken_, SIGCHLD);
-    for (const int signal : {SIGTERM, SIGINT, SIGHUP})
-      if (!is_ignored(signal)) sigaddset(&taken_, signal);
-    sigprocmask(SIG_BLOCK, &taken_, &before_);
-  }
-  ~BlockedSignals() { restore(); }
-  BlockedSignals(const BlockedSignals&) = delete;
-  BlockedSignals& operator=(const BlockedSignals&) = delete;
-
-  void restore() const { sigprocmask(SIG_SETMASK, &before_, nullptr); }
-
-  /// The next one; 0 where none has come by the deadline.
-  int next(std::optional<Clock::time_point> deadline) const {
-    for (;;) {
-      const int signal =
-          deadline ? next_within(*deadline - Clock::now()) : ::sigwaitinfo(&taken_, nullptr);
-      if (signal > 0) return signal;
-      if (errno == EAGAIN) return 0;
-    }
-  }
-
- private:
-  static bool is_ignored(int signal) {
-    struct sigaction action = {};
-    ::sigaction(signal, nullptr, &action);
-    return action.sa_handler == SIG_IGN;
-  }
-  int next_within(Clock::duration patience) const {
-    const int64_t left = std::max<int64_t>(0, std::chrono::nanoseconds(patience).count());
-    const timespec limit = {.tv_sec = left / 1'000'000'000, .tv_nsec = left % 1'000'000'000};
-    return ::sigtimedwait(&taken_, nullptr, &limit);
-  }
-
-  sigset_t taken_, before_;
-};
-
-void set_variable(const char* name, const std::string& value) {
-  ::setenv(name, value.c_str(), /*overwrite=*/1);
-}
-
-/// In the new process: becomes rank `rank`.
-[[noreturn]] void become_rank(const LaunchedProgram& program, int rank, int restarts) {
-  for (const char* const name : {"RANK", "LOCAL_RANK"}) set_variable(name, std::to_string(rank));
-  for (const char* const name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"})
-    set_variable(name, std::to_string(program.ranks));
-  set_variable("MASTER_ADDR", program.master_address);
-  set_variable("MASTER_PORT", std::to_string(program.master_port));
-  set_variable("TORCHELASTIC_RUN_ID", fmt::format("launch-{}", ::getppid()));
-  set_variable("TORCHELASTIC_RESTART_COUNT", std::to_string(restarts));
-  ::unsetenv("TORCHELASTIC_USE_AGENT_STORE");  // of a launcher around this one
-  std::vector<char*> arguments = {const_cast<char*>(program.file.c_str())};
-  for (const std::string& argument : program.arguments)
-    arguments.push_back(const_cast<char*>(argument.c_str()));
-  arguments.push_back(nullptr);
-  ::execvp(program.file.c_str(), arguments.data());
-  std::fprintf(stderr, "lockstep launch: rank %d cannot run %s: %s\n", rank, program.file.c_str(),
-               std::strerror(errno));
-  std::_Exit(kFailed);
-}
-
-std::string end_of(int status) {
-  if (WIFEXITED(status)) return fmt::format("exited with status {}", WEXITSTATUS(status));
-  const int signal = WTERMSIG(status);
-  return fmt::format("was killed by signal {} ({})", signal, ::strsignal(signal));
-}
 
 class Ranks {
  public:
-  Ranks(const LaunchedProgram& program, int restarts) {
-    const pid_t starter = ::getpid();
-    for (int rank = 0; rank < program.ranks; ++rank) {
-      const pid_t process = ::fork();
-      if (process < 0) {
-        const std::string reason = std::strerror(errno);
-        send(SIGKILL);
-        fail<UsageError>("launch: rank {} of {} cannot be started: {}", rank, program.ranks,
-                         reason);
-      }
-      if (process == 0) {
-        ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (::getppid() != starter) std::_Exit(kFailed);  // it has died already
-        signals_.restore();
-        become_rank(program, rank, restarts);
-      }
-      processes_.push_back(process);
-    }
-    running_ = program.ranks;
-  }
+  explicit Ranks(const LaunchedProgram& program)
+      : program_(program), members_(static_cast<size_t>(program.ranks)) {}
 
-  int wait() {
-    while (running_ > 0) {
-      const int signal = signals_.next(deadline_);
-      if (signal == SIGCHLD) {
-        take_ended();
-      } else if (signal > 0) {
-        told_to_end_ = true;
-        send(signal);
-      } else {
-        deadline_.reset();
-        send(SIGKILL);
+  int run() {
+    begin_round(program_.ranks);
+    for (;;) {
+      while (count(&Member::runs) > 0) {
+        take_events();
+        if (meets_ && count(&Member::is_active) == 0 && count(&Member::runs) > 0)
+          begin_next_round();
+        if (!meets_ && !ends_ && count(&Member::is_active) == 0) end_waiting(status_, "");
       }
+      if (!may_start_again()) return status_;
+      ++restarts_;
+      tell("starting the ranks again (restart {} of {})", restarts_, program_.max_restarts);
+      begin_round(program_.ranks);
     }
-    return status_;
   }
-
-  bool may_start_again() const { return failed_ && !told_to_end_ && status_ != kRefused; }
 
  private:
-  void send(int signal) {
-    for (const pid_t process : processes_)
-      if (process > 0) ::kill(process, signal);
+  template <class Condition>
+  int64_t count(Condition condition) const {
+    return std::count_if(members_.begin(), members_.end(), std::mem_fn(condition));
+  }
+  bool may_start_again() const {
+    return failed_ && !told_to_end_ && status_ != kRefused && restarts_ < program_.max_restarts;
   }
 
-  void take_ended() {
-    int status = 0;
-    for (pid_t process; (process = ::waitpid(-1, &status, WNOHANG)) > 0;) {
-      const auto ended = std::find(processes_.begin(), processes_.end(), process);
-      if (ended == processes_.end()) continue;  // as process 1 of a container
-      *ended = 0;
-      --running_;
-      note_end(static_cast<int>(ended - processes_.begin()), process, status);
+  /// Gives the first `ranks` members a rank: those that wait learn of it, a process takes the place
+  /// of those that have ended.
+  void begin_round(int ranks) {
+    RankRound round{.ranks = ranks, .master_port = program_.master_port, .number = rounds_++};
+    if (round.master_port == 0) round.master_port = port_.emplace(program_.master_address).number();
+    ends_ = failed_ = meets_ = over_ = false;
+    status_ = num_lost_ = 0;
+    deadline_.reset();
+    std::fflush(nullptr);
+    for (size_t i = 0; i < members_.size(); ++i) {
+      Member& member = members_[i];
+      member.rank = i < static_cast<size_t>(ranks) ? static_cast<int>(i) : -1;
+      if (member.rank < 0) continue;
+      if (!member.runs()) {
+        start(member, round);
+      } else {
+        member.waits = false;
+        member.channel->give({variables_of_rank(program_, round, member.rank), {}, ""});
+      }
     }
   }
 
-  void note_end(int rank, pid_t process, int status) {
+  void start(Member& member, const RankRound& round) {
+    member = {.rank = member.rank, .channel = nullptr};
+    if (program_.elastic) member.channel = std::make_unique<RankChannel>();
+    member.process = start_rank(program_, round, member.rank, signals_, member.channel.get());
+    if (member.process < 0) {
+      const std::string reason = std::strerror(errno);
+      send(SIGKILL);
+      fail<UsageError>("launch: rank {} of {} cannot be started: {}", member.rank, round.ranks,
+                       reason);
+    }
+    if (member.channel) member.channel->keep_own_end();
+  }
+
+  void take_events() {
+    std::vector<pollfd> polled = {{.fd = signals_.descriptor(), .events = POLLIN, .revents = 0}};
+    for (const Member& member : members_)
+      polled.push_back({.fd = member.runs() && member.channel ? member.channel->descriptor() : -1,
+                        .events = POLLIN,
+                        .revents = 0});
+    const auto left =
+        deadline_ ? std::chrono::ceil<milliseconds>(*deadline_ - Clock::now()) : milliseconds(-1);
+    const int patience = deadline_ ? static_cast<int>(std::max<int64_t>(0, left.count())) : -1;
+    if (::poll(polled.data(), polled.size(), patience) == 0) return pass_deadline();
+    for (size_t i = 0; i < members_.size(); ++i)
+      if (polled[i + 1].revents != 0) take_word(members_[i]);
+    while (const int signal = signals_.next()) take_signal(signal);
+  }
+
+  void take_signal(int signal) {
+    if (signal == SIGCHLD) return take_changes();
+    told_to_end_ = true;
+    send(signal);
+  }
+
+  /// Ranks that wait are told by their channel.
+  void send(int signal) {
+    for (const Member& member : members_)
+      if (member.is_active() || (member.runs() && signal == SIGKILL))
+        ::kill(member.process, signal);
+  }
+
+  void take_changes() {
+    int status = 0;
+    for (pid_t process; (process = ::waitpid(-1, &status, WNOHANG | WUNTRACED | WCONTINUED)) > 0;) {
+      const auto changed = std::find_if(members_.begin(), members_.end(),
+                                        [&](const Member& m) { return m.process == process; });
+      if (changed == members_.end()) continue;  // as process 1 of a container
+      changed->stopped = WIFSTOPPED(status);
+      if (WIFSTOPPED(status) || WIFCONTINUED(status)) continue;
+      changed->process = 0;
+      changed->waits = false;
+      note_end(*changed, process, status);
+    }
+    watch_stopped();
+  }
+
+  void note_end(const Member& member, pid_t process, int status) {
     const int code = WIFEXITED(status) ? WEXITSTATUS(status) : kFailed;
-    if (code == 0 || failed_) return;
+    if (code == 0 || ends_) return;
     const bool with_the_others = code == kStopped || code == kDiverged;
     if (status_ == 0 || !with_the_others) status_ = code;
+    over_ = over_ || with_the_others;
     if (with_the_others) return;
     failed_ = true;
-    std::fprintf(stderr, "lockstep launch: rank %d (process %d) %s%s\n", rank,
-                 static_cast<int>(process), end_of(status).c_str(),
-                 running_ > 0 ? "; ending the other ranks" : "");
-    deadline_ = Clock::now() + kGrace;
+    const std::string who = member.rank < 0 ? "a spare rank" : fmt::format("rank {}", member.rank);
+    const std::string end = fmt::format("{} (process {}) {}", who, process, end_of_process(status));
+    const bool others = count(&Member::runs) > 0;
+    if (!program_.elastic || told_to_end_ || code == kRefused) {
+      tell("{}{}", end, others ? "; ending the other ranks" : "");
+      return end_all(end);
+    }
+    tell("{}{}", end, others ? "; the others stay" : "");
+    if (member.rank < 0) return;
+    ++num_lost_;
+    begin_meeting(end);
+  }
+
+  void end_all(const std::string& reason) {
+    end_waiting(status_, reason);
+    tell_active(reason);
     send(SIGTERM);
   }
 
+  void end_waiting(int status, const std::string& reason) {
+    ends_ = true;
+    meets_ = false;
+    status_ = status;
+    deadline_ = Clock::now() + kGrace;
+    for (const Member& member : members_)
+      if (member.runs() && member.waits) member.channel->give({{}, status, reason});
+  }
+
+  void take_word(Member& member) {
+    const auto word = member.channel->receive();
+    if (!word) {  // its process is about to end
+      member.channel = nullptr;
+      member.waits = false;
+      return;
+    }
+    if (word->timeout) timeout_ = *word->timeout;
+    if (word->waits) note_waiting(member, *word->waits);
+  }
+
+  void note_waiting(Member& member, const WaitingRank& waiting) {
+    member.waits = true;
+    fits_ = waiting;
+    if (ends_) return member.channel->give({{}, status_, "another rank has failed"});
+    failed_ = true;
+    if (!meets_) kill_stopped();  // for which the others have waited
+    begin_meeting(
+        fmt::format("rank {} (process {}) has left the round", member.rank, member.process));
+    watch_stopped();
+  }
+
+  void begin_meeting(const std::string& reason) {
+    if (meets_) return;
+    meets_ = true;
+    deadline_ = Clock::now() + timeout_.value_or(kLongestTimeout) + kTimeToLeave;
+    tell_active(reason);
+  }
+
+  void tell_active(const std::string& reason) const {
+    for (const Member& member : members_)
+      if (member.is_active() && member.channel) member.channel->tell_round_is_over(reason);
+  }
+
+  void kill_stopped() {
+    for (const Member& member : members_)
+      if (member.is_active() && member.stopped) kill_late(member);
+  }
+
+  static void kill_late(const Member& member) {
+    tell("rank {} (process {}) {} and is killed", member.rank, member.process,
+         member.stopped ? "is stopped" : "does not leave the round in time");
+    ::kill(member.process, SIGKILL);
+  }
+
+  void watch_stopped() {
+    const bool all = std::all_of(members_.begin(), members_.end(), [](const Member& member) {
+      return !member.is_active() || member.stopped;
+    });
+    if (meets_ && all && count(&Member::waits) > 0)
+      deadline_ =
+          std::min(deadline_.value_or(Clock::time_point::max()), Clock::now() + kTimeToContinue);
+  }
+
+  void pass_deadline() {
+    deadline_.reset();
+    for (const Member& member : members_) {
+      if (meets_ && member.is_active()) kill_late(member);
+      if (!meets_ && member.runs()) ::kill(member.process, SIGKILL);
+    }
+  }
+
+  void begin_next_round() {
+    const int before = static_cast<int>(
+        std::count_if(members_.begin(), members_.end(), [](auto& m) { return m.rank >= 0; }));
+    const auto left = count(&Member::runs);
+    if (told_to_end_ || over_)
+      return end_waiting(status_ ? status_ : kFailed, "the run was ending");
+    if (restarts_ < program_.max_restarts) {
+      ++restarts_;
+      tell("ranks that stay: {}, that start anew: {} (restart {} of {})", left,
+           program_.ranks - left, restarts_, program_.max_restarts);
+      return begin_round(program_.ranks);
+    }
+    if (num_lost_ == 0)
+      return end_waiting(kFailed, fmt::format("no rank is lost, and --max-restarts {} is used up",
+                                              program_.max_restarts));
+    const auto fit = std::find_if(fits_.world_sizes.begin(), fits_.world_sizes.end(),
+                                  [&](int64_t ranks) { return ranks <= left; });
+    if (fit == fits_.world_sizes.end()) {
+      const std::string reason =
+          fmt::format("found {} left, allowed by {}: {} ranks", counted(left, "rank"), fits_.limits,
+                      fmt::join(fits_.world_sizes.rbegin(), fits_.world_sizes.rend(), ", "));
+      tell("{}", reason);
+      return end_waiting(kFailed, reason);
+    }
+    tell("going on with {} (before: {}, spare: {})", counted(*fit, "rank"), before, left - *fit);
+    renumber();
+    begin_round(static_cast<int>(*fit));
+  }
+
+  /// Those that run come first, in the order of their ranks, then the spares.
+  void renumber() {
+    const auto place = [](const Member& m) {
+      return std::pair(!m.runs() ? 2 : m.rank < 0 ? 1 : 0, m.rank);
+    };
+    std::stable_sort(members_.begin(), members_.end(),
+                     [&](const Member& a, const Member& b) { return place(a) < place(b); });
+  }
+
+  const LaunchedProgram& program_;
   BlockedSignals signals_;
-  std::vector<pid_t> processes_;  ///< by rank; 0: it has ended
-  int running_ = 0;
-  bool failed_ = false;
+  std::vector<Member> members_;
+  std::optional<ReservedPort> port_;  ///< of the last round
+  int rounds_ = 0, restarts_ = 0;
+  int num_lost_ = 0;          ///< in this round
+  bool failed_ = false;       ///< a rank of this round
+  bool meets_ = false;        ///< ranks that are left wait for the next round
+  bool ends_ = false;         ///< the ranks have been told to
+  bool over_ = false;         ///< a rank has ended as all ranks of a run do
   bool told_to_end_ = false;  ///< by a signal to this process
   int status_ = 0;
-  std::optional<Clock::time_point> deadline_;  ///< of ranks that are to end
+  WaitingRank fits_;
+  std::optional<milliseconds> timeout_;
+  std::optional<Clock::time_point> deadline_;  ///< of ranks that are to end, or to wait
 };
 
 }  // namespace
 
-int run_rank_processes(const LaunchedProgram& program) {
-  for (int restarts = 0;; ++restarts) {
-    LaunchedProgram started = program;
-    std::optional<ReservedPort> port;
-    if (started.master_port == 0)
-      started.master_port = port.emplace(started.master_address).number();
-    std::fflush(nullptr);
-    Ranks ranks(started, restarts);
-    const int status = ranks.wait();
-    if (restarts == program.max_restarts || !ranks.may_start_again()) return status;
-    std::fprintf(stderr, "lockstep launch: starting the ranks again (restart %d of %d)\n",
-                 restarts + 1, program.max_restarts);
-  }
-}
+int run_rank_processes(const LaunchedProgram& program) { return Ranks(program).run(); }
 
 }  // namespace lockstep

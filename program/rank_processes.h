@@ -1,20 +1,9 @@
 #pragma once
 
-#include <string>
-#include <vector>
+#include "lockstep/program/rank_process.h"
 
 /// The starter of `lockstep launch` for one host. Nothing here needs libtorch.
 namespace lockstep {
-
-/// A program and how often it runs.
-struct LaunchedProgram {
-  std::string file;                    ///< a path, or a name on PATH
-  std::vector<std::string> arguments;  ///< without the program's own name
-  int ranks = 1;
-  std::string master_address = "127.0.0.1";
-  int master_port = 0;  ///< 0: a free one, which is kept from others while the ranks run
-  int max_restarts = 0;
-};
 
 /// Starts `ranks` processes and returns when the last one has ended. Each has torchrun's variables
 /// RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID
@@ -31,6 +20,13 @@ struct LaunchedProgram {
 /// at most: with the same LOCKSTEP_JOB_ID, the next TORCHELASTIC_RESTART_COUNT and another free
 /// port. Not after a signal to this process, nor where the rank exited with 2: a configuration that
 /// was refused stays refused.
+///
+/// With `elastic` the others stay (see launch_channel.h): they leave their round, say so and wait.
+/// One that does not within its own timeout and 15 s more, or that a signal has stopped while all
+/// others wait, is killed and lost as well. Then a process takes the place of each lost rank, which
+/// is one restart. Without one left the ranks that stay go on alone, as many as the configuration
+/// fits; the others wait as spares, take part again after a further loss, and end with the run. If
+/// no number of ranks fits, or none is lost and no restart is left, all end with status 1.
 ///
 /// Returns, of the last start, the exit status of the first rank that failed, 1 where a signal
 /// killed it; else the first status that is not 0; else 0. CommunicationError where no port is

@@ -11,10 +11,10 @@
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/counted.h"
 #include "lockstep/datasets/unfinished_file.h"
-#include "lockstep/parallel_state/rank_message.h"
 #include "lockstep/planner/stage_shapes.h"
 #include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
+#include "lockstep/program/rounds.h"
 #include "lockstep/program/signals.h"
 #include "lockstep/program/standard_descriptors.h"
 #include "lockstep/program/train_audit.h"
@@ -222,7 +222,9 @@ std::string early_end_of_decay(const Config& config) {
       decay, config.train.train_iters, decay, optimizer.min_lr);
 }
 
-void train(const Config& config, const TrainArguments& arguments, const ParallelState& state) {
+void train(const Round& round, const TrainArguments& arguments) {
+  const Config& config = round.config;
+  const ParallelState& state = round.state;
   const std::string& output = arguments.output;
   std::unique_ptr<Reporter> reporter;
   if (state.rank() == 0) reporter = std::make_unique<Reporter>(config, state.device());
@@ -232,7 +234,7 @@ void train(const Config& config, const TrainArguments& arguments, const Parallel
   tell(unused_gpus(config.train.device, state.device()));
   const std::string folder = save_folder(config, output);
   check_sample(config, folder);
-  RunCheckpoints checkpoints(config.checkpoint, folder, state, read_job_start());
+  RunCheckpoints checkpoints(config.checkpoint, folder, state, round.start);
   auto owned = std::make_unique<Trainer>(config, state);
   Trainer& trainer = *owned;
   for (const std::string& note : trainer.notes()) tell(note);
@@ -314,19 +316,8 @@ void run(const TrainArguments& arguments) {
   check_output(config, arguments);
   note_sigterm();
   keep_freed_memory();
-  const LaunchEnvironment environment = read_launch_environment();
-  check_layout(config, environment.world_size);
-  const c10::Device device = choose_device(config.train.device, environment);
-  std::unique_ptr<ParallelState> state;
-  try {
-    state = std::make_unique<ParallelState>(environment, parallel_options(config, device));
-    train(config, arguments, *state);
-  } catch (const std::exception& error) {
-    if (state) state->post_failure(error.what());
-    if (environment.world_size == 1) throw;
-    const bool config_error = dynamic_cast<const ConfigError*>(&error) != nullptr;
-    throw ExitStatus{config_error ? 2 : 1, told_by_rank(environment.rank, error.what())};
-  }
+  run_rounds(config, save_folder(config, arguments.output),
+             [&](const Round& round) { train(round, arguments); });
 }
 
 }  // namespace

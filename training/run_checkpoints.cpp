@@ -35,6 +35,12 @@ std::string newest_of_job(const std::string& folder, const std::string& job_id) 
   return "";
 }
 
+/// The same where the launcher has started the job again.
+std::string newest_after_restart(const std::string& folder, const JobStart& start) {
+  const bool looks = !start.job_id.empty() && start.restarts > 0 && !folder.empty();
+  return looks ? newest_of_job(folder, start.job_id) : "";
+}
+
 /// Rank 0 keeps the folder for the run; all ranks fail if another run has it.
 std::unique_ptr<FolderLock> lock_folder(const std::string& folder, const std::string& given_as,
                                         const ParallelState& state) {
@@ -122,6 +128,14 @@ void remove_what_earlier_runs_left(const std::string& folder) {
 
 }  // namespace
 
+std::string checkpoint_to_resume_from(const CheckpointConfig& config, const std::string& folder,
+                                      const JobStart& start) {
+  const std::string of_job = newest_after_restart(folder, start);
+  if (!of_job.empty() || !config.load || config.finetune || !has_checkpoint(*config.load))
+    return of_job;
+  return find_checkpoint(*config.load);
+}
+
 RunCheckpoints::RunCheckpoints(const CheckpointConfig& config, std::string folder,
                                const ParallelState& parallel_state, JobStart start)
     : config_(config),
@@ -146,7 +160,7 @@ RunCheckpoints::RunCheckpoints(const CheckpointConfig& config, std::string folde
 
 std::optional<std::string> RunCheckpoints::load_after_restart(Trainer& trainer) {
   if (start_.job_id.empty() || start_.restarts == 0 || folder_.empty()) return {};
-  const std::string mine = state_.rank() == 0 ? newest_of_job(folder_, start_.job_id) : "";
+  const std::string mine = state_.rank() == 0 ? newest_after_restart(folder_, start_) : "";
   const std::string path = all_gather_texts(state_.world(), mine, "checkpoint of the job").front();
   if (path.empty()) return {};
   require<FileError>(load_from(path, trainer, /*finetune=*/false),

@@ -13,6 +13,11 @@
 
 namespace lockstep {
 
+/// The checkpoint from which a run resumes now, as far as this process can tell alone; empty where
+/// it starts from initial weights. See RunCheckpoints::load().
+std::string checkpoint_to_resume_from(const CheckpointConfig& config, const std::string& folder,
+                                      const JobStart& start);
+
 /// What the fields of `checkpoint` in a run's configuration ask for: loading at the start, saving
 /// on the way and at the end. Every rank has one, and makes the same calls.
 class RunCheckpoints {

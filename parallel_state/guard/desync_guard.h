@@ -50,6 +50,9 @@ class DesyncGuard {
   Explanation explain(const RankList& ranks, const NamedLedger* ledger,
                       const std::string& waits_for, const std::string& reason) const noexcept;
 
+  /// Whether an operation of this rank has failed.
+  bool has_failed() const { return has_failed_; }
+
  private:
   void publish(const std::string& elsewhere) const;
   FailureBoard::Lost find_lost(const RankList& ranks) const;

@@ -55,11 +55,6 @@ bool is_loopback(const std::string& address) {
   return address == "localhost" || address == "::1" || address.starts_with("127.");
 }
 
-std::optional<std::string> variable_of_this_process(const char* name) {
-  const char* const value = std::getenv(name);
-  return value ? std::optional<std::string>(value) : std::nullopt;
-}
-
 /// Rank, sizes and local ranks under the names of one launcher.
 LaunchEnvironment read_ranks(const Variables& variables, Launcher launcher, const char* rank,
                              const char* world_size, const char* local_rank,
@@ -173,8 +168,15 @@ LaunchEnvironment read_launch_environment(const EnvironmentReader& read) {
   return env;
 }
 
+EnvironmentReader environment_of_process() {
+  return [](const char* name) {
+    const char* const value = std::getenv(name);
+    return value ? std::optional<std::string>(value) : std::nullopt;
+  };
+}
+
 LaunchEnvironment read_launch_environment() {
-  return read_launch_environment(variable_of_this_process);
+  return read_launch_environment(environment_of_process());
 }
 
 JobStart read_job_start(const EnvironmentReader& read) {
@@ -192,7 +194,7 @@ JobStart read_job_start(const EnvironmentReader& read) {
   return {};
 }
 
-JobStart read_job_start() { return read_job_start(variable_of_this_process); }
+JobStart read_job_start() { return read_job_start(environment_of_process()); }
 
 int slurm_tasks_on_node(const std::string& tasks_per_node, int node) {
   const char* at = tasks_per_node.data();

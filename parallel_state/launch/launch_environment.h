@@ -53,6 +53,9 @@ using EnvironmentReader = std::function<std::optional<std::string>(const char* n
 /// ConfigError names the variable that is missing, no number, or out of range.
 LaunchEnvironment read_launch_environment(const EnvironmentReader& read);
 
+/// Reads the environment of this process.
+EnvironmentReader environment_of_process();
+
 /// The same, from the environment of this process.
 LaunchEnvironment read_launch_environment();
 

@@ -163,11 +163,23 @@ void Membership::compare_fields() {
 /// A rank whose time is over says for all which ranks are missing.
 void Membership::wait_for(const char* key) {
   RankList gone;
-  const auto look = [&] { return !(gone = ended_processes(*keys_, all_ranks())).empty(); };
+  std::optional<std::string> told;
+  const auto look = [&] {
+    gone = ended_processes(*keys_, all_ranks());
+    told = obstacle();
+    return !gone.empty() || told;
+  };
   if (wait_for_key(*keys_, key, spec_.world_size, deadline_, look)) return;
-  if (keys_->compareSet("reporter", "", token_) == token_) post(kMissing, missing_ranks(gone));
+  if (keys_->compareSet("reporter", "", token_) == token_)
+    post(kMissing, gone.empty() && told ? *told : missing_ranks(gone));
   wait_for_key(*keys_, "verdict", spec_.world_size, Clock::now() + kGrace);
   obey(keys_->get_to_str("verdict"));
+}
+
+std::optional<std::string> Membership::obstacle() const {
+  const auto told = spec_.obstacle ? spec_.obstacle() : std::nullopt;
+  if (!told) return std::nullopt;
+  return fmt::format("{} before all ranks had met{}", *told, in_words(spec_.run_id));
 }
 
 RankList Membership::all_ranks() const {

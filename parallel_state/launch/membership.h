@@ -4,6 +4,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +24,8 @@ struct MembershipSpec {
   std::vector<AnnouncedField> fields;  ///< must be the same on all ranks
   std::chrono::milliseconds timeout{};
   bool serves_store = false;  ///< the store ends with this process
+  /// Asked now and then: why the ranks will not all come. May be empty.
+  std::function<std::optional<std::string>()> obstacle = {};
 };
 
 /// One rank's part in a run, from its claim to its check-out. Lies in the store alone, so that all
@@ -64,6 +68,7 @@ class Membership {
   void compare_fields();
   void wait_for(const char* key);
   std::string missing_ranks(const RankList& gone) const;
+  std::optional<std::string> obstacle() const;
   RankList all_ranks() const;
   int64_t num_absent_members() const;
   std::string post(char kind, const std::string& message);

@@ -74,7 +74,8 @@ StorePtr serve(const LaunchEnvironment& environment, milliseconds timeout) {
 
 /// libtorch's client waits for ever for the first answer of a server that is no store, and writes
 /// stacks of frames to standard error where it has to try again. So this asks first, in its words.
-std::string wait_for_store(const std::string& host, int port, Clock::time_point deadline) {
+std::string wait_for_store(const std::string& host, int port, Clock::time_point deadline,
+                           const std::function<bool()>& give_up) {
   using c10d::detail::QueryType;
   const auto append = [](std::string& text, const auto& value) {
     text.append(reinterpret_cast<const char*>(&value), sizeof value);
@@ -84,19 +85,22 @@ std::string wait_for_store(const std::string& host, int port, Clock::time_point 
   append(request, c10d::detail::validationMagicNumber);
   append(request, QueryType::PING);
   append(echo, static_cast<uint32_t>(::getpid()));
-  return wait_for_answer(host, port, request + echo, echo, deadline);
+  return wait_for_answer(host, port, request + echo, echo, deadline, give_up);
 }
 
-StorePtr reach(const LaunchEnvironment& environment, Clock::time_point deadline,
-               milliseconds timeout) {
+StorePtr reach(const LaunchEnvironment& environment, const MembershipSpec& spec,
+               Clock::time_point deadline) {
+  std::optional<std::string> obstacle;
+  const auto look = [&] { return spec.obstacle && (obstacle = spec.obstacle()).has_value(); };
   const std::string reason =
-      wait_for_store(environment.store_address(), environment.master_port, deadline);
+      wait_for_store(environment.store_address(), environment.master_port, deadline, look);
+  if (!reason.empty() && obstacle) fail_at_store(environment, "reach", *obstacle);
   if (!reason.empty())
     fail_at_store(environment, "reach",
                   fmt::format("{} did not serve it within {:.1f} s ({})",
                               environment.agent_serves_store ? "torchrun's agent" : "rank 0",
-                              static_cast<double>(timeout.count()) / 1e3, reason));
-  return client_of(environment, timeout);
+                              static_cast<double>(spec.timeout.count()) / 1e3, reason));
+  return client_of(environment, spec.timeout);
 }
 
 void check_run_id(const LaunchEnvironment& environment, c10d::Store& store,
@@ -118,7 +122,7 @@ std::unique_ptr<Membership> join_served_by_rank_0(const LaunchEnvironment& envir
   constexpr milliseconds kPause{50};
   for (;;) {
     try {
-      StorePtr store = reach(environment, deadline, spec.timeout);
+      StorePtr store = reach(environment, spec, deadline);
       check_run_id(environment, *store, deadline);
       auto membership = std::make_unique<Membership>(std::move(store), spec, deadline);
       if (membership->generation() == 1) return membership;
@@ -140,9 +144,8 @@ std::unique_ptr<Membership> join_run(const LaunchEnvironment& environment, Membe
   if (!spec.serves_store && !environment.agent_serves_store)
     return join_served_by_rank_0(environment, spec, deadline);
   try {
-    const milliseconds timeout = spec.timeout;
     StorePtr store =
-        spec.serves_store ? serve(environment, timeout) : reach(environment, deadline, timeout);
+        spec.serves_store ? serve(environment, spec.timeout) : reach(environment, spec, deadline);
     return std::make_unique<Membership>(std::move(store), std::move(spec), deadline);
   } catch (const c10::Error& error) {
     fail_to_use_store(environment, error);

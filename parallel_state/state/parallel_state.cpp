@@ -97,14 +97,14 @@ std::string describe(const std::map<GroupKind, GroupOptions>& group_options) {
 }
 
 MembershipSpec membership_spec(const ParallelStateOptions& options, int64_t rank) {
-  MembershipSpec spec;
-  spec.run_id = options.run_id;
-  spec.rank = rank;
-  spec.world_size = options.sizes.world_size;
-  spec.timeout = options.timeout;
-  spec.fields = {{"world size", std::to_string(options.sizes.world_size)},
-                 {"build", build_identity()},
-                 {"libtorch", TORCH_VERSION}};
+  MembershipSpec spec = {.run_id = options.run_id,
+                         .rank = rank,
+                         .world_size = options.sizes.world_size,
+                         .fields = {{"world size", std::to_string(options.sizes.world_size)},
+                                    {"build", build_identity()},
+                                    {"libtorch", TORCH_VERSION}},
+                         .timeout = options.timeout,
+                         .obstacle = options.meeting_obstacle};
   spec.fields.insert(spec.fields.end(), options.announcement.begin(), options.announcement.end());
   spec.fields.push_back({"parallel sizes", describe(options.sizes)});
   spec.fields.push_back({"group options", describe(options.group_options)});
@@ -337,7 +337,6 @@ ParallelState::ParallelState(const c10::intrusive_ptr<c10d::Store>& store, int64
 
 int64_t ParallelState::rank() const { return impl_->rank; }
 int64_t ParallelState::world_size() const { return impl_->options.sizes.world_size; }
-
 c10::Device ParallelState::device() const { return impl_->options.device; }
 
 const RankGrids& ParallelState::grids() const { return impl_->grids; }
@@ -387,6 +386,7 @@ void ParallelState::check_in_step() const {
 
 void ParallelState::check_failures() const {
   if (impl_->watch) impl_->watch->check();
+  require<CommunicationError>(!impl_->guard->has_failed(), "an operation over a group has failed");
 }
 
 void ParallelState::post_failure(const std::string& message) const noexcept {

@@ -58,6 +58,9 @@ struct ParallelStateOptions {
   std::map<GroupKind, GroupOptions> group_options = {};
   /// Communicators of their own for ParallelState::all_gather_group().
   bool create_all_gather_groups = false;
+  /// Asked now and then until all ranks have met: why they never will, as far as a launcher says
+  /// so; construction then fails with it. Unset: nobody says so.
+  std::function<std::optional<std::string>()> meeting_obstacle = {};
   /// Of tensors on the CPU. Unset: Gloo.
   BackendFactory backend_factory = {};
   /// Of tensors on `device`. Unset: NCCL for CUDA; a device of another type needs one.
@@ -159,7 +162,9 @@ class ParallelState {
 
   /// CommunicationError, with ranks and causes, once an operation on tensors of a device failed.
   /// The rank's communicators are aborted then, and values that the host reads from the device mean
-  /// nothing: call it after reading one. The library does so where it reads. Asks nobody.
+  /// nothing: call it after reading one. The library does so where it reads. Asks nobody. On the
+  /// CPU, where the operation itself throws, without the causes: so a c10::Error of libtorch that
+  /// follows from one can be told from others.
   void check_failures() const;
 
   /// Tells the other ranks that this one fails; see ProcessGroup::post_failure. Connects nothing.

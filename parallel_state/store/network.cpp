@@ -178,7 +178,8 @@ std::string peer_address(int socket) {
 
 std::string wait_for_answer(const std::string& host, int port, const std::string& request,
                             const std::string& answer,
-                            std::chrono::steady_clock::time_point deadline) {
+                            std::chrono::steady_clock::time_point deadline,
+                            const std::function<bool()>& give_up) {
   using std::chrono::milliseconds;
   constexpr milliseconds kPause{20}, kLeast{10}, kMost{2000};
   for (;;) {
@@ -187,7 +188,8 @@ std::string wait_for_answer(const std::string& host, int port, const std::string
     std::string reason;
     const Addresses addresses = resolve(host, port, &reason);
     if (addresses) reason = ask(addresses.get(), request, answer, std::clamp(left, kLeast, kMost));
-    if (reason.empty() || std::chrono::steady_clock::now() >= deadline) return reason;
+    if (reason.empty() || std::chrono::steady_clock::now() >= deadline || (give_up && give_up()))
+      return reason;
     std::this_thread::sleep_for(kPause);
   }
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -44,9 +45,11 @@ int connected_socket(const std::string& host, int port, std::chrono::millisecond
 std::string peer_address(int socket);
 
 /// Waits until somebody at host:port answers `request` with exactly `answer`; with neither, until
-/// somebody listens there. Returns why nobody did before `deadline`, or nothing.
+/// somebody listens there. Returns why nobody did before `deadline` or, asked now and then, until
+/// `give_up` says so; or nothing.
 std::string wait_for_answer(const std::string& host, int port, const std::string& request,
                             const std::string& answer,
-                            std::chrono::steady_clock::time_point deadline);
+                            std::chrono::steady_clock::time_point deadline,
+                            const std::function<bool()>& give_up = {});
 
 }  // namespace lockstep

@@ -165,6 +165,25 @@ TEST(Rendezvous, RanksThatDoNotComeAreNamed) {
       "ranks 0, 1, 2, 3, 5, 6, 7, 8, 9, 10, ... did not come within 0.1 s: 1 of 1000 ranks are"));
 }
 
+/// A launcher knows of ranks that have died before they could say anything.
+TEST(Rendezvous, RanksThatWillNeverComeAreNotWaitedFor) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto options = [](int64_t world) {
+    ParallelStateOptions of_world = options_of(world);
+    of_world.meeting_obstacle = [] { return std::optional<std::string>("rank 2 was killed"); };
+    return of_world;
+  };
+  const int port = free_port();
+  EXPECT_TRUE(throws_with<CommunicationError>(
+      [&] { ParallelState(environment_of(1, 3, port), options(3)); },
+      fmt::format("rank 1 cannot reach the store at 127.0.0.1:{}: rank 2 was killed", port)));
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  for (const auto& error : errors_of(
+           2, [&](size_t rank) { ParallelState(store, static_cast<int64_t>(rank), options(3)); }))
+    EXPECT_EQ(error, "rank 2 was killed before all ranks had met");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(8));
+}
+
 TEST(Rendezvous, RanksThatHaveAllLeftCanMeetAgain) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const int port = free_port();

@@ -1,0 +1,84 @@
+#include "lockstep/program/rank_process.h"
+
+#include <netinet/in.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "lockstep/core/check.h"
+#include "lockstep/parallel_state/network.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kCannotRun = 1;
+
+/// In the new process.
+[[noreturn]] void become_rank(const LaunchedProgram& program, const RankRound& round, int rank) {
+  for (const auto& [name, value] : variables_of_rank(program, round, rank))
+    ::setenv(name.c_str(), value.c_str(), /*overwrite=*/1);
+  ::unsetenv("TORCHELASTIC_USE_AGENT_STORE");  // of a launcher around this one
+  std::vector<char*> arguments = {const_cast<char*>(program.file.c_str())};
+  for (const std::string& argument : program.arguments)
+    arguments.push_back(const_cast<char*>(argument.c_str()));
+  arguments.push_back(nullptr);
+  ::execvp(program.file.c_str(), arguments.data());
+  std::fprintf(stderr, "lockstep launch: rank %d cannot run %s: %s\n", rank, program.file.c_str(),
+               std::strerror(errno));
+  std::_Exit(kCannotRun);
+}
+
+}  // namespace
+
+ReservedPort::ReservedPort(const std::string& address)
+    : socket_(bound_socket(address, 0, /*for_other_hosts=*/false)) {}
+
+ReservedPort::~ReservedPort() { ::close(socket_); }
+
+int ReservedPort::number() const {
+  sockaddr_storage address = {};
+  socklen_t size = sizeof address;
+  ::getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &size);
+  const auto* const v4 = reinterpret_cast<const sockaddr_in*>(&address);
+  const auto* const v6 = reinterpret_cast<const sockaddr_in6*>(&address);
+  return ntohs(address.ss_family == AF_INET ? v4->sin_port : v6->sin6_port);
+}
+
+VariableList variables_of_rank(const LaunchedProgram& program, const RankRound& round, int rank) {
+  const std::string position = std::to_string(rank), ranks = std::to_string(round.ranks);
+  return {{"RANK", position},
+          {"LOCAL_RANK", position},
+          {"WORLD_SIZE", ranks},
+          {"LOCAL_WORLD_SIZE", ranks},
+          {"MASTER_ADDR", program.master_address},
+          {"MASTER_PORT", std::to_string(round.master_port)},
+          {"TORCHELASTIC_RESTART_COUNT", std::to_string(round.number)}};
+}
+
+pid_t start_rank(const LaunchedProgram& program, const RankRound& round, int rank,
+                 const BlockedSignals& signals, const RankChannel* channel) {
+  const pid_t starter = ::getpid();
+  const pid_t process = ::fork();
+  if (process != 0) return process;
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != starter) std::_Exit(kCannotRun);  // it has died already
+  signals.restore();
+  ::setenv("TORCHELASTIC_RUN_ID", fmt::format("launch-{}", starter).c_str(), /*overwrite=*/1);
+  if (channel) channel->hand_over();
+  become_rank(program, round, rank);
+}
+
+std::string end_of_process(int status) {
+  if (WIFEXITED(status)) return fmt::format("exited with status {}", WEXITSTATUS(status));
+  const int signal = WTERMSIG(status);
+  return fmt::format("was killed by signal {} ({})", signal, ::strsignal(signal));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/parallel_state/launch_channel.h"
+#include "lockstep/program/blocked_signals.h"
+
+namespace lockstep {
+
+/// A program and how often it runs.
+struct LaunchedProgram {
+  std::string file;                    ///< a path, or a name on PATH
+  std::vector<std::string> arguments;  ///< without the program's own name
+  int ranks = 1;
+  std::string master_address = "127.0.0.1";
+  int master_port = 0;  ///< 0: a free one, which is kept from others while the ranks run
+  int max_restarts = 0;
+  bool elastic = false;  ///< ranks that are left stay; see run_rank_processes()
+};
+
+/// A port that nobody else is given while this object lives. Rank 0 can still listen on it, because
+/// both sockets have SO_REUSEADDR and this one does not listen.
+class ReservedPort {
+ public:
+  /// CommunicationError: none is free there.
+  explicit ReservedPort(const std::string& address);
+  ~ReservedPort();
+  ReservedPort(const ReservedPort&) = delete;
+  ReservedPort& operator=(const ReservedPort&) = delete;
+
+  int number() const;
+
+ private:
+  int socket_;
+};
+
+/// One start of ranks, or one round of those that stay.
+struct RankRound {
+  int ranks = 1;
+  int master_port = 0;
+  int number = 0;  ///< 0 for the first
+};
+
+/// torchrun's variables for rank `rank` of a round.
+VariableList variables_of_rank(const LaunchedProgram& program, const RankRound& round, int rank);
+
+/// Starts a process as rank `rank`, with `channel` where that is not null; returns its id, or -1
+/// and an errno. It ends with this process.
+pid_t start_rank(const LaunchedProgram& program, const RankRound& round, int rank,
+                 const BlockedSignals& signals, const RankChannel* channel);
+
+/// "exited with status 1", "was killed by signal 9 (Killed)": of what waitpid() says.
+std::string end_of_process(int status);
+
+}  // namespace lockstep

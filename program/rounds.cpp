@@ -1,0 +1,118 @@
+#include "lockstep/program/rounds.h"
+
+#include <iostream>
+#include <memory>
+#include <optional>
+
+#include <c10/util/Exception.h>
+
+#include "lockstep/checkpoint/checkpoint_folder.h"
+#include "lockstep/core/check.h"
+#include "lockstep/parallel_state/failure_reason.h"
+#include "lockstep/parallel_state/launch_channel.h"
+#include "lockstep/parallel_state/rank_message.h"
+#include "lockstep/program/commands.h"
+#include "lockstep/program/signals.h"
+#include "lockstep/training/elastic_layouts.h"
+#include "lockstep/training/run_setup.h"
+
+namespace lockstep {
+namespace {
+
+/// libtorch throws for memory whose values another rank would have sent.
+bool is_of_communication(const std::exception& error, const ParallelState* state) {
+  if (dynamic_cast<const CommunicationError*>(&error) != nullptr) return true;
+  if (!state || dynamic_cast<const c10::Error*>(&error) == nullptr) return false;
+  try {
+    state->check_failures();
+    return false;
+  } catch (const CommunicationError&) {
+    return true;
+  }
+}
+
+class Rounds {
+ public:
+  Rounds(Config config, std::string folder, const std::function<void(const Round&)>& train)
+      : config_(std::move(config)),
+        folder_(std::move(folder)),
+        train_(train),
+        environment_(read_launch_environment()),
+        start_(read_job_start()) {
+    if (config_.train.elastic == Elastic::dp) {
+      channel_ = LaunchChannel::of_this_process();
+      keep_global_batch(config_, environment_.world_size, folder_, start_);
+    }
+    check_layout(config_, environment_.world_size);
+    device_ = choose_device(config_.train.device, environment_);
+    first_world_size_ = environment_.world_size;
+  }
+
+  void run() {
+    if (channel_) channel_->announce(parallel_options(config_, device_).timeout);
+    while (const auto lost = lost_in_round()) {
+      std::cerr << fmt::format("lockstep: {}; this rank stays\n",
+                               told_by_rank(environment_.rank, *lost))
+                << std::flush;
+      take(channel_->wait_for_order(
+          {fitting_world_sizes(config_, first_world_size_), limits_of_world_size(config_)}));
+    }
+  }
+
+ private:
+  /// What ended the round, if another can begin.
+  std::optional<std::string> lost_in_round() {
+    std::unique_ptr<ParallelState> state;
+    try {
+      ParallelStateOptions options = parallel_options(config_, device_);
+      if (channel_) options.meeting_obstacle = [this] { return channel_->round_is_over(); };
+      state = std::make_unique<ParallelState>(environment_, std::move(options));
+      train_({config_, *state, start_});
+      return std::nullopt;
+    } catch (const std::exception& error) {
+      if (state) state->post_failure(error.what());
+      if (channel_ && environment_.world_size > 1 && is_of_communication(error, state.get()))
+        return reason_of(error);
+      if (environment_.world_size == 1) throw;
+      const bool config_error = dynamic_cast<const ConfigError*>(&error) != nullptr;
+      throw ExitStatus{config_error ? 2 : 1, told_by_rank(environment_.rank, error.what())};
+    }
+  }
+
+  void take(const LaunchOrder& order) {
+    if (order.status) end(*order.status, order.reason);
+    const EnvironmentReader read = over(order.round, environment_of_process());
+    environment_ = read_launch_environment(read);
+    start_ = read_job_start(read);
+    note_sigterm();  // the end of a run ignores signals
+  }
+
+  [[noreturn]] void end(int status, const std::string& reason) const {
+    if (reason.empty()) throw ExitStatus{status, ""};
+    const bool saved = !folder_.empty() && has_checkpoint(folder_);
+    throw ExitStatus{
+        status,
+        told_by_rank(environment_.rank, fmt::format("the run cannot go on: {}; {}", reason,
+                                                    saved ? "the newest complete checkpoint is '" +
+                                                                find_checkpoint(folder_) + "'"
+                                                          : "no checkpoint has been saved"))};
+  }
+
+  Config config_;
+  std::string folder_;
+  const std::function<void(const Round&)>& train_;
+  LaunchEnvironment environment_;
+  JobStart start_;
+  c10::Device device_ = c10::kCPU;
+  std::unique_ptr<LaunchChannel> channel_;  ///< null: nothing comes after a lost rank
+  int64_t first_world_size_ = 0;            ///< no round has more ranks
+};
+
+}  // namespace
+
+void run_rounds(Config config, const std::string& folder,
+                const std::function<void(const Round&)>& train) {
+  Rounds(std::move(config), folder, train).run();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,90 @@
+"""Ranks that are killed while the others stay in their processes (train.elastic = dp): new ones take
+their places, or the run goes on with fewer."""
+
+import signal
+import time
+
+from case import LOST, SILENT, Cell
+from process_cells import choose_layout, kills_of, moment_of_save, shorten
+from resize_cells import FP64, SIZES, Resized
+from support import LOCKSTEP, run
+from training import SEVERAL, TOTAL, Training, complete_steps, settings
+
+ELASTIC = settings("train.elastic=dp")
+
+
+def wait_for_moment(case, training, life):
+    """In a step, in a save, or soon after the last kill, while ranks meet and resume."""
+    kind = case.random.choice(("step", "save", "meeting"))
+    if kind == "meeting" and case.faults:
+        time.sleep(case.random.uniform(0, 1.5))
+    elif kind == "save":
+        moment_of_save(training, life)
+    else:
+        before, progress = life.iterations(), case.random.randint(1, 8)
+        life.wait_for(lambda: life.iterations() >= before + progress)
+        time.sleep(case.random.uniform(0, 0.05))
+
+
+def kill_some(case, training, life, kills, several):
+    """Kills one rank, or two. Those that stay have the processes that they had."""
+    kept = {}
+    for _ in range(kills):
+        wait_for_moment(case, training, life)
+        pids = life.pids()
+        if life.any_ended() or life.last_iteration() == TOTAL:
+            break
+        stay = [rank for rank, pid in kept.items() if pids.get(rank) == pid]
+        case.require(SILENT, len(stay) == len(kept),
+                     lambda: f"of the processes {kept} stay {pids}: {shorten(life.text())}")
+        count = 2 if several and len(pids) > 2 and case.random.random() < 0.3 else 1
+        victims = case.draw(sorted(case.random.sample(sorted(pids), min(count, len(pids)))))
+        if not victims or not life.send(signal.SIGKILL, victims):
+            break
+        case.faults += len(victims)
+        kept = {rank: pid for rank, pid in pids.items() if rank not in victims}
+
+
+def replace(case):
+    training = Training(case, choose_layout(case, SEVERAL), True, *ELASTIC,
+                        options=("--max-restarts", "20"))
+    life = training.start()
+    kill_some(case, training, life, len(kills_of(case)), several=True)
+    statuses = life.wait(240)
+    case.require(SILENT, statuses == [0], lambda: f"status {statuses}: {shorten(life.text())}")
+    training.newest = 0
+    life.check_nothing_runs()
+    training.check_end()
+
+
+class Shrinking(Resized):
+    """Starts on a layout with several data-parallel ranks."""
+
+    def start(self, *extra, **environment):
+        self.layout = self.case.choose(name for name in SIZES if "dp" in name)
+        self.ranks, of_layout = SIZES[self.layout]
+        self.more = (*self.fixed, *of_layout, *FP64, *ELASTIC)
+        return Training.start(self, *extra, **environment)
+
+
+def go_on_with_fewer(case):
+    training = Shrinking(case)
+    life = training.start()
+    kill_some(case, training, life, case.random.randint(1, training.ranks - 1), several=False)
+    statuses = life.wait(240)
+    life.check_nothing_runs()
+    told = life.text()
+    if statuses == [0]:
+        return training.check_end()
+    nobody_left = "the others stay" not in told.splitlines()[-1] and \
+        "the run cannot go on: found" not in told
+    case.require(SILENT, statuses == [1] and (nobody_left or "left, allowed by" in told),
+                 lambda: f"status {statuses}: {shorten(told)}")
+    training.check_numbers()
+    if complete_steps(training.checkpoints):
+        verified = run(LOCKSTEP, "checkpoint", "verify", training.checkpoints)
+        case.require(LOST, verified.returncode == 0, verified.stderr.decode())
+
+
+CELLS = [Cell("SIGKILL, ranks that stay", "step, save, meeting", replace, 24, 1),
+         Cell("SIGKILL, fewer ranks that stay", "step, save, meeting", go_on_with_fewer, 24, 1)]
