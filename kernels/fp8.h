@@ -42,10 +42,10 @@ struct Fp8Matrices {
 enum class Fp8Sides { matrix, transposed, both };
 
 /// to_fp8() of x [rows, width] and of its transpose. `scale` is fp32 [1, 1], or for one side alone
-/// that of each of its rows: [rows, 1] for the matrix, [width, 1] for the transpose. `largest`, fp32
-/// [1, 1] or undefined, becomes the largest of itself and the absolute values of x. CUDA does it in
-/// one pass over x where `rows` and `width` are multiples of 16: 2 bytes read an element of bf16,
-/// one written for each side.
+/// that of each of its rows: [rows, 1] for the matrix, [width, 1] for the transpose. `largest` is
+/// fp32 [1, 1], or undefined; it becomes the largest of itself and the absolute values of x. CUDA
+/// does it in one pass over x where `rows` and `width` are multiples of 16: 2 bytes read an element
+/// of bf16, one written for each side.
 Fp8Matrices to_fp8_matrices(const at::Tensor& x, at::ScalarType format, const at::Tensor& scale,
                             Fp8Sides sides, const at::Tensor& largest = {});
 
