@@ -106,10 +106,10 @@ class Fp8Layer {
 /// The scaling of the linear layers of a model, or of a stage of it. Layers join when they are
 /// made; see ParallelContext::fp8.
 ///
-/// Delayed scales are those of whole operands on every layout. In the first step there are none yet:
-/// operands have those of themselves, taken over the ranks of `sharing` that have parts of the same
-/// micro-batch (tp-cp) by an all-reduce (max) of 4 bytes for each operand of each product. The other
-/// recipes take scales from the part of an operand that the rank has.
+/// Delayed scales are those of whole operands on every layout. In the first step there are none
+/// yet: operands have those of themselves, taken over the ranks of `sharing` that have parts of the
+/// same micro-batch (tp-cp) by an all-reduce (max) of 4 bytes for each operand of each product. The
+/// other recipes take scales from the part of an operand that the rank has.
 class Fp8Scaling {
  public:
   Fp8Scaling(const Fp8Options& options, c10::Device device, ProcessGroup sharing)

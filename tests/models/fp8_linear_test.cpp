@@ -1,5 +1,5 @@
-// Linear layers in 8-bit floats: products and gradients against fp64 on operands that are rounded by
-// the test.
+// Linear layers in 8-bit floats: products and gradients against fp64, on operands that are rounded
+// by the test.
 
 #include "lockstep/core/check.h"
 #include "lockstep/models/linear.h"
