@@ -13,6 +13,7 @@
 #include "lockstep/datasets/unfinished_file.h"
 #include "lockstep/parallel_state/cpu_traits.h"
 #include "lockstep/parallel_state/devices.h"
+#include "lockstep/parallel_state/job_secret.h"
 #include "lockstep/parallel_state/launch_environment.h"
 #include "lockstep/parallel_state/network.h"
 #include "lockstep/parallel_state/self_test.h"
@@ -41,11 +42,13 @@ std::string or_absent(const std::string& version) {
 Json launch_report() {
   try {
     const LaunchEnvironment environment = read_launch_environment();
+    read_job_secret();
     return {{"launcher", to_string(environment.launcher)},
             {"rank", environment.rank},
             {"world_size", environment.world_size},
             {"master_address", environment.master_address},
-            {"master_port", environment.master_port}};
+            {"master_port", environment.master_port},
+            {"secret", job_secret_source(environment_of_process())}};
   } catch (const std::exception& error) {
     return {{"error", error.what()}};
   }

@@ -8,6 +8,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/parallel_state/job_secret.h"
 #include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
 #include "lockstep/program/installation.h"
@@ -162,6 +163,7 @@ void run(const LaunchArguments& given) {
   share_out_cores(given.ranks);
   if (given.nodes == 1) name_job();
   if (!torchrun.empty()) become(torchrun_command(torchrun, given, program));
+  give_job_secret();
   throw ExitStatus{run_rank_processes(ranks), ""};
 }
 

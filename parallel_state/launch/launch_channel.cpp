@@ -17,7 +17,7 @@
 namespace lockstep {
 namespace {
 
-constexpr char kVariable[] = "LOCKSTEP_LAUNCH_CHANNEL";
+constexpr char kChannelVariable[] = "LOCKSTEP_LAUNCH_CHANNEL";
 constexpr char kTimeout[] = "timeout", kWaits[] = "waits", kOver[] = "over", kRound[] = "round",
                kEnd[] = "end";
 constexpr size_t kLongest = 1 << 16;  // bytes
@@ -90,7 +90,7 @@ std::optional<std::string> MessageSocket::receive(Wait wait, bool keep) const {
 }
 
 std::unique_ptr<LaunchChannel> LaunchChannel::of_this_process() {
-  const char* const value = std::getenv(kVariable);
+  const char* const value = std::getenv(kChannelVariable);
   if (!value) return nullptr;
   const int descriptor = number_in<int>(value);
   if (descriptor <= STDERR_FILENO || !is_message_socket(descriptor)) return nullptr;
@@ -127,7 +127,7 @@ RankChannel::RankChannel() {
 
 void RankChannel::hand_over() const {
   ::fcntl(rank_end_->descriptor(), F_SETFD, 0);
-  ::setenv(kVariable, std::to_string(rank_end_->descriptor()).c_str(), /*overwrite=*/1);
+  ::setenv(kChannelVariable, std::to_string(rank_end_->descriptor()).c_str(), /*overwrite=*/1);
 }
 
 void RankChannel::tell_round_is_over(const std::string& reason) const {

@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "lockstep/core/check.h"
+#include "lockstep/parallel_state/closed_store.h"
 #include "lockstep/parallel_state/failure_board.h"
 #include "lockstep/parallel_state/gathering.h"
 #include "lockstep/parallel_state/network.h"
@@ -82,7 +83,8 @@ std::string first_difference(const std::vector<AnnouncedField>& first,
 
 Membership::Membership(c10::intrusive_ptr<c10d::Store> store, MembershipSpec spec,
                        Clock::time_point deadline)
-    : root_(c10::make_intrusive<c10d::PrefixStore>("lockstep/" + spec.run_id, std::move(store))),
+    : whole_(std::move(store)),
+      root_(c10::make_intrusive<c10d::PrefixStore>("lockstep/" + spec.run_id, whole_)),
       spec_(std::move(spec)),
       deadline_(deadline),
       token_(unique_token()) {
@@ -193,9 +195,17 @@ std::string Membership::missing_ranks(const RankList& gone) const {
     return fmt::format("{} before all ranks had met{}", FailureBoard::Lost{gone, {}}.text(),
                        in_words(spec_.run_id));
   const AbsentRanks absent = absent_ranks(*keys_, all_ranks());
-  return fmt::format("{} did not come within {:.1f} s: {} of {} ranks are there{}", absent.text,
+  return fmt::format("{} did not come within {:.1f} s: {} of {} ranks are there{}{}", absent.text,
                      static_cast<double>(spec_.timeout.count()) / 1e3,
-                     spec_.world_size - absent.count, spec_.world_size, in_words(spec_.run_id));
+                     spec_.world_size - absent.count, spec_.world_size, in_words(spec_.run_id),
+                     strangers());
+}
+
+/// Ranks that are missing may be among them.
+std::string Membership::strangers() const {
+  const std::string key = ClosedStore::kRefusedConnections;
+  return whole_->check({key}) ? "; " + refused_connections(std::stoll(whole_->get_to_str(key)))
+                              : "";
 }
 
 /// The first verdict stays. Wakes those that wait for rank 0's fields.

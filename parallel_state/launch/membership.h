@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 
 #include "lockstep/parallel_state/announced_field.h"
 #include "lockstep/parallel_state/rank_generator.h"
+#include "lockstep/parallel_state/secret.h"
 
 namespace lockstep {
 
@@ -26,6 +28,8 @@ struct MembershipSpec {
   bool serves_store = false;  ///< the store ends with this process
   /// Asked now and then: why the ranks will not all come. May be empty.
   std::function<std::optional<std::string>()> obstacle = {};
+  /// What the ranks prove to each other where they meet; null: nothing.
+  std::shared_ptr<const Secret> secret = {};
 };
 
 /// One rank's part in a run, from its claim to its check-out. Lies in the store alone, so that all
@@ -68,6 +72,7 @@ class Membership {
   void compare_fields();
   void wait_for(const char* key);
   std::string missing_ranks(const RankList& gone) const;
+  std::string strangers() const;
   std::optional<std::string> obstacle() const;
   RankList all_ranks() const;
   int64_t num_absent_members() const;
@@ -75,6 +80,7 @@ class Membership {
   void obey(const std::string& verdict);
   void wait_for_check_outs();
 
+  c10::intrusive_ptr<c10d::Store> whole_;
   c10::intrusive_ptr<c10d::Store> root_;
   c10::intrusive_ptr<c10d::Store> keys_;
   MembershipSpec spec_;

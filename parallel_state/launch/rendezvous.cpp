@@ -2,15 +2,20 @@
 
 #include <unistd.h>
 
+#include <cstdio>
 #include <thread>
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStoreBackend.hpp>
 
 #include "lockstep/core/check.h"
+#include "lockstep/parallel_state/closed_store.h"
 #include "lockstep/parallel_state/gathering.h"
+#include "lockstep/parallel_state/job_secret.h"
 #include "lockstep/parallel_state/network.h"
+#include "lockstep/parallel_state/secret_proof.h"
 #include "lockstep/parallel_state/store_client.h"
+#include "lockstep/parallel_state/store_door.h"
 
 namespace lockstep {
 namespace {
@@ -19,16 +24,19 @@ using Clock = Membership::Clock;
 using std::chrono::milliseconds;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
+using SecretPtr = std::shared_ptr<const Secret>;
+
 constexpr char kRunId[] = "lockstep run id";
 
-StorePtr client_of(const LaunchEnvironment& environment, milliseconds timeout,
-                   StorePtr served = {}) {
+StorePtr client_of(const LaunchEnvironment& environment, milliseconds timeout, SecretPtr secret,
+                   std::shared_ptr<void> served = {}) {
   const bool of_launcher = environment.agent_serves_store;
   StoreAddress address = {
       .host = environment.store_address(),
       .port = environment.master_port,
       .server = fmt::format("{}:{}", environment.store_address(), environment.master_port),
-      .of_launcher = of_launcher};
+      .of_launcher = of_launcher,
+      .secret = std::move(secret)};
   address.server = of_launcher ? "the launcher's store at " + address.server
                                : "rank 0, which serves the store at " + address.server + ",";
   return c10::make_intrusive<StoreClient>(std::move(address), timeout, std::move(served));
@@ -53,18 +61,43 @@ std::string launcher_of(const LaunchEnvironment& environment) {
                            environment.rank, launcher_of(environment));
 }
 
-StorePtr serve(const LaunchEnvironment& environment, milliseconds timeout) {
+/// An open store of libtorch's.
+std::shared_ptr<void> open_store(const LaunchEnvironment& environment, milliseconds timeout,
+                                 int bound) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(environment.master_port);
   options.waitWorkers = false;
   options.timeout = timeout;
   options.isServer = true;
+  options.masterListenFd = bound;
+  return std::make_shared<StorePtr>(
+      c10::make_intrusive<c10d::TCPStore>(environment.store_address(), options));
+}
+
+/// Tells at its end whom it has refused.
+std::shared_ptr<void> closed_store(const LaunchEnvironment& environment, SecretPtr secret,
+                                   int bound) {
+  // Each rank has two connections, and all ranks may come at once.
+  DoorLimits limits;
+  limits.waiting = std::max(limits.waiting, 2 * static_cast<size_t>(environment.world_size));
+  const std::string address =
+      fmt::format("{}:{}", environment.store_address(), environment.master_port);
+  return {new ClosedStore(bound, std::move(secret), limits), [address](ClosedStore* store) {
+            store->close();
+            if (store->refused() > 0)
+              std::fprintf(stderr, "lockstep: rank 0: %s at %s\n",
+                           refused_connections(store->refused()).c_str(), address.c_str());
+            delete store;
+          }};
+}
+
+StorePtr serve(const LaunchEnvironment& environment, const MembershipSpec& spec) {
   try {
-    options.masterListenFd = bound_socket(environment.store_address(), environment.master_port,
-                                          !environment.single_host());
-    const StorePtr store =
-        client_of(environment, timeout,
-                  c10::make_intrusive<c10d::TCPStore>(environment.store_address(), options));
+    const int bound = bound_socket(environment.store_address(), environment.master_port,
+                                   !environment.single_host());
+    const StorePtr store = client_of(environment, spec.timeout, spec.secret,
+                                     spec.secret ? closed_store(environment, spec.secret, bound)
+                                                 : open_store(environment, spec.timeout, bound));
     store->set(kRunId, environment.run_id);
     return store;
   } catch (const CommunicationError& error) {
@@ -74,8 +107,9 @@ StorePtr serve(const LaunchEnvironment& environment, milliseconds timeout) {
 
 /// libtorch's client waits for ever for the first answer of a server that is no store, and writes
 /// stacks of frames to standard error where it has to try again. So this asks first, in its words.
-std::string wait_for_store(const std::string& host, int port, Clock::time_point deadline,
-                           const std::function<bool()>& give_up) {
+std::string wait_for_open_store(const LaunchEnvironment& environment, Clock::time_point deadline,
+                                const std::function<bool()>& give_up,
+                                const std::function<void(const std::string&)>& other_answer = {}) {
   using c10d::detail::QueryType;
   const auto append = [](std::string& text, const auto& value) {
     text.append(reinterpret_cast<const char*>(&value), sizeof value);
@@ -85,22 +119,34 @@ std::string wait_for_store(const std::string& host, int port, Clock::time_point 
   append(request, c10d::detail::validationMagicNumber);
   append(request, QueryType::PING);
   append(echo, static_cast<uint32_t>(::getpid()));
-  return wait_for_answer(host, port, request + echo, echo, deadline, give_up);
+  return wait_for_answer(environment.store_address(), environment.master_port, request + echo, echo,
+                         deadline, give_up, other_answer);
+}
+
+std::string wait_for_store(const LaunchEnvironment& environment, const SecretPtr& secret,
+                           Clock::time_point deadline, const std::function<bool()>& give_up) {
+  if (environment.agent_serves_store) return wait_for_open_store(environment, deadline, give_up);
+  if (!secret) return wait_for_open_store(environment, deadline, give_up, check_no_greeting);
+  const auto is_open = [&] {
+    return wait_for_open_store(environment, Clock::now() + milliseconds(500), give_up).empty();
+  };
+  return wait_to_enter_store(environment.store_address(), environment.master_port, *secret,
+                             deadline, give_up, is_open);
 }
 
 StorePtr reach(const LaunchEnvironment& environment, const MembershipSpec& spec,
                Clock::time_point deadline) {
   std::optional<std::string> obstacle;
   const auto look = [&] { return spec.obstacle && (obstacle = spec.obstacle()).has_value(); };
-  const std::string reason =
-      wait_for_store(environment.store_address(), environment.master_port, deadline, look);
+  const std::string reason = wait_for_store(environment, spec.secret, deadline, look);
   if (!reason.empty() && obstacle) fail_at_store(environment, "reach", *obstacle);
   if (!reason.empty())
     fail_at_store(environment, "reach",
                   fmt::format("{} did not serve it within {:.1f} s ({})",
                               environment.agent_serves_store ? "torchrun's agent" : "rank 0",
                               static_cast<double>(spec.timeout.count()) / 1e3, reason));
-  return client_of(environment, spec.timeout);
+  return client_of(environment, spec.timeout,
+                   environment.agent_serves_store ? nullptr : spec.secret);
 }
 
 void check_run_id(const LaunchEnvironment& environment, c10d::Store& store,
@@ -115,6 +161,15 @@ void check_run_id(const LaunchEnvironment& environment, c10d::Store& store,
                               served, environment.rank, environment.run_id));
 }
 
+/// The launcher's store is open to all, so that a secret proves there only that the ranks have the
+/// same: signed is a challenge of whichever rank came first.
+AnnouncedField secret_field(const LaunchEnvironment& environment, c10d::Store& store,
+                            const Secret& secret) {
+  const std::string key = fmt::format("lockstep secret challenge/{}", environment.run_id);
+  const std::string challenge = store.compareSet(key, "", in_hex(random_bytes(kNonceBytes)));
+  return {"LOCKSTEP_SECRET", "signed as " + in_hex(secret.sign("lockstep ranks", challenge))};
+}
+
 /// The store of a run that this rank has left may stand for a moment yet; the next one is another.
 std::unique_ptr<Membership> join_served_by_rank_0(const LaunchEnvironment& environment,
                                                   const MembershipSpec& spec,
@@ -126,6 +181,8 @@ std::unique_ptr<Membership> join_served_by_rank_0(const LaunchEnvironment& envir
       check_run_id(environment, *store, deadline);
       auto membership = std::make_unique<Membership>(std::move(store), spec, deadline);
       if (membership->generation() == 1) return membership;
+    } catch (const SecretRefused& refused) {
+      fail_at_store(environment, "use", refused.what());
     } catch (const c10::Error& error) {
       if (Clock::now() >= deadline) fail_to_use_store(environment, error);
     }
@@ -140,12 +197,15 @@ std::unique_ptr<Membership> join_served_by_rank_0(const LaunchEnvironment& envir
 std::unique_ptr<Membership> join_run(const LaunchEnvironment& environment, MembershipSpec spec) {
   if (environment.world_size == 1) return nullptr;
   const Clock::time_point deadline = Clock::now() + spec.timeout;
+  if (!spec.secret) spec.secret = read_job_secret();
   spec.serves_store = environment.rank == 0 && !environment.agent_serves_store;
   if (!spec.serves_store && !environment.agent_serves_store)
     return join_served_by_rank_0(environment, spec, deadline);
   try {
     StorePtr store =
-        spec.serves_store ? serve(environment, spec.timeout) : reach(environment, spec, deadline);
+        spec.serves_store ? serve(environment, spec) : reach(environment, spec, deadline);
+    if (environment.agent_serves_store && spec.secret)
+      spec.fields.insert(spec.fields.begin(), secret_field(environment, *store, *spec.secret));
     return std::make_unique<Membership>(std::move(store), std::move(spec), deadline);
   } catch (const c10::Error& error) {
     fail_to_use_store(environment, error);

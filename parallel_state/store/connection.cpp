@@ -1,5 +1,7 @@
 #include "lockstep/parallel_state/connection.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -40,6 +42,9 @@ bool Connection::open(const std::string& host, int port, Deadline deadline) {
   const int connected = connected_socket(found_at_.empty() ? host : found_at_, port,
                                          std::max(left, milliseconds(1)), &error);
   if (connected < 0) fail_step(error);
+  // A request follows one that has no answer: it must not wait for the acknowledgement of that.
+  const int yes = 1;
+  ::setsockopt(connected, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   found_at_ = peer_address(connected);
   const std::lock_guard<std::mutex> lock(mutex_);
   socket_ = connected;

@@ -72,12 +72,13 @@ class Socket {
   int descriptor_;
 };
 
-/// Whether whoever is at the other end answers as is wanted.
-bool answers(int socket, const std::string& request, const std::string& answer) {
-  if (::send(socket, request.data(), request.size(), MSG_NOSIGNAL) < 0) return false;
-  std::string received(answer.size(), '\0');
-  if (::recv(socket, received.data(), received.size(), MSG_WAITALL) < 0) return false;
-  return received == answer;
+/// What the other end answers, as many bytes as are wanted or less.
+std::string answer_to(int socket, const std::string& request, size_t bytes) {
+  if (::send(socket, request.data(), request.size(), MSG_NOSIGNAL) < 0) return "";
+  std::string received(bytes, '\0');
+  const ssize_t size = ::recv(socket, received.data(), received.size(), MSG_WAITALL);
+  received.resize(static_cast<size_t>(std::max(size, ssize_t{0})));
+  return received;
 }
 
 /// Connecting, sending and receiving fail then; EINPROGRESS or EAGAIN.
@@ -90,16 +91,20 @@ void limit_steps(const Socket& socket, std::chrono::milliseconds patience) {
 
 /// Empty if somebody at one of the addresses gives the answer.
 std::string ask(const addrinfo* addresses, const std::string& request, const std::string& answer,
-                std::chrono::milliseconds patience) {
+                std::chrono::milliseconds patience,
+                const std::function<void(const std::string&)>& other_answer) {
   std::string reason = "it has no address";
   for (const addrinfo* at = addresses; at; at = at->ai_next) {
     const Socket socket(*at);
     limit_steps(socket, patience);
     if (::connect(socket.get(), at->ai_addr, at->ai_addrlen) != 0) {
       reason = std::strerror(errno);
-    } else if (request.empty() || answers(socket.get(), request, answer)) {
+    } else if (request.empty()) {
       return "";
     } else {
+      const std::string received = answer_to(socket.get(), request, answer.size());
+      if (received == answer) return "";
+      if (other_answer) other_answer(received);
       reason = "whoever listens there does not answer as it should";
     }
   }
@@ -179,7 +184,8 @@ std::string peer_address(int socket) {
 std::string wait_for_answer(const std::string& host, int port, const std::string& request,
                             const std::string& answer,
                             std::chrono::steady_clock::time_point deadline,
-                            const std::function<bool()>& give_up) {
+                            const std::function<bool()>& give_up,
+                            const std::function<void(const std::string&)>& other_answer) {
   using std::chrono::milliseconds;
   constexpr milliseconds kPause{20}, kLeast{10}, kMost{2000};
   for (;;) {
@@ -187,7 +193,8 @@ std::string wait_for_answer(const std::string& host, int port, const std::string
         std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now());
     std::string reason;
     const Addresses addresses = resolve(host, port, &reason);
-    if (addresses) reason = ask(addresses.get(), request, answer, std::clamp(left, kLeast, kMost));
+    if (addresses)
+      reason = ask(addresses.get(), request, answer, std::clamp(left, kLeast, kMost), other_answer);
     if (reason.empty() || std::chrono::steady_clock::now() >= deadline || (give_up && give_up()))
       return reason;
     std::this_thread::sleep_for(kPause);

@@ -46,10 +46,11 @@ std::string peer_address(int socket);
 
 /// Waits until somebody at host:port answers `request` with exactly `answer`; with neither, until
 /// somebody listens there. Returns why nobody did before `deadline` or, asked now and then, until
-/// `give_up` says so; or nothing.
+/// `give_up` says so; or nothing. `other_answer` is shown what else somebody has answered.
 std::string wait_for_answer(const std::string& host, int port, const std::string& request,
                             const std::string& answer,
                             std::chrono::steady_clock::time_point deadline,
-                            const std::function<bool()>& give_up = {});
+                            const std::function<bool()>& give_up = {},
+                            const std::function<void(const std::string&)>& other_answer = {});
 
 }  // namespace lockstep

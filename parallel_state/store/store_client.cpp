@@ -6,6 +6,8 @@
 #include <torch/csrc/distributed/c10d/TCPStoreBackend.hpp>
 
 #include "lockstep/core/check.h"
+#include "lockstep/parallel_state/key_values.h"
+#include "lockstep/parallel_state/store_door.h"
 
 namespace lockstep {
 namespace {
@@ -13,6 +15,19 @@ namespace {
 using c10d::detail::QueryType;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
+
+constexpr bool same(StoreQuery ours, QueryType theirs) {
+  return static_cast<uint8_t>(ours) == static_cast<uint8_t>(theirs);
+}
+static_assert(same(StoreQuery::set, QueryType::SET) &&
+              same(StoreQuery::compare_set, QueryType::COMPARE_SET) &&
+              same(StoreQuery::get, QueryType::GET) && same(StoreQuery::add, QueryType::ADD) &&
+              same(StoreQuery::check, QueryType::CHECK) &&
+              same(StoreQuery::get_num_keys, QueryType::GETNUMKEYS) &&
+              same(StoreQuery::delete_key, QueryType::DELETE_KEY) &&
+              same(StoreQuery::append, QueryType::APPEND) &&
+              same(StoreQuery::multi_get, QueryType::MULTI_GET) &&
+              same(StoreQuery::multi_set, QueryType::MULTI_SET));
 
 constexpr uint64_t kLargestValue = uint64_t{1} << 30;
 constexpr char kKeyPrefix[] = "/";  // as libtorch's client has it
@@ -68,8 +83,7 @@ class StoreClient::Request {
   std::string text_;
 };
 
-StoreClient::StoreClient(StoreAddress address, milliseconds timeout,
-                         c10::intrusive_ptr<c10d::Store> served)
+StoreClient::StoreClient(StoreAddress address, milliseconds timeout, std::shared_ptr<void> served)
     : Store(timeout), address_(std::move(address)), served_(std::move(served)) {}
 
 c10::intrusive_ptr<c10d::Store> StoreClient::clone() {
@@ -81,11 +95,11 @@ auto StoreClient::ask(const Request& request, Answer answer) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto deadline = steady_clock::now() + getTimeout();
   try {
-    if (connection_.open(address_.host, address_.port, deadline))
-      connection_.send(
-          Request(QueryType::VALIDATE).value(c10d::detail::validationMagicNumber).text(), deadline);
+    if (connection_.open(address_.host, address_.port, deadline)) enter(deadline);
     connection_.send(request.text(), deadline);
     return answer(connection_, deadline);
+  } catch (const SecretRefused& refused) {
+    C10_THROW_ERROR(DistNetworkError, address_.server + " refuses: " + refused.what());
   } catch (const Connection::Ended&) {
     C10_THROW_ERROR(DistNetworkError, address_.server + " has gone");
   } catch (const Connection::Silent&) {
@@ -93,6 +107,13 @@ auto StoreClient::ask(const Request& request, Answer answer) {
                     fmt::format("{} has not answered for {:.1f} s", address_.server,
                                 static_cast<double>(getTimeout().count()) / 1e3));
   }
+}
+
+/// What a new connection begins with.
+void StoreClient::enter(Connection::Deadline deadline) {
+  if (address_.secret) return enter_store(connection_, *address_.secret, deadline);
+  connection_.send(Request(QueryType::VALIDATE).value(c10d::detail::validationMagicNumber).text(),
+                   deadline);
 }
 
 void StoreClient::set(const std::string& key, const Bytes& value) {

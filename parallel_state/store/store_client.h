@@ -2,23 +2,26 @@
 
 // Internal.
 
+#include <memory>
 #include <string>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "lockstep/parallel_state/connection.h"
+#include "lockstep/parallel_state/secret.h"
 
 namespace lockstep {
 
-/// Where a c10d::TCPStore is served, and by whom.
+/// Where a store is served, and by whom.
 struct StoreAddress {
   std::string host;
   int port = 0;
   std::string server;  ///< "rank 0, which serves the store at 10.0.0.1:29500,"
   bool of_launcher = false;
+  std::shared_ptr<const Secret> secret = {};  ///< a ClosedStore asks for it; null: it is open
 };
 
-/// A client of a c10d::TCPStore that never waits longer than its timeout for an answer, whether the
+/// A client of a c10d::TCPStore or a ClosedStore that never waits longer than its timeout for an answer, whether the
 /// server has ended, is stopped or cannot be reached; libtorch's own client then waits for ever. A
 /// question that fails is a c10::DistNetworkError that begins with the server: it "has gone", and
 /// so for all later questions, or "has not answered for 5.0 s". A client whose question got no
@@ -27,7 +30,7 @@ class StoreClient : public c10d::Store {
  public:
   /// Connects at the first question. `served`: the server, which lives as long as this.
   StoreClient(StoreAddress address, std::chrono::milliseconds timeout,
-              c10::intrusive_ptr<c10d::Store> served = {});
+              std::shared_ptr<void> served = {});
 
   /// With a connection of its own.
   c10::intrusive_ptr<c10d::Store> clone() override;
@@ -60,9 +63,10 @@ class StoreClient : public c10d::Store {
   class Request;
   template <class Answer>
   auto ask(const Request& request, Answer answer);
+  void enter(Connection::Deadline deadline);
 
   StoreAddress address_;
-  c10::intrusive_ptr<c10d::Store> served_;
+  std::shared_ptr<void> served_;
   std::mutex mutex_;  ///< one question at a time
   Connection connection_;
 };

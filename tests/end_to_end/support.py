@@ -45,7 +45,7 @@ BATCH_OF_3 = ["--set", "train.global_batch_size=6"]
 def clean_environment(**extra):
     """The environment without a launcher's variables."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC", "SLURM", "OMPI", "PMIX",
-             "LOCKSTEP_RUN_ID")
+             "LOCKSTEP_RUN_ID", "LOCKSTEP_SECRET")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(names)}
     given = {k: str(v) for k, v in extra.items() if v is not None}
     return kept | {"OMP_NUM_THREADS": "1"} | given

@@ -37,10 +37,11 @@ SUBROOMS = {
     "kernels": {"layers": {""}},
     "parallel_state": {
         "grids": set(),
-        "store": set(),
+        "secret": set(),
+        "store": {"secret"},
         "guard": {"grids", "store"},
         "proof": {"grids", "guard"},
-        "launch": {"grids", "store", "guard"},
+        "launch": {"grids", "secret", "store", "guard"},
         "transport": {"grids", "guard"},
         "transport/c10d": {"grids", "guard", "transport"},
         "transport/host": {"store", "transport", "transport/c10d"},

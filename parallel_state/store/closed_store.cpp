@@ -1,0 +1,195 @@
+#include "lockstep/parallel_state/closed_store.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "lockstep/core/check.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr uint64_t kListener = 0, kStop = 1, kFirstGuest = 2;
+constexpr int kBacklog = 4096;
+constexpr int kAtOnce = 64;              // events
+constexpr size_t kMostUnsent = 1 << 20;  // bytes; then the guest has to read before it asks on
+constexpr milliseconds kPause{50};
+
+}  // namespace
+
+ClosedStore::ClosedStore(int bound, std::shared_ptr<const Secret> secret, DoorLimits limits)
+    : listener_(bound),
+      epoll_(::epoll_create1(EPOLL_CLOEXEC)),
+      stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      secret_(std::move(secret)),
+      limits_(limits),
+      next_(kFirstGuest) {
+  require<UsageError>(epoll_ >= 0 && stop_ >= 0 && ::listen(listener_, kBacklog) == 0,
+                      "the store that rank 0 serves needs descriptors: {}", std::strerror(errno));
+  ::fcntl(listener_, F_SETFL, O_NONBLOCK);
+  watch(EPOLL_CTL_ADD, listener_, EPOLLIN, kListener);
+  watch(EPOLL_CTL_ADD, stop_, EPOLLIN, kStop);
+  thread_ = std::thread([this] { run(); });
+}
+
+void ClosedStore::close() {
+  if (!thread_.joinable()) return;
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(stop_, &one, sizeof one);
+  thread_.join();
+  while (!guests_.empty()) leave(guests_.begin()->first);
+  for (const int descriptor : {listener_, epoll_, stop_}) ::close(descriptor);
+}
+
+void ClosedStore::watch(int operation, int socket, uint32_t events, Number number) const {
+  epoll_event event = {};
+  event.events = events;
+  event.data.u64 = number;
+  ::epoll_ctl(epoll_, operation, socket, &event);
+}
+
+void ClosedStore::run() {
+  std::array<epoll_event, kAtOnce> events;
+  for (;;) {
+    const int ready = ::epoll_wait(epoll_, events.data(), kAtOnce, milliseconds_to_wait());
+    for (int i = 0; i < ready; ++i) {
+      const Number number = events[static_cast<size_t>(i)].data.u64;
+      if (number == kStop) return;
+      if (number == kListener) accept_one();
+      const auto guest = guests_.find(number);
+      if (guest == guests_.end()) continue;  // the listener, or closed since for another
+      if (!serve(guest->first, guest->second)) leave(guest->first);
+    }
+    close_late();
+  }
+}
+
+int ClosedStore::milliseconds_to_wait() const {
+  auto until = Clock::time_point::max();
+  if (!waiting_.empty()) until = guests_.at(*waiting_.begin()).came + limits_.patience;
+  if (listens_again_ != Clock::time_point()) until = std::min(until, listens_again_);
+  if (until == Clock::time_point::max()) return -1;
+  const auto left = std::chrono::ceil<milliseconds>(until - Clock::now()).count();
+  return static_cast<int>(std::max<int64_t>(left, 0));
+}
+
+/// One only, and only when one has come: without a descriptor accept4 fails although nobody waits.
+void ClosedStore::accept_one() {
+  const int socket = ::accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  if (socket >= 0) return welcome(socket);
+  if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
+  if (!waiting_.empty()) return leave(*waiting_.begin());
+  listens_again_ = Clock::now() + kPause;
+  watch(EPOLL_CTL_MOD, listener_, 0, kListener);
+}
+
+void ClosedStore::welcome(int socket) {
+  const int yes = 1;
+  ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+  if (waiting_.size() >= limits_.waiting) leave(*waiting_.begin());
+  const Number number = next_++;
+  Guest& guest = guests_[number];
+  guest.socket = socket;
+  guest.came = Clock::now();
+  guest.out = guest.proof.greeting();
+  waiting_.insert(number);
+  watch(EPOLL_CTL_ADD, socket, EPOLLIN, number);
+  if (!serve(number, guest)) leave(number);
+}
+
+void ClosedStore::close_late() {
+  const auto now = Clock::now();
+  while (!waiting_.empty() && guests_.at(*waiting_.begin()).came + limits_.patience <= now)
+    leave(*waiting_.begin());
+  if (listens_again_ == Clock::time_point() || now < listens_again_) return;
+  listens_again_ = {};
+  watch(EPOLL_CTL_MOD, listener_, EPOLLIN, kListener);
+}
+
+void ClosedStore::leave(Number number) {
+  const auto guest = guests_.find(number);
+  ::close(guest->second.socket);
+  guests_.erase(guest);
+  if (waiting_.erase(number) == 0) return;
+  ++refused_;
+  values_.set(std::string("/") + kRefusedConnections, std::to_string(refused_));
+}
+
+/// A guest is read only when it has taken all answers, so that it cannot pile them up.
+bool ClosedStore::serve(Number number, Guest& guest) {
+  if (guest.out.empty() && !receive(guest)) return false;
+  if (!guest.proved && !check_proof(number, guest)) return false;
+  if (!send(guest)) return false;
+  while (guest.proved && guest.out.empty()) {
+    if (!answer_requests(guest)) return false;
+    if (guest.out.empty()) break;
+    if (!send(guest)) return false;
+  }
+  const bool reads = guest.out.empty();
+  if (reads != guest.reads) watch(EPOLL_CTL_MOD, guest.socket, reads ? EPOLLIN : EPOLLOUT, number);
+  guest.reads = reads;
+  return true;
+}
+
+/// Of a stranger no byte more than an answer has.
+bool ClosedStore::receive(Guest& guest) {
+  const size_t most = guest.proved ? buffer_.size() : kAnswerBytes - guest.in.size();
+  const ssize_t received = ::recv(guest.socket, buffer_.data(), most, 0);
+  if (received < 0) return errno == EAGAIN || errno == EINTR;
+  guest.in.append(buffer_.data(), static_cast<size_t>(received));
+  return received > 0;
+}
+
+bool ClosedStore::check_proof(Number number, Guest& guest) {
+  if (!ProofOfClient::may_be_answer(guest.in)) return false;
+  if (guest.in.size() < kAnswerBytes) return true;
+  const auto verdict = guest.proof.verdict(*secret_, guest.in);
+  guest.in.clear();
+  guest.proved = verdict.has_value();
+  guest.out += verdict.value_or(std::string(1, kProofFails));
+  if (guest.proved)
+    waiting_.erase(number);
+  else
+    send(guest);
+  return guest.proved;
+}
+
+bool ClosedStore::answer_requests(Guest& guest) {
+  StoreRequest request;
+  size_t done = 0;
+  while (guest.out.size() < kMostUnsent) {
+    const auto outcome = request.read(std::string_view(guest.in).substr(done));
+    if (outcome == StoreRequest::Outcome::incomplete) break;
+    if (outcome == StoreRequest::Outcome::unreadable) return false;
+    if (!values_.answer(request, guest.out)) return false;
+    done += request.size;
+  }
+  guest.in.erase(0, done);
+  return true;
+}
+
+std::string refused_connections(int64_t number) {
+  return fmt::format("{} connection{} without the secret {} refused", number,
+                     number == 1 ? "" : "s", number == 1 ? "was" : "were");
+}
+
+bool ClosedStore::send(Guest& guest) {
+  if (guest.out.empty()) return true;
+  const ssize_t sent = ::send(guest.socket, guest.out.data(), guest.out.size(), MSG_NOSIGNAL);
+  if (sent < 0) return errno == EAGAIN || errno == EINTR;
+  guest.out.erase(0, static_cast<size_t>(sent));
+  return true;
+}
+
+}  // namespace lockstep
