@@ -21,11 +21,11 @@ struct StoreAddress {
   std::shared_ptr<const Secret> secret = {};  ///< a ClosedStore asks for it; null: it is open
 };
 
-/// A client of a c10d::TCPStore or a ClosedStore that never waits longer than its timeout for an answer, whether the
-/// server has ended, is stopped or cannot be reached; libtorch's own client then waits for ever. A
-/// question that fails is a c10::DistNetworkError that begins with the server: it "has gone", and
-/// so for all later questions, or "has not answered for 5.0 s". A client whose question got no
-/// answer connects anew for the next one.
+/// A client of a c10d::TCPStore or a ClosedStore. It never waits longer than its timeout for an
+/// answer, whether the server has ended, is stopped or cannot be reached; libtorch's own client then
+/// waits for ever. A question that fails is a c10::DistNetworkError that begins with the server: it
+/// "has gone", and so for all later questions, or "has not answered for 5.0 s". A client whose
+/// question got no answer connects anew for the next one.
 class StoreClient : public c10d::Store {
  public:
   /// Connects at the first question. `served`: the server, which lives as long as this.
