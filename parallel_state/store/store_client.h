@@ -23,9 +23,9 @@ struct StoreAddress {
 
 /// A client of a c10d::TCPStore or a ClosedStore. It never waits longer than its timeout for an
 /// answer, whether the server has ended, is stopped or cannot be reached; libtorch's own client
-/// waits for ever then. A question that fails is a c10::DistNetworkError that begins with the server: it
-/// "has gone", and so for all later questions, or "has not answered for 5.0 s". A client whose
-/// question got no answer connects anew for the next one.
+/// waits for ever then. A question that fails is a c10::DistNetworkError that begins with the
+/// server: it "has gone", and so for all later questions, or "has not answered for 5.0 s". A client
+/// whose question got no answer connects anew for the next one.
 class StoreClient : public c10d::Store {
  public:
   /// Connects at the first question. `served`: the server, which lives as long as this.
