@@ -1,4 +1,5 @@
-// The secret of a job: its arithmetic against the RFCs' own numbers, the proof, and where it is read.
+// The secret of a job: its arithmetic against the RFCs' own numbers, the proof, and where it is
+// read.
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
