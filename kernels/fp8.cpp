@@ -57,8 +57,8 @@ at::Tensor fp8_scale(const at::Tensor& largest, at::ScalarType format, int64_t m
 
 Fp8Matrix to_fp8(const at::Tensor& x, at::ScalarType format, const at::Tensor& scale) {
   const double most = largest_number(format);
-  // The conversion makes infinity or NaN of what is too large.
-  return {at::mul(x, scale).clamp_(-most, most).to(format), scale.reciprocal()};
+  // The conversion makes infinity or NaN of what is too large. x - x is 0, or NaN of infinity.
+  return {at::mul(x, scale).clamp_(-most, most).add_(x - x).to(format), scale.reciprocal()};
 }
 
 void to_fp8_by_operators(const Fp8Tensors& t) {

@@ -31,7 +31,8 @@ at::Tensor largest_absolute_of_columns(const at::Tensor& x);
 at::Tensor fp8_scale(const at::Tensor& largest, at::ScalarType format, int64_t margin = 0);
 
 /// x [rows, width] times `scale` (fp32 [1, 1] or [rows, 1]), to the nearest numbers of `format`,
-/// ties to even. What is larger than the largest number becomes that number; NaN stays.
+/// ties to even. What is larger than the largest number becomes that number, unless it is infinite:
+/// infinity and NaN become NaN, so that they are seen.
 Fp8Matrix to_fp8(const at::Tensor& x, at::ScalarType format, const at::Tensor& scale);
 
 /// A matrix and its transpose, for products along its rows and along its columns. One that is not

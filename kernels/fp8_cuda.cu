@@ -22,9 +22,13 @@ constexpr unsigned kAllLanes = 0xffffffffU;
 /// The larger of two absolute values; NaN, where one is. As integers their bits are in that order.
 __device__ unsigned larger(unsigned a, unsigned b) { return a > b ? a : b; }
 
+/// x times `factor`, at most the largest number; NaN, where x is not finite.
 template <bool kWide>
-__device__ uint8_t to_number(float x) {
-  return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, kWide ? __NV_E5M2 : __NV_E4M3);
+__device__ uint8_t to_number(float x, float factor) {
+  constexpr uint8_t kNan = 0x7f;  // of both formats
+  const auto number =
+      __nv_cvt_float_to_fp8(x * factor, __NV_SATFINITE, kWide ? __NV_E5M2 : __NV_E4M3);
+  return isfinite(x) ? number : kNan;
 }
 
 union NumberPack {
@@ -64,7 +68,7 @@ __global__ void to_fp8_kernel(const T* x, Scales scales, unsigned* largest, uint
     for (int k = 0; k < kPack; ++k) {
       const float value = widen(pack.at[k]);
       most = larger(most, __float_as_uint(fabsf(value)));
-      numbers.at[k] = to_number<kWide>(value * scale[k * scales.column_step]);
+      numbers.at[k] = to_number<kWide>(value, scale[k * scales.column_step]);
     }
     if (values) *reinterpret_cast<uint4*>(values + place) = numbers.word;
     if (transposed) {

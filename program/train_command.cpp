@@ -44,6 +44,13 @@ struct TrainArguments {
   bool audit = false;
 };
 
+/// ", products in fp8 (hybrid, delayed)"
+std::string products_of(const TrainConfig& config) {
+  if (config.fp8 == Fp8Format::none) return "";
+  return fmt::format(", products in fp8 ({}, {}),", to_string(config.fp8),
+                     to_string(config.fp8_recipe));
+}
+
 /// What rank 0 tells of the run.
 class Reporter {
  public:
@@ -74,9 +81,9 @@ class Reporter {
     const std::string frozen =
         config.lora.rank ? fmt::format("{} of ", millions(num_trained_parameters(config))) : "";
     display_.message(
-        fmt::format("training {}{} parameters{} in {} on {} ({}), {} of {} an iteration", frozen,
+        fmt::format("training {}{} parameters{} in {}{} on {} ({}), {} of {} an iteration", frozen,
                     millions(num_parameters(config)), active, to_string(config.train.precision),
-                    counted(ranks, "data-parallel rank"), device_.str(),
+                    products_of(config.train), counted(ranks, "data-parallel rank"), device_.str(),
                     counted(trainer.batches().full().global, "sequence"),
                     counted(config.model.seq_length, "token")));
     if (trainer.iteration() > 0 && trainer.iteration() >= config.train.train_iters)

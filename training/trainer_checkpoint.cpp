@@ -1,5 +1,8 @@
+#include <algorithm>
 #include <iterator>
 #include <set>
+
+#include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
 #include "lockstep/training/trainer.h"
@@ -15,14 +18,23 @@ std::set<std::string> trained_names(const TrainingModel& model) {
   return names;
 }
 
-/// Whether the run begins to multiply in 8-bit floats, or to look back at another number of steps:
-/// then `target`, of its scales, starts anew.
-bool starts_fp8_scale(const CheckpointReader& checkpoint, const StateTensor& target) {
-  if (!target.state.starts_with("fp8_")) return false;
-  const ManifestTensor* const saved = checkpoint.find(target.name, target.state);
-  if (saved != nullptr && saved->shape == target.part.box.shape) return false;
+/// Loads a tensor of fp8 scales. It starts anew where the checkpoint has none, and takes the newest
+/// steps of a history of another length.
+void load_fp8_state(CheckpointReader& checkpoint, const StateTensor& target) {
   at::Tensor(target.values).zero_();
-  return true;
+  const ManifestTensor* const saved = checkpoint.find(target.name, target.state);
+  if (saved == nullptr) return;
+  const std::vector<int64_t>& shape = target.part.box.shape;
+  if (saved->shape == shape) return load_state(checkpoint, {target});
+  require<FileError>(saved->shape.size() == 2 && shape.size() == 2 && saved->shape[0] == shape[0],
+                     "'{}': tensor '{}' of '{}': found shape [{}], allowed: [{}, steps]",
+                     checkpoint.path(), target.state, target.name, fmt::join(saved->shape, ", "),
+                     shape[0]);
+  const TensorBox box = whole_box(saved->shape);
+  const at::Tensor whole = at::zeros({box.numel()}, target.values.options());
+  load_state(checkpoint, {{target.name, target.state, {box, {0, box.numel()}}, whole}});
+  const int64_t steps = std::min(shape[1], saved->shape[1]);
+  target.values.view(shape).narrow(1, 0, steps).copy_(whole.view(saved->shape).narrow(1, 0, steps));
 }
 
 }  // namespace
@@ -68,7 +80,12 @@ void Trainer::read(CheckpointReader& checkpoint, bool weights_only) {
     const std::set<std::string> adapters = trained_names(*model_);
     std::erase_if(targets, [&](const StateTensor& one) { return adapters.contains(one.name); });
   }
-  std::erase_if(targets, [&](const StateTensor& one) { return starts_fp8_scale(checkpoint, one); });
+  const auto of_fp8 =
+      std::stable_partition(targets.begin(), targets.end(),
+                            [](const StateTensor& one) { return !one.state.starts_with("fp8_"); });
+  std::for_each(of_fp8, targets.end(),
+                [&](const StateTensor& one) { load_fp8_state(checkpoint, one); });
+  targets.erase(of_fp8, targets.end());
   load_state(checkpoint, targets);
   model_->look_at_fp8_scales();
 }

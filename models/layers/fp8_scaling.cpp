@@ -84,6 +84,13 @@ void Fp8Scales::advance(const at::Tensor& largest) {
   const at::Tensor newest = at::where(largest.lt(infinity), largest, 0.0F).unsqueeze(-1);
   const int64_t kept = history_.size(-1) - 1;
   history_.copy_(at::cat({newest, history_.narrow(-1, 0, kept)}, -1));
+  scales_.copy_(at::where(scales_.gt(0), scales_, 1.0F));
+  follow_history();
+  largest_.zero_();
+  settled_.assign(settled_.size(), true);
+}
+
+void Fp8Scales::follow_history() {
   const at::Tensor found = options_.amax_compute_algo == Fp8AmaxAlgorithm::max
                                ? history_.amax(-1)
                                : history_.select(-1, 0);
@@ -92,13 +99,12 @@ void Fp8Scales::advance(const at::Tensor& largest) {
        {Fp8Operand::input, Fp8Operand::weight, Fp8Operand::output_gradient})
     next.push_back(kernels::fp8_scale(found.select(-1, static_cast<int64_t>(operand)),
                                       format_of(options_.format, operand), options_.margin));
-  const at::Tensor before = at::where(scales_.gt(0), scales_, 1.0F);
-  scales_.copy_(at::where(found.gt(0), at::stack(next, -1), before));
-  largest_.zero_();
-  settled_.assign(settled_.size(), true);
+  scales_.copy_(at::where(found.gt(0), at::stack(next, -1), scales_));
 }
 
 void Fp8Scales::look_again() {
+  const at::NoGradGuard no_grad;
+  follow_history();
   const at::Tensor least = scales_.amin(-1).cpu();
   for (size_t layer = 0; layer < settled_.size(); ++layer)
     settled_[layer] = least.const_data_ptr<float>()[layer] > 0;

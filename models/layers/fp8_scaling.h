@@ -58,10 +58,13 @@ class Fp8Scales {
   /// which gives the next scales. What is 0 or not finite leaves a scale as it was.
   void advance(const at::Tensor& largest);
 
-  /// After scales() were written, as from a checkpoint. Waits for the device.
+  /// After history() and scales() were written, as from a checkpoint of a run that may have had
+  /// other options: scales are those that follow from the history. Waits for the device.
   void look_again();
 
  private:
+  void follow_history();
+
   Fp8Options options_;
   ProcessGroup sharing_;
   at::Tensor history_, scales_, largest_;

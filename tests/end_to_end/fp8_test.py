@@ -162,9 +162,13 @@ class Fp8(EndToEnd):
             self.assertLess(abs(found / expected - 1), 0.02)
         back = self.trained("wide on narrow", *wide, of["narrow"])
         self.assertEqual(len(back), 7)
-        # Another length of the history starts it anew; another layout takes it as it is.
-        again = self.trained("longer", *FP8, "train.fp8_amax_history_len=9", of["narrow"])
+        # Another length of the history takes its newest steps, another format the scales that follow
+        # from it; another layout takes it as it is.
         here = self.trained("here", *FP8, of["narrow"])
+        longest = self.trained("longer", *FP8, "train.fp8_amax_history_len=9", of["narrow"])
+        self.assertEqual(longest[0], here[0])
+        again = self.trained("e4m3", *FP8, "train.fp8=e4m3", of["narrow"])
+        self.assertLess(abs(again[0][1] / here[0][1] - 1), 0.05)
         staged = self.trained("cut", *FP8, of["narrow"], "parallel.tensor_model_parallel_size=2",
                               ranks=2)
         for other in (again, staged):
@@ -185,6 +189,8 @@ class Fp8(EndToEnd):
                 (["train.precision=fp16", "train.fp8=hybrid"],
                  "train.fp8: found hybrid, allowed with train.precision = fp16: none"),
                 (["train.fp8=fp8"], "train.fp8: found 'fp8', allowed: none, hybrid, e4m3"),
+                ([bf16, "train.fp8=e4m3", "train.fp8_amax_history_len=99999999999"],
+                 "train.fp8_amax_history_len: found 99999999999, allowed: up to 16384"),
                 ([bf16, "train.fp8_margin=1"], "train.fp8_margin: found 1, but train.fp8 is none"),
                 ([bf16, "train.fp8=e4m3", "train.fp8_recipe=rowwise", "train.fp8_amax_history_len=2"],
                  "train.fp8_amax_history_len: found 2, but train.fp8_recipe is not delayed"),
