@@ -195,7 +195,10 @@ TEST_F(AClosedStore, TheLastDescriptorsAreForRanks) {
   rlimit before = {};
   ::getrlimit(RLIMIT_NOFILE, &before);
   std::vector<std::unique_ptr<Stranger>> strangers;
-  for (int i = 0; i < 40; ++i) strangers.push_back(std::make_unique<Stranger>(port_));
+  for (int i = 0; i < 40; ++i) {
+    strangers.push_back(std::make_unique<Stranger>(port_));
+    strangers.back()->hear(kGreetingBytes);  // the store has its end
+  }
   const auto open = std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
   rlimit scarce = before;
   scarce.rlim_cur =
