@@ -23,8 +23,9 @@ struct DoorLimits {
   size_t waiting = 128;  ///< at once; one more, and the one that has waited longest is closed
 };
 
-/// A server of a c10d::TCPStore's requests, on a thread of its own, for connections that have proved
-/// that they know a secret; the others reach nothing but the proof. One epoll loop serves them all.
+/// A server of a c10d::TCPStore's requests, on a thread of its own, for connections that have
+/// proved that they know a secret; the others reach nothing but the proof. One epoll loop serves
+/// all.
 /// libtorch's server would take whoever reaches its port, on loopback too, and takes no connection
 /// that another has accepted.
 class ClosedStore {

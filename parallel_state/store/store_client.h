@@ -18,13 +18,13 @@ struct StoreAddress {
   int port = 0;
   std::string server;  ///< "rank 0, which serves the store at 10.0.0.1:29500,"
   bool of_launcher = false;
-  std::shared_ptr<const Secret> secret = {};  ///< a ClosedStore asks for it; null: it is open
+  std::shared_ptr<const Secret> secret = {};  ///< that a ClosedStore asks for; null: open
 };
 
-/// A client of a c10d::TCPStore or a ClosedStore that never waits longer than its timeout for an answer, whether the
-/// server has ended, is stopped or cannot be reached; libtorch's own client then waits for ever. A
-/// question that fails is a c10::DistNetworkError that begins with the server: it "has gone", and
-/// so for all later questions, or "has not answered for 5.0 s". A client whose question got no
+/// A client of a c10d::TCPStore or a ClosedStore that never waits longer than its timeout for an
+/// answer, whether the server has ended, is stopped or cannot be reached; libtorch's own client
+/// then waits for ever. A question that fails is a c10::DistNetworkError that begins with the
+/// server: it "has gone", and so for all later questions, or "has not answered for 5.0 s". A client whose question got no
 /// answer connects anew for the next one.
 class StoreClient : public c10d::Store {
  public:
