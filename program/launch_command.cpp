@@ -173,6 +173,7 @@ constexpr char kExamples[] = R"(Examples:
   lockstep launch -n 8 --nodes 4 --node-rank 0 --rendezvous node0:29500 -- train tiny
 The last one runs on the first of four nodes; the others have --node-rank 1, 2 and 3.
 lockstep's own starter exits with the status of the first rank that fails, torchrun with 1.
+Its ranks get a random LOCKSTEP_SECRET, unless the environment has one or a LOCKSTEP_SECRET_FILE.
 OMP_NUM_THREADS is the number of cores divided by the ranks of this host, unless it is set.)";
 
 }  // namespace

@@ -35,8 +35,8 @@ ClosedStore::ClosedStore(int bound, std::shared_ptr<const Secret> secret, DoorLi
       secret_(std::move(secret)),
       limits_(limits),
       next_(kFirstGuest) {
-  require<UsageError>(epoll_ >= 0 && stop_ >= 0 && ::listen(listener_, kBacklog) == 0,
-                      "the store that rank 0 serves needs descriptors: {}", std::strerror(errno));
+  require<CommunicationError>(epoll_ >= 0 && stop_ >= 0 && ::listen(listener_, kBacklog) == 0,
+                              "it cannot be listened at: {}", std::strerror(errno));
   ::fcntl(listener_, F_SETFL, O_NONBLOCK);
   watch(EPOLL_CTL_ADD, listener_, EPOLLIN, kListener);
   watch(EPOLL_CTL_ADD, stop_, EPOLLIN, kStop);

@@ -33,8 +33,8 @@ class ClosedStore {
   /// libtorch has no such name.
   static constexpr char kRefusedConnections[] = "connections without the secret";
 
-  /// `bound`: a bound socket, which this owns from now on. UsageError: the system has no more
-  /// descriptors.
+  /// `bound`: a bound socket, which this owns from now on. CommunicationError: another listens
+  /// there, or the system has no more descriptors.
   ClosedStore(int bound, std::shared_ptr<const Secret> secret, DoorLimits limits = {});
   ~ClosedStore() { close(); }
   ClosedStore(const ClosedStore&) = delete;

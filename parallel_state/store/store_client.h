@@ -18,7 +18,7 @@ struct StoreAddress {
   int port = 0;
   std::string server;  ///< "rank 0, which serves the store at 10.0.0.1:29500,"
   bool of_launcher = false;
-  std::shared_ptr<const Secret> secret = {};  ///< a ClosedStore asks for it; null: it is open
+  std::shared_ptr<const Secret> secret = {};  ///< that a ClosedStore asks for; null: open
 };
 
 /// A client of a c10d::TCPStore or a ClosedStore. It never waits longer than its timeout for an

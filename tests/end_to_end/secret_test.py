@@ -207,6 +207,9 @@ class Secret(Ranks):
         self.assertIn(MAGIC, recorder.bytes)
         self.assertIn(b"lockstep", recorder.bytes)
         self.assertNotIn(SECRET.encode(), recorder.bytes)
+        printed = run(LOCKSTEP, "train", self.config, "--print-config", LOCKSTEP_SECRET=SECRET)
+        self.assertEqual(printed.returncode, 0, printed.stderr)
+        self.assertNotIn(SECRET.encode(), printed.stdout + printed.stderr)
         for file in output.rglob("*"):
             if file.is_file():
                 self.assertNotIn(SECRET.encode(), file.read_bytes(), file)

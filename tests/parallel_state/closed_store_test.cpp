@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <thread>
 #include <vector>
 
 #include "lockstep/parallel_state/network.h"
@@ -195,7 +196,10 @@ TEST_F(AClosedStore, TheLastDescriptorsAreForRanks) {
   rlimit before = {};
   ::getrlimit(RLIMIT_NOFILE, &before);
   std::vector<std::unique_ptr<Stranger>> strangers;
-  for (int i = 0; i < 40; ++i) strangers.push_back(std::make_unique<Stranger>(port_));
+  for (int i = 0; i < 40; ++i) {
+    strangers.push_back(std::make_unique<Stranger>(port_));
+    strangers.back()->hear(kGreetingBytes);  // the store has its end
+  }
   const auto open = std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
   rlimit scarce = before;
   scarce.rlim_cur =
@@ -274,6 +278,20 @@ TEST_F(AClosedStore, ARankKnowsWhatIsWrongWithTheSecret) {
   EXPECT_EQ(refusal(*kRanksSecret, false), "whoever listens there does not answer as it should");
   ::close(mute);
   EXPECT_EQ(refusal(*kRanksSecret, false), "Connection refused");
+  // Somebody greets in another way, and gets no answer that he could use.
+  const int talking = bound_socket("127.0.0.1", port_, false);
+  ::listen(talking, 16);
+  std::thread talker([&] {
+    const int guest = ::accept(talking, nullptr, nullptr);
+    const std::string words(kGreetingBytes + 1 + kSignatureBytes, 'y');
+    ::send(guest, words.data(), words.size(), MSG_NOSIGNAL);
+    char byte = 0;
+    EXPECT_LE(::recv(guest, &byte, 1, MSG_WAITALL), 0);
+    ::close(guest);
+  });
+  EXPECT_EQ(refusal(*kRanksSecret, false), "whoever listens there does not answer as it should");
+  talker.join();
+  ::close(talking);
   EXPECT_NO_THROW(check_no_greeting("\x01\x02\x03\x04"));
   EXPECT_NO_THROW(check_no_greeting(""));
   EXPECT_THROW(check_no_greeting("lock"), SecretRefused);

@@ -71,6 +71,7 @@ TEST(EqualInConstantTime, TellsTextsApart) {
   EXPECT_FALSE(equal_in_constant_time("same", "samE"));
   EXPECT_FALSE(equal_in_constant_time("same", "\x73\x61\x6d\xe5"));
   EXPECT_FALSE(equal_in_constant_time("same", "sam"));
+  EXPECT_FALSE(equal_in_constant_time("sam", "same"));
 }
 
 const Secret kSecret("what all ranks know"), kOther("what all ranks knew");
