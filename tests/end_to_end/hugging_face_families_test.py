@@ -180,7 +180,8 @@ class HuggingFaceFamilies(EndToEnd):
                 expected = logits(self.at("theirs", name, ".logits"))
                 found = logits(self.at("ours", name, ".logits"))
                 self.assertGreater(max(map(abs, expected)), 0.5)
-                self.assertLess(max(abs(a - b) for a, b in zip(found, expected)), 1e-5)
+                # Products have other sums on other processors: 1.1e-5 was seen with AVX-512.
+                self.assertLess(max(abs(a - b) for a, b in zip(found, expected)), 2e-5)
                 self.assertEqual(logits(self.at("back", name, ".logits")), expected)
                 for key, (difference, largest) in gradients[name].items():
                     self.assertLess(difference, 1e-5, key)
