@@ -17,7 +17,7 @@ using std::chrono::milliseconds;
 constexpr char kKey[] = "failure", kNumberLost[] = "lost";
 constexpr char kFieldEnd = '\n';
 constexpr size_t kMostLookedFor = 64;
-constexpr milliseconds kLeastPeriod{250}, kBeatPause{20};
+constexpr milliseconds kLeastPeriod{250}, kBeatPause{20}, kMarkPause{50};
 constexpr int kBeatsToMiss = 5;
 
 std::string note_key(const std::string& key) { return "note/" + key; }
@@ -216,10 +216,13 @@ std::optional<std::string> FailureBoard::lost_launcher() const {
   return client_->address().server + " has gone";
 }
 
+bool FailureBoard::awaits_marks() const {
+  return marks_.empty() && client_ && client_->address().of_launcher &&
+         world_size_ <= static_cast<int64_t>(kMostLookedFor);
+}
+
 void FailureBoard::remember_processes() {
-  if (!marks_.empty() || !client_ || !client_->address().of_launcher ||
-      world_size_ > static_cast<int64_t>(kMostLookedFor))
-    return;
+  if (!awaits_marks()) return;
   std::vector<std::string> keys;
   for (int64_t rank = 0; rank < world_size_; ++rank) keys.push_back(process_key(rank));
   if (!store_->check(keys)) return;  // not all have come yet
@@ -244,14 +247,17 @@ void FailureBoard::look() {
 
 void FailureBoard::look_out() {
   std::unique_lock<std::mutex> lock(mutex_);
-  do {
+  for (;;) {
     lock.unlock();
     look();
     lock.lock();
-    if (!posted_ && !found_) continue;
-    for (std::function<void()>& abort : watched_)
-      if (abort) std::exchange(abort, nullptr)();
-  } while (!wake_.wait_for(lock, period_, [&] { return ended_; }));
+    if (posted_ || found_)
+      for (std::function<void()>& abort : watched_)
+        if (abort) std::exchange(abort, nullptr)();
+    // Until the marks of all processes are known: without the store nobody could ask for them.
+    const auto pause = awaits_marks() ? std::min(period_, kMarkPause) : period_;
+    if (wake_.wait_for(lock, pause, [&] { return ended_; })) return;
+  }
 }
 
 FailureBoard::Watch::Watch(FailureBoard& board, std::function<void()> abort) : board_(board) {

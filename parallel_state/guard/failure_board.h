@@ -123,6 +123,7 @@ class FailureBoard {
   void post(const Failure& failure, int64_t lost) const noexcept;
   void look_out();
   void look();
+  bool awaits_marks() const;
   void remember_processes();
   int64_t beats_of(int64_t rank) const;
 
