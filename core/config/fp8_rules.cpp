@@ -8,7 +8,7 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kMultiple = 16;
-constexpr int64_t kLongestHistory = 16'384;  // steps; 12 MiB for up to 64 layers
+constexpr int64_t kLongestHistory = 16'384;  // steps; 12 MiB for up to 64 linear layers
 
 /// Refuses fields that differ from their defaults.
 class Unused {

@@ -1,6 +1,5 @@
 #include "lockstep/models/fp8_scaling.h"
 
-#include <cmath>
 #include <limits>
 
 #include <ATen/ATen.h>
