@@ -223,16 +223,19 @@ void Membership::obey(const std::string& verdict) {
   throw CommunicationError(message);
 }
 
-/// Ranks that are yet to come learn of a refusal too.
+/// Ranks that are yet to come learn of a refusal too. One that has been connecting has the whole
+/// bound from then on, to read what has failed.
 void Membership::wait_for_check_outs() {
   constexpr milliseconds kAfterSuccess{5000}, kAfterFailure{2000}, kAfterRefusal{10000}, kPause{5};
   const auto start = Clock::now();
+  auto since = start;
   while (num_absent_members() > 0) {
-    milliseconds bound = !agreed_                 ? kAfterRefusal
-                         : posted_failure(*keys_) ? kAfterFailure
-                                                  : kAfterSuccess;
-    if (keys_->add(kConnecting, 0) > 0) bound += spec_.timeout;
-    if (Clock::now() - start > bound) break;
+    const milliseconds bound = !agreed_                 ? kAfterRefusal
+                               : posted_failure(*keys_) ? kAfterFailure
+                                                        : kAfterSuccess;
+    const auto now = Clock::now();
+    if (keys_->add(kConnecting, 0) > 0 && now - start <= spec_.timeout) since = now;
+    if (now - since > bound) break;
     std::this_thread::sleep_for(kPause);
   }
 }
