@@ -8,7 +8,6 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kMultiple = 16;
-constexpr int64_t kLongestHistory = 16'384;  // steps; 12 MiB for up to 64 linear layers
 
 /// Refuses fields that differ from their defaults.
 class Unused {
@@ -75,9 +74,6 @@ void check_fp8(const Config& config) {
   require<ConfigError>(train.fp8_recipe != Fp8Recipe::rowwise || train.fp8 == Fp8Format::e4m3,
                        "train.fp8_recipe: found rowwise, allowed with train.fp8 = hybrid: delayed, "
                        "tensorwise; rowwise needs fp8 = e4m3");
-  require<ConfigError>(train.fp8_amax_history_len <= kLongestHistory,
-                       "train.fp8_amax_history_len: found {}, allowed: up to {}",
-                       train.fp8_amax_history_len, kLongestHistory);
   if (train.fp8_recipe != Fp8Recipe::delayed)
     check_delayed_fields(train, "train.fp8_recipe is not delayed; allowed with: delayed");
   const int64_t ranks = std::max<int64_t>(1, config.parallel.context_parallel_size);
