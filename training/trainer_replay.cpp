@@ -66,16 +66,20 @@ void Trainer::replay() {
     const int64_t other = group.ranks()[static_cast<size_t>(neighbour)];
     const std::string others =
         differing.size() == 1 ? "" : fmt::format(" and {} others", differing.size() - 1);
-    text = fmt::format("rank {} of '{}'{} than rank {}, whose micro-batch it is",
-                       parallel_state_.rank(), names_of(model_->wrappers())[differing.front()],
-                       others, other);
+    const std::string from = other == parallel_state_.rank()
+                                 ? "in its first pass"
+                                 : fmt::format("rank {}, whose micro-batch it is", other);
+    text = fmt::format("rank {} of '{}'{} than {}", parallel_state_.rank(),
+                       names_of(model_->wrappers())[differing.front()], others, from);
   }
   std::vector<std::string> found = all_gather_texts(parallel_state_.world(), text, "replay");
   std::erase(found, "");
   require<CommunicationError>(found.empty(),
-                              "before iteration {}: two ranks have computed other gradients from "
-                              "the same samples: {}",
-                              iteration_ + 1, fmt::join(found, "; "));
+                              "before iteration {}: {} other gradients from the same samples: {}",
+                              iteration_ + 1,
+                              data_parallel_size_ == 1 ? "a second pass has computed"
+                                                       : "two ranks have computed",
+                              fmt::join(found, "; "));
 }
 
 }  // namespace lockstep
