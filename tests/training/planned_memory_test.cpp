@@ -148,7 +148,11 @@ class Jobs {
                       one_of<const char*>({"full", "selective"})));
       maybe(30, "model.recompute_method=block");
     }
-    if (chance(25)) add("model.num_experts=4");
+    if (!chance(25)) return;
+    // Else it depends on the router how much each rank takes.
+    for (const char* field : {"num_experts=4", "moe_expert_capacity_factor=1",
+                              "moe_pad_expert_input_to_capacity=true"})
+      add(fmt::format("model.{}", field));
   }
 
   template <class Add, class Maybe>
