@@ -33,22 +33,22 @@ TABLE_5 = [  # name, heads, hidden, layers, pipeline, chunks, batch, micro-batch
 
 
 def plan_time(ranks, fields, machine):
-    """Milliseconds of a step."""
+    """What `plan time` tells of GPTs of that time, unless `fields` say otherwise."""
     common = {"model.seq_length": SEQUENCE, "model.vocab_size": 51200, "model.activation": "gelu",
               "model.normalization": "LayerNorm", "model.add_bias_linear": "true",
               "model.position_embedding_type": "learned_absolute", "train.precision": "bf16",
               "train.device": "cuda", "train.eval_iters": 0, "data.mock": "true",
               "optimizer.lr": 0.0001, "optimizer.min_lr": 0, "ddp.bucket_size": 40000000}
+    common["model.ffn_hidden_size"] = 4 * fields["model.hidden_size"]
     overrides = [part for path, value in (common | fields).items()
                  for part in ("--set", f"{path}={value}")]
     result = subprocess.run(
         [LOCKSTEP, "plan", "time", SOURCE / "configs/tiny.textproto", *map(str, overrides),
-         "--set", f"model.ffn_hidden_size={4 * fields['model.hidden_size']}",
          "--world-size", str(ranks), "--machine", machine, "--json"],
         capture_output=True, text=True, check=False)
     if result.returncode:
         raise SystemExit(result.stderr)
-    return json.loads(result.stdout)["step_ms"]
+    return json.loads(result.stdout)
 
 
 def attention_ms(heads, tensor, micro, runs):
@@ -81,7 +81,7 @@ def main():
             if kind == "selective":
                 fields["parallel.sequence_parallel"] = "true"
             begin = time.monotonic()
-            planned = plan_time(8 * pipeline, fields, arguments.machine) / 1e3
+            planned = plan_time(8 * pipeline, fields, arguments.machine)["step_ms"] / 1e3
             spent = time.monotonic() - begin
             slots = batch // micro + (pipeline - 1) / chunks
             theirs = planned + layers / pipeline * slots * attention_ms(heads, 8, micro, 2) / 1e3

@@ -85,9 +85,17 @@ ordered_json links_json(const LinkPlan& plan) {
           {"groups", std::move(groups)}};
 }
 
-ordered_json time_json(const TimePlan& time, const MemoryPlan& memory) {
+MemoryPlan recorded_memory(const Config& config, const JobProgram& program) {
+  MemoryPlan plan = plan_memory(config, program.world_size());
+  const std::vector<int64_t> peaks = recorded_peaks(program);
+  for (size_t stage = 0; stage < peaks.size(); ++stage)
+    plan.stages.at(stage).recorded_peak_bytes = peaks[stage];
+  return plan;
+}
+
+ordered_json time_json(const TimePlan& time) {
   std::ostringstream text;
-  write_json(text, time, memory);
+  write_json(text, time);
   ordered_json json = {{"machine", time.machine}};
   json.update(ordered_json::parse(text.view()));
   return json;
@@ -139,7 +147,7 @@ JobReport make_job_report(const std::string& job, const Config& config, const Jo
           .schedule_options = options,
           .schedule = std::move(schedule),
           .timeline = std::move(timeline),
-          .memory = plan_memory(config, world),
+          .memory = recorded_memory(config, program),
           .links = plan_links(program, ranks_per_host)};
 }
 
@@ -155,7 +163,7 @@ void write_json(std::ostream& out, const JobReport& report) {
                        {"schedule", schedule_json(report)},
                        {"memory", memory_json(report.memory)},
                        {"links", links_json(report.links)}};
-  if (report.time) json["time"] = time_json(*report.time, report.memory);
+  if (report.time) json["time"] = time_json(*report.time);
   out << json.dump() << "\n";
 }
 

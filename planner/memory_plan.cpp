@@ -9,6 +9,7 @@
 #include "lockstep/datasets/batch_sizes.h"
 #include "lockstep/optimizer/update_statement.h"
 #include "lockstep/parallel_state/cpu_traits.h"
+#include "lockstep/parallel_state/job_program.h"
 #include "lockstep/parallel_state/rank_grids.h"
 #include "lockstep/planner/activation_plan.h"
 #include "lockstep/planner/buffer_plan.h"
@@ -203,6 +204,12 @@ constexpr Column kColumns[] = {
     {"total_bytes", [](const StageMemory& s) { return s.total_bytes(); }},
 };
 
+bool is_recorded(const MemoryPlan& plan) {
+  return !plan.stages.empty() && plan.stages.front().recorded_peak_bytes;
+}
+
+double mib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
+
 bool uses_host(const MemoryPlan& plan) {
   return std::any_of(plan.stages.begin(), plan.stages.end(),
                      [](const StageMemory& stage) { return stage.host_bytes > 0; });
@@ -229,6 +236,17 @@ MemoryPlan plan_memory(const Config& config, std::optional<int64_t> world_size,
   return plan;
 }
 
+std::vector<int64_t> recorded_peaks(const JobProgram& job) {
+  const RankGroups stages = job.grids->groups(GroupKind::pp);
+  std::vector<int64_t> peaks(static_cast<size_t>(job.grids->size(GroupKind::pp)));
+  for (int64_t rank = 0; rank < job.world_size(); ++rank) {
+    const RankProgram& program = job.programs[job.program_of[static_cast<size_t>(rank)]];
+    int64_t& peak = peaks[static_cast<size_t>(*stages.position_of(rank))];
+    peak = std::max(peak, program.peak_bytes);
+  }
+  return peaks;
+}
+
 void write_json(std::ostream& out, const MemoryPlan& plan) {
   nlohmann::ordered_json json = {{"world_size", plan.world_size},
                                  {"stages", nlohmann::ordered_json::array()}};
@@ -237,22 +255,25 @@ void write_json(std::ostream& out, const MemoryPlan& plan) {
     one = {{"stage", stage.stage}, {"parameters", stage.parameters}};
     for (const Column& column : kColumns) one[column.name] = column.value(stage);
     if (uses_host(plan)) one["host_bytes"] = stage.host_bytes;
+    if (stage.recorded_peak_bytes) one["recorded_peak_bytes"] = *stage.recorded_peak_bytes;
   }
   out << json.dump() << "\n";
 }
 
 void write_text(std::ostream& out, const MemoryPlan& plan) {
   out << fmt::format("world size {}; one rank of each pipeline stage, MiB\n", plan.world_size)
-      << fmt::format("{:>5}  {:>15}  {:>11}  {:>11}  {:>11}  {:>11}  {:>13}  {:>11}{}\n", "stage",
+      << fmt::format("{:>5}  {:>15}  {:>11}  {:>11}  {:>11}  {:>11}  {:>13}  {:>11}{}{}\n", "stage",
                      "parameters", "weights", "gradients", "optimizer", "activations",
-                     "communication", "total", uses_host(plan) ? "    on host" : "");
+                     "communication", "total", uses_host(plan) ? "    on host" : "",
+                     is_recorded(plan) ? "  recorded peak" : "");
   for (const StageMemory& stage : plan.stages) {
     out << fmt::format("{:>5}  {:>15}", stage.stage, stage.parameters);
     for (const Column& column : kColumns)
-      out << fmt::format("  {:>{}.2f}", static_cast<double>(column.value(stage)) / (1 << 20),
+      out << fmt::format("  {:>{}.2f}", mib(column.value(stage)),
                          column.name == std::string_view("communication_bytes") ? 13 : 11);
-    if (uses_host(plan))
-      out << fmt::format("  {:>9.2f}", static_cast<double>(stage.host_bytes) / (1 << 20));
+    if (uses_host(plan)) out << fmt::format("  {:>9.2f}", mib(stage.host_bytes));
+    if (stage.recorded_peak_bytes)
+      out << fmt::format("  {:>13.2f}", mib(*stage.recorded_peak_bytes));
     out << "\n";
   }
 }

@@ -11,6 +11,8 @@
 /// The memory of a job, worked out from its configuration without a process of it.
 namespace lockstep {
 
+struct JobProgram;
+
 /// Of one rank of a pipeline stage. All ranks of a stage hold as much, apart from a rank whose part
 /// of a parameter is smaller because tp does not divide it.
 struct StageMemory {
@@ -44,8 +46,10 @@ struct StageMemory {
   /// parameter; with model.offload_activations what recomputed layers keep. Without what CUDA's
   /// allocator of page-locked memory adds, which rounds up to powers of two.
   int64_t host_bytes = 0;
+  /// recorded_peaks() of the stage, where the job was recorded.
+  std::optional<int64_t> recorded_peak_bytes = {};
 
-  /// Of the device: without host_bytes.
+  /// Of the device: without host_bytes and recorded_peak_bytes.
   int64_t total_bytes() const;
 };
 
@@ -61,8 +65,14 @@ struct MemoryPlan {
 MemoryPlan plan_memory(const Config& config, std::optional<int64_t> world_size = {},
                        const UpdateStatement* rule = nullptr);
 
+/// Of each pipeline stage the most bytes that the tensors of one of its ranks take at a time, in
+/// what record_job() has run: making the model, two steps, a validation. Rounded up as CUDA's
+/// allocator does, unless train.device = cpu. Experts get the same number of tokens each.
+std::vector<int64_t> recorded_peaks(const JobProgram& job);
+
 /// One JSON document, with a newline: "world_size" and "stages", a list of objects with the names
-/// of StageMemory and "total_bytes"; "host_bytes" only where a stage has some.
+/// of StageMemory and "total_bytes"; "host_bytes" only where a stage has some, and
+/// "recorded_peak_bytes" where the job was recorded.
 void write_json(std::ostream& out, const MemoryPlan& plan);
 
 /// The same for people: a row for each stage, in MiB.

@@ -94,7 +94,8 @@ class Page {
       bars.rows.push_back({fmt::format("stage {}", stage.stage),
                            {stage.parameter_bytes, stage.gradient_bytes, stage.optimizer_bytes,
                             stage.activation_bytes, stage.communication_bytes},
-                           bytes_text(stage.total_bytes())});
+                           fmt::format("{}, {} recorded", bytes_text(stage.total_bytes()),
+                                       bytes_text(*stage.recorded_peak_bytes))});
     write_stacked_bars_svg(out_, bars, "bytes");
   }
 

@@ -37,10 +37,11 @@ TimePlan plan_time(const Config& config, const JobProgram& job, const Machine& m
   const bool half =
       config.train.precision == Precision::bf16 || config.train.precision == Precision::fp16;
   plan.utilisation = rate / (half ? machine.half_flops_per_s : machine.wide_flops_per_s);
+  plan.peak_bytes = recorded_peaks(job);
   return plan;
 }
 
-void write_json(std::ostream& out, const TimePlan& plan, const MemoryPlan& memory) {
+void write_json(std::ostream& out, const TimePlan& plan) {
   nlohmann::ordered_json json = {{"step_ms", 1e3 * plan.step.step_s},
                                  {"tflops_per_device", plan.tflops_per_device},
                                  {"utilisation", plan.utilisation},
@@ -48,7 +49,7 @@ void write_json(std::ostream& out, const TimePlan& plan, const MemoryPlan& memor
                                  {"optimizer_ms", 1e3 * plan.step.optimizer_s()},
                                  {"bubble_ms", 1e3 * plan.step.bubble_s()},
                                  {"exposed_communication_ms", 1e3 * plan.step.exposed_s()}};
-  for (const StageMemory& stage : memory.stages) json["peak_bytes"].push_back(stage.total_bytes());
+  json["peak_bytes"] = plan.peak_bytes;
   for (const RankTime& rank : plan.step.ranks) json["classes"].push_back(to_json(rank));
   out << json.dump() << "\n";
 }
@@ -61,6 +62,10 @@ void write_text(std::ostream& out, const TimePlan& plan) {
       plan.machine, 1e3 * plan.step.step_s, plan.tflops_per_device, 100 * plan.utilisation,
       1e3 * plan.step.compute_s(), 1e3 * plan.step.exposed_s(), 1e3 * plan.step.bubble_s(),
       1e3 * plan.step.optimizer_s());
+  for (size_t stage = 0; stage < plan.peak_bytes.size(); ++stage)
+    out << fmt::format("{}{:.2f}{}", stage == 0 ? "most memory of each stage, GiB: " : ", ",
+                       static_cast<double>(plan.peak_bytes[stage]) / (1 << 30),
+                       stage + 1 == plan.peak_bytes.size() ? "\n" : "");
   out << fmt::format("\n{:>8}  {:>8}  {:>10}  {:>10}  {:>10}  {:>10}  exposed by group\n", "rank",
                      "alike", "compute", "exposed", "bubble", "optimizer");
   for (const RankTime& rank : plan.step.ranks) {

@@ -2,6 +2,7 @@
 
 #include <iosfwd>
 #include <string>
+#include <vector>
 
 #include "lockstep/core/config.h"
 #include "lockstep/planner/memory_plan.h"
@@ -11,10 +12,11 @@
 namespace lockstep {
 
 struct TimePlan {
-  std::string machine;           ///< its name
-  StepTime step;                 ///< of simulate_step()
-  double tflops_per_device = 0;  ///< of the model, see model_flops_per_token()
-  double utilisation = 0;        ///< of the peak for the precision's products
+  std::string machine;                   ///< its name
+  StepTime step;                         ///< of simulate_step()
+  double tflops_per_device = 0;          ///< of the model, see model_flops_per_token()
+  double utilisation = 0;                ///< of the peak for the precision's products
+  std::vector<int64_t> peak_bytes = {};  ///< recorded_peaks(), of each stage
 };
 
 /// Of `config`, which is resolved; `job` is record_job() of it, with kernels. Errors as
@@ -22,12 +24,11 @@ struct TimePlan {
 TimePlan plan_time(const Config& config, const JobProgram& job, const Machine& machine);
 
 /// One JSON document, with a newline: step_ms, tflops_per_device, utilisation, compute_ms,
-/// optimizer_ms, bubble_ms, exposed_communication_ms (averages of all ranks), peak_bytes (of each
-/// stage of `memory`), classes (rank, ranks, compute_ms, optimizer_ms, exposed_communication_ms by
-/// group, bubble_ms).
-void write_json(std::ostream& out, const TimePlan& plan, const MemoryPlan& memory);
+/// optimizer_ms, bubble_ms, exposed_communication_ms (averages of all ranks), peak_bytes, classes
+/// (rank, ranks, compute_ms, optimizer_ms, exposed_communication_ms by group, bubble_ms).
+void write_json(std::ostream& out, const TimePlan& plan);
 
-/// The same for people, but for memory.
+/// The same for people.
 void write_text(std::ostream& out, const TimePlan& plan);
 
 }  // namespace lockstep

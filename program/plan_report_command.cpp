@@ -70,7 +70,8 @@ constexpr const char* kReportFooter =
     "JSON: job, world_size, ranks_per_host, hosts, parameters, flops_of_step; groups (count and "
     "size of each kind); buffers (stage, chunk, group, ranks, parameters, numel, buckets as pairs "
     "of start and end); schedule (family, pipeline, virtual_pipeline, microbatches, "
-    "bubble_fraction, warmup, alive); memory (as stages of `plan memory`); links (inside_bytes, "
+    "bubble_fraction, warmup, alive); memory (as stages of `plan memory`, and recorded_peak_bytes: "
+    "the most that the tensors of a rank take in the recorded program); links (inside_bytes, "
     "between_bytes, and for each of groups: group, ranks, operations, inside_bytes, between_bytes, "
     "most_of_a_rank); with --machine time (machine, and as `plan time`). A machine has a number of "
     "ranks for each host.";

@@ -25,15 +25,13 @@ void plan_time_of(const CLI::App& command, const TimeArguments& arguments) {
   const Config config = load_config(arguments.config_path, arguments.overrides);
   const Machine machine = load_machine(machine_file(arguments.machine_path));
   TimePlan plan;
-  MemoryPlan memory;
   try {
     plan = plan_time(config, record_job(config, arguments.world_size, /*kernels=*/true), machine);
-    memory = plan_memory(config, arguments.world_size);
   } catch (const ConfigError& error) {
     fail<ConfigError>("{}", with_option_names(command, error.what()));
   }
   if (arguments.json)
-    write_json(std::cout, plan, memory);
+    write_json(std::cout, plan);
   else
     write_text(std::cout, plan);
   flush_output(command);
@@ -50,8 +48,8 @@ constexpr const char* kTimeFooter =
     "JSON: step_ms; tflops_per_device and utilisation (operations of the model, without "
     "recomputation); compute_ms, optimizer_ms, bubble_ms (waiting for other ranks) and "
     "exposed_communication_ms (waiting for an operation under way), averages of all ranks, which "
-    "add up to step_ms; peak_bytes of each stage, as plan memory; classes, with the same parts for "
-    "one rank of each, exposed communication by group.";
+    "add up to step_ms; peak_bytes of each stage, the most that the tensors of a rank take at a "
+    "time; classes, with the same parts for one rank of each, exposed communication by group.";
 
 }  // namespace
 

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/narrow_dtype.h"
+#include "lockstep/core/planned_cpu.h"
 
 namespace lockstep {
 namespace {
@@ -136,7 +137,7 @@ Gradients backward_block(const Operands& x, const at::Tensor& grad, const Output
 }  // namespace
 
 AttentionKernel attention_kernel(const at::Tensor& query) {
-  if (query.is_cpu()) return AttentionKernel::cpu_flash;
+  if (query.is_cpu() || (query.is_meta() && plans_cpu())) return AttentionKernel::cpu_flash;
   const int64_t channels = query.size(-1);
   return is_narrow(query.scalar_type()) && channels % 8 == 0 && channels <= 256
              ? AttentionKernel::cuda_flash

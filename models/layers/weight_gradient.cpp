@@ -10,6 +10,7 @@
 
 #include "lockstep/core/gradient_capture.h"
 #include "lockstep/core/narrow_dtype.h"
+#include "lockstep/core/planned_cpu.h"
 
 namespace lockstep {
 namespace {
@@ -19,7 +20,7 @@ constexpr int64_t kWidenedTokens = 256;
 /// rows^T x of narrow operands, added to an fp32 `matrix`. Libtorch has a product that does so on
 /// CUDA, for which the meta device stands; elsewhere some tokens at a time are widened.
 void add_widened(at::Tensor matrix, const at::Tensor& rows, const at::Tensor& x) {
-  if (rows.is_cuda() || rows.is_meta()) {
+  if (rows.is_cuda() || (rows.is_meta() && !plans_cpu())) {
     at::addmm_out(matrix, matrix, rows.t(), x, at::kFloat);
     return;
   }

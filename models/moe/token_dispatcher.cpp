@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/integers.h"
+#include "lockstep/core/planned_cpu.h"
 #include "lockstep/core/upload.h"
 #include "lockstep/models/recompute.h"
 #include "lockstep/models/row_order.h"
@@ -60,6 +61,11 @@ Rows to_rows(const at::Tensor& counts) {
   return {host.const_data_ptr<int64_t>(), host.const_data_ptr<int64_t>() + host.numel()};
 }
 
+/// The host reads it without waiting for a device.
+bool is_on_host(const at::Tensor& counts) {
+  return counts.is_cpu() || (counts.is_meta() && plans_cpu());
+}
+
 int64_t sum_of(const Rows& rows) { return std::accumulate(rows.begin(), rows.end(), int64_t{0}); }
 
 /// `counts` [experts], on the device and where it knows them on the host.
@@ -71,7 +77,7 @@ RowGroupsPtr groups_of(const at::Tensor& counts, std::optional<Rows> on_host = {
 /// the pairs of each expert.
 int64_t rows_without_waiting(const Routing& routing, const at::Tensor& counts) {
   const RoutingSizes sizes = routing.sizes();
-  return counts.is_cpu() && !sizes.all_taken ? sum_of(to_rows(counts)) : sizes.pairs;
+  return is_on_host(counts) && !sizes.all_taken ? sum_of(to_rows(counts)) : sizes.pairs;
 }
 
 /// Who sends how many rows to whom.
@@ -111,7 +117,7 @@ class AllToAllDispatcher : public MoETokenDispatcher {
       const int64_t rows = rows_without_waiting(routing, own);
       return {rows, {rows}, {0}, {rows}, groups_of(own), {}};
     }
-    const bool waits = grid_.cuts_experts() || own.is_cpu();
+    const bool waits = grid_.cuts_experts() || is_on_host(own);
     return waits ? plan_by_counts(own) : plan_whole(gather(own), routing.sizes().pairs);
   }
 
@@ -212,7 +218,7 @@ class AllGatherDispatcher : public MoETokenDispatcher {
     const Routing here{probs, map, sizes_here(routing.sizes())};
     const at::Tensor counts = map.sum(0);
     std::optional<Rows> on_host;
-    if (grid_.cuts_experts() || counts.is_cpu())
+    if (grid_.cuts_experts() || is_on_host(counts))
       on_host = read_once([&] { return to_rows(counts); });
     const RowOrderPtr order = order_rows(here, on_host ? sum_of(*on_host) : here.sizes().pairs);
     const at::Tensor outputs =

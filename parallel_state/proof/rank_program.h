@@ -68,6 +68,7 @@ struct RankProgram {
   std::vector<ProgramKernel> kernels = {};
   std::vector<ProgramEvent> events = {};
   std::vector<size_t> step_ends = {};  ///< of each training step, the events up to its end
+  int64_t peak_bytes = 0;              ///< the most that its tensors on the device take
 
   /// Number of starts.
   int64_t num_operations() const;

@@ -3,18 +3,22 @@
 #include <ATen/ATen.h>
 
 namespace lockstep {
-namespace {
 
 /// Never over before it is waited for: nobody may rely on more.
-class PlannedPart : public Pending {
+class PlanningTransport::PlannedPart : public Pending {
  public:
-  explicit PlannedPart(Transport::Tensors tensors) : tensors_(std::move(tensors)) {}
-  void wait(const Waiting& /*waiting*/) override { tensors_.clear(); }
+  explicit PlannedPart(Tensors tensors) : tensors_(std::move(tensors)) {}
+  void release() { tensors_.clear(); }
+  void wait(const Waiting& /*waiting*/) override { release(); }
   bool is_completed() const override { return false; }
 
  private:
-  Transport::Tensors tensors_;
+  Tensors tensors_;
 };
+
+namespace {
+
+using PlannedPart = PlanningTransport::PlannedPart;
 
 Transport::Parts planned(Transport::Tensors tensors, const Transport::Tensors& more = {}) {
   tensors.insert(tensors.end(), more.begin(), more.end());
@@ -54,7 +58,10 @@ Transport::Parts PlanningTransport::broadcast(const Tensors& tensors, int /*sour
 
 Transport::Parts PlanningTransport::send(const at::Tensor& tensor, int /*destination*/,
                                          uint64_t /*identity*/) {
-  return planned({tensor});
+  if (const auto before = sent_.lock()) before->release();
+  const auto part = std::make_shared<PlannedPart>(Tensors{tensor});
+  sent_ = part;
+  return {part};
 }
 
 Transport::Parts PlanningTransport::receive(const at::Tensor& tensor, int /*source*/,

@@ -6,9 +6,12 @@
 
 namespace lockstep {
 
-/// Of the tensors without data of a planning rank: sends nothing, keeps the tensors until wait().
+/// Of the tensors without data of a planning rank: sends nothing, keeps the tensors until wait(),
+/// those of a message at most until the next one is sent, as a pipeline does.
 class PlanningTransport : public Transport {
  public:
+  class PlannedPart;
+
   void greet() override {}
   Parts all_reduce(const Tensors& tensors, const Reduction& reduction, uint64_t identity) override;
   Parts reduce_scatter(const Tensors& outputs, const Tensors& inputs, const Reduction& reduction,
@@ -22,6 +25,9 @@ class PlanningTransport : public Transport {
   Parts receive(const at::Tensor& tensor, int source, uint64_t identity) override;
   Parts exchange(const at::Tensor& sent, int destination, const at::Tensor& received, int source,
                  uint64_t identity) override;
+
+ private:
+  std::weak_ptr<PlannedPart> sent_;  ///< the last message
 };
 
 }  // namespace lockstep

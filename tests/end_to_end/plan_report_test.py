@@ -50,7 +50,10 @@ class PlanReport(EndToEnd):
         report = self.ask(TINY, *PIPELINE)
         self.assertEqual(list(report), KEYS)
         self.assertEqual((report["world_size"], report["ranks_per_host"], report["hosts"]), (8, 8, 1))
+        recorded = [stage.pop("recorded_peak_bytes") for stage in report["memory"]]
         self.assertEqual(report["memory"], self.ask("memory", TINY, *PIPELINE)["stages"])
+        for stage, peak in zip(report["memory"], recorded):
+            self.assertGreater(peak, stage["parameter_bytes"] + stage["optimizer_bytes"])
         groups = self.ask("groups", "--world-size", 8, "--tensor", 2, "--pipeline", 2, "--summary")
         self.assertEqual(report["groups"], groups["groups"])
         schedule = self.ask("schedule", "--pipeline", 2, "--microbatches", 4)

@@ -301,7 +301,7 @@ std::vector<OperatorTrial> operator_trials() {
   list.add_vocabulary(1024, 256, 4096);
   for (const int64_t elements : {1 << 12, 1 << 16, 1 << 20, 1 << 23}) list.add_optimizer(elements);
   std::vector<OperatorTrial> trials = list.take();
-  const PlannedDevice device;
+  const PlannedDevice device(/*of_cpu=*/false);
   for (OperatorTrial& trial : trials) count_work(trial);
   std::stable_sort(trials.begin(), trials.end(), [](const auto& a, const auto& b) {
     return std::tie(a.name, a.work) < std::tie(b.name, b.work);

@@ -124,7 +124,13 @@ class Search {
         return;
       }
       simulated.time = simulate_step(job, machine_);
-      simulated.peak_bytes = peak_bytes(config);
+      const std::vector<int64_t> peaks = recorded_peaks(job);
+      simulated.peak_bytes = *std::max_element(peaks.begin(), peaks.end());
+      if (static_cast<double>(simulated.peak_bytes) > options_.memory_bytes) {
+        result_.refused.push_back(
+            {simulated.overrides, fmt::format("takes {} bytes of memory", simulated.peak_bytes)});
+        return;
+      }
       result_.best.push_back(std::move(simulated));
     } catch (const Error& error) {
       result_.refused.push_back({simulated.overrides, error.what()});

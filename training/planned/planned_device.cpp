@@ -7,6 +7,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include "lockstep/core/planned_cpu.h"
 #include "lockstep/training/planned_host.h"
 #include "lockstep/training/planned_operators.h"
 
@@ -17,14 +18,17 @@ thread_local PlannedHost* current_host = nullptr;
 
 constexpr size_t kAlignment = 512;  // of CUDA's allocator
 
+size_t multiple(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
 /// Gives addresses that nobody else has, and no memory.
 class PlannedAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    const size_t address = next_.fetch_add(rounded + kAlignment);
+    const size_t address = next_.fetch_add(multiple(bytes, kAlignment) + kAlignment);
     PlannedHost* const host = PlannedHost::current();
-    auto* const block = new Block{static_cast<int64_t>(rounded), host ? host->memory() : nullptr};
+    const auto memory = host ? host->memory() : nullptr;
+    const size_t taken = plans_cpu() ? bytes : multiple(bytes, kAlignment);
+    auto* const block = new Block{static_cast<int64_t>(taken), memory};
     block->count(block->bytes);
     return {reinterpret_cast<void*>(address), block, &release, c10::Device(c10::DeviceType::Meta)};
   }
@@ -95,13 +99,16 @@ PlannedHost::~PlannedHost() { current_host = nullptr; }
 PlannedHost* PlannedHost::current() { return current_host; }
 
 struct PlannedDevice::Impl {
+  explicit Impl(bool of_cpu) : cpu(of_cpu) {}
+
+  PlansCpu cpu;
   std::vector<torch::Library> operators = planned_operators();
   c10::Allocator* allocator = c10::GetAllocator(c10::DeviceType::Meta);
   const c10::impl::DeviceGuardImplInterface* guard =
       c10::impl::getDeviceGuardImpl(c10::DeviceType::Meta);
 };
 
-PlannedDevice::PlannedDevice() : impl_(std::make_unique<Impl>()) {
+PlannedDevice::PlannedDevice(bool of_cpu) : impl_(std::make_unique<Impl>(of_cpu)) {
   // Both outlive every tensor and event that they made.
   static PlannedAllocator allocator;
   static const PlannedGuard guard;

@@ -14,7 +14,8 @@ namespace lockstep {
 /// process; nobody else may use the meta device meanwhile. Several threads may, each for a rank.
 class PlannedDevice {
  public:
-  PlannedDevice();
+  /// `of_cpu`: operators and tensors take the memory that they take on the CPU, not on a GPU.
+  explicit PlannedDevice(bool of_cpu);
   ~PlannedDevice();
   PlannedDevice(const PlannedDevice&) = delete;
   PlannedDevice& operator=(const PlannedDevice&) = delete;

@@ -64,8 +64,9 @@ class RecordingHost : public PlannedHost {
   int64_t tokens_of_expert(int64_t index) const {
     const ParallelConfig& parallel = config_.parallel;
     const int64_t experts = *config_.model.num_experts;
-    const int64_t chunks = parallel.context_parallel_size *
-                           (parallel.sequence_parallel ? parallel.tensor_model_parallel_size : 1);
+    // Without sequence parallelism the experts' layer itself cuts the tokens over tp.
+    const int64_t chunks =
+        parallel.context_parallel_size * parallel.tensor_model_parallel_size;
     int64_t pairs = config_.train.micro_batch_size * config_.model.seq_length / chunks *
                     config_.model.moe_router_topk;
     if (config_.model.moe_token_dispatcher_type == TokenDispatcher::allgather)
@@ -101,7 +102,9 @@ RankProgram record(const Config& config, const RankGrids& grids, int64_t rank, b
   }
   if (config.train.eval_iters > 0) trainer.validate();
   lengths = recorder->text_lengths();
-  return recorder->take();
+  RankProgram program = recorder->take();
+  program.peak_bytes = host.memory()->peak;
+  return program;
 }
 
 /// Numbers of programs; ranks of equal numbers do the same, each in its own groups.
@@ -161,7 +164,7 @@ RankProgram record_rank(const Config& given, int64_t world_size, int64_t rank) {
   const Config config = planned_config(given);
   check(config, world_size);
   const RankGrids grids = config_grids(config.parallel, world_size);
-  const PlannedDevice device;
+  const PlannedDevice device(config.train.device == DeviceChoice::cpu);
   TextLengths lengths;
   return record(config, grids, rank, /*kernels=*/false, lengths);
 }
@@ -175,7 +178,7 @@ JobProgram record_job(const Config& given, int64_t world_size, bool kernels) {
   for (int64_t rank = 0; rank < world_size; ++rank)
     if (job.program_of[static_cast<size_t>(rank)] == first.size()) first.push_back(rank);
   job.programs.resize(first.size());
-  const PlannedDevice device;
+  const PlannedDevice device(config.train.device == DeviceChoice::cpu);
   TextLengths lengths;  // ties begin on the first stage, which says most
   job.programs[0] = record(config, grids, first[0], kernels, lengths);
   in_threads(first.size() - 1, [&](size_t next) {

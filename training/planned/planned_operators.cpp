@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 
+#include "lockstep/core/planned_cpu.h"
 #include "lockstep/kernels/cross_entropy_operands.h"
 #include "lockstep/kernels/fp8.h"
 #include "lockstep/kernels/fp8_tensors.h"
@@ -114,15 +115,22 @@ Tensor log_sums(const Tensor& query) {
   return at::empty({query.size(0), query.size(1), query.size(2)}, query.options().dtype(wide));
 }
 
+/// [batch, heads, sequence, channels], in memory as the kernels have it: on the CPU with the heads
+/// beside the channels, on CUDA as `from` is.
+Tensor like_heads(const Tensor& from, int64_t channels) {
+  if (!plans_cpu() && channels == from.size(-1)) return at::empty_like(from);
+  return at::empty({from.size(0), from.size(2), from.size(1), channels}, from.options())
+      .transpose(1, 2);
+}
+Tensor like_heads(const Tensor& from) { return like_heads(from, from.size(-1)); }
+
 using FlashResult =
     std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>;
 
 FlashResult flash(const Tensor& query, const Tensor& key, const Tensor& value, double /*dropout*/,
                   bool /*causal*/, bool /*mask*/, std::optional<double> /*scale*/) {
   const Tensor seed = at::empty({2}, query.options().dtype(at::kUInt64));
-  std::vector<int64_t> sizes = query.sizes().vec();
-  sizes.back() = value.size(-1);
-  return {at::empty(sizes, query.options()),
+  return {like_heads(query, value.size(-1)),
           log_sums(query),
           Tensor(),
           Tensor(),
@@ -138,7 +146,23 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(
     const Tensor& /*out*/, const Tensor& /*sums*/, const Tensor& /*cum_q*/, const Tensor& /*cum_k*/,
     c10::SymInt /*max_q*/, c10::SymInt /*max_k*/, double /*dropout*/, bool /*causal*/,
     const Tensor& /*seed*/, const Tensor& /*offset*/, std::optional<double> /*scale*/) {
-  return {at::empty_like(query), at::empty_like(key), at::empty_like(value)};
+  return {like_heads(query), like_heads(key), like_heads(value)};
+}
+
+std::tuple<Tensor, Tensor> cpu_flash(const Tensor& query, const Tensor& /*key*/,
+                                     const Tensor& value, double /*dropout*/, bool /*causal*/,
+                                     const std::optional<Tensor>& /*mask*/,
+                                     std::optional<double> /*scale*/) {
+  return {like_heads(query, value.size(-1)), log_sums(query)};
+}
+
+std::tuple<Tensor, Tensor, Tensor> cpu_flash_backward(const Tensor& /*grad*/, const Tensor& query,
+                                                      const Tensor& key, const Tensor& value,
+                                                      const Tensor& /*out*/, const Tensor& /*sums*/,
+                                                      double /*dropout*/, bool /*causal*/,
+                                                      const std::optional<Tensor>& /*mask*/,
+                                                      std::optional<double> /*scale*/) {
+  return {like_heads(query), like_heads(key), like_heads(value)};
 }
 
 /// As CUDA and the CPU choose; the meta device would take separate operations.
@@ -219,6 +243,8 @@ std::vector<torch::Library> planned_operators() {
   meta.impl("addmm.dtype_out", &wide_product);
   meta.impl("_scaled_dot_product_flash_attention", &flash);
   meta.impl("_scaled_dot_product_flash_attention_backward", &flash_backward);
+  meta.impl("_scaled_dot_product_flash_attention_for_cpu", &cpu_flash);
+  meta.impl("_scaled_dot_product_flash_attention_for_cpu_backward", &cpu_flash_backward);
   // Over the operators that autograd knows.
   torch::Library& autograd = libraries.emplace_back(
       torch::Library::IMPL, "aten", c10::DispatchKey::AutogradMeta, __FILE__, __LINE__);

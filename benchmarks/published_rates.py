@@ -1,0 +1,129 @@
+"""`lockstep plan time` beside published rates of Megatron on A100 and H100 hosts.
+
+    python benchmarks/published_rates.py a100|h100 [--rows N]
+
+Nothing here is measured, and no constant is fitted to a row. The tables do not say all of a run:
+a100 leaves out micro-batches and chunks of a pipeline, of which the fastest that fits 80 GB is
+taken, as its authors did; in h100 sharded optimizers, overlapped communication and no
+recomputation are what its recipes ask for.
+"""
+
+import argparse
+import statistics
+
+import published_steps
+
+MEMORY = 80e9
+A100 = published_steps.MACHINE
+H100 = published_steps.SOURCE / "configs/machines/dgx_h100.textproto"
+
+# Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
+# Megatron-LM", arXiv 2104.04473, table 1: TFLOP/s of a GPU, recomputation counted. Its last two
+# rows, 35 and 64 stages, are not planned here.
+WEAK_SCALING = [  # billions, heads, hidden, layers, tensor, pipeline, GPUs, batch, TFLOP/s
+    (1.7, 24, 2304, 24, 1, 1, 32, 512, 137), (3.6, 32, 3072, 30, 2, 1, 64, 512, 138),
+    (7.5, 32, 4096, 36, 4, 1, 128, 512, 142), (18.4, 48, 6144, 40, 8, 1, 256, 1024, 135),
+    (39.1, 64, 8192, 48, 8, 2, 512, 1536, 138), (76.1, 80, 10240, 60, 8, 4, 1024, 1792, 140),
+    (145.6, 96, 12288, 80, 8, 8, 1536, 2304, 148), (310.1, 128, 16384, 96, 8, 16, 1920, 2160, 155)]
+
+# NVIDIA NeMo 24.07, performance benchmarks, pretraining on DGX H100 in FP8, on Megatron Core: tokens
+# a second of a GPU. Nemotron's rows are left out: their activation is not ours.
+GPT = {"model.activation": "gelu"}
+LLAMA = {"model.activation": "swiglu", "model.normalization": "RMSNorm",
+         "model.add_bias_linear": "false", "model.position_embedding_type": "rope",
+         "model.untie_embeddings_and_output_weights": "true"}
+NEMO = [  # name, form, layers, hidden, ffn, heads, groups, vocabulary, GPUs, batch, micro-batch,
+          # sequence, tensor, pipeline, context, chunks, tokens/s
+    ("GPT3-5B", GPT, 24, 4096, 16384, 32, 32, 51200, 64, 2048, 4, 2048, 1, 1, 1, 1, 23574),
+    ("GPT3-20B", GPT, 44, 6144, 24576, 48, 48, 51200, 64, 256, 2, 2048, 2, 1, 1, 1, 5894),
+    ("GPT3-175B", GPT, 96, 12288, 49152, 96, 96, 51200, 128, 256, 1, 2048, 4, 8, 1, 6, 745),
+    ("GPT3-175B", GPT, 96, 12288, 49152, 96, 96, 51200, 512, 2048, 2, 2048, 4, 8, 1, 6, 832),
+    ("LLAMA2-7B", LLAMA, 32, 4096, 11008, 32, 32, 32000, 8, 128, 1, 4096, 1, 1, 1, 1, 16634),
+    ("LLAMA2-13B", LLAMA, 40, 5120, 13824, 40, 40, 32000, 16, 128, 1, 4096, 1, 4, 1, 10, 8715),
+    ("LLAMA2-70B", LLAMA, 80, 8192, 28672, 64, 8, 32000, 64, 128, 1, 4096, 4, 4, 1, 20, 1717),
+    ("LLAMA3-8B", LLAMA, 32, 4096, 14336, 32, 8, 128256, 8, 128, 1, 8192, 1, 1, 2, 1, 11883),
+    ("LLAMA3-70B", LLAMA, 80, 8192, 28672, 64, 8, 128256, 64, 128, 1, 8192, 4, 4, 2, 5, 1549)]
+
+
+def flops_with_recomputation(batch, layers, hidden):
+    """Of the products of a step: the paper's formula."""
+    length, vocabulary = published_steps.SEQUENCE, 51200
+    return (96 * batch * length * layers * hidden ** 2 *
+            (1 + length / (6 * hidden) + vocabulary / (16 * layers * hidden)))
+
+
+def weak_scaling(row):
+    """The name, the published TFLOP/s of a GPU, the planned ones and those with their attention,
+    and the micro-batch and chunks."""
+    billions, heads, hidden, layers, tensor, pipeline, gpus, batch, published = row
+    replicas = gpus // tensor // pipeline
+    best = None
+    for micro in (1, 2, 4, 8):
+        for chunks in (1, 2) if pipeline > 1 and layers % (2 * pipeline) == 0 else (1,):
+            if batch // replicas % micro or (chunks > 1 and batch // replicas // micro % pipeline):
+                continue
+            fields = {"model.num_attention_heads": heads, "model.num_query_groups": heads,
+                      "model.hidden_size": hidden, "model.num_layers": layers,
+                      "parallel.tensor_model_parallel_size": tensor,
+                      "parallel.pipeline_model_parallel_size": pipeline,
+                      "train.global_batch_size": batch, "train.micro_batch_size": micro,
+                      "model.recompute_granularity": "full"}
+            if chunks > 1:
+                fields["parallel.virtual_pipeline_model_parallel_size"] = chunks
+            plan = published_steps.plan_time(gpus, fields, A100)
+            if max(plan["peak_bytes"]) > MEMORY:
+                continue
+            slots = batch // replicas // micro + (pipeline - 1) / chunks
+            theirs = plan["step_ms"] + (layers / pipeline * slots *
+                                        published_steps.attention_ms(heads, tensor, micro, 2))
+            if best is None or theirs < best[0]:
+                best = theirs, plan["step_ms"], micro, chunks
+    work = flops_with_recomputation(batch, layers, hidden) / gpus / 1e9
+    return (f"{billions}B", published, work / best[1], work / best[0],
+            f"micro-batch {best[2]}, chunks {best[3]}")
+
+
+def nemo(row):
+    """The name, the published tokens a second of a GPU, the planned ones twice, and the layout."""
+    (name, form, layers, hidden, ffn, heads, groups, vocabulary, gpus, batch, micro, length, tensor,
+     pipeline, context, chunks, published) = row
+    fields = form | {
+        "model.num_layers": layers, "model.hidden_size": hidden, "model.ffn_hidden_size": ffn,
+        "model.num_attention_heads": heads, "model.num_query_groups": groups,
+        "model.vocab_size": vocabulary, "model.seq_length": length,
+        "parallel.tensor_model_parallel_size": tensor,
+        "parallel.pipeline_model_parallel_size": pipeline,
+        "parallel.context_parallel_size": context, "train.global_batch_size": batch,
+        "train.micro_batch_size": micro, "train.fp8": "hybrid",
+        "ddp.use_distributed_optimizer": "true", "ddp.overlap_grad_reduce": "true",
+        "ddp.overlap_param_gather": "true"}
+    if tensor > 1:
+        fields["parallel.sequence_parallel"] = "true"
+    if chunks > 1:
+        fields["parallel.virtual_pipeline_model_parallel_size"] = chunks
+    plan = published_steps.plan_time(gpus, fields, H100)
+    rate = batch * length / gpus / plan["step_ms"] * 1e3
+    return (name, published, rate, rate,
+            f"tp {tensor}, pp {pipeline}, cp {context}, {max(plan['peak_bytes']) / 1e9:.0f} GB")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("table", choices=["a100", "h100"])
+    parser.add_argument("--rows", type=int, help="the first of the table")
+    arguments = parser.parse_args()
+    rows, plan = (WEAK_SCALING, weak_scaling) if arguments.table == "a100" else (NEMO, nemo)
+    errors = []
+    print(f"{'model':>10}  {'published':>9}  {'planned':>9}  {'error':>7}  "
+          f"{'with their attention':>20}  {'error':>7}")
+    for row in rows[:arguments.rows]:
+        name, published, planned, theirs, layout = plan(row)
+        errors.append(theirs / published - 1)
+        print(f"{name:>10}  {published:9,}  {planned:9,.0f}  {planned / published - 1:+7.1%}  "
+              f"{theirs:20,.0f}  {errors[-1]:+7.1%}  {layout}", flush=True)
+    sizes = [abs(error) for error in errors]
+    print(f"median {statistics.median(sizes):.1%}, most {max(sizes):.1%}")
+
+
+if __name__ == "__main__":
+    main()

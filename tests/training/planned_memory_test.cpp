@@ -1,0 +1,211 @@
+// The most memory that record_job() works out for each rank, against what the CPU's allocator hands
+// out to real runs of the same ranks as threads.
+
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <optional>
+#include <random>
+
+#include "lockstep/core/error.h"
+#include "lockstep/parallel_state/job_program.h"
+#include "lockstep/tests/support/memory_counter.h"
+#include "lockstep/tests/support/rank_threads.h"
+#include "lockstep/tests/training/planned_layouts.h"
+#include "lockstep/training/planned_job.h"
+#include "lockstep/training/trainer.h"
+
+namespace lockstep {
+namespace {
+
+using namespace testing;
+
+Config job_of(const Overrides& overrides) {
+  return parse_config(
+      "model { num_layers: 4 hidden_size: 64 num_attention_heads: 4 ffn_hidden_size: 192 "
+      "seq_length: 64 vocab_size: 320 make_vocab_size_divisible_by: 1 } "
+      "train { device: \"cpu\" global_batch_size: 16 micro_batch_size: 2 eval_iters: 1 "
+      "train_iters: 10 } "
+      "data { mock: true } optimizer { lr: 0.01 lr_decay_style: \"constant\" }",
+      "test", overrides);
+}
+
+/// Of each rank: its model, two steps and a validation.
+std::vector<int64_t> measured_peaks(const Config& config, int64_t world) {
+  std::vector<int64_t> peaks(static_cast<size_t>(world));
+  testing::RankThreadOptions options;
+  options.sizes = parallel_options(config, c10::kCPU).sizes;
+  options.timeout = std::chrono::seconds(60);
+  testing::run_ranks(
+      world,
+      [&](const ParallelState& state) {
+        const MemoryCounter counter;
+        Trainer trainer(config, state);
+        for (int step = 0; step < 2; ++step) trainer.train_step();
+        trainer.validate();
+        peaks[static_cast<size_t>(state.rank())] = counter.peak();
+      },
+      options);
+  return peaks;
+}
+
+/// Planned / measured - 1 of the rank where they differ most.
+double largest_error(const Config& config, int64_t world) {
+  const JobProgram job = record_job(config, world);
+  const std::vector<int64_t> measured = measured_peaks(config, world);
+  double largest = 0;
+  for (size_t rank = 0; rank < measured.size(); ++rank) {
+    const auto planned = static_cast<double>(job.programs[job.program_of[rank]].peak_bytes);
+    const double error = planned / static_cast<double>(measured[rank]) - 1;
+    if (std::abs(error) > std::abs(largest)) largest = error;
+  }
+  return largest;
+}
+
+void expect_within(double most, int64_t world, const Overrides& overrides) {
+  const double error = largest_error(job_of(overrides), world);
+  EXPECT_LE(std::abs(error), most)
+      << world << " ranks, " << fmt::to_string(fmt::join(overrides, " "));
+}
+
+TEST(PlannedMemory, OfDenseModelsIsThatOfARun) {
+  constexpr double kFew = 0.0005;  // indices that the host holds
+  expect_within(kFew, 1, {});
+  expect_within(kFew, 1, {"train.precision=bf16"});
+  expect_within(kFew, 1, {"model.recompute_granularity=full"});
+  expect_within(kFew, 1, {"model.attention_dropout=0.1", "model.hidden_dropout=0.1"});
+  expect_within(kFew, 1,
+                {"model.normalization=LayerNorm", "model.activation=gelu",
+                 "model.position_embedding_type=learned_absolute"});
+  expect_within(kFew, 2, kSharded);
+  expect_within(kFew, 2,
+                with(kSharded, {"ddp.data_parallel_sharding_strategy=optim_grads_params"}));
+  expect_within(kFew, 2, layout({kTensor}));
+  expect_within(kFew, 2, layout({kTensor, kSequence}));
+  expect_within(kFew, 2, layout({kContext}));
+  expect_within(0.02, 2, layout({kPipeline}));
+}
+
+/// Draws jobs of 1 to 4 ranks, also such as are refused.
+class Jobs {
+ public:
+  explicit Jobs(uint64_t seed) : random_(seed) {}
+
+  struct Job {
+    int64_t world = 1;
+    Overrides overrides;
+  };
+  Job next() {
+    Job job = {one_of<int64_t>({1, 2, 2, 4, 4}), {}};
+    const auto add = [&](const std::string& field) { job.overrides.push_back(field); };
+    const auto maybe = [&](int percent, const std::string& field) {
+      if (chance(percent)) add(field);
+    };
+    draw_model(add, maybe);
+    draw_layout(job.world, add, maybe);
+    for (const char* field : {"train.micro_batch_size=1", "train.micro_batch_size=4"})
+      if (chance(25)) {
+        add(field);
+        break;
+      }
+    const auto precision = one_of<const char*>({"fp32", "fp32", "bf16", "fp64"});
+    add(fmt::format("train.precision={}", precision));
+    maybe(30, "optimizer.optimizer=sgd");
+    maybe(10, "optimizer.optimizer=muon");
+    maybe(50, "optimizer.clip_grad=0");
+    return job;
+  }
+
+ private:
+  bool chance(int percent) {
+    return std::uniform_int_distribution<int>(1, 100)(random_) <= percent;
+  }
+  template <class T>
+  T one_of(std::initializer_list<T> list) {
+    return list.begin()[std::uniform_int_distribution<size_t>(0, list.size() - 1)(random_)];
+  }
+
+  template <class Add, class Maybe>
+  void draw_model(Add add, Maybe maybe) {
+    add(fmt::format("model.num_layers={}", one_of({4, 8})));
+    const int hidden = one_of({64, 96, 128});
+    add(fmt::format("model.hidden_size={}", hidden));
+    add(fmt::format("model.ffn_hidden_size={}", hidden * one_of({2, 3, 4})));
+    add(fmt::format("model.seq_length={}", one_of({64, 128})));
+    add(fmt::format("model.vocab_size={}", one_of({320, 500, 2000})));
+    maybe(30, "model.normalization=LayerNorm");
+    maybe(25, "model.activation=gelu");
+    maybe(20, "model.position_embedding_type=learned_absolute");
+    maybe(30, "model.num_query_groups=2");
+    maybe(25, "model.hidden_dropout=0.1");
+    maybe(20, "model.attention_dropout=0.1");
+    maybe(30, "model.untie_embeddings_and_output_weights=true");
+    maybe(20, "model.cross_entropy_chunk_size=16");
+    maybe(15, "model.label_smoothing=0.1");
+    if (chance(40)) {
+      add(fmt::format("model.recompute_granularity={}",
+                      one_of<const char*>({"full", "selective"})));
+      maybe(30, "model.recompute_method=block");
+    }
+    if (!chance(25)) return;
+    // Else it depends on the router how much each rank takes.
+    for (const char* field : {"num_experts=4", "moe_expert_capacity_factor=1",
+                              "moe_pad_expert_input_to_capacity=true"})
+      add(fmt::format("model.{}", field));
+  }
+
+  template <class Add, class Maybe>
+  void draw_layout(int64_t world, Add add, Maybe maybe) {
+    for (int64_t rest = world; rest > 1; rest /= 2) {
+      const auto axis = one_of<const char*>({"tensor_model", "pipeline_model", "context", ""});
+      const std::string field = fmt::format("parallel.{}_parallel_size=", axis);
+      if (*axis) add(field + (chance(30) && world == 4 ? "4" : "2"));
+    }
+    maybe(40, "parallel.sequence_parallel=true");
+    maybe(30, "parallel.virtual_pipeline_model_parallel_size=2");
+    maybe(15, "parallel.pipeline_schedule=zb-h1");
+    maybe(15, "parallel.pipeline_schedule=gpipe");
+    maybe(30, "parallel.expert_model_parallel_size=2");
+    maybe(30, "parallel.cp_comm_type=a2a");
+    if (chance(50)) {
+      add("ddp.use_distributed_optimizer=true");
+      maybe(50, "ddp.overlap_param_gather=true");
+      add(fmt::format("ddp.data_parallel_sharding_strategy={}",
+                      one_of<const char*>({"optim", "optim_grads", "optim_grads_params"})));
+    }
+    maybe(50, "ddp.overlap_grad_reduce=true");
+    maybe(30, "ddp.bucket_size=20000");
+  }
+
+  std::mt19937_64 random_;
+};
+
+/// The error of `job`; nothing where it is refused.
+std::optional<double> error_of(const Jobs::Job& job) {
+  try {
+    return largest_error(job_of(job.overrides), job.world);
+  } catch (const ConfigError&) {
+    return std::nullopt;
+  }
+}
+
+TEST(PlannedMemory, OfRandomJobsIsWithinTwoPercent) {
+  const char* const given = std::getenv("LOCKSTEP_RANDOM_SEED");
+  const char* const count = std::getenv("LOCKSTEP_RANDOM_JOBS");
+  const uint64_t seed = given ? std::strtoull(given, nullptr, 10) : 1;
+  const int wanted = count ? std::atoi(count) : 12;
+  Jobs jobs(seed);
+  for (int legal = 0; legal < wanted;) {
+    const Jobs::Job job = jobs.next();
+    const std::optional<double> error = error_of(job);
+    if (!error) continue;
+    ++legal;
+    const std::string text = fmt::format("{} ranks, {}", job.world, fmt::join(job.overrides, " "));
+    std::printf("%+7.2f %%  %s\n", 100 * *error, text.c_str());
+    EXPECT_LE(std::abs(*error), 0.02) << "seed " << seed << ", " << text;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
