@@ -15,8 +15,8 @@
 #include "lockstep/planner/config_grids.h"
 #include "lockstep/planner/layout_estimate.h"
 #include "lockstep/planner/memory_plan.h"
-#include "lockstep/planner/model_flops.h"
 #include "lockstep/planner/pipeline_plan.h"
+#include "lockstep/planner/stage_shapes.h"
 
 namespace lockstep {
 namespace {
@@ -221,8 +221,9 @@ TEST(LayoutEstimator, GathersExpertsFromTheRanksThatHoldTheSame) {
   Machine machine = products_alone(1e30);
   machine.inside_host = {.bytes_per_s = 1e9, .latency_s = 0};
   // Of few tokens, whose way to the experts covers little.
-  const Config config = config_of(
-      kExperts, {"train.precision=fp32", "model.seq_length=2", "model.moe_router_topk=1"});
+  const Config config =
+      config_of(kExperts, {"train.precision=fp32", "model.seq_length=2", "model.moe_router_topk=1",
+                           "model.moe_router_pre_softmax=true"});
   LayoutEstimator four(config, 4, machine);
   const double experts = 4 * 4 * 3 * 32 * 64;  // layers, experts, matrices of SwiGLU
   const double others = static_cast<double>(num_parameters(config)) - experts;
