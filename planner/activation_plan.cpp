@@ -351,10 +351,19 @@ ActivationPlan plan_activations(const Config& config, const ModelChunk& chunk,
     int64_t& kept = activations.offloads() ? plan.on_host : plan.layers;
     kept = sum(kept, activations.layer_input());
   }
-  if (plan.on_host > 0)
+  if (activations.offloads() && !pieces.empty())
     largest_recomputed = sum(largest_recomputed, product(2, activations.layer_input()));
-  for (; next < chunk.num_layers; ++next)
-    plan.layers = sum(plan.layers, activations.layer(first_layer + next));
+  int64_t largest_offloaded = 0;
+  const int64_t num_offloaded = activations.offloads() ? chunk.num_layers - next : 0;
+  for (; next < chunk.num_layers; ++next) {
+    const int64_t layer = activations.layer(first_layer + next);
+    int64_t& kept = activations.offloads() ? plan.on_host : plan.layers;
+    kept = sum(kept, layer);
+    if (activations.offloads()) largest_offloaded = std::max(largest_offloaded, layer);
+  }
+  if (num_offloaded > 0 && pieces.empty())
+    plan.layers = sum(plan.layers, activations.layer_input());
+  const int64_t there = product(std::min<int64_t>(num_offloaded, 2), largest_offloaded);
   plan.layers =
       sum(plan.layers, pieces.empty() || chunk.has_embedding ? 0 : activations.stage_input());
   plan.ends = sum(chunk.has_embedding ? activations.embedding() : 0,
@@ -363,14 +372,15 @@ ActivationPlan plan_activations(const Config& config, const ModelChunk& chunk,
   if (selective && chunk.num_layers > 0) largest_recomputed = activations.attention_core();
   if (chunk.num_layers > 0) largest_recomputed += activations.attention_draws();
   if (!chunk.has_output) {
-    plan.working = largest_recomputed;
+    plan.working = sum(largest_recomputed, there);
     return plan;
   }
   const bool full = config.model.recompute_granularity == RecomputeGranularity::full;
   const int64_t gradients = chunk.num_layers > 0 ? activations.layer_gradients() : 0;
   const int64_t in_layer = full ? largest_recomputed + activations.hidden_gradients()
                                 : std::max(largest_recomputed, gradients);
-  plan.working = std::max(activations.output_gradients(), in_layer - activations.kept_logits());
+  plan.working =
+      sum(there, std::max(activations.output_gradients(), in_layer - activations.kept_logits()));
   if (!chunk.has_embedding) return plan;
   const int64_t in_embedding = activations.table_gradient() - plan.layers - plan.ends;
   plan.working = sum(activations.tied_gradient(), std::max(plan.working, in_embedding));

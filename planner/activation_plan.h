@@ -61,8 +61,9 @@ namespace lockstep {
 
 struct ActivationPlan {
   int64_t layers = 0;  ///< bytes of the chunk's layers
-  /// With model.offload_activations on CUDA: bytes of the inputs of recomputed layers, which wait
-  /// in the host's memory, and not among `layers`.
+  /// With model.offload_activations on CUDA: bytes of the inputs of recomputed layers, and of the
+  /// other layers, which wait in the host's memory. Not among `layers`, where the input of a first
+  /// layer that is not recomputed stays.
   int64_t on_host = 0;
   int64_t ends = 0;  ///< bytes of embedding and output
   /// Bytes that backward needs on top, the largest of:
@@ -72,7 +73,8 @@ struct ActivationPlan {
   /// - in a layer, when the logits T V e are free: 2 t h e and the gradients of the feed-forward
   ///   network; or one recomputed layer, piece or attention core and, with attention dropout, the
   ///   numbers that it draws, 20 T S * heads. An upper bound where other layers behind it are free
-  ///   by then. With model.offload_activations on CUDA two inputs of recomputed layers more.
+  ///   by then. With model.offload_activations on CUDA two inputs of recomputed layers more, and in
+  ///   each of the three two of the largest layers that are not recomputed.
   /// - on the stage of embedding and output, when all layers are free: V h e of the embedding's
   ///   gradient. With tied tables, e = w and all logits at once, V h e more in each of the three.
   int64_t working = 0;

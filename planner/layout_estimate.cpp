@@ -101,16 +101,23 @@ LayoutEstimator::Shape LayoutEstimator::make_shape(const JobLayout& layout) cons
   shape.data_parallel = grids.data_parallel_size();
   const double table = real(config_.model.hidden_size) * real(config_.model.vocab_size);
   const double dense = all_parameters_ - expert_parameters_ - table;
-  shape.parameters =
-      (dense / real(layout.pipeline) + table) / real(layout.tensor) +
+  const double others = (dense / real(layout.pipeline) + table) / real(layout.tensor);
+  const double experts =
       expert_parameters_ / real(layout.pipeline * layout.expert * layout.expert_tensor);
-  const double of_gradients =
-      shape.parameters *
-      (config_.ddp.grad_reduce_in_fp32 ? std::max(kGradientBytes, element_bytes_) : element_bytes_);
-  shape.reduce = transfer(Kind::all_reduce, of_gradients, replicas);
-  shape.scatter = transfer(Kind::reduce_scatter, of_gradients, replicas);
-  shape.gather = transfer(Kind::all_gather,
-                          shape.parameters * element_bytes_ / real(shape.replicas), replicas);
+  shape.parameters = others + experts;
+  const auto over_replicas = [&](Kind kind, double element_bytes) {
+    const auto seconds = [&](double parameters, const RankList& ranks) {
+      const double shards = kind == Kind::all_gather ? real(static_cast<int64_t>(ranks.size())) : 1;
+      return transfer(kind, parameters * element_bytes / shards, ranks);
+    };
+    return seconds(others, replicas) +
+           (experts > 0 ? seconds(experts, grids.group(GroupKind::expert_dp, 0)) : 0);
+  };
+  const double gradient_bytes =
+      config_.ddp.grad_reduce_in_fp32 ? std::max(kGradientBytes, element_bytes_) : element_bytes_;
+  shape.reduce = over_replicas(Kind::all_reduce, gradient_bytes);
+  shape.scatter = over_replicas(Kind::reduce_scatter, gradient_bytes);
+  shape.gather = over_replicas(Kind::all_gather, element_bytes_);
   return shape;
 }
 

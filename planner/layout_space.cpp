@@ -185,10 +185,9 @@ class Visitor {
     using Recompute = RecomputeGranularity;
     using Sharding = ShardingStrategy;
     std::vector<Sharding> sharding = {Sharding::no_shard};
-    if (grids.size(GroupKind::dp_cp) > 1) {
-      sharding.insert(sharding.end(), {Sharding::optim, Sharding::optim_grads});
-      if (!config_.model.num_experts) sharding.push_back(Sharding::optim_grads_params);
-    }
+    if (grids.size(GroupKind::dp_cp) > 1)
+      sharding.insert(sharding.end(),
+                      {Sharding::optim, Sharding::optim_grads, Sharding::optim_grads_params});
     std::vector<Recompute> recomputes = {Recompute::full};
     if (!config_.model.offload_activations)
       recomputes = {Recompute::none, Recompute::selective, Recompute::full};

@@ -43,7 +43,7 @@ struct StageMemory {
   int64_t communication_bytes = 0;
   /// With train.device = cuda: bytes of the host's memory, beside those of the device. With
   /// optimizer.offload the state of the optimizer, and of each of its elements a gradient and a
-  /// parameter; with model.offload_activations what recomputed layers keep. Without what CUDA's
+  /// parameter; with model.offload_activations what layers keep. Without what CUDA's
   /// allocator of page-locked memory adds, which rounds up to powers of two.
   int64_t host_bytes = 0;
   /// recorded_peaks() of the stage, where the job was recorded.

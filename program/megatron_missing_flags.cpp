@@ -189,7 +189,7 @@ const std::vector<FlagsAlike>& flags_alike() {
        {"--cuda-graph-*", "--enable-cuda-graph", "--external-cuda-graph"}},
       {missing,
        some,
-       "model.offload_activations keeps the inputs of recomputed layers on the host",
+       "model.offload_activations keeps what backward needs of all layers on the host",
        {"--cpu-offloading-*", "--fine-grained-*", "--offload-*"}},
       {missing, one, "optimizer.offload takes all of the state", {"--optimizer-offload-fraction"}},
       {missing,

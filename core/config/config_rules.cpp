@@ -32,11 +32,6 @@ void check_model(const TransformerConfig& model) {
                          "model.recompute_num_layers: found {}, allowed: <= model.num_layers ({})",
                          *model.recompute_num_layers, model.num_layers);
   }
-  require<ConfigError>(
-      !model.offload_activations || model.recompute_granularity == RecomputeGranularity::full,
-      "model.offload_activations: found true, and model.recompute_granularity = {}; allowed: "
-      "false, or full, because what waits in the host's memory are the inputs of recomputed layers",
-      to_string(model.recompute_granularity));
   require<ConfigError>(model.label_smoothing == 0 || model.vocab_size > 1,
                        "model.label_smoothing: found {}, allowed with model.vocab_size = 1: 0",
                        model.label_smoothing);

@@ -129,12 +129,6 @@ void check_optimizer(const Config& config) {
                        "allowed: no_shard, optim, or cuda_graph = none, because memory comes and "
                        "goes",
                        to_string(strategy), to_string(config.train.cuda_graph));
-  require<ConfigError>(
-      strategy == ShardingStrategy::optim_grads || !config.model.num_experts,
-      "ddp.data_parallel_sharding_strategy: found {}, and model.num_experts = {}; "
-      "allowed: no_shard, optim or optim_grads, because which experts a rank uses, "
-      "and so which units it gathers, depends on its tokens",
-      to_string(strategy), config.model.num_experts.value_or(0));
 }
 
 }  // namespace lockstep

@@ -132,7 +132,8 @@ bool ParamSync::use_unit(const c10::StorageImpl* storage) {
 void ParamSync::on_operator() noexcept {
   const Busy busy(busy_);
   if (std::exchange(switched_, false)) {
-    const std::optional<size_t> next = order_.next_after(*current_);
+    std::optional<size_t> next = order_.next_after(*current_);
+    while (next && !gathers_[*next].lender) next = order_.number_after(*next);
     free_unused(ahead_ ? next : std::nullopt);
   }
   ++operators_;
@@ -149,7 +150,7 @@ void ParamSync::free_unused(std::optional<size_t> next) {
       note_failure(unit);
     }
   }
-  if (!next || !gathers_[*next].lender || gathers_[*next].has_memory()) return;
+  if (!next || gathers_[*next].has_memory()) return;
   try {
     launch(gathers_[*next]);
   } catch (const std::exception&) {

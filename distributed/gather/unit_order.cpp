@@ -16,8 +16,12 @@ void UnitOrder::end_step() {
   in_step_ = false;
 }
 
+std::optional<size_t> UnitOrder::number_after(size_t unit) const {
+  return unit + 1 < count_ ? std::optional(unit + 1) : std::nullopt;
+}
+
 std::optional<size_t> UnitOrder::next_after(size_t unit) {
-  if (!in_step_) return unit + 1 < count_ ? std::optional(unit + 1) : std::nullopt;
+  if (!in_step_) return number_after(unit);
   now_.push_back(unit);
   const auto found =
       std::find(before_.begin() + static_cast<std::ptrdiff_t>(position_), before_.end(), unit);

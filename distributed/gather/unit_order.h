@@ -20,8 +20,10 @@ class UnitOrder {
 
   /// `unit` is used now, and another one was before. Returns the one that followed it in the step
   /// before, in its place of that step's order; none if the order changed or nothing followed.
-  /// Between steps: the next number.
+  /// Between steps: number_after().
   std::optional<size_t> next_after(size_t unit);
+  /// None after the last one.
+  std::optional<size_t> number_after(size_t unit) const;
   /// With which the next step begins.
   size_t first() const { return before_.empty() ? 0 : before_.front(); }
 

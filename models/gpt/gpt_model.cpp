@@ -12,6 +12,7 @@
 #include "lockstep/models/context_parallel.h"
 #include "lockstep/models/cross_entropy.h"
 #include "lockstep/models/key_value_cache.h"
+#include "lockstep/models/offloaded_layer.h"
 #include "lockstep/models/recompute.h"
 #include "lockstep/parallel_state/parallel_functions.h"
 
@@ -198,8 +199,13 @@ at::Tensor TransformerBlock::forward(at::Tensor hidden, const TokenPositions& to
     hidden = run_piece(next, num_layers, hidden, tokens);
     next += num_layers;
   }
-  for (size_t i = static_cast<size_t>(next); i < layers_.size(); ++i)
-    hidden = layers_[i]->forward(hidden, tokens);
+  for (size_t i = static_cast<size_t>(next); i < layers_.size(); ++i) {
+    const auto run = [&](const at::Tensor& x) { return layers_[i]->forward(x, tokens); };
+    if (offload_)
+      hidden = run_offloaded(*offload_, std::exchange(hidden, {}), /*owns_input=*/i > 0, run);
+    else
+      hidden = run(hidden);
+  }
   return final_layernorm_ ? final_layernorm_->forward(hidden) : hidden;
 }
 

@@ -14,18 +14,17 @@ c10::Stream stream_of_pool(c10::Device device) {
       .getStreamFromGlobalPool(device, /*isHighPriority=*/true);
 }
 
-c10::Stream current_stream(c10::Device device) {
+}  // namespace
+
+c10::Stream ActivationOffload::Link::current_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
-/// `later` goes on once `earlier` has come to where it is now.
-void follow(const c10::Stream& later, const c10::Stream& earlier) {
+void ActivationOffload::Link::follow(const c10::Stream& later, const c10::Stream& earlier) {
   c10::Event reached(earlier.device_type());
   reached.record(earlier);
   reached.block(later);
 }
-
-}  // namespace
 
 ActivationOffload::ActivationOffload(c10::Device device)
     : to_host_(stream_of_pool(device)), to_device_(stream_of_pool(device)) {}
@@ -34,25 +33,36 @@ void ActivationOffload::begin_pass() {
   if (const auto last = std::exchange(last_, nullptr)) last->leave();
 }
 
-std::shared_ptr<ActivationOffload::Kept> ActivationOffload::keep(const at::Tensor& tensor) {
+std::shared_ptr<ActivationOffload::Link> ActivationOffload::leave_last() {
   if (last_) last_->leave();
-  last_ = std::make_shared<Kept>(tensor.detach(), to_host_, to_device_, last_);
   return last_;
 }
 
-ActivationOffload::Kept::Kept(const at::Tensor& tensor, c10::Stream to_host, c10::Stream to_device,
-                              std::shared_ptr<Kept> before)
-    : to_device_(to_device),
+std::shared_ptr<ActivationOffload::Kept> ActivationOffload::keep(const at::Tensor& tensor) {
+  auto kept = std::make_shared<Kept>(tensor.detach(), *this);
+  append(kept);
+  return kept;
+}
+
+void ActivationOffload::Link::fetch_for_use() {
+  fetch();
+  if (before_ && !before_->taken_) before_->fetch();
+  before_ = nullptr;
+  taken_ = true;
+}
+
+ActivationOffload::Kept::Kept(const at::Tensor& tensor, ActivationOffload& offload)
+    : Link(offload.leave_last()),
+      to_device_(offload.to_device()),
       stream_(current_stream(tensor.device())),
-      before_(std::move(before)),
       host_(at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true))),
-      copied_(to_host.device_type()),
+      copied_(tensor.device().type()),
       on_device_(tensor),
       version_(static_cast<uint32_t>(tensor._version())) {
-  follow(to_host, stream_);
-  const c10::StreamGuard on(to_host);
+  follow(offload.to_host(), stream_);
+  const c10::StreamGuard on(offload.to_host());
   host_.copy_(tensor, /*non_blocking=*/true);
-  copied_.record(to_host);
+  copied_.record(offload.to_host());
 }
 
 /// A copy may be under way: from here on the memory is used again.
@@ -93,10 +103,7 @@ void ActivationOffload::Kept::fetch() {
 }
 
 at::Tensor ActivationOffload::Kept::take() {
-  fetch();
-  if (before_ && !before_->taken_) before_->fetch();
-  before_ = nullptr;
-  taken_ = true;
+  fetch_for_use();
   (fetched_ ? *fetched_ : copied_).block(current_stream(on_device_.device()));
   check_unchanged();
   fetched_.reset();

@@ -9,21 +9,22 @@
 
 namespace lockstep {
 
-/// Keeps tensors that backward needs in the host's memory, page-locked. Two streams of the device
-/// copy them there and back beside its computation, and the host waits for none of them. They are
-/// of the pool of high priority, so that no communicator has them, unless its group's options ask
-/// for such streams.
+/// Keeps what backward needs in the host's memory, page-locked: tensors, and all that autograd keeps
+/// of a layer (see run_offloaded). Two streams of the device copy it there and back beside its
+/// computation, and the host waits for none of them. They are of the pool of high priority, so that
+/// no communicator has them, unless its group's options ask for such streams.
 ///
-/// A tensor leaves the device when the next one is kept: the computation then waits for its copy.
-/// Backward needs them in the opposite order: whoever takes one has the one before it fetched. So
-/// the device has two of them at most, however far ahead the host is.
+/// What was kept leaves the device when the next is kept: the computation then waits for its copy.
+/// Backward needs it in the opposite order: whoever takes one has the one before it fetched. So the
+/// device has two of them at most, however far ahead the host is.
 class ActivationOffload {
  public:
   explicit ActivationOffload(c10::Device device);
 
+  class Link;
   class Kept;
 
-  /// The tensors that are kept from now on belong to another forward pass.
+  /// What is kept from now on belongs to another forward pass.
   void begin_pass();
 
   /// Whether the tensor lies on the device; others cannot be kept.
@@ -32,40 +33,66 @@ class ActivationOffload {
   /// Takes a copy of `tensor` as the current stream will have computed it.
   std::shared_ptr<Kept> keep(const at::Tensor& tensor);
 
+  /// Has the last one leave. Returns it, to be the one before that which is appended next.
+  std::shared_ptr<Link> leave_last();
+  void append(std::shared_ptr<Link> link) { last_ = std::move(link); }
+  const c10::Stream& to_host() const { return to_host_; }
+  const c10::Stream& to_device() const { return to_device_; }
+
  private:
   c10::Stream to_host_, to_device_;
-  std::shared_ptr<Kept> last_;
+  std::shared_ptr<Link> last_;
 };
 
-/// One of the tensors. Lives on without the ActivationOffload that has made it.
-class ActivationOffload::Kept {
+/// What leaves the device, and is fetched, at once. Lives on without the ActivationOffload.
+class ActivationOffload::Link {
  public:
-  Kept(const at::Tensor& tensor, c10::Stream to_host, c10::Stream to_device,
-       std::shared_ptr<Kept> before);
-  ~Kept();
-  Kept(const Kept&) = delete;
-  Kept& operator=(const Kept&) = delete;
+  explicit Link(std::shared_ptr<Link> before) : before_(std::move(before)) {}
+  virtual ~Link() = default;
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
 
-  /// The device gives its memory up, once the copy is made. UsageError: the tensor was changed in
-  /// place since it was kept, maybe before it was copied.
-  void leave();
+  /// The device gives its memory up, once the copy is made. Does nothing where it is needed again.
+  virtual void leave() = 0;
+
+ protected:
+  /// Begins to bring it back, unless it is there.
+  virtual void fetch() = 0;
+  /// It is fetched; so is the one before, unless that was taken already.
+  void fetch_for_use();
+
+  static c10::Stream current_stream(c10::Device device);
+  /// `later` goes on once `earlier` has come to where it is now.
+  static void follow(const c10::Stream& later, const c10::Stream& earlier);
+
+ private:
+  std::shared_ptr<Link> before_;
+  bool taken_ = false;
+};
+
+/// One tensor.
+class ActivationOffload::Kept final : public Link {
+ public:
+  Kept(const at::Tensor& tensor, ActivationOffload& offload);
+  ~Kept() override;
+
+  /// UsageError: the tensor was changed in place since it was kept, maybe before it was copied.
+  void leave() override;
 
   /// A tensor of the device with those values, for the current stream. Has the one before fetched,
   /// unless that was taken already. UsageError as of leave().
   at::Tensor take();
 
  private:
-  void fetch();
+  void fetch() override;
   void check_unchanged() const;
 
   c10::Stream to_device_;
   c10::Stream stream_;  ///< whose memory on_device_ is
-  std::shared_ptr<Kept> before_;
   at::Tensor host_;
   c10::Event copied_;
   at::Tensor on_device_;  ///< until it has left; again from fetch() to take()
   uint32_t version_;
-  bool taken_ = false;
   std::optional<c10::Event> fetched_;  ///< when on_device_ has the values again
 };
 

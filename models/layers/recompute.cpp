@@ -31,7 +31,8 @@ class ParameterWatch;
 thread_local ParameterWatch* current_watch = nullptr;
 
 /// Finds the parameters that a function without a graph uses: the leaf tensors that require a
-/// gradient among the arguments of libtorch's operators on this thread.
+/// gradient among the arguments of libtorch's operators on this thread. A view that is made without
+/// a graph passes for such a leaf too, and would hold its memory until the whole backward ends.
 class ParameterWatch {
  public:
   ParameterWatch()
@@ -70,6 +71,7 @@ class ParameterWatch {
     if (!value.isTensor()) return;
     const at::Tensor& tensor = value.toTensor();
     if (tensor.defined() && tensor.requires_grad() && tensor.is_leaf() &&
+        !(tensor.is_view() && tensor._base().requires_grad()) &&
         seen_.insert(tensor.unsafeGetTensorImpl()).second)
       found_.push_back(tensor);
   }

@@ -43,7 +43,8 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
     const kernels::RowGroups& groups = held_groups(capsule);
     const at::Tensor grad = grads[0].contiguous();
     at::Tensor of_input, of_weight;
-    if (context->needs_input_grad(0)) of_input = kernels::grouped_rows(grad, saved[1], groups);
+    if (context->needs_input_grad(0))
+      of_input = kernels::grouped_rows(grad, saved[1].alias(), groups);
     if (context->needs_input_grad(1)) of_weight = kernels::grouped_matrices(grad, saved[0], groups);
     return {of_input, of_weight, {}};
   }

@@ -43,9 +43,6 @@ TEST(OptimizerRules, NameTheFieldsThatDoNotGoTogether) {
       {{"ddp.data_parallel_sharding_strategy=optim_grads", "ddp.use_distributed_optimizer=true",
         "train.device=cuda", "train.cuda_graph=microbatch"},
        "found optim_grads, and train.cuda_graph = microbatch"},
-      {{"ddp.data_parallel_sharding_strategy=optim_grads_params",
-        "ddp.use_distributed_optimizer=true", "model.num_experts=4"},
-       "found optim_grads_params, and model.num_experts = 4"},
       {{"ddp.reduce_scatter_with_fp32_accumulation=true"},
        "allowed with: ddp.use_distributed_optimizer = true"},
       {{"ddp.reduce_scatter_with_fp32_accumulation=true", "ddp.use_distributed_optimizer=true",
@@ -74,6 +71,8 @@ TEST(OptimizerRules, AcceptWhatGoesTogether) {
        "ddp.num_buckets=3"},
       {"ddp.use_distributed_optimizer=true", "ddp.overlap_param_gather=true",
        "ddp.data_parallel_sharding_strategy=optim_grads_params", "ddp.bucket_size=1000"},
+      {"ddp.use_distributed_optimizer=true", "model.num_experts=4",
+       "ddp.data_parallel_sharding_strategy=optim_grads_params"},
       {"train.precision=fp16", "optimizer.loss_scale=1024", "optimizer.hysteresis=1"},
       {"optimizer.decoupled_lr=1e-5"},
       {"optimizer.min_lr=2e-5", "optimizer.decoupled_lr=1e-5", "optimizer.decoupled_min_lr=0"}};

@@ -65,6 +65,7 @@ inline const Overrides kExperts = {"model.num_experts=4", "model.moe_router_topk
                                    "model.moe_aux_loss_coeff=0.1", "model.moe_z_loss_coeff=0.01"};
 inline const Overrides kOffloaded = {"optimizer.offload=true", "model.recompute_granularity=full",
                                      "model.offload_activations=true"};
+inline const Overrides kOffloadedLayers = {"model.offload_activations=true"};
 inline const Overrides kSequence = {"parallel.sequence_parallel=true"};
 
 /// Attention over parts of the context is another kernel on a device.
@@ -127,6 +128,42 @@ inline std::vector<DeviceLayout> offloaded_layouts() {
       {.name = "state", .overrides = {"optimizer.offload=true"}},
       {.name = "activations",
        .overrides = {"model.recompute_granularity=full", "model.offload_activations=true"}},
+      {.name = "layers", .overrides = kOffloadedLayers},
+      {.name = "layers_dropout_bf16",
+       .overrides =
+           with(kOffloadedLayers, {"train.precision=bf16", "model.hidden_dropout=0.1",
+                                   "model.attention_dropout=0.1", "model.add_bias_linear=true",
+                                   "model.activation=gelu", "model.normalization=LayerNorm"})},
+      {.name = "layers_selective",
+       .overrides = with(kOffloadedLayers, {"model.recompute_granularity=selective"})},
+      {.name = "layers_behind_recomputed",
+       .overrides = with(kOffloaded, {"model.recompute_num_layers=2"})},
+      {.name = "layers_dp2_sharded_params",
+       .world = 2,
+       .overrides = with(kSharded, with(kOffloadedLayers, {kShardedParams}))},
+      {.name = "layers_tp2_sp",
+       .world = 2,
+       .overrides = parallel({{"tensor_model", 2}}, with(kOffloadedLayers, kSequence))},
+      {.name = "layers_pp2",
+       .world = 2,
+       .overrides = parallel({{"pipeline_model", 2}}, kOffloadedLayers)},
+      {.name = "layers_pp2_interleaved",
+       .world = 2,
+       .overrides =
+           parallel({{"pipeline_model", 2}, {"virtual_pipeline_model", 2}}, kOffloadedLayers)},
+      {.name = "layers_pp2_zb",
+       .world = 2,
+       .overrides = parallel({{"pipeline_model", 2}},
+                             with(kOffloadedLayers, {"parallel.pipeline_schedule=zb-h1"}))},
+      {.name = "layers_experts",
+       .overrides = with(kExperts, with(kOffloadedLayers,
+                                        {"model.moe_shared_expert_intermediate_size=8",
+                                         "model.moe_router_load_balancing_type=global_aux_loss"}))},
+      {.name = "layers_experts_ep2_dp4_sharded_params",
+       .world = 4,
+       .overrides = parallel({{"expert_model", 2}}, with(with(kExperts, kSharded),
+                                                         with(kOffloadedLayers, {kShardedParams}))),
+       .exchanged_experts = 2 * 4},
       {.name = "both",
        .overrides =
            with(kOffloaded, {"model.recompute_method=uniform", "model.recompute_num_layers=3"})},

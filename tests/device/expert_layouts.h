@@ -34,6 +34,7 @@ inline std::vector<DeviceLayout> expert_layouts() {
       experts("experts_gathered", 1, {}, with(kGathered, kCapacity)),
       experts("experts_balanced", 1, {}, balanced),
       experts("dp2_experts_recomputed", 2, {}, {"model.recompute_granularity=full"}),
+      experts("dp2_experts_sharded_params", 2, {}, with(kSharded, {kShardedParams})),
       experts("tp2_etp2", 2, {{"tensor_model", 2}}, kSequence),
       experts("tp2_etp2_capacity", 2, {{"tensor_model", 2}}, with(kCapacity, kRecompute)),
       experts("etp2_gathered", 2, {{"expert_tensor", 2}}, with(kGathered, kCapacity)),
@@ -71,6 +72,11 @@ inline std::vector<DeviceLayout> exchanged_layouts() {
       exchanged("pp2_ep2", 4, {{"pipeline_model", 2}, {"expert_model", 2}}, {}, /*layers=*/2),
       exchanged("tp2_ep2_etp2", 4, {{"tensor_model", 2}, {"expert_model", 2}, {"expert_tensor", 2}},
                 kSequence),
+      exchanged("ep2_dp4_sharded_params", 4, {{"expert_model", 2}},
+                with(with(kSharded, kBiases), {kShardedParams}), /*layers=*/2),
+      exchanged("ep2_dp4_sharded_params_recomputed", 4, {{"expert_model", 2}},
+                with(with(kSharded, kRecompute), {kShardedParams, "train.precision=bf16"}),
+                /*layers=*/2),
       five_dimensions,
   };
 }

@@ -11,6 +11,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/models/activation_offload.h"
+#include "lockstep/models/offloaded_layer.h"
 #include "lockstep/models/recompute.h"
 #include "lockstep/tests/device/lagging_tests.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -34,9 +35,33 @@ class LaggingOffload : public LaggingDevice {
     return pooled_stream(0);
   }
 
+  /// A layer that calls `check` in backward.
+  using Layer = std::function<at::Tensor(ActivationOffload& offload, at::Tensor x,
+                                         const at::Tensor& weight, std::function<void()> check)>;
+
+  static at::Tensor recomputed(ActivationOffload& offload, const at::Tensor& x,
+                               const at::Tensor& weight, const std::function<void()>& check) {
+    return recompute(
+        [check, weight](const Tensors& in) {
+          check();
+          return in[0] * weight;
+        },
+        {x}, &offload);
+  }
+
+  static at::Tensor kept_whole(ActivationOffload& offload, at::Tensor x, const at::Tensor& weight,
+                               const std::function<void()>& check) {
+    return run_offloaded(offload, std::move(x), /*owns_input=*/true, [&](const at::Tensor& in) {
+      const at::Tensor y = in * weight;
+      y.register_hook([check](const at::Tensor&) { check(); });
+      return y + 1;
+    });
+  }
+
   /// Tensors in the memory that an early end of backward has given up keep their values, although
   /// what it had fetched ahead arrives later.
   static void expect_no_late_write(
+      const Layer& make,
       const std::function<void(const Tensors& weights, const at::Tensor& loss)>& end_early,
       const std::shared_ptr<bool>& fails) {
     constexpr int64_t kNumel = 1024;
@@ -48,12 +73,9 @@ class LaggingOffload : public LaggingDevice {
       at::Tensor x = wave({kNumel}, 5).to(device);
       for (int layer = 0; layer < 4; ++layer) {
         weights.push_back(wave({kNumel}, layer).to(device).requires_grad_(true));
-        x = recompute(
-            [fails, layer, weight = weights.back()](const Tensors& in) {
-              if (*fails && layer == 2) throw std::runtime_error("thrown");
-              return in[0] * weight;
-            },
-            {x}, &offload);
+        x = make(offload, std::move(x), weights.back(), [fails, layer] {
+          if (*fails && layer == 2) throw std::runtime_error("thrown");
+        });
       }
       const at::Tensor loss = x.sum();
       wait_for_all_streams();
@@ -70,21 +92,83 @@ class LaggingOffload : public LaggingDevice {
 };
 
 TEST_F(LaggingOffload, ABackwardThatThrowsLeavesNoWriteBehind) {
-  const auto fails = std::make_shared<bool>(false);
-  expect_no_late_write(
-      [&](const Tensors&, const at::Tensor& loss) {
-        *fails = true;
-        EXPECT_ANY_THROW(loss.backward());
-      },
-      fails);
+  for (const Layer& make : {Layer(recomputed), Layer(kept_whole)}) {
+    const auto fails = std::make_shared<bool>(false);
+    expect_no_late_write(
+        make,
+        [&](const Tensors&, const at::Tensor& loss) {
+          *fails = true;
+          EXPECT_ANY_THROW(loss.backward());
+        },
+        fails);
+  }
 }
 
 TEST_F(LaggingOffload, ABackwardOfTheLastLayerLeavesNoWriteBehind) {
-  expect_no_late_write(
-      [](const Tensors& weights, const at::Tensor& loss) {
-        torch::autograd::grad({loss}, {weights.back()});
-      },
-      std::make_shared<bool>(false));
+  for (const Layer& make : {Layer(recomputed), Layer(kept_whole)})
+    expect_no_late_write(
+        make,
+        [](const Tensors& weights, const at::Tensor& loss) {
+          torch::autograd::grad({loss}, {weights.back()});
+        },
+        std::make_shared<bool>(false));
+}
+
+/// Two backwards over each of three forwards of which the last is not over when backward begins.
+Tensors whole_layer_gradients(c10::Device device, ActivationOffload* offload) {
+  Tensors weights, losses;
+  for (int i = 0; i < 5; ++i)
+    weights.push_back((wave({16, 16}, i) * 0.3).to(device).requires_grad_(true));
+  for (int pass = 0; pass < 3; ++pass) {
+    at::Tensor y = wave({4, 16}, pass).to(device).requires_grad_(true);
+    if (offload) offload->begin_pass();
+    for (size_t i = 0; i < weights.size(); ++i) {
+      const auto layer = [&](const at::Tensor& in) {
+        const at::Tensor inner = at::tanh(at::matmul(in, weights[i]));
+        return inner * inner.t().t() + in.sin();
+      };
+      y = offload ? run_offloaded(*offload, std::exchange(y, {}), i > 0, layer) : layer(y);
+    }
+    losses.push_back(y.square().sum());
+  }
+  for (const at::Tensor& loss : losses) {
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward();
+  }
+  Tensors gradients;
+  for (const at::Tensor& weight : weights) gradients.push_back(weight.grad().cpu());
+  return gradients;
+}
+
+TEST_F(LaggingOffload, WholeLayersHaveTheGradientsOfLayersThatStay) {
+  const Tensors expected = whole_layer_gradients(at::kCPU, nullptr);
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    if (seed % 2 == 0)
+      restart_lazy(seed);
+    else
+      restart(seed);
+    ActivationOffload offload(lagging_device(0));
+    const Tensors found = whole_layer_gradients(lagging_device(0), &offload);
+    for (size_t i = 0; i < expected.size(); ++i)
+      EXPECT_TRUE(at::equal(found[i], expected[i])) << "seed " << seed << ", weight " << i;
+  }
+}
+
+TEST_F(LaggingOffload, WhatALayerKeepsIsAwayAndWhatOthersHaveMadeStays) {
+  ActivationOffload offload(lagging_device(0));
+  const at::Tensor weight = at::full({64}, 3.F).to(lagging_device(0)).requires_grad_(true);
+  at::Tensor x = at::full({64}, 2.F).to(lagging_device(0)), inside, y = x;
+  for (int i = 0; i < 2; ++i)
+    y = run_offloaded(offload, std::exchange(y, {}), i > 0, [&](const at::Tensor& in) {
+      const at::Tensor product = in * weight;
+      if (i == 0) inside = product.detach();
+      return product.square();
+    });
+  EXPECT_EQ(inside.storage().data(), nullptr);
+  EXPECT_EQ(x.cpu()[0].item<float>(), 2);       // made by somebody else
+  EXPECT_EQ(weight.cpu()[0].item<float>(), 3);  // a parameter
+  y.sum().backward();
+  EXPECT_EQ(inside.cpu()[0].item<float>(), 6);
 }
 
 /// Gradients of weights that recomputed functions inside recomputed functions use.

@@ -72,7 +72,7 @@ class Audit(EndToEnd):
 
     def test_a_run_measures_what_is_worked_out_and_trains_as_without(self):
         for ranks, fields in ((1, []), (4, TENSOR), (2, SHARDED), (2, WHOLLY_SHARDED),
-                              (4, PIPELINE), (2, EXPERTS)):
+                              (4, PIPELINE), (2, EXPERTS), (4, [*EXPERTS, *WHOLLY_SHARDED])):
             with self.subTest(fields):
                 name = f"{ranks} ranks {' '.join(fields)}"
                 without, _ = self.losses(ranks, fields, self.folder / (name + " without"))

@@ -54,6 +54,28 @@ TEST(Recompute, WhatDependsOnNothingThatIsTrainedGetsNoGradient) {
   EXPECT_TRUE(at::equal(factor.grad(), frozen + 1));
 }
 
+/// A view of an input, made without a graph, looks like a parameter.
+TEST(Recompute, AnInputIsFreeOnceTheFunctionsBackwardIsOver) {
+  const at::Tensor x = at::ones({8, 8}).requires_grad_(true);
+  const at::Tensor before = x * 2;
+  at::Tensor input = before * 3;
+  const auto memory = input.storage().getWeakStorageImpl();
+  bool seen = false;
+  before.register_hook([&](const at::Tensor&) {
+    seen = true;
+    EXPECT_TRUE(memory.expired());
+  });
+  at::Tensor y = recompute(
+      [](const std::vector<at::Tensor>& in) {
+        return at::matmul(in[0].t(), in[0].view({8, 8}));
+      },
+      {input});
+  input.reset();
+  const at::Tensor loss = y.sum();
+  loss.backward();
+  EXPECT_TRUE(seen);
+}
+
 TEST(Recompute, TheFirstLayersMayBeFrozen) {
   const auto gradients = [](RecomputeGranularity granularity) {
     TransformerConfig config = testing::small_gpt();

@@ -155,6 +155,11 @@ MUTANTS = [Mutant(*fields) for fields in [
      "accumulate(weight, output, as_matrix(gathering.whole));",
      "accumulate(weight, output, as_matrix(gathering.whole.roll(1, 0)));",
      [LAYOUTS]),
+    ("experts-without-tokens-not-gathered", "a rank without tokens leaves a gather to the others",
+     "models/moe/grouped_linear.cpp",
+     "saved[1].alias()",
+     "saved[1]",
+     ["sharded_experts_test"]),
     # The norm
     ("norm-counts-replicas", "the norm counts parameters that all ranks of tp hold",
      "parallel_state/grids/axis_groups.cpp",

@@ -113,13 +113,9 @@ class DrawnAudit {
       ddp_.overlap_grad_reduce = true;
   }
 
-  bool shards_params() const {
-    return ddp_.data_parallel_sharding_strategy == ShardingStrategy::optim_grads_params;
-  }
-
   ParamDescription draw_description(int64_t index) {
     ParamDescription description;
-    description.is_expert = index > 1 && draw_.one_in(3) && !shards_params();
+    description.is_expert = index > 1 && draw_.one_in(3);
     description.apply_weight_decay = draw_.one_in(2);
     description.is_embedding_or_output = draw_.one_in(4);
     for (const MeshAxis axis : description.is_expert ? std::vector{MeshAxis::etp, MeshAxis::ep}

@@ -16,6 +16,7 @@
 #include "lockstep/planner/layout_estimate.h"
 #include "lockstep/planner/memory_plan.h"
 #include "lockstep/planner/pipeline_plan.h"
+#include "lockstep/planner/stage_shapes.h"
 
 namespace lockstep {
 namespace {
@@ -160,9 +161,11 @@ TEST(LayoutSpace, ShardsWhereThereAreReplicas) {
     }
     EXPECT_LE(one.instances, std::max<int64_t>(1, replicas / 2));
   });
+  std::set<int64_t> expert;  // sizes beside which parameters are shared out
   visit_layouts(config_of(kExperts), {.world_size = 4}, [&](const JobLayout& one) {
-    EXPECT_NE(one.sharding, ShardingStrategy::optim_grads_params);
+    if (one.sharding == ShardingStrategy::optim_grads_params) expert.insert(one.expert);
   });
+  EXPECT_EQ(expert, (std::set<int64_t>{1, 2, 4}));
 }
 
 /// A machine whose products have a rate and whose other work takes no time.
@@ -212,6 +215,31 @@ TEST(LayoutEstimator, CountsTheBubble) {
   EXPECT_NEAR(seconds(1, Family::_1f1b), 5 * slot + output, 1e-9);
   EXPECT_NEAR(seconds(2, Family::_1f1b), 4.5 * slot + output, 1e-9);
   EXPECT_NEAR(seconds(1, Family::zb_h1), (4 + 1 / 3.0) * slot + output, 1e-9);
+}
+
+TEST(LayoutEstimator, GathersExpertsFromTheRanksThatHoldTheSame) {
+  Machine machine = products_alone(1e30);
+  machine.inside_host = {.bytes_per_s = 1e9, .latency_s = 0};
+  // Of few tokens, whose way to the experts covers little.
+  const Config config =
+      config_of(kExperts, {"train.precision=fp32", "model.seq_length=2", "model.moe_router_topk=1",
+                           "model.moe_router_pre_softmax=true"});
+  LayoutEstimator four(config, 4, machine);
+  const double experts = 4 * 4 * 3 * 32 * 64;  // layers, experts, matrices of SwiGLU
+  const double others = static_cast<double>(num_parameters(config)) - experts;
+  for (const double expert : {1, 2, 4}) {
+    const auto seconds = [&](ShardingStrategy sharding) {
+      return four.seconds(
+          {.expert = static_cast<int64_t>(expert), .micro_batch_size = 4, .sharding = sharding});
+    };
+    const double replicas = 4 / expert;
+    const double received = others * 3 / 4 + experts / expert * (replicas - 1) / replicas;
+    // For backward once more.
+    EXPECT_NEAR(1e9 * (seconds(ShardingStrategy::optim_grads_params) -
+                       seconds(ShardingStrategy::optim_grads)),
+                4 * received, 8e3)
+        << expert;
+  }
 }
 
 TEST(LayoutEstimator, NeedsNoMoreMemoryThanThePlan) {

@@ -306,6 +306,28 @@ TEST(MemoryPlan, WhatIsOffloadedFromADeviceIsTheHosts) {
   }
 }
 
+TEST(MemoryPlan, LayersThatAreNotRecomputedWaitOnTheHostWhole) {
+  const auto stage = [](const std::vector<std::string>& more) {
+    return plan_memory(
+               small(
+                   with({"train.device=cuda", "model.num_layers=6", "train.precision=bf16"}, more)))
+        .stages.front();
+  };
+  const Config config = small({});
+  const int64_t input =
+      config.model.seq_length * config.train.micro_batch_size * config.model.hidden_size * 2;
+  const std::string offload = "model.offload_activations=true";
+  const StageMemory kept = stage({}), offloaded = stage({offload});
+  const int64_t layer = offloaded.host_bytes / 6;
+  EXPECT_GT(layer, 10 * input);
+  EXPECT_EQ(offloaded.host_bytes, 6 * layer);
+  // Two are there, and the first one's input.
+  EXPECT_EQ(kept.activation_bytes - offloaded.activation_bytes, (6 - 2) * layer - input);
+  const StageMemory partly =
+      stage({offload, "model.recompute_granularity=full", "model.recompute_num_layers=4"});
+  EXPECT_EQ(partly.host_bytes, 4 * input + 2 * layer);
+}
+
 TEST(MemoryPlan, WhatDoesNotDivideIsRefusedByName) {
   const auto refused = [](const std::vector<std::string>& overrides, int64_t world) {
     try {

@@ -99,7 +99,7 @@ TEST_F(FeaturePairsTest, ExpertsBehindLatentAttention) {
   expect_equal_to_one_process(model, 4, {kExpert, kPipeline});
   expect_equal_to_one_process(both(model, kShardedGrads), 4,
                               {kExpert, kTensor, "expert_tensor_parallel_size=1", kSequence});
-  expect_equal_to_one_process(both(model, kShardedGrads), 4, {kExpert});
+  expect_equal_to_one_process(both(model, kShardedParams), 4, {kExpert});
 }
 
 TEST_F(FeaturePairsTest, MeansOfMicrobatches) {

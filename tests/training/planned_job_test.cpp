@@ -153,6 +153,11 @@ TEST(PlannedJob, ContextsAndExpertsCommunicateAsInARun) {
       8, with(with(kExperts, kSharded), layout({kExpert, kTensor, kSequence, kContext})));
   expect_as_in_a_run(
       4, with(kExperts, layout({kExpert, kTensor, "expert_tensor_parallel_size=1", kSequence})));
+  const Overrides shares = with(kExperts, {"ddp.use_distributed_optimizer=true",
+                                           "ddp.data_parallel_sharding_strategy=optim_grads_params",
+                                           "ddp.overlap_param_gather=true"});
+  expect_as_in_a_run(4, with(shares, layout({kExpert})));
+  expect_as_in_a_run(4, with(shares, layout({kExpert, kTensor, "expert_tensor_parallel_size=1"})));
   expect_as_in_a_run(4, with(with(kExperts, {"model.moe_token_dispatcher_type=allgather"}),
                              layout({kExpert, kContext})));
 }

@@ -92,6 +92,9 @@ TEST_F(ReplicaCheckTest, SaysNothingWhereNothingHasHappened) {
       {4, kShards, {"context_parallel_size=2"}},
       {4, kExperts, {"expert_model_parallel_size=2"}},
       {4, with(kShards, kExperts), {"expert_model_parallel_size=2"}},
+      {4,
+       with(with(kShards, kExperts), {"ddp.data_parallel_sharding_strategy=optim_grads_params"}),
+       {"expert_model_parallel_size=2"}},
       {4, {"optimizer.optimizer=muon"}, tensor},
       {2, {"lora.rank=2"}, {}}};
   expect_same_curves(runs, kEach);

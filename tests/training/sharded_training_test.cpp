@@ -1,60 +1,16 @@
 // The reference GPT with sharded gradients and parameters (ddp.data_parallel_sharding_strategy) on
-// every kind of layout: what it learns, and what it holds.
+// every kind of layout of dense layers.
 
 #include <gtest/gtest.h>
 
-#include "lockstep/distributed/block_pool.h"
 #include "lockstep/parallel_state/planning.h"
-#include "lockstep/planner/memory_plan.h"
 #include "lockstep/tests/support/host_transport.h"
-#include "lockstep/tests/training/layout_curves.h"
+#include "lockstep/tests/training/sharded_curves.h"
 
 namespace lockstep {
 namespace {
 
-using testing::run_ranks;
-using Overrides = std::vector<std::string>;
-
-const Overrides kOptim = {"ddp.use_distributed_optimizer=true"};
-const Overrides kGrads = {"ddp.use_distributed_optimizer=true",
-                          "ddp.data_parallel_sharding_strategy=optim_grads"};
-const Overrides kParams = {"ddp.use_distributed_optimizer=true",
-                           "ddp.data_parallel_sharding_strategy=optim_grads_params"};
-const char* const kAhead = "ddp.overlap_param_gather=true";
-
-Overrides with(Overrides first, const Overrides& second) {
-  first.insert(first.end(), second.begin(), second.end());
-  return first;
-}
-
-const char* const kTensor = "tensor_model_parallel_size=2";
-const char* const kPipeline = "pipeline_model_parallel_size=2";
-const char* const kExpert = "expert_model_parallel_size=2";
-const char* const kContext = "context_parallel_size=2";
-const char* const kSequence = "sequence_parallel=true";
-
-class ShardedTrainingTest : public testing::LayoutCurvesTest {
- protected:
-  /// `strategies` against one process that shards nothing.
-  void expect_all_equal(const Overrides& model, int64_t world, const Overrides& layout,
-                        const std::vector<Overrides>& strategies = all_strategies()) const {
-    const std::vector<double> expected = curve(config(model, {}), 1);
-    for (const Overrides& strategy : strategies) {
-      SCOPED_TRACE(fmt::format("{} ranks: {}, {}, {}", world, fmt::join(model, " "),
-                               fmt::join(layout, " "), fmt::join(strategy, " ")));
-      const std::vector<double> found = curve(config(with(model, strategy), layout), world);
-      ASSERT_EQ(found.size(), expected.size());
-      for (size_t i = 0; i < expected.size(); ++i)
-        ASSERT_NEAR(found[i], expected[i], 1e-12 * std::abs(expected[i])) << i;
-      EXPECT_LT(expected[expected.size() - 3], expected[0]);
-    }
-  }
-
-  static std::vector<Overrides> all_strategies() {
-    return {with(kGrads, {"ddp.bucket_size=300"}), kParams, with(kParams, {kAhead}),
-            with(kParams, {kAhead, "ddp.bucket_size=300"})};
-  }
-};
+using namespace testing;
 
 TEST_F(ShardedTrainingTest, DataParallelWithAndWithoutAccumulation) {
   expect_all_equal({}, 2, {});
@@ -81,15 +37,6 @@ TEST_F(ShardedTrainingTest, BesidePipelines) {
                    {kPipeline, "pipeline_schedule=zb-h1"});
 }
 
-TEST_F(ShardedTrainingTest, BesideExpertParallelism) {
-  const Overrides experts = {"model.num_experts=4", "model.moe_aux_loss_coeff=0.05",
-                             "model.moe_shared_expert_intermediate_size=12"};
-  const std::vector<Overrides> grads = {kGrads, with(kGrads, {"ddp.bucket_size=300"})};
-  expect_all_equal(experts, 4, {kExpert}, grads);
-  expect_all_equal(experts, 4, {kExpert, kTensor, "expert_tensor_parallel_size=1", kSequence},
-                   grads);
-}
-
 TEST_F(ShardedTrainingTest, AdaptersBesideFrozenWeights) {
   expect_all_equal({"lora.rank=2", "lora.alpha=4", "optimizer.lr=0.02"}, 2, {});
 }
@@ -106,13 +53,7 @@ TEST_F(ShardedTrainingTest, TheBitsAreThoseOfTheShardedOptimizer) {
     for (const auto& [world, layout] : std::vector<std::pair<int64_t, Overrides>>{
              {2, {}}, {4, {}}, {4, {kPipeline}}, {4, {kTensor}}}) {
       const Overrides model = {precision, "optimizer.clip_grad=0", "ddp.grad_reduce_in_fp32=false"};
-      const std::vector<double> expected = curve(config(with(model, kOptim), layout), world);
-      for (const Overrides& strategy : {kGrads, kParams, with(kParams, {kAhead})}) {
-        const std::vector<double> found = curve(config(with(model, strategy), layout), world);
-        ASSERT_EQ(found.size(), expected.size());
-        for (size_t i = 0; i < expected.size(); i += 2)
-          EXPECT_EQ(found[i], expected[i]) << i << fmt::format(": {}", fmt::join(strategy, " "));
-      }
+      expect_bits_of_optim(model, world, layout);
     }
 }
 
@@ -148,30 +89,7 @@ TEST_F(ShardedTrainingTest, ARankHoldsWhatThePlanSays) {
                  layout);
       SCOPED_TRACE(
           fmt::format("{} ranks: {}, {}", world, fmt::join(model, " "), fmt::join(strategy, " ")));
-      const MemoryPlan plan = plan_memory(job, world);
-      testing::RankThreadOptions options;
-      options.sizes = parallel_options(job, c10::kCPU).sizes;
-      run_ranks(
-          world,
-          [&](const ParallelState& state) {
-            Trainer trainer(job, state);
-            for (int step = 0; step < 3; ++step) trainer.train_step();
-            const int64_t stage = state.group(GroupKind::pp).rank();
-            const StageMemory& planned = plan.stages.at(static_cast<size_t>(stage));
-            int64_t kept = 0;
-            const BlockPool* pool = nullptr;
-            for (const DistributedDataParallel* ddp : trainer.training_model().wrappers())
-              for (const ParamAndGradBuffer* buffer : ddp->buffers()) {
-                kept += buffer->kept_param_bytes() + buffer->kept_grad_bytes();
-                if (buffer->pool() != nullptr) pool = buffer->pool();
-              }
-            ASSERT_NE(pool, nullptr);
-            const int64_t lent = planned.parameter_bytes + planned.gradient_bytes - kept;
-            const auto peak = static_cast<int64_t>(pool->peak_bytes());
-            EXPECT_LE(peak, lent + lent / 4);  // a block may be a quarter larger than asked for
-            EXPECT_GE(peak, lent / 2);
-          },
-          options);
+      expect_memory_as_planned(job, world);
     }
 }
 

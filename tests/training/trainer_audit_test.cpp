@@ -44,6 +44,10 @@ std::vector<Layout> expert_layouts() {
           {2, {.expert = 2}, {ep}},
           {4, {.expert = 2}, {ep, "ddp.use_distributed_optimizer=true"}},
           {4,
+           {.expert = 2},
+           {ep, "ddp.use_distributed_optimizer=true",
+            "ddp.data_parallel_sharding_strategy=optim_grads_params"}},
+          {4,
            {.tensor = 2, .expert = 2},
            {ep, "parallel.tensor_model_parallel_size=2", "parallel.sequence_parallel=true"}}};
 }
