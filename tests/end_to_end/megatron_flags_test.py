@@ -211,6 +211,11 @@ class MegatronFlags(EndToEnd):
             ("--group-query-attention", {"model.num_query_groups": "1"}),
             ("--recompute-activations", {"model.recompute_granularity": '"selective"'}),
             ("--sequence-parallel", {"parallel.sequence_parallel": None}),
+            ("--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap",
+             {"parallel.sequence_parallel": "true", "parallel.tp_comm_overlap": "true"}),
+            ("--tensor-model-parallel-size 2 --tp-comm-overlap",
+             {"parallel.tp_comm_overlap": None}),
+            ("--sequence-parallel --tp-comm-overlap", {"parallel.tp_comm_overlap": None}),
             ("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
              {"parallel.virtual_pipeline_model_parallel_size": "2"}),
             ("--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
