@@ -1,7 +1,7 @@
-// A column-parallel layer, SwiGLU and a row-parallel one behind it, forward alone and with backward:
-// as they are, and with tp_comm_overlap. Round by round, ranks as threads with one core each. Every
-// mode also runs on ranks whose collectives are answered at once: what it takes longer than they do
-// is its communication, as far as products do not hide it.
+// A column-parallel layer, SwiGLU and a row-parallel one, forward alone and with backward: without
+// and with tp_comm_overlap. Round by round, ranks as threads with one core each. Every mode also
+// runs on ranks whose collectives are answered at once: what it takes longer than they do is its
+// communication, as far as products do not hide it.
 
 #include <array>
 #include <barrier>
