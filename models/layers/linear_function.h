@@ -90,13 +90,13 @@ struct ParallelLinearOptions {
 ///     summed           all-reduce       nothing
 ///     sequence_chunk   reduce-scatter   all-gather of the output's gradient
 ///
-/// With `overlap` those of forward are cut into parts of the sequence, kOverlapParts of a rank's
-/// chunk, or of all of it with `summed` (one for each position where there are fewer). All-gathers
-/// of all parts start at once, and the rank multiplies its own chunk while they travel, then what
-/// has arrived of the others, part by part. Each part of the output is sent as soon as it is
-/// computed, while the next one is. Bytes and backward are the same. So are results but for
-/// rounding: a matrix library may add up a row of fewer rows in another order. With `fp8` forward
-/// sends at once where scales are those of whole operands; see Fp8Layer::scales_parts().
+/// With `overlap` those of forward are cut into two halves of the sequence, of each rank's chunk or
+/// with `summed` of all of it; a single position is not cut. Both all-gathers start at once, and
+/// the rank multiplies its own chunk while they travel, then what has arrived of the others. The
+/// first half of an output is sent as soon as it is computed, while the second one is. Bytes and
+/// backward are the same. So are results but for rounding: a matrix library may add up a row of
+/// fewer rows in another order. With `fp8` forward sends at once where scales are those of whole
+/// operands; see Fp8Layer::scales_parts().
 ///
 /// Where a wrapper such as DistributedDataParallel waits for weight.grad() (a
 /// post-accumulate-gradient hook), the product adds the weight's gradient straight into it, if that
@@ -108,8 +108,8 @@ struct ParallelLinearOptions {
 /// compare what is trained. torch::autograd::grad() gives this rank's own gradient of the weight,
 /// and accumulates nothing; with `deferred` it does not find the weight in the graph. Backward with
 /// create_graph is a UsageError; so is, by the label and before anything is sent, an input of
-/// another width or dtype, and a weight that one backward reaches twice while `deferred` is set and
-/// a wrapper waits for its gradient.
+/// another width or dtype, one that is gathered where the output is summed, and a weight that one
+/// backward reaches twice while `deferred` is set and a wrapper waits for its gradient.
 at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight,
                            const at::Tensor& bias, const ParallelLinearOptions& options);
 
