@@ -112,7 +112,9 @@ TEST(LayoutSpace, OverridesMakeTheLayoutOfTheConfiguration) {
       {kModel, {}}, {kExperts, {}}, {kModel, overlapped}};
   for (const auto& [text, given] : cases) {
     const Config config = config_of(text, given);
+    size_t layouts = 0;
     visit_layouts(config, {.world_size = 4}, [&](const JobLayout& layout) {
+      ++layouts;
       Strings set = given;
       const Strings more = overrides_of(layout, config);
       set.insert(set.end(), more.begin(), more.end());
@@ -121,7 +123,7 @@ TEST(LayoutSpace, OverridesMakeTheLayoutOfTheConfiguration) {
           << fmt::format("{}", fmt::join(set, " "));
       EXPECT_EQ(made.parallel.tp_comm_overlap, !given.empty() && layout.tensor > 1);
     });
-    EXPECT_EQ(visited(config, {.world_size = 4}), visited(config_of(text), {.world_size = 4}));
+    EXPECT_EQ(layouts, visited(config_of(text), {.world_size = 4}).size());
   }
 }
 
