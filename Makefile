@@ -92,6 +92,7 @@ bench: build ## Run the benchmarks: ours and its peer side by side
 	@$(BUILD)/benchmarks/group_setup
 	@$(BUILD)/benchmarks/rank_groups
 	@OMP_NUM_THREADS=1 $(BUILD)/benchmarks/context_attention
+	@OMP_NUM_THREADS=1 $(BUILD)/benchmarks/tensor_overlap
 	@$(BUILD)/benchmarks/pipeline_bubble
 	@$(BUILD)/benchmarks/device_waits
 	@$(BUILD)/benchmarks/data_pipeline loader

@@ -17,6 +17,7 @@ constexpr int64_t kLargestMicroBatch = 16, kMostChunks = 8;
 
 constexpr const char* kTensor = "parallel.tensor_model_parallel_size";
 constexpr const char* kSequence = "parallel.sequence_parallel";
+constexpr const char* kOverlap = "parallel.tp_comm_overlap";
 constexpr const char* kContext = "parallel.context_parallel_size";
 constexpr const char* kPipeline = "parallel.pipeline_model_parallel_size";
 constexpr const char* kChunks = "parallel.virtual_pipeline_model_parallel_size";
@@ -235,6 +236,7 @@ std::vector<std::string> overrides_of(const JobLayout& layout, const Config& con
   const DistributedDataParallelConfig& ddp = config.ddp;
   differs(kTensor, layout.tensor, given.tensor);
   differs(kSequence, layout.tensor > 1, parallel.sequence_parallel);
+  differs(kOverlap, parallel.tp_comm_overlap && layout.tensor > 1, parallel.tp_comm_overlap);
   differs(kContext, layout.context, given.context);
   differs(kPipeline, layout.pipeline, given.pipeline);
   differs(kChunks, layout.chunks, given.chunks);
@@ -259,6 +261,7 @@ Config with_layout(Config config, const JobLayout& layout) {
   ParallelConfig& parallel = config.parallel;
   parallel.tensor_model_parallel_size = layout.tensor;
   parallel.sequence_parallel = layout.tensor > 1;
+  parallel.tp_comm_overlap = parallel.tp_comm_overlap && layout.tensor > 1;
   parallel.context_parallel_size = layout.context;
   parallel.pipeline_model_parallel_size = layout.pipeline;
   parallel.virtual_pipeline_model_parallel_size.reset();

@@ -13,7 +13,8 @@ namespace lockstep {
 
 /// The fields that `lockstep plan best` chooses; sizes as in ParallelConfig.
 struct JobLayout {
-  int64_t tensor = 1;  ///< more than 1: with sequence parallelism
+  /// More than 1: with sequence parallelism, and tp_comm_overlap as the configuration has it.
+  int64_t tensor = 1;
   int64_t context = 1;
   int64_t pipeline = 1;
   int64_t chunks = 1;  ///< of each pipeline rank

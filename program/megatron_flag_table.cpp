@@ -109,6 +109,8 @@ constexpr MegatronFlag kWithField[] = {
      "parallel.num_distributed_optimizer_instances"},
     {"--sequence-parallel", derived, none, "parallel.sequence_parallel", "",
      "left out with one tensor-parallel rank, where Megatron-LM turns it off"},
+    {"--tp-comm-overlap", derived, none, "parallel.tp_comm_overlap", "",
+     "with --sequence-parallel, without which Megatron-LM refuses it"},
     {"--pipeline-model-parallel-layout", copied, one, "parallel.pipeline_model_parallel_layout"},
     {"--decoder-first-pipeline-num-layers", copied, one,
      "parallel.num_layers_in_first_pipeline_stage"},

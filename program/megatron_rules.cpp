@@ -155,6 +155,14 @@ void apply_parallel(Settings& s) {
       s.note("--sequence-parallel",
              "not needed: with one tensor-parallel rank Megatron-LM turns it off");
   }
+  if (s.has("--tp-comm-overlap")) {
+    if (s.found("parallel.sequence_parallel"))
+      s.set("parallel.tp_comm_overlap", true);
+    else
+      s.note("--tp-comm-overlap",
+             "not there: Megatron-LM refuses it without --sequence-parallel over several "
+             "tensor-parallel ranks");
+  }
   if (const auto minutes = s.number("--distributed-timeout-minutes"))
     s.set("parallel.distributed_timeout_seconds", fmt::format("{}", *minutes * 60));
   if (s.has("--cp-comm-type")) {

@@ -70,6 +70,9 @@ void check_tensor_parallel(const TransformerConfig& model, const ParallelConfig&
   if (parallel.sequence_parallel) check_sequence(model, parallel);
   if (model.distribute_saved_activations) check_saved_activations(model, parallel);
   const int64_t ranks = parallel.tensor_model_parallel_size;
+  require<ConfigError>(!parallel.tp_comm_overlap || ranks > 1,
+                       "parallel.tp_comm_overlap: found true, allowed with: {} > 1 (found {})",
+                       kTensor, ranks);
   if (ranks == 1) return;
   div_exact(model.num_attention_heads, ranks, "model.num_attention_heads", kTensor);
   div_exact(*model.ffn_hidden_size, ranks, names.ffn_hidden_size, kTensor);

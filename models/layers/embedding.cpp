@@ -27,6 +27,7 @@ VocabParallelEmbedding::VocabParallelEmbedding(const ParallelContext& context,
                                                const ModuleSpec& spec, TableUse use)
     : options_{.group = context.tensor_parallel(),
                .input = column_parallel_input(context),
+               .overlap = context.tp_comm_overlap,
                .weight_used_once = use != TableUse::both_ways,
                .deferred = context.deferred,
                .label = context.label()},

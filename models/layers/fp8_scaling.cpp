@@ -134,9 +134,22 @@ Fp8Matrices Fp8Layer::matrices(Fp8Operand operand, const at::Tensor& x, Fp8Sides
 at::Tensor Fp8Layer::output(const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias, bool notes) const {
   const Fp8Matrices inputs = matrices(Fp8Operand::input, x, Fp8Sides::matrix, notes);
-  const Fp8Matrices weights = matrices(Fp8Operand::weight, weight, Fp8Sides::matrix, notes);
-  return kernels::scaled_mm(inputs.matrix, weights.matrix, bias, x.scalar_type(),
+  return kernels::scaled_mm(inputs.matrix, narrowed_weight(weight, notes), bias, x.scalar_type(),
                             /*fast_sums=*/true);
+}
+
+bool Fp8Layer::scales_parts() const {
+  return options_.recipe == Fp8Recipe::rowwise || (scales_ && scales_->is_settled(place_));
+}
+
+kernels::Fp8Matrix Fp8Layer::narrowed_weight(const at::Tensor& weight, bool notes) const {
+  return matrices(Fp8Operand::weight, weight, Fp8Sides::matrix, notes).matrix;
+}
+
+at::Tensor Fp8Layer::output(const at::Tensor& x, const kernels::Fp8Matrix& weight,
+                            const std::optional<at::Tensor>& bias, bool notes) const {
+  const Fp8Matrices inputs = matrices(Fp8Operand::input, x, Fp8Sides::matrix, notes);
+  return kernels::scaled_mm(inputs.matrix, weight, bias, x.scalar_type(), /*fast_sums=*/true);
 }
 
 Fp8Matrices Fp8Layer::narrowed(const at::Tensor& gradient, bool wanted) const {

@@ -86,6 +86,14 @@ class Fp8Layer {
   at::Tensor output(const at::Tensor& x, const at::Tensor& weight,
                     const std::optional<at::Tensor>& bias, bool notes) const;
 
+  /// Whether rows of x have the same scales alone as among all: not with scales of tensors, nor
+  /// with delayed ones in the first step.
+  bool scales_parts() const;
+  /// The weight, for the products of several parts of x.
+  kernels::Fp8Matrix narrowed_weight(const at::Tensor& weight, bool notes) const;
+  at::Tensor output(const at::Tensor& x, const kernels::Fp8Matrix& weight,
+                    const std::optional<at::Tensor>& bias, bool notes) const;
+
   /// The gradient [tokens, out] of the output, for the functions below, of which weight_gradient()
   /// may be called where that of the weight is `wanted`. It counts for the scales of later steps.
   kernels::Fp8Matrices narrowed(const at::Tensor& gradient, bool wanted) const;

@@ -46,7 +46,8 @@ struct LayerContext {
 
   /// For the layers that take their sizes alone.
   operator ParallelContext() const {
-    return {state, options, seed, parallel.sequence_parallel, name, deferred, lora, fp8};
+    return {state,    options, seed, parallel.sequence_parallel, parallel.tp_comm_overlap, name,
+            deferred, lora,    fp8};
   }
 
   /// See ParallelContext.

@@ -7,14 +7,16 @@
 #include "lockstep/models/fp8_scaling.h"
 #include "lockstep/models/layer_params.h"
 #include "lockstep/models/low_rank_adapter.h"
-#include "lockstep/parallel_state/parallel_functions.h"
 
 namespace lockstep {
 namespace {
 
-ParallelLinearOptions linear_options(const ParallelContext& context, LinearInput input) {
+ParallelLinearOptions linear_options(const ParallelContext& context, LinearInput input,
+                                     LinearOutput output = LinearOutput::own) {
   return {.group = context.tensor_parallel(),
           .input = input,
+          .output = output,
+          .overlap = context.tp_comm_overlap,
           .deferred = context.deferred,
           .label = context.label()};
 }
@@ -29,6 +31,10 @@ std::shared_ptr<const Fp8Layer> fp8_layer(const ParallelContext& context,
 
 LinearInput column_parallel_input(const ParallelContext& context) {
   return context.sequence_parallel ? LinearInput::sequence_chunk : LinearInput::copied;
+}
+
+LinearOutput row_parallel_output(const ParallelContext& context) {
+  return context.sequence_parallel ? LinearOutput::sequence_chunk : LinearOutput::summed;
 }
 
 ColumnParallelLinear::ColumnParallelLinear(const ParallelContext& context, const ModuleSpec& spec)
@@ -56,8 +62,7 @@ at::Tensor ColumnParallelLinear::forward(const at::Tensor& input,
 }
 
 RowParallelLinear::RowParallelLinear(const ParallelContext& context, const ModuleSpec& spec)
-    : options_(linear_options(context, LinearInput::own)),
-      sequence_parallel_(context.sequence_parallel) {
+    : options_(linear_options(context, LinearInput::own, row_parallel_output(context))) {
   weight_ = add(spec.at("weight"), context.origin());
   options_.fp8 = fp8_layer(context, weight_);
   if (const ParamSpec* bias = spec.find("bias")) bias_ = add(*bias, context.origin());
@@ -74,19 +79,8 @@ RowParallelLinear::RowParallelLinear(const ParallelContext& context, int64_t in_
                                                    out_features, bias, init_std)) {}
 
 at::Tensor RowParallelLinear::forward(const at::Tensor& input, const TokenPositions& tokens) const {
-  const at::Tensor output = product(input);
+  const at::Tensor output = parallel_linear(input, weight_, bias_, options_);
   return adapter_ ? output + adapter_->forward(input, tokens, is_training()) : output;
-}
-
-at::Tensor RowParallelLinear::product(const at::Tensor& input) const {
-  const bool alone = options_.group.size() == 1;
-  const at::Tensor term = parallel_linear(input, weight_, alone ? bias_ : at::Tensor(), options_);
-  if (alone) return term;
-  const std::string& label = options_.label.output();
-  const at::Tensor sum = sequence_parallel_
-                             ? reduce_scatter_to_group(term, options_.group, 0, label)
-                             : reduce_from_group(term, options_.group, label);
-  return bias_.defined() ? sum + bias_ : sum;
 }
 
 ReplicatedLinear::ReplicatedLinear(const ParallelContext& context, const ModuleSpec& spec)

@@ -64,14 +64,12 @@ class RowParallelLinear : public DescribedModule {
 
   /// `input` [sequence, batch, in / ranks] -> the sum of the ranks' terms, plus the bias once:
   /// [sequence, batch, out] by an all-reduce, or with sequence parallelism this rank's [sequence /
-  /// ranks, batch, out] by a reduce-scatter, whose backward is an all-gather.
+  /// ranks, batch, out] by a reduce-scatter, whose backward is an all-gather. See
+  /// parallel_linear().
   at::Tensor forward(const at::Tensor& input, const TokenPositions& tokens = {}) const;
 
  private:
-  at::Tensor product(const at::Tensor& input) const;
-
   ParallelLinearOptions options_;
-  bool sequence_parallel_;
   at::Tensor weight_;
   at::Tensor bias_;
   std::shared_ptr<const LowRankAdapter> adapter_;  ///< may be null
@@ -95,5 +93,7 @@ class ReplicatedLinear : public DescribedModule {
 
 /// How the input of a column-parallel product comes: see LinearInput.
 LinearInput column_parallel_input(const ParallelContext& context);
+/// What becomes of the output of a row-parallel one: see LinearOutput.
+LinearOutput row_parallel_output(const ParallelContext& context);
 
 }  // namespace lockstep

@@ -23,7 +23,8 @@ namespace lockstep {
 ///
 /// The collectives are those of the two functions, for all tokens at once. The weight's gradient is
 /// added chunk by chunk straight into weight.grad() where parallel_linear() would do so, else
-/// summed in fp32 at least. It is never deferred: `options.deferred` is not used. UsageError: what
+/// summed in fp32 at least. It is never deferred, and all of the input is gathered before the
+/// first product: `options.deferred` and `options.overlap` are not used. UsageError: what
 /// either function refuses, and a chunk_size below 1.
 at::Tensor parallel_linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                          const at::Tensor& labels, const VocabPartition& vocabulary,

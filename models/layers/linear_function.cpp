@@ -10,9 +10,11 @@
 #include "lockstep/models/fp8_scaling.h"
 #include "lockstep/models/gathering.h"
 #include "lockstep/models/input_check.h"
+#include "lockstep/models/overlapped_product.h"
 #include "lockstep/models/recompute.h"
 #include "lockstep/models/weight_gradient.h"
 #include "lockstep/parallel_state/collectives.h"
+#include "lockstep/parallel_state/parallel_functions.h"
 
 namespace lockstep {
 namespace {
@@ -113,7 +115,10 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     context->saved_data["call"] = c10::IValue::make_capsule(call);
     context->saved_data["biased"] = bias.has_value();
     const at::Tensor matrix = weight.flatten(0, -2);
+    const ProductFactor factor = {matrix, bias, call->notes_largest};
+    if (options.output != LinearOutput::own) return summed_product(input, factor, options);
     if (options.input != LinearInput::sequence_chunk) return product(input, matrix, bias, *call);
+    if (options.overlap) return gathered_product(input, factor, options);
     Gathering gathering(input, options, options.label.input());
     gathering.work.wait();
     return product(gathering.whole, matrix, bias, *call);
@@ -138,11 +143,12 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     std::optional<Gathering> gathering;
     if (options.input == LinearInput::sequence_chunk && weight_now)
       gathering.emplace(input, options, options.label.input_again());
-    const OutputGradient output(grads[0], options, weight_now || later);
+    const at::Tensor grad = whole_gradient(grads[0], options);
+    const OutputGradient output(grad, options, weight_now || later);
     at::Tensor input_gradient;
     Work reduction;
     if (context->needs_input_grad(0))
-      reduction = start_input_gradient(grads[0], output, weight, options, input_gradient);
+      reduction = start_input_gradient(grad, output, weight, options, input_gradient);
 
     at::Tensor own_gradient;
     if (later) defer(input, call.weight, output, options);
@@ -162,6 +168,14 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   }
 
  private:
+  /// That of the term of the output which this rank has computed.
+  static at::Tensor whole_gradient(const at::Tensor& grad, const ParallelLinearOptions& options) {
+    if (options.output != LinearOutput::sequence_chunk) return grad;
+    Gathering gathering(grad, options, options.label.output_gradient());
+    gathering.work.wait();
+    return gathering.whole;
+  }
+
   /// Computes this rank's term and starts to add the terms of the others.
   static Work start_input_gradient(const at::Tensor& grad, const OutputGradient& output,
                                    const at::Tensor& weight, const ParallelLinearOptions& options,
@@ -191,19 +205,44 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   }
 };
 
-}  // namespace
-
-at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight,
-                           const at::Tensor& bias, const ParallelLinearOptions& options) {
-  const bool chunk = options.input == LinearInput::sequence_chunk && options.group.size() > 1;
-  check_input(input, weight.size(-1), weight, options.label.layer(), chunk ? 2 : 1);
+/// parallel_linear() of checked operands.
+at::Tensor apply(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+                 const ParallelLinearOptions& options) {
   const auto row_bias = bias.defined() ? std::optional(bias.flatten()) : std::nullopt;
   const bool may_defer = options.deferred && options.weight_used_once && weight.requires_grad();
   const bool apart = may_defer && input.requires_grad() && at::GradMode::is_enabled();
   if (may_defer && !at::GradMode::is_enabled()) leave_out_of_recompute(weight);
   auto call = c10::make_intrusive<LinearCall>(options, apart ? weight : at::Tensor());
-  if (options.group.size() == 1) call->options.input = LinearInput::own;
   return LinearFunction::apply(input, apart ? weight.detach() : weight, row_bias, call);
+}
+
+at::Tensor summed(const at::Tensor& term, const ParallelLinearOptions& options) {
+  const std::string& label = options.label.output();
+  return options.output == LinearOutput::summed
+             ? reduce_from_group(term, options.group, label)
+             : reduce_scatter_to_group(term, options.group, 0, label);
+}
+
+}  // namespace
+
+at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight,
+                           const at::Tensor& bias, const ParallelLinearOptions& options) {
+  const bool gathers = options.input == LinearInput::sequence_chunk;
+  const bool sums = options.output != LinearOutput::own, alone = options.group.size() == 1;
+  require<UsageError>(!gathers || !sums,
+                      "{}: found an input that is gathered and an output that is summed, allowed: "
+                      "one of the two",
+                      options.label.layer());
+  check_input(input, weight.size(-1), weight, options.label.layer(),
+              !alone && (gathers || sums) ? 2 : 1);
+  ParallelLinearOptions local = options;
+  local.overlap = options.overlap && (!options.fp8 || options.fp8->scales_parts());
+  if (alone) local.input = LinearInput::own;
+  if (alone || !local.overlap) local.output = LinearOutput::own;
+  if (alone || !sums) return apply(input, weight, bias, local);
+  const at::Tensor result = apply(input, weight, {}, local);
+  const at::Tensor sum = local.overlap ? result : summed(result, options);
+  return bias.defined() ? sum + bias : sum;
 }
 
 }  // namespace lockstep

@@ -5,7 +5,6 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/models/linear.h"
-#include "lockstep/parallel_state/parallel_functions.h"
 
 namespace lockstep {
 namespace {
@@ -14,9 +13,11 @@ double scale_of(const LoraConfig& lora) {
   return lora.alpha / static_cast<double>(lora.rank.value());
 }
 
-ParallelLinearOptions options_of(const ParallelContext& context, LinearInput input) {
+ParallelLinearOptions options_of(const ParallelContext& context, LinearInput input,
+                                 LinearOutput output = LinearOutput::own) {
   return {.group = context.tensor_parallel(),
           .input = input,
+          .output = output,
           .deferred = context.deferred,
           .label = context.label()};
 }
@@ -26,9 +27,9 @@ ParallelLinearOptions options_of(const ParallelContext& context, LinearInput inp
 LowRankAdapter::LowRankAdapter(const ParallelContext& context, at::Tensor a, at::Tensor b,
                                Beside beside)
     : beside_(beside),
-      sequence_parallel_(context.sequence_parallel),
       scale_(scale_of(context.lora)),
-      of_a_(options_of(context.child("lora_A"), LinearInput::own)),
+      of_a_(options_of(context.child("lora_A"), LinearInput::own,
+                       beside == Beside::rows ? row_parallel_output(context) : LinearOutput::own)),
       of_b_(options_of(context.child("lora_B"), beside == Beside::columns
                                                     ? column_parallel_input(context)
                                                     : LinearInput::own)),
@@ -39,8 +40,7 @@ LowRankAdapter::LowRankAdapter(const ParallelContext& context, at::Tensor a, at:
 
 at::Tensor LowRankAdapter::forward(const at::Tensor& input, const TokenPositions& tokens,
                                    bool training) const {
-  const at::Tensor term = parallel_linear(dropped(input, tokens, training), a_, {}, of_a_);
-  const at::Tensor low = beside_ == Beside::columns ? term : summed(term);
+  const at::Tensor low = parallel_linear(dropped(input, tokens, training), a_, {}, of_a_);
   return parallel_linear(low * scale_, b_, {}, of_b_);
 }
 
@@ -50,14 +50,6 @@ at::Tensor LowRankAdapter::dropped(const at::Tensor& input, const TokenPositions
   if (beside_ == Beside::columns) return dropout_.apply(input, tokens, training);
   return dropout_.apply_to_channels(input, tokens, of_a_.group.rank() * part,
                                     of_a_.group.size() * part, training);
-}
-
-at::Tensor LowRankAdapter::summed(const at::Tensor& term) const {
-  const ProcessGroup& group = of_a_.group;
-  if (group.size() == 1) return term;
-  const std::string& label = of_a_.label.output();
-  return sequence_parallel_ ? reduce_scatter_to_group(term, group, 0, label)
-                            : reduce_from_group(term, group, label);
 }
 
 at::Tensor merged_weight(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b,

@@ -39,11 +39,8 @@ class LowRankAdapter {
 
  private:
   at::Tensor dropped(const at::Tensor& input, const TokenPositions& tokens, bool training) const;
-  /// Of the row-parallel A, whose ranks have each a term.
-  at::Tensor summed(const at::Tensor& term) const;
 
   Beside beside_;
-  bool sequence_parallel_;
   double scale_;
   ParallelLinearOptions of_a_, of_b_;
   at::Tensor a_, b_;

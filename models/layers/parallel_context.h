@@ -29,6 +29,9 @@ struct ParallelContext {
   uint64_t seed = 1234;            ///< of the initial weights
   /// Between the tensor-parallel regions each rank of tp has its part of the sequence.
   bool sequence_parallel = false;
+  /// Linear layers of several ranks of tp send beside products in forward, too; see
+  /// parallel_linear(). Adapters and linear_cross_entropy.h, whose gathers come first, do not.
+  bool tp_comm_overlap = false;
   std::string name = {};  ///< global name of the layer that is being built, ends in "." or empty
   /// Null: weight gradients are never deferred. Otherwise a layer whose gradients a front waits for
   /// may be used once in a forward; a second use is refused in backward, by the layer's name.

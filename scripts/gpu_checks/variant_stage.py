@@ -1,5 +1,8 @@
 """Stage 6: ours at 350M with one thing changed at a time, as far as the time goes."""
 
+import json
+import statistics
+
 from .report import VALUE
 from .speed_stage import SIZES, measure_one, peak_of, write_config, write_tokens
 
@@ -23,15 +26,37 @@ VARIANTS = (
     ("8-bit products, scales of rows", (),
      ["--set", "train.fp8=e4m3", "--set", "train.fp8_recipe=rowwise"]),
 )
+TENSOR = ["--set", "parallel.tensor_model_parallel_size=2",
+          "--set", "parallel.sequence_parallel=true"]
+# Of two ranks, which share the GPU and talk by sockets: products that wait for them, or do not.
+OF_TWO_RANKS = (
+    ("two ranks of tp with sp", TENSOR),
+    ("the same, overlapped", [*TENSOR, "--set", "parallel.tp_comm_overlap=true"]),
+)
+WARM_UP, STEPS = 3, 5
 
 
 def check(context):
     data = write_tokens(context.folder, 1 << 15)
     config = write_config(context, SIZES[1], data)
-    for _, _, words in VARIANTS:
+    settings = [words for _, _, words in VARIANTS] + [words for _, words in OF_TWO_RANKS]
+    for words in settings:
         context.run([context.bundle / "lockstep", "train", config, *words, "--print-config"],
                     30).needs()
-    return f"{len(VARIANTS)} variants are accepted"
+    return f"{len(settings)} variants are accepted"
+
+
+def measure_two(context, size, data, words):
+    """The median of an iteration of `lockstep train`."""
+    output = context.folder / f"two_ranks_{len(words)}"
+    command = [context.bundle / "lockstep", "train", write_config(context, size, data, 1), *words,
+               "--set", f"train.device={context.device}",
+               "--set", f"train.train_iters={WARM_UP + STEPS}", "--set", "train.log_interval=1",
+               "--set", "checkpoint.save=", "--output", output]
+    context.train(command, 2, 60)
+    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    times = [line["iteration_ms"] for line in lines if line.get("iteration_ms")][WARM_UP:]
+    return f"{statistics.median(times):.1f} ms a step [{min(times):.1f}, {max(times):.1f}]"
 
 
 def run(context):
@@ -39,3 +64,6 @@ def run(context):
     for name, options, words in VARIANTS:
         context.attempt(f"{size.name}, {name}", lambda: measure_one(
             context, size, data, words, options=options).told(size, peak), VALUE)
+    for name, words in OF_TWO_RANKS:
+        context.attempt(f"{size.name}, {name}",
+                        lambda: measure_two(context, size, data, words), VALUE)

@@ -49,6 +49,9 @@ TEST(TensorParallelRules, ErrorsNameTheFieldsThatDoNotDivide) {
       {{"parallel.sequence_parallel=true"},
        "parallel.sequence_parallel: found true, allowed with: "
        "parallel.tensor_model_parallel_size > 1 (found 1)"},
+      {{"parallel.tp_comm_overlap=true"},
+       "parallel.tp_comm_overlap: found true, allowed with: "
+       "parallel.tensor_model_parallel_size > 1 (found 1)"},
       {{tensor(2), "parallel.sequence_parallel=true", "model.seq_length=25"},
        "model.seq_length: found 25, allowed with parallel.sequence_parallel: a multiple of"},
       {{tensor(2), "model.distribute_saved_activations=true"},
@@ -76,6 +79,8 @@ TEST(TensorParallelRules, WhatFitsPasses) {
                                "model.kv_channels=6"}));
   EXPECT_NO_THROW(parse_model({"parallel.tensor_model_parallel_size=4", "model.num_query_groups=12",
                                "parallel.sequence_parallel=true"}));
+  EXPECT_NO_THROW(
+      parse_model({"parallel.tensor_model_parallel_size=2", "parallel.tp_comm_overlap=true"}));
   EXPECT_NO_THROW(parse_model({"parallel.tensor_model_parallel_size=4", "model.vocab_size=3"}));
 }
 

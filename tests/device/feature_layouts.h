@@ -26,6 +26,7 @@ inline const Overrides kLatent = {"model.multi_latent_attention=true",
 inline const Overrides kFp8 = {"train.fp8=hybrid", "train.fp8_amax_history_len=2",
                                "model.hidden_size=32", "model.seq_length=16"};
 inline const Overrides kChecked = {"train.replica_check_interval=1", "train.replay_interval=2"};
+inline const Overrides kOverlapped = {"parallel.tp_comm_overlap=true"};
 inline const Overrides kChunks = {"model.cross_entropy_chunk_size=5", "model.label_smoothing=0.1"};
 
 /// Attention inside documents is another kernel on a device.
@@ -75,6 +76,35 @@ inline std::vector<DeviceLayout> feature_layouts() {
       {.name = "fp8_tp2_sp_sharded",
        .world = 4,
        .overrides = parallel({{"tensor_model", 2}}, with(kSequence, with(kSharded, kFp8)))},
+      {.name = "overlapped_tp2",
+       .world = 2,
+       .overrides =
+           parallel({{"tensor_model", 2}},
+                    with(kOverlapped, {"train.precision=bf16", "model.recompute_granularity=full",
+                                       "model.distribute_saved_activations=true"}))},
+      {.name = "overlapped_tp2_sp_recomputed_sharded_params",
+       .world = 4,
+       .overrides =
+           parallel({{"tensor_model", 2}},
+                    with(with(kSequence, kOverlapped),
+                         with(kSharded, {kShardedParams, "model.recompute_granularity=full"})))},
+      {.name = "overlapped_tp4_sp_odd",
+       .world = 4,
+       .overrides = parallel(
+           {{"tensor_model", 4}},
+           with(with(kSequence, kOverlapped), {"model.seq_length=20", "model.add_bias_linear=true",
+                                               "model.make_vocab_size_divisible_by=1"}))},
+      {.name = "overlapped_tp2_sp_pp2_zb",
+       .world = 4,
+       .overrides =
+           parallel({{"tensor_model", 2}, {"pipeline_model", 2}},
+                    with(with(kSequence, kOverlapped), {"parallel.pipeline_schedule=zb-h1"}))},
+      {.name = "overlapped_adapters_tp2_sp",
+       .world = 2,
+       .overrides = parallel({{"tensor_model", 2}}, with(with(kSequence, kOverlapped), kAdapters))},
+      {.name = "overlapped_fp8_tp2_sp",
+       .world = 2,
+       .overrides = parallel({{"tensor_model", 2}}, with(with(kSequence, kOverlapped), kFp8))},
       {.name = "chunks_dp2_bf16", .world = 2, .overrides = with(kChunks, {"train.precision=bf16"})},
       {.name = "chunks_tp2_sp_sharded_params",
        .world = 4,

@@ -29,6 +29,8 @@ class Layouts(EndToEnd):
         expected = self.train(1)
         for ranks, *overrides in (
                 (2, "parallel.tensor_model_parallel_size=2"),
+                (2, "parallel.tensor_model_parallel_size=2", "parallel.tp_comm_overlap=true",
+                 "parallel.sequence_parallel=true"),
                 (2, "parallel.pipeline_model_parallel_size=2"),
                 (2, "parallel.context_parallel_size=2"),
                 (4, "parallel.tensor_model_parallel_size=2", "parallel.sequence_parallel=true",
@@ -47,6 +49,7 @@ class Layouts(EndToEnd):
                 ("parallel.virtual_pipeline_model_parallel_size=2",
                  "parallel.virtual_pipeline_model_parallel_size"),
                 ("parallel.sequence_parallel=true", "parallel.sequence_parallel"),
+                ("parallel.tp_comm_overlap=true", "parallel.tp_comm_overlap: found true"),
                 ("parallel.tensor_model_parallel_size=3", "model.num_attention_heads"),
                 ("parallel.pipeline_model_parallel_layout=Ettt|tL",
                  "pipeline_model_parallel_size")):

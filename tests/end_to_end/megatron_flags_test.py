@@ -81,7 +81,7 @@ checkpoint {
   save_interval: 10000
 }
 """
-# Of examples/llama/train_llama3_8b_h100_fp8.sh, with two tensor-parallel ranks.
+# Of examples/llama/train_llama3_8b_h100_fp8.sh, with two tensor-parallel ranks that overlap.
 LLAMA = """
 --use-mcore-models --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336
 --num-attention-heads 32 --group-query-attention --num-query-groups 8 --kv-channels 128
@@ -96,7 +96,7 @@ LLAMA = """
 --tensor-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer
 --overlap-grad-reduce --overlap-param-gather --tokenizer-type NullTokenizer --vocab-size 128256
 --data-path 30 a 70 b --split 99,1,0 --distributed-timeout-minutes 60
---fp8-format hybrid --fp8-amax-history-len 1024 --fp8-amax-compute-algo max
+--fp8-format hybrid --fp8-amax-history-len 1024 --fp8-amax-compute-algo max --tp-comm-overlap
 """
 LLAMA_VALUES = {
     "model": {
@@ -108,7 +108,7 @@ LLAMA_VALUES = {
         "add_bias_linear": "false", "init_method_std": "0.0134", "hidden_dropout": "0",
         "attention_dropout": "0", "make_vocab_size_divisible_by": "128"},
     "parallel": {"tensor_model_parallel_size": "2", "distributed_timeout_seconds": "3600",
-                 "sequence_parallel": "true"},
+                 "sequence_parallel": "true", "tp_comm_overlap": "true"},
     "ddp": {"grad_reduce_in_fp32": "false", "overlap_grad_reduce": "true",
             "calculate_per_token_loss": "true", "use_distributed_optimizer": "true",
             "overlap_param_gather": "true", "check_for_nan_in_grad": "true"},
@@ -210,7 +210,7 @@ class MegatronFlags(EndToEnd):
             ("--num-query-groups 2", {"model.num_query_groups": None}),
             ("--group-query-attention", {"model.num_query_groups": "1"}),
             ("--recompute-activations", {"model.recompute_granularity": '"selective"'}),
-            ("--sequence-parallel", {"parallel.sequence_parallel": None}),
+            ("--sequence-parallel --tp-comm-overlap", {"parallel.tp_comm_overlap": None}),
             ("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
              {"parallel.virtual_pipeline_model_parallel_size": "2"}),
             ("--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "

@@ -11,6 +11,7 @@ Mutant = collections.namedtuple("Mutant", "name kind source old new tests")
 
 LAYOUTS = "trainer_layouts_test"
 TENSOR = "tensor_parallel_test"
+OVERLAPPED = "overlapped_layers_test"
 
 # name, kind of bug, source, old text, new text, tests
 MUTANTS = [Mutant(*fields) for fields in [
@@ -199,10 +200,26 @@ MUTANTS = [Mutant(*fields) for fields in [
      "return apply(x, group, label, reduce, reduce);",
      ["parallel_functions_test", TENSOR]),
     ("bias-on-each-rank", "the bias of a row-parallel layer is added by each rank of tp",
-     "models/layers/linear.cpp",
-     "return bias_.defined() ? sum + bias_ : sum;",
-     "return bias_.defined() ? sum + bias_ * options_.group.size() : sum;",
+     "models/layers/linear_function.cpp",
+     "return bias.defined() ? sum + bias : sum;",
+     "return bias.defined() ? sum + bias * options.group.size() : sum;",
      [TENSOR, LAYOUTS]),
+    ("sums-of-parts-not-awaited", "a part of an output is used while its sum is under way",
+     "models/layers/overlapped_product.cpp",
+     "for (Work& work : works) work.wait();",
+     "static thread_local std::vector<Work> left;\n  left = std::move(works);",
+     [OVERLAPPED]),
+    ("parts-of-the-first-rank", "products of a gathered part are those of the rank before",
+     "models/layers/overlapped_product.cpp",
+     "std::pair(rank + 1, ranks)})",
+     "std::pair(rank, ranks - 1)})",
+     [OVERLAPPED]),
+    ("parts-one-after-the-other", "a part is computed when the one before has been sent",
+     "models/layers/overlapped_product.cpp",
+     ": all_reduce(options.group, sum, ReduceOp::sum, options.label.output()));",
+     ": all_reduce(options.group, sum, ReduceOp::sum, options.label.output()));\n"
+     "    works.back().wait();",
+     [OVERLAPPED]),
     ("same-part-on-each-rank", "wrong shard offset: all ranks of tp start from the first part",
      "core/parameters/param_spec.cpp",
      "piece.offset[dim] += piece.shape[dim] * at.index;",

@@ -107,13 +107,24 @@ TEST(LayoutSpace, HasTheSizesThatTheProgramTakes) {
 }
 
 TEST(LayoutSpace, OverridesMakeTheLayoutOfTheConfiguration) {
-  for (const char* text : {kModel, kExperts}) {
-    const Config config = config_of(text);
+  const Strings overlapped = {"parallel.tensor_model_parallel_size=2",
+                              "parallel.tp_comm_overlap=true"};
+  const std::vector<std::pair<const char*, Strings>> cases = {
+      {kModel, {}}, {kExperts, {}}, {kModel, overlapped}};
+  for (const auto& [text, given] : cases) {
+    const Config config = config_of(text, given);
+    size_t layouts = 0;
     visit_layouts(config, {.world_size = 4}, [&](const JobLayout& layout) {
-      const Strings set = overrides_of(layout, config);
-      EXPECT_EQ(print_config(config_of(text, set)), print_config(with_layout(config, layout)))
+      ++layouts;
+      Strings set = given;
+      const Strings more = overrides_of(layout, config);
+      set.insert(set.end(), more.begin(), more.end());
+      const Config made = config_of(text, set);
+      EXPECT_EQ(print_config(made), print_config(with_layout(config, layout)))
           << fmt::format("{}", fmt::join(set, " "));
+      EXPECT_EQ(made.parallel.tp_comm_overlap, !given.empty() && layout.tensor > 1);
     });
+    EXPECT_EQ(layouts, visited(config_of(text), {.world_size = 4}).size());
   }
 }
 

@@ -223,6 +223,7 @@ class Draw {
     set("parallel.context_parallel_size", cp);
     set("parallel.pipeline_model_parallel_size", pp);
     if (tp > 1 && pick({0, 1})) list.emplace_back("parallel.sequence_parallel=true");
+    if (tp > 1 && pick({0, 0, 1})) list.emplace_back("parallel.tp_comm_overlap=true");
     if (pp > 1 && pick({0, 0, 1})) set("parallel.virtual_pipeline_model_parallel_size", 2);
     if (pp > 1 && pick({0, 0, 1}))
       list.emplace_back(pick({0, 1}) ? "parallel.pipeline_schedule=gpipe"

@@ -115,6 +115,8 @@ TEST(PlannedJob, DenseLayoutsCommunicateAsInARun) {
   expect_as_in_a_run(4, with(layout({"pipeline_model_parallel_size=4"}), {"model.num_layers=8"}));
   expect_as_in_a_run(4, layout({"pipeline_model_parallel_size=2", "pipeline_schedule=zb-h1"}));
   expect_as_in_a_run(4, layout({"tensor_model_parallel_size=4"}));
+  expect_as_in_a_run(4, layout({kTensor, kOverlap}));
+  expect_as_in_a_run(8, with(layout({kTensor, kSequence, kOverlap, kPipeline}), kSharded));
 }
 
 TEST(PlannedJob, OptionsCommunicateAsInARun) {

@@ -3,6 +3,10 @@
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "lockstep/parallel_state/job_program.h"
 #include "lockstep/planner/config_grids.h"
 #include "lockstep/planner/model_flops.h"
@@ -59,10 +63,43 @@ TEST(PlannedKernels, ProductsAreThoseOfTheModelOnEveryLayout) {
   expect_flops(2, {});
   expect_flops(4, layout({kTensor}));
   expect_flops(4, with(layout({kTensor, kSequence}), kSharded));
+  expect_flops(4, layout({kTensor, kOverlap}));
+  expect_flops(4, layout({kTensor, kSequence, kOverlap}));
   expect_flops(4, layout({kPipeline}));
   expect_flops(2, layout({kPipeline, kVirtual}));
   expect_flops(4, {"model.activation=gelu", "model.normalization=LayerNorm",
                    "model.add_bias_linear=true", "model.num_query_groups=2"});
+}
+
+/// Starts, waits and products from the first kernel or start of what has `label` on, `count` of
+/// them; products before the first start where `product_first`.
+std::vector<std::string> order_around(const RankProgram& program, const std::string& label,
+                                      bool product_first, size_t count) {
+  std::vector<std::string> all;
+  std::optional<size_t> first;
+  for (const ProgramEvent& event : program.events) {
+    if (event.kind == ProgramEvent::Kind::start) {
+      if (!first && program.calls[event.value].label.ends_with(label)) first = all.size();
+      all.emplace_back("start");
+    }
+    if (event.kind == ProgramEvent::Kind::wait) all.emplace_back("wait");
+    if (event.kind == ProgramEvent::Kind::kernel && program.kernels[event.value].flops > 0)
+      all.push_back(program.kernels[event.value].name);
+  }
+  const size_t begin = first.value() - (product_first ? 1 : 0);
+  return {all.begin() + static_cast<int64_t>(begin),
+          all.begin() + static_cast<int64_t>(begin + count)};
+}
+
+TEST(PlannedKernels, OverlappedLayersWaitForEachPartBeforeItsProductAndForSumsAtTheEnd) {
+  using Order = std::vector<std::string>;
+  const Config config = config_of(layout({kTensor, kSequence, kOverlap}));
+  const JobProgram job = record_job(config, 2, /*kernels=*/true);
+  const RankProgram& program = job.programs.at(0);
+  const Order column = {"start", "start", "aten::mm", "wait", "aten::mm", "wait", "aten::mm"};
+  EXPECT_EQ(order_around(program, "layers.1.mlp.linear_fc1 input", false, column.size()), column);
+  const Order row = {"aten::bmm", "start", "aten::bmm", "start", "wait", "wait"};
+  EXPECT_EQ(order_around(program, "layers.1.mlp.linear_fc2 output", true, row.size()), row);
 }
 
 TEST(PlannedKernels, RecomputedLayersRunForwardTwice) {

@@ -34,12 +34,12 @@ inline Overrides layout(const Overrides& fields) {
   return list;
 }
 
-inline const char *const kTensor = "tensor_model_parallel_size=2",
-                         *const kPipeline = "pipeline_model_parallel_size=2",
-                         *const kContext = "context_parallel_size=2",
-                         *const kExpert = "expert_model_parallel_size=2",
-                         *const kSequence = "sequence_parallel=true",
-                         *const kVirtual = "virtual_pipeline_model_parallel_size=2";
+inline const char *const
+    kTensor = "tensor_model_parallel_size=2",
+    *const kPipeline = "pipeline_model_parallel_size=2",
+    *const kContext = "context_parallel_size=2", *const kExpert = "expert_model_parallel_size=2",
+    *const kSequence = "sequence_parallel=true", *const kOverlap = "tp_comm_overlap=true",
+    *const kVirtual = "virtual_pipeline_model_parallel_size=2";
 inline const Overrides kSharded = {"ddp.use_distributed_optimizer=true",
                                    "ddp.overlap_param_gather=true", "ddp.bucket_size=1000"};
 
