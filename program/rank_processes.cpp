@@ -45,7 +45,7 @@ struct Member {
   bool waits = false;     ///< for the next round
   bool stopped = false;   ///< by a signal
   bool is_spare = false;  ///< in the round that begins
-  std::vector<HeldCopy> copies;
+  std::vector<HeldCopy> copies = {};
   std::unique_ptr<RankChannel> channel;
 
   bool runs() const { return process > 0; }

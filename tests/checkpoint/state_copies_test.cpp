@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
+#include <map>
 #include <random>
 #include <set>
 
@@ -61,6 +61,7 @@ void sum_losses(const ParallelState& state) {
 
 /// Whether the ranks together read, on their layout, what held after `iteration`.
 void check_loaded(CopyLoader& loader, int64_t iteration, const ParallelState& state) {
+  ASSERT_TRUE(loader.id()) << iteration;
   const std::vector<StateTensor> targets = state_of(-1, state);
   EXPECT_EQ(loader.read([&](CheckpointReader& checkpoint) { load_state(checkpoint, targets); }),
             "");
@@ -155,20 +156,18 @@ struct World {
         options);
   }
 
-  /// The newest iteration of which the lists of all ranks have every part.
+  /// The iteration of the newest copy of which the lists of all ranks have every part.
   std::optional<int64_t> newest_held() const {
+    std::map<CopyId, std::set<int64_t>> parts;
+    std::map<CopyId, HeldCopy> copies_by_id;
+    for (const StateCopies& rank : copies)
+      for (const HeldCopy& copy : rank.held()) {
+        parts[copy.id].insert(copy.parts.begin(), copy.parts.end());
+        copies_by_id[copy.id] = copy;
+      }
     std::optional<int64_t> newest;
-    for (int64_t iteration = 1; iteration <= 6; ++iteration) {
-      std::set<int64_t> parts;
-      int64_t world = -1;
-      for (const StateCopies& rank : copies)
-        for (const HeldCopy& copy : rank.held())
-          if (copy.iteration == iteration) {
-            parts.insert(copy.parts.begin(), copy.parts.end());
-            world = copy.world_size;
-          }
-      if (static_cast<int64_t>(parts.size()) == world) newest = iteration;
-    }
+    for (const auto& [id, copy] : copies_by_id)
+      if (static_cast<int64_t>(parts[id].size()) == copy.world_size) newest = copy.iteration;
     return newest;
   }
 

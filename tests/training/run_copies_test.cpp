@@ -243,6 +243,55 @@ TEST_F(RunCopiesTest, WhatIsLostIsToldAndTheRunBeginsAgain) {
   });
 }
 
+/// Of what a run leaves when it goes back, metrics.jsonl has no lines any more.
+TEST_F(RunCopiesTest, ARunThatGoesBackLeavesNoCopies) {
+  const Config config = this->config({"checkpoint.save_interval=2"});
+  std::vector<StateCopies> copies(2);
+  testing::run_ranks(2, [&](const ParallelState& state) {
+    StateCopies& mine = copies[static_cast<size_t>(state.rank())];
+    RunCheckpoints checkpoints(config.checkpoint, folder_.path() / "saved", state, {"job", 0},
+                               &mine);
+    Trainer trainer(config, state);
+    for (int64_t i = 0; i < 3; ++i) {
+      steps(trainer, 1);
+      checkpoints.after_iteration(trainer, /*last=*/false);
+    }
+    EXPECT_EQ(mine.held().back().iteration, 3);
+    EXPECT_TRUE(checkpoints.go_back(trainer).ends_with("step_2"));
+    EXPECT_EQ(trainer.iteration(), 2);
+    EXPECT_TRUE(mine.held().empty());
+  });
+}
+
+TEST_F(RunCopiesTest, TheNewerOfMemoryAndDiskIsTaken) {
+  const Config config =
+      this->config({"checkpoint.save_interval=2", "checkpoint.in_memory_interval=3"});
+  std::vector<StateCopies> copies(2);
+  const auto round = [&](int64_t number, int64_t first, int64_t last) {
+    std::string loaded;
+    const std::string folder = folder_.path() / "both";
+    testing::run_ranks(2, [&](const ParallelState& state) {
+      RunCheckpoints checkpoints(config.checkpoint, folder, state, {"job", number},
+                                 &copies[static_cast<size_t>(state.rank())]);
+      Trainer trainer(config, state);
+      const auto from = checkpoints.load(trainer);
+      if (state.rank() == 0) loaded = from.value_or("");
+      EXPECT_EQ(trainer.iteration(), first);
+      for (int64_t i = first; i < last; ++i) {
+        steps(trainer, 1);
+        checkpoints.after_iteration(trainer, /*last=*/false);
+      }
+    });
+    return loaded;
+  };
+  EXPECT_EQ(round(0, 0, 3), "");
+  EXPECT_EQ(round(1, 3, 4), RunCheckpoints::kInMemory);
+  EXPECT_TRUE(round(2, 4, 5).ends_with("step_4"));
+  EXPECT_EQ(copies[0].bytes(), 0);
+  EXPECT_TRUE(round(3, 4, 6).ends_with("step_4"));
+  EXPECT_EQ(round(4, 6, 6), RunCheckpoints::kInMemory);
+}
+
 TEST_F(RunCopiesTest, CopiesNeedRanksThatStay) {
   EXPECT_TRUE(testing::throws_with<ConfigError>(
       [&] { config({"train.elastic=none"}); },
