@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
+#include <set>
 
 #include <ATen/ATen.h>
 
@@ -37,7 +37,7 @@ struct StateCopier::Plan {
 
   std::vector<size_t> share;                              ///< indices of this rank's tensors
   std::vector<int64_t> offsets;                           ///< of these in the part, bytes
-  std::vector<std::shared_ptr<const Manifest>> contents;  ///< of all ranks
+  std::vector<std::shared_ptr<const Manifest>> contents;  ///< of the ranks whose parts are kept
   std::vector<Kept> replicas;
   std::string config;
 };
@@ -102,6 +102,15 @@ void StateCopier::make_plan(const std::vector<StateTensor>& tensors, const Confi
     }
     plan_->replicas.push_back(std::move(kept));
   }
+  forget_others();
+}
+
+void StateCopier::forget_others() const {
+  std::set<int64_t> kept = {state_.rank()};
+  for (const Plan::Kept& replica : plan_->replicas)
+    kept.insert(replica.ranks.begin(), replica.ranks.end());
+  for (size_t rank = 0; rank < plan_->contents.size(); ++rank)
+    if (!kept.contains(static_cast<int64_t>(rank))) plan_->contents[rank].reset();
 }
 
 void StateCopier::prepare(StateCopy& copy) const {

@@ -39,6 +39,7 @@ class StateCopier {
   struct Plan;
 
   void make_plan(const std::vector<StateTensor>& tensors, const Config& config);
+  void forget_others() const;
   std::string own_content(const std::vector<StateTensor>& tensors) const;
   /// Gives `copy` the memory of the plan.
   void prepare(StateCopy& copy) const;

@@ -243,6 +243,30 @@ TEST_F(RunCopiesTest, WhatIsLostIsToldAndTheRunBeginsAgain) {
   });
 }
 
+/// What flips in memory is found before it is copied.
+TEST_F(RunCopiesTest, RanksCompareWhatTheyHoldBeforeTheyCopyIt) {
+  std::vector<StateCopies> copies(2);
+  testing::CollectiveLog log;
+  run(
+      config({"checkpoint.in_memory_interval=2", "train.replica_check_interval=100",
+              "train.train_iters=7"}),
+      copies, 0,
+      [&](Trainer& trainer, RunCheckpoints& checkpoints, const ParallelState&) {
+        TrainCallbacks callbacks;
+        callbacks.checkpoint = [&](bool last) { checkpoints.after_iteration(trainer, last); };
+        callbacks.checkpoint_is_due = [&](int64_t i) { return checkpoints.is_due(i); };
+        trainer.run(callbacks);
+      },
+      &log);
+  std::string order;  // c: compares, k: keeps a copy
+  for (const CollectiveRecord& call : log.of_rank(0)) {
+    if (call.label == "fingerprints of copies") order += 'c';
+    if (call.label == "a part of the state in memory" && call.operation == "all_to_all")
+      order += 'k';
+  }
+  EXPECT_EQ(order, "ckckckc");  // the last is at the end
+}
+
 /// Of what a run leaves when it goes back, metrics.jsonl has no lines any more.
 TEST_F(RunCopiesTest, ARunThatGoesBackLeavesNoCopies) {
   const Config config = this->config({"checkpoint.save_interval=2"});
