@@ -16,9 +16,9 @@ namespace lockstep {
 class ShardReader;
 struct CheckpointSource;
 
-/// A complete checkpoint, on disk or in the memory of the ranks. Reads any part of any tensor, whatever the layout that saved it,
-/// and only the blocks of the files that hold it, each checked. Needs no libtorch. Not for several
-/// threads at once.
+/// A complete checkpoint, on disk or in the memory of the ranks. Reads any part of any tensor,
+/// whatever the layout that saved it, and only the blocks of the files that hold it, each checked.
+/// Needs no libtorch. Not for several threads at once.
 class CheckpointReader {
  public:
   /// Opens `folder`, or the newest checkpoint in it, also where a run saves there and removes

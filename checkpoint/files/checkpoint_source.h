@@ -13,12 +13,12 @@
 namespace lockstep {
 
 /// The bytes of a file of a checkpoint, on disk or in memory.
-class FileBytes {
+class CheckpointFileBytes {
  public:
-  FileBytes() = default;
-  virtual ~FileBytes() = default;
-  FileBytes(const FileBytes&) = delete;
-  FileBytes& operator=(const FileBytes&) = delete;
+  CheckpointFileBytes() = default;
+  virtual ~CheckpointFileBytes() = default;
+  CheckpointFileBytes(const CheckpointFileBytes&) = delete;
+  CheckpointFileBytes& operator=(const CheckpointFileBytes&) = delete;
 
   /// Its name in messages.
   virtual const std::string& path() const = 0;
@@ -31,7 +31,7 @@ class FileBytes {
 struct CheckpointSource {
   std::string name;  ///< in messages, in place of a path
   Manifest manifest;
-  std::function<std::unique_ptr<FileBytes>(const ManifestFile&)> open;
+  std::function<std::unique_ptr<CheckpointFileBytes>(const ManifestFile&)> open;
 };
 
 }  // namespace lockstep

@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-class FileOnDisk : public FileBytes {
+class FileOnDisk : public CheckpointFileBytes {
  public:
   explicit FileOnDisk(std::string path) : file_(std::move(path), {.follow_links = false}) {}
 
@@ -59,7 +59,7 @@ ManifestFile ShardWriter::finish() {
 ShardReader::ShardReader(const std::string& folder, ManifestFile expected)
     : ShardReader(std::make_unique<FileOnDisk>(folder + "/" + expected.name), expected) {}
 
-ShardReader::ShardReader(std::unique_ptr<FileBytes> opened, ManifestFile expected)
+ShardReader::ShardReader(std::unique_ptr<CheckpointFileBytes> opened, ManifestFile expected)
     : opened_(std::move(opened)), expected_(std::move(expected)) {
   require<FileError>(opened_->size() == expected_.size,
                      "'{}': found {} bytes, allowed: {}, as the manifest says", path(),

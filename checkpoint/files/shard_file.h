@@ -21,7 +21,7 @@ class ShardReader {
   /// its size is not that of `expected`.
   ShardReader(const std::string& folder, ManifestFile expected);
   /// The same of a file that is open.
-  ShardReader(std::unique_ptr<FileBytes> opened, ManifestFile expected);
+  ShardReader(std::unique_ptr<CheckpointFileBytes> opened, ManifestFile expected);
 
   /// Bytes offset ... offset + count - 1 into `out`. Reads the blocks that hold them; FileError
   /// with the path, `what` they are and the bytes of the first block whose checksum does not fit.
@@ -42,7 +42,7 @@ class ShardReader {
   std::string_view load_block(int64_t block, std::string_view what);
   [[noreturn]] void fail_block(int64_t block, std::string_view what) const;
 
-  std::unique_ptr<FileBytes> opened_;
+  std::unique_ptr<CheckpointFileBytes> opened_;
   ManifestFile expected_;
   std::string buffer_;     ///< the last block of which a part was read
   int64_t buffered_ = -1;  ///< its number

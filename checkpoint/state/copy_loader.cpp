@@ -38,7 +38,7 @@ std::string take(std::istringstream& from, size_t size) {
 
 }  // namespace
 
-class CopyLoader::File : public FileBytes {
+class CopyLoader::File : public CheckpointFileBytes {
  public:
   File(ManifestFile file, size_t index, std::shared_ptr<const std::vector<Blocks>> blocks)
       : file_(std::move(file)),

@@ -113,8 +113,9 @@ class Replacements(Copies):
         self.kill(*victims)
         self.wait_for_round(1)
         self.check_stay(ranks, *victims)
-        self.assertRegex(self.told(), r"the copy of iteration \d+ is not whole: no rank that is left "
-                         "has the part of rank 0; the run does not resume from the ranks' memory\n"
+        self.assertRegex(self.told(), r"the copy of iteration \d+ is not whole: no rank that is "
+                         "left has the part of rank 0; the run does not resume from the ranks' "
+                         "memory\n"
                          rf"loaded {self.output}/checkpoint/step_\d+, iteration")
         self.lose_after_disk()
         self.check_done()
@@ -143,13 +144,13 @@ class Refused(Copies):
         pairs = settings(*COMMON, *COPIES, "train.train_iters=2")
         result = torchrun(2, LOCKSTEP, "train", self.config, *pairs)
         self.assertNotEqual(result.returncode, 0)
-        self.assertIn("checkpoint.in_memory_replicas: found 1 without `lockstep launch` on one host, "
-                      "whose ranks stay after a loss; allowed: 0", result.stderr.decode())
+        self.assertIn("checkpoint.in_memory_replicas: found 1 without `lockstep launch` on one "
+                      "host, whose ranks stay after a loss; allowed: 0", result.stderr.decode())
         result = run(LOCKSTEP, "launch", "-n", 2, "--", "train", self.config, *pairs, "--set",
                      "checkpoint.in_memory_replicas=2")
         self.assertEqual(result.returncode, 2)
-        self.assertIn("checkpoint.in_memory_replicas: found 2 with 2 ranks, allowed: fewer than the "
-                      "ranks", result.stderr.decode())
+        self.assertIn("checkpoint.in_memory_replicas: found 2 with 2 ranks, allowed: fewer than "
+                      "the ranks", result.stderr.decode())
         result = run(LOCKSTEP, "train", self.config, *pairs, "--set", "train.elastic=none")
         self.assertEqual(result.returncode, 2)
         self.assertIn("train.elastic = none; allowed: 0, or dp", result.stderr.decode())
