@@ -11,6 +11,7 @@
 #include <cstring>
 #include <optional>
 
+#include "lockstep/checkpoint/copy_holders.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/counted.h"
 
@@ -39,10 +40,12 @@ void tell(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
 }
 
 struct Member {
-  pid_t process = 0;     ///< 0: it has ended
-  int rank = 0;          ///< in this round; below 0: none, it is a spare
-  bool waits = false;    ///< for the next round
-  bool stopped = false;  ///< by a signal
+  pid_t process = 0;      ///< 0: it has ended
+  int rank = 0;           ///< in this round; below 0: none, it is a spare
+  bool waits = false;     ///< for the next round
+  bool stopped = false;   ///< by a signal
+  bool is_spare = false;  ///< in the round that begins
+  std::vector<HeldCopy> copies = {};
   std::unique_ptr<RankChannel> channel;
 
   bool runs() const { return process > 0; }
@@ -206,6 +209,7 @@ class Ranks {
 
   void note_waiting(Member& member, const WaitingRank& waiting) {
     member.waits = true;
+    member.copies = parse_held_copies(waiting.copies);
     fits_ = waiting;
     if (ends_) return member.channel->give({{}, status_, "another rank has failed"});
     failed_ = true;
@@ -280,17 +284,27 @@ class Ranks {
       return end_waiting(kFailed, reason);
     }
     tell("going on with {} (before: {}, spare: {})", counted(*fit, "rank"), before, left - *fit);
-    renumber();
+    renumber(static_cast<size_t>(*fit));
     begin_round(static_cast<int>(*fit));
   }
 
-  /// Those that run come first, in the order of their ranks, then the spares.
-  void renumber() {
+  /// `count` of those that run come first, in the order of their ranks, then the spares.
+  void renumber(size_t count) {
     const auto place = [](const Member& m) {
-      return std::pair(!m.runs() ? 2 : m.rank < 0 ? 1 : 0, m.rank);
+      return std::pair(!m.runs() ? 3 : m.is_spare ? 2 : m.rank < 0 ? 1 : 0, m.rank);
     };
-    std::stable_sort(members_.begin(), members_.end(),
-                     [&](const Member& a, const Member& b) { return place(a) < place(b); });
+    const auto sort = [&] {
+      std::stable_sort(members_.begin(), members_.end(),
+                       [&](const Member& a, const Member& b) { return place(a) < place(b); });
+    };
+    for (Member& member : members_) member.is_spare = false;
+    sort();
+    std::vector<std::vector<HeldCopy>> copies;
+    for (const Member& member : members_)
+      if (member.runs()) copies.push_back(member.copies);
+    for (size_t i = 0; i < copies.size(); ++i) members_[i].is_spare = true;
+    for (const size_t i : ranks_that_go_on(copies, count)) members_[i].is_spare = false;
+    sort();
   }
 
   const LaunchedProgram& program_;

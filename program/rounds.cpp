@@ -8,6 +8,7 @@
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/core/check.h"
+#include "lockstep/core/counted.h"
 #include "lockstep/parallel_state/failure_reason.h"
 #include "lockstep/parallel_state/launch_channel.h"
 #include "lockstep/parallel_state/rank_message.h"
@@ -31,6 +32,20 @@ bool is_of_communication(const std::exception& error, const ParallelState* state
   }
 }
 
+/// Copies in memory are of use to ranks that stay.
+void check_replicas_in_memory(const Config& config, bool stays, int64_t world_size) {
+  const int64_t replicas = config.checkpoint.in_memory_replicas;
+  if (replicas == 0) return;
+  require<ConfigError>(stays,
+                       "checkpoint.in_memory_replicas: found {} without `lockstep launch` on one "
+                       "host, whose ranks stay after a loss; allowed: 0",
+                       replicas);
+  require<ConfigError>(replicas < world_size,
+                       "checkpoint.in_memory_replicas: found {} with {}, allowed: fewer than the "
+                       "ranks",
+                       replicas, counted(world_size, "rank"));
+}
+
 class Rounds {
  public:
   Rounds(Config config, std::string folder, const std::function<void(const Round&)>& train)
@@ -43,6 +58,7 @@ class Rounds {
       channel_ = LaunchChannel::of_this_process();
       keep_global_batch(config_, environment_.world_size, folder_, start_);
     }
+    check_replicas_in_memory(config_, channel_ != nullptr, environment_.world_size);
     check_layout(config_, environment_.world_size);
     device_ = choose_device(config_.train.device, environment_);
     first_world_size_ = environment_.world_size;
@@ -54,8 +70,9 @@ class Rounds {
       std::cerr << fmt::format("lockstep: {}; this rank stays\n",
                                told_by_rank(environment_.rank, *lost))
                 << std::flush;
-      take(channel_->wait_for_order(
-          {fitting_world_sizes(config_, first_world_size_), limits_of_world_size(config_)}));
+      take(channel_->wait_for_order({fitting_world_sizes(config_, first_world_size_),
+                                     limits_of_world_size(config_),
+                                     format_held_copies(copies_.held())}));
     }
   }
 
@@ -67,7 +84,7 @@ class Rounds {
       ParallelStateOptions options = parallel_options(config_, device_);
       if (channel_) options.meeting_obstacle = [this] { return channel_->round_is_over(); };
       state = std::make_unique<ParallelState>(environment_, std::move(options));
-      train_({config_, *state, start_});
+      train_({config_, *state, start_, copies_});
       return std::nullopt;
     } catch (const std::exception& error) {
       if (state) state->post_failure(error.what());
@@ -104,6 +121,7 @@ class Rounds {
   LaunchEnvironment environment_;
   JobStart start_;
   c10::Device device_ = c10::kCPU;
+  StateCopies copies_;
   std::unique_ptr<LaunchChannel> channel_;  ///< null: nothing comes after a lost rank
   int64_t first_world_size_ = 0;            ///< no round has more ranks
 };

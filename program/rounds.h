@@ -3,6 +3,7 @@
 #include <functional>
 #include <string>
 
+#include "lockstep/checkpoint/state_copies.h"
 #include "lockstep/core/config.h"
 #include "lockstep/parallel_state/job_start.h"
 #include "lockstep/parallel_state/parallel_state.h"
@@ -14,6 +15,7 @@ struct Round {
   const Config& config;  ///< with the batch size of the run's first round
   const ParallelState& state;
   JobStart start;
+  StateCopies& copies;  ///< of all rounds of this process
 };
 
 /// Trains as the rank that the launcher's environment describes: meets the other ranks and calls
@@ -23,7 +25,8 @@ struct Round {
 /// With train.elastic = dp, where `lockstep launch` has started this rank, a CommunicationError (a
 /// rank is lost, or nobody answers) does not end it. Whatever belongs to the round goes, the rank
 /// waits for its launcher's word and begins the next one, with its device and in its process.
-/// `folder` is where the run saves, and from where it resumes; empty: nowhere.
+/// `folder` is where the run saves, and from where it resumes; empty: nowhere. ConfigError:
+/// checkpoint.in_memory_replicas of ranks that do not stay, or are too few.
 void run_rounds(Config config, const std::string& folder,
                 const std::function<void(const Round&)>& train);
 

@@ -241,13 +241,14 @@ void train(const Round& round, const TrainArguments& arguments) {
   tell(unused_gpus(config.train.device, state.device()));
   const std::string folder = save_folder(config, output);
   check_sample(config, folder);
-  RunCheckpoints checkpoints(config.checkpoint, folder, state, round.start);
+  RunCheckpoints checkpoints(config.checkpoint, folder, state, round.start, &round.copies);
   auto owned = std::make_unique<Trainer>(config, state);
   Trainer& trainer = *owned;
   for (const std::string& note : trainer.notes()) tell(note);
   tell(early_end_of_decay(config));
-  if (const auto loaded = checkpoints.load(trainer))
-    tell(fmt::format("loaded {}, iteration {}", *loaded, trainer.iteration()));
+  const auto loaded = checkpoints.load(trainer);
+  tell(checkpoints.note());
+  if (loaded) tell(fmt::format("loaded {}, iteration {}", *loaded, trainer.iteration()));
   if (reporter) reporter->begin(trainer, state.group(GroupKind::dp_cp).size(), output);
   if (arguments.audit) tell(audit_gradients(trainer, output, state));
   TrainCallbacks callbacks;

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
+#include "lockstep/checkpoint/copy_loader.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/parallel_state/collectives.h"
@@ -137,11 +138,14 @@ std::string checkpoint_to_resume_from(const CheckpointConfig& config, const std:
 }
 
 RunCheckpoints::RunCheckpoints(const CheckpointConfig& config, std::string folder,
-                               const ParallelState& parallel_state, JobStart start)
+                               const ParallelState& parallel_state, JobStart start,
+                               StateCopies* copies)
     : config_(config),
       start_(std::move(start)),
       folder_(std::move(folder)),
-      state_(parallel_state) {
+      state_(parallel_state),
+      copies_(config.in_memory_replicas > 0 ? copies : nullptr) {
+  if (copies_) begin_copies();
   require<ConfigError>(!folder_.empty() || !config.save_interval,
                        "checkpoint.save_interval: found {}, allowed with: checkpoint.save or "
                        "--output, which say where to save",
@@ -159,9 +163,11 @@ RunCheckpoints::RunCheckpoints(const CheckpointConfig& config, std::string folde
 }
 
 std::optional<std::string> RunCheckpoints::load_after_restart(Trainer& trainer) {
-  if (start_.job_id.empty() || start_.restarts == 0 || folder_.empty()) return {};
+  const bool looks_on_disk = !start_.job_id.empty() && !folder_.empty();
+  if (start_.restarts == 0 || (!looks_on_disk && !copies_)) return {};
   const std::string mine = state_.rank() == 0 ? newest_after_restart(folder_, start_) : "";
   const std::string path = all_gather_texts(state_.world(), mine, "checkpoint of the job").front();
+  if (copies_ && load_copy(trainer, path)) return kInMemory;
   if (path.empty()) return {};
   require<FileError>(load_from(path, trainer, /*finetune=*/false),
                      "'{}' was removed while the job resumed from it", path);
@@ -196,6 +202,7 @@ std::optional<std::string> RunCheckpoints::load(Trainer& trainer) {
 
 std::string RunCheckpoints::go_back(Trainer& trainer) {
   finish();
+  if (copies_) copies_->clear();
   std::string mine = path_;
   if (state_.rank() == 0 && !mine.empty() && !is_checkpoint(mine))
     mine = known_until(trainer.iteration());
@@ -238,12 +245,21 @@ bool RunCheckpoints::load_from(const std::string& path, Trainer& trainer, bool f
   return true;
 }
 
-bool RunCheckpoints::is_due(int64_t iteration) const {
+bool RunCheckpoints::save_is_due(int64_t iteration) const {
   return saver_ && config_.save_interval && iteration % *config_.save_interval == 0;
 }
 
+bool RunCheckpoints::copy_is_due(int64_t iteration) const {
+  return copier_ && iteration % config_.in_memory_interval == 0;
+}
+
+bool RunCheckpoints::is_due(int64_t iteration) const {
+  return save_is_due(iteration) || copy_is_due(iteration);
+}
+
 std::string RunCheckpoints::after_iteration(Trainer& trainer, bool last) {
-  if (!saver_ || (!last && !is_due(trainer.iteration()))) return "";
+  if (!last && copy_is_due(trainer.iteration())) copy(trainer);
+  if (!saver_ || (!last && !save_is_due(trainer.iteration()))) return "";
   try {
     return save(trainer, last);
   } catch (const FileError& error) {

@@ -6,6 +6,7 @@
 
 #include "lockstep/checkpoint/checkpoint_saver.h"
 #include "lockstep/checkpoint/folder_lock.h"
+#include "lockstep/checkpoint/state_copier.h"
 #include "lockstep/core/config.h"
 #include "lockstep/parallel_state/job_start.h"
 #include "lockstep/parallel_state/parallel_state.h"
@@ -13,22 +14,30 @@
 
 namespace lockstep {
 
+class CopyLoader;
+
 /// The checkpoint from which a run resumes now, as far as this process can tell alone; empty where
 /// it starts from initial weights. See RunCheckpoints::load().
 std::string checkpoint_to_resume_from(const CheckpointConfig& config, const std::string& folder,
                                       const JobStart& start);
 
 /// What the fields of `checkpoint` in a run's configuration ask for: loading at the start, saving
-/// on the way and at the end. Every rank has one, and makes the same calls.
+/// and copying on the way, saving at the end. Every rank has one, and makes the same calls.
 class RunCheckpoints {
  public:
   /// `folder` is where to save; empty: nowhere. Collective; as long as it lives, no other run can
   /// save there. Removes what interrupted saves and removals left there. ConfigError:
   /// checkpoint.save_interval without a folder. FileError, on all ranks:
-  /// another run has the folder, or it cannot be made.
+  /// another run has the folder, or it cannot be made. With `copies`, which outlives this object,
+  /// checkpoint.in_memory_replicas is heeded.
   RunCheckpoints(const CheckpointConfig& config, std::string folder,
-                 const ParallelState& parallel_state, JobStart start = {});
+                 const ParallelState& parallel_state, JobStart start = {},
+                 StateCopies* copies = nullptr);
 
+  /// Where the launcher has started the job again and the ranks have a copy of the state in memory
+  /// that is whole and at least as new as that checkpoint of the job, the run resumes from the
+  /// copy, is copied at once, and kInMemory is returned. If not, note() says why.
+  ///
   /// Where the launcher has started the job again and `folder` has a complete checkpoint of the
   /// job, the run resumes from the newest of these, whatever the configuration says. Else loads
   /// what checkpoint.load names into the run. Returns the checkpoint's path, or nothing where there
@@ -39,18 +48,22 @@ class RunCheckpoints {
   /// checkpoint.finetune. ConfigError without that: a field of `model` that is not as it was saved
   /// and changes what the weights mean, such as the number of heads.
   std::optional<std::string> load(Trainer& trainer);
+  static constexpr const char* kInMemory = "the ranks' memory";
+  /// What is to be told of load().
+  const std::string& note() const { return note_; }
 
   /// Goes back to the checkpoint that was saved last, else to the one that the run resumed from.
   /// Returns its path; empty where there is none. Waits for a save that is under way; where that
   /// fails, the one before counts, and finish(), called first, tells of it. Collective. FileError
-  /// as of load().
+  /// as of load(). Copies in memory are of what the run leaves, and go.
   std::string go_back(Trainer& trainer);
 
-  /// Whether the interval asks for a save after that iteration.
+  /// Whether an interval asks for a save or a copy after that iteration.
   bool is_due(int64_t iteration) const;
 
-  /// Saves if the interval, or the end of the run, asks for it. What is to be told of it. A save on
-  /// the way that fails is told and the run goes on; FileError if that at the end fails.
+  /// Copies and saves if the intervals ask for it, saves if the end of the run does. What is to be
+  /// told of it. A save on the way that fails is told and the run goes on; FileError if that at the
+  /// end fails.
   std::string after_iteration(Trainer& trainer, bool last);
 
   /// Waits for the save that is under way. What is to be told of it. Collective.
@@ -70,6 +83,14 @@ class RunCheckpoints {
   bool load_from(const std::string& path, Trainer& trainer, bool finetune);
   std::string known_until(int64_t iteration) const;
   std::optional<std::string> load_after_restart(Trainer& trainer);
+  /// Whether the run goes on from a copy in memory. `on_disk`: the newest checkpoint of
+  /// the job, or empty.
+  bool load_copy(Trainer& trainer, const std::string& on_disk);
+  std::string read_copy(CopyLoader& loader, Trainer& trainer) const;
+  void begin_copies();
+  void copy(Trainer& trainer);
+  bool save_is_due(int64_t iteration) const;
+  bool copy_is_due(int64_t iteration) const;
   std::string save(Trainer& trainer, bool last);
 
   CheckpointConfig config_;
@@ -82,6 +103,9 @@ class RunCheckpoints {
   ParallelState state_;
   std::unique_ptr<FolderLock> lock_;  ///< of rank 0
   std::shared_ptr<CheckpointSaver> saver_;
+  StateCopies* copies_;                  ///< null: none are made
+  std::unique_ptr<StateCopier> copier_;  ///< null: none are made
+  std::string note_;
 };
 
 }  // namespace lockstep

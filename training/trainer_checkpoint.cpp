@@ -61,7 +61,7 @@ TrainingProgress Trainer::progress() {
   settle();
   TrainingProgress progress = {iteration_, consumed_samples_, skipped_steps_,
                                optimizer_->progress(), metrics_checksum_};
-  progress.spikes = {spikes_.losses(), spikes_.grad_norms(), left_out_samples_};
+  progress.spikes = {spikes_.losses(), spikes_.grad_norms(), left_out_samples_, came_from_};
   return progress;
 }
 
@@ -112,6 +112,7 @@ void Trainer::go_on_from(const CheckpointReader& checkpoint, bool weights_only) 
   metrics_checksum_ = manifest.metrics_checksum;
   left_out_samples_ = manifest.spikes.left_out_samples;
   spikes_.restore(manifest.spikes.losses, manifest.spikes.grad_norms);
+  if (manifest.spikes.came_from) came_from_ = manifest.spikes.came_from;
 }
 
 }  // namespace lockstep

@@ -1,9 +1,11 @@
 #include "lockstep/checkpoint/checkpoint_reader.h"
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
+#include "lockstep/checkpoint/checkpoint_source.h"
 #include "lockstep/checkpoint/safetensors_header.h"
 #include "lockstep/checkpoint/shard_file.h"
 #include "lockstep/core/check.h"
@@ -84,6 +86,17 @@ CheckpointReader::CheckpointReader(const std::string& folder) : path_(find_check
       path_ = newest;
     }
   }
+  index_manifest();
+}
+
+CheckpointReader::CheckpointReader(CheckpointSource source)
+    : path_(source.name),
+      source_(std::make_unique<CheckpointSource>(std::move(source))),
+      manifest_(source_->manifest) {
+  index_manifest();
+}
+
+void CheckpointReader::index_manifest() {
   for (const ManifestTensor& tensor : manifest_.tensors)
     tensors_[{tensor.name, tensor.state}] = &tensor;
   shards_.resize(manifest_.files.size());
@@ -99,6 +112,7 @@ void CheckpointReader::read_manifest() {
 }
 
 bool CheckpointReader::is_unchanged() const {
+  if (source_) return true;
   try {
     return crc32(read_file(path_ + "/" + kManifestName, kLongestManifest)) == manifest_checksum_;
   } catch (const FileError&) {
@@ -115,7 +129,12 @@ const ManifestTensor* CheckpointReader::find(const std::string& name,
 ShardReader& CheckpointReader::shard(int64_t file, std::string_view what) {
   auto& reader = shards_[static_cast<size_t>(file)];
   if (reader) return *reader;
-  auto opened = std::make_unique<ShardReader>(path_, manifest_.files[static_cast<size_t>(file)]);
+  const ManifestFile& expected = manifest_.files[static_cast<size_t>(file)];
+  if (source_) {
+    reader = std::make_unique<ShardReader>(source_->open(expected), expected);
+    return *reader;
+  }
+  auto opened = std::make_unique<ShardReader>(path_, expected);
   const auto placed = pieces_of(manifest_, file);
   const auto damage = placed.empty() ? std::nullopt : check_header(*opened, placed, what);
   require<FileError>(!damage, "{}", damage ? damage->message : "");
@@ -131,9 +150,14 @@ void CheckpointReader::read(const ManifestTensor& tensor, const TensorPart& part
   int64_t copied = 0;
   for (const ManifestPiece& piece : tensor.pieces)
     for_each_overlap(part, piece.part, [&](int64_t target, int64_t source, int64_t count) {
-      shard(piece.file, what)
-          .read(piece.offset + (source - piece.part.range.first) * element, count * element,
-                out + (target - part.range.first) * element, what);
+      const int64_t offset = piece.offset + (source - piece.part.range.first) * element;
+      char* const to = out + (target - part.range.first) * element;
+      if (note_) {
+        note_(piece.file, offset, count * element);
+        std::memset(to, 0, static_cast<size_t>(count * element));
+      } else {
+        shard(piece.file, what).read(offset, count * element, to, what);
+      }
       copied += count;
     });
   require<FileError>(copied == part.range.numel(), "'{}': {}: {} of {} elements are there", path_,

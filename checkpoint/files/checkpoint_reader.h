@@ -14,15 +14,18 @@
 namespace lockstep {
 
 class ShardReader;
+struct CheckpointSource;
 
-/// A complete checkpoint on disk. Reads any part of any tensor, whatever the layout that saved it,
-/// and only the blocks of the files that hold it, each checked. Needs no libtorch. Not for several
-/// threads at once.
+/// A complete checkpoint, on disk or in the memory of the ranks. Reads any part of any tensor,
+/// whatever the layout that saved it, and only the blocks of the files that hold it, each checked.
+/// Needs no libtorch. Not for several threads at once.
 class CheckpointReader {
  public:
   /// Opens `folder`, or the newest checkpoint in it, also where a run saves there and removes
   /// others meanwhile. FileError: there is none, a manifest that is damaged.
   explicit CheckpointReader(const std::string& folder);
+  /// One in memory, which is complete, and stays as it is.
+  explicit CheckpointReader(CheckpointSource source);
   ~CheckpointReader();
   CheckpointReader(const CheckpointReader&) = delete;
   CheckpointReader& operator=(const CheckpointReader&) = delete;
@@ -45,6 +48,11 @@ class CheckpointReader {
   /// manifest says.
   void read(const ManifestTensor& tensor, const TensorPart& part, char* out);
 
+  /// From now on read() reads nothing, fills `out` with zeros and tells `note` what it would read:
+  /// bytes offset ... offset + count - 1 of file number `file`. Empty: it reads again.
+  using Note = std::function<void(int64_t file, int64_t offset, int64_t count)>;
+  void note_reads(Note note) { note_ = std::move(note); }
+
   /// The configuration of the run that saved. FileError if it is damaged.
   Config config();
 
@@ -54,8 +62,11 @@ class CheckpointReader {
  private:
   ShardReader& shard(int64_t file, std::string_view what);
   void read_manifest();
+  void index_manifest();
 
   std::string path_;
+  std::unique_ptr<CheckpointSource> source_;  ///< null: on disk
+  Note note_;
   Manifest manifest_;
   uint32_t manifest_checksum_ = 0;
   std::map<std::pair<std::string, std::string>, const ManifestTensor*> tensors_;

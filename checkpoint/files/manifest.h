@@ -38,6 +38,9 @@ struct ManifestScaler {
 struct ManifestSpikes {
   std::vector<double> losses, grad_norms;  ///< of the last that were updated, oldest first
   int64_t left_out_samples = 0;            ///< by going back: beside consumed_samples
+  /// The iteration that the run went back to last. In copies in memory alone: from a checkpoint on
+  /// disk a run finds the spike again.
+  std::optional<int64_t> came_from = {};
   bool operator==(const ManifestSpikes&) const = default;
 };
 

@@ -16,7 +16,8 @@ template <class Reader>
 ManifestSpikes read_spikes(const proto::CheckpointSpikes& from, const Reader& reader) {
   const ManifestSpikes spikes = {{from.loss().begin(), from.loss().end()},
                                  {from.grad_norm().begin(), from.grad_norm().end()},
-                                 from.left_out_samples()};
+                                 from.left_out_samples(),
+                                 {}};
   reader.check(spikes.losses.size() == spikes.grad_norms.size(),
                "spikes: found {} losses and {} gradient norms, allowed: as many of both",
                spikes.losses.size(), spikes.grad_norms.size());

@@ -5,11 +5,26 @@
 
 #include "lockstep/checkpoint/safetensors_header.h"
 #include "lockstep/core/check.h"
+#include "lockstep/core/input_file.h"
 #include "lockstep/core/integers.h"
 #include "lockstep/datasets/crc32.h"
 
 namespace lockstep {
 namespace {
+
+class FileOnDisk : public CheckpointFileBytes {
+ public:
+  explicit FileOnDisk(std::string path) : file_(std::move(path), {.follow_links = false}) {}
+
+  const std::string& path() const override { return file_.path(); }
+  int64_t size() const override { return file_.size(); }
+  void read_at(int64_t offset, char* to, size_t count) const override {
+    file_.read_at(offset, to, count);
+  }
+
+ private:
+  InputFile file_;
+};
 
 ManifestFile write_checked(const std::string& folder, const std::string& name,
                            const std::vector<std::string_view>& pieces) {
@@ -42,11 +57,13 @@ ManifestFile ShardWriter::finish() {
 }
 
 ShardReader::ShardReader(const std::string& folder, ManifestFile expected)
-    : opened_(folder + "/" + expected.name, {.follow_links = false}),
-      expected_(std::move(expected)) {
-  require<FileError>(opened_.size() == expected_.size,
+    : ShardReader(std::make_unique<FileOnDisk>(folder + "/" + expected.name), expected) {}
+
+ShardReader::ShardReader(std::unique_ptr<CheckpointFileBytes> opened, ManifestFile expected)
+    : opened_(std::move(opened)), expected_(std::move(expected)) {
+  require<FileError>(opened_->size() == expected_.size,
                      "'{}': found {} bytes, allowed: {}, as the manifest says", path(),
-                     opened_.size(), expected_.size);
+                     opened_->size(), expected_.size);
 }
 
 int64_t ShardReader::block_size(int64_t block) const {
@@ -54,7 +71,7 @@ int64_t ShardReader::block_size(int64_t block) const {
 }
 
 void ShardReader::read_bytes(int64_t offset, int64_t count, char* out) {
-  opened_.read_at(offset, out, static_cast<size_t>(count));
+  opened_->read_at(offset, out, static_cast<size_t>(count));
   bytes_read_ += count;
 }
 

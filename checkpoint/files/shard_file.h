@@ -1,13 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
+#include "lockstep/checkpoint/checkpoint_source.h"
 #include "lockstep/checkpoint/manifest.h"
-#include "lockstep/core/input_file.h"
 
 /// Reading and writing the files of a checkpoint with a checksum for each block of kChecksumBlock
 /// bytes. Needs no libtorch.
@@ -19,6 +20,8 @@ class ShardReader {
   /// FileError with the path: the file is missing, no regular file (a symbolic link is none), or
   /// its size is not that of `expected`.
   ShardReader(const std::string& folder, ManifestFile expected);
+  /// The same of a file that is open.
+  ShardReader(std::unique_ptr<CheckpointFileBytes> opened, ManifestFile expected);
 
   /// Bytes offset ... offset + count - 1 into `out`. Reads the blocks that hold them; FileError
   /// with the path, `what` they are and the bytes of the first block whose checksum does not fit.
@@ -27,9 +30,9 @@ class ShardReader {
   /// Checks all blocks; returns the block whose checksum does not fit, -1 if there is none.
   int64_t find_damage();
 
-  const std::string& path() const { return opened_.path(); }
+  const std::string& path() const { return opened_->path(); }
   const ManifestFile& file() const { return expected_; }
-  /// Bytes that were read from the disk.
+  /// Bytes of it that were read.
   int64_t bytes_read() const { return bytes_read_; }
 
  private:
@@ -39,7 +42,7 @@ class ShardReader {
   std::string_view load_block(int64_t block, std::string_view what);
   [[noreturn]] void fail_block(int64_t block, std::string_view what) const;
 
-  InputFile opened_;
+  std::unique_ptr<CheckpointFileBytes> opened_;
   ManifestFile expected_;
   std::string buffer_;     ///< the last block of which a part was read
   int64_t buffered_ = -1;  ///< its number

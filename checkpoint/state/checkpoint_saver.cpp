@@ -1,7 +1,5 @@
 #include "lockstep/checkpoint/checkpoint_saver.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -9,7 +7,6 @@
 #include <filesystem>
 #include <future>
 #include <optional>
-#include <set>
 #include <thread>
 
 #include <ATen/ATen.h>
@@ -18,11 +15,12 @@
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/checkpoint/finite_values.h"
-#include "lockstep/checkpoint/save_plan.h"
 #include "lockstep/checkpoint/shard_file.h"
+#include "lockstep/checkpoint/state_share.h"
 #include "lockstep/checkpoint/step_folders.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/core/input_file.h"
 #include "lockstep/core/integers.h"
 #include "lockstep/parallel_state/collectives.h"
 
@@ -37,8 +35,6 @@ constexpr std::string_view kFailed = "failed: ";
 constexpr std::string_view kDiverged = "diverged: ";
 constexpr std::string_view kNoted = "done, but: ";
 constexpr int64_t kLongestReport = int64_t{1} << 30;
-constexpr int64_t kAlignment = 64;               // bytes
-constexpr int64_t kHugePage = int64_t{2} << 20;  // bytes
 
 std::string shard_name(int64_t rank) { return fmt::format("rank_{:05}.safetensors", rank); }
 std::string report_name(int64_t rank) { return fmt::format("rank_{:05}.report", rank); }
@@ -194,30 +190,10 @@ CheckpointSaver::~CheckpointSaver() {
   for (const auto& job : jobs_) job->abandoned = true;
 }
 
-void CheckpointSaver::make_plan(const std::vector<StateTensor>& tensors) {
-  if (planned_) return;
-  std::vector<HeldUnit> held;
-  for (const StateTensor& tensor : tensors)
-    held.push_back({shard_entry_name(tensor_key(tensor.name, tensor.state), tensor.part),
-                    static_cast<int64_t>(tensor.values.nbytes())});
-  std::vector<std::vector<HeldUnit>> of_ranks;
-  for (const std::string& text :
-       all_gather_texts(state_.world(), format_held_units(held), "checkpoint plan"))
-    of_ranks.push_back(parse_held_units(text));
-  const auto units = without_overlaps(merge_units(of_ranks));
-  const auto writers = assign_writers(units, state_.world_size());
-  std::set<std::string> mine;
-  for (size_t i = 0; i < units.size(); ++i)
-    if (writers[i] == state_.rank()) mine.insert(units[i].key);
-  for (size_t i = 0; i < held.size(); ++i)
-    if (mine.erase(held[i].key) > 0) mine_.push_back(i);
-  planned_ = true;
-}
-
 at::Tensor CheckpointSaver::staging_for(const std::vector<StateTensor>& tensors) {
   int64_t bytes = 0;
   for (const size_t i : mine_)
-    bytes += round_up(static_cast<int64_t>(tensors.at(i).values.nbytes()), kAlignment);
+    bytes += round_up(static_cast<int64_t>(tensors.at(i).values.nbytes()), kShareAlignment);
   const auto in_use = [&](const at::Tensor& memory) {
     return std::any_of(jobs_.begin(), jobs_.end(),
                        [&](const auto& job) { return job->staging.is_same(memory); });
@@ -227,22 +203,14 @@ at::Tensor CheckpointSaver::staging_for(const std::vector<StateTensor>& tensors)
   });
   for (const at::Tensor& memory : staging_)
     if (!in_use(memory)) return memory;
-  const bool on_device = !tensors.empty() && !tensors.front().values.is_cpu();
-  staging_.push_back(at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(on_device)));
-  if (on_device) return staging_.back();
-  // Pages of 4096 bytes, each fetched when it is first written, cost more time than the copy.
-  const auto begin = reinterpret_cast<uintptr_t>(staging_.back().data_ptr());
-  const auto first = static_cast<uintptr_t>(round_up(static_cast<int64_t>(begin), kHugePage));
-  if (begin + static_cast<uintptr_t>(bytes) > first + kHugePage)
-    ::madvise(reinterpret_cast<void*>(first), begin + static_cast<uintptr_t>(bytes) - first,
-              MADV_HUGEPAGE);
+  staging_.push_back(host_memory(bytes, state_.device()));
   return staging_.back();
 }
 
 void CheckpointSaver::stage(Job& job, const at::Tensor& values) const {
   const at::Tensor target = at::from_blob(static_cast<char*>(job.staging.data_ptr()) + job.staged,
                                           values.sizes(), at::TensorOptions(values.scalar_type()));
-  job.staged += round_up(static_cast<int64_t>(values.nbytes()), kAlignment);
+  job.staged += round_up(static_cast<int64_t>(values.nbytes()), kShareAlignment);
   if (options_.copy_in_background && values.is_cpu() && values.is_contiguous()) {
     job.copies.push_back({values.const_data_ptr(), target.data_ptr(), values.nbytes()});
     job.memory.push_back(values);
@@ -302,22 +270,12 @@ SaveResult CheckpointSaver::save(const std::vector<StateTensor>& tensors,
   may_skip = may_skip && options_.async && options_.when_busy == AsyncWhenBusy::skip;
   if (may_skip && any_rank_is_busy()) return {};
   make_room(may_be_second ? 2 : 1, progress.iteration, result);
-  make_plan(tensors);
+  if (!planned_) mine_ = share_of_rank(tensors, state_);
+  planned_ = true;
   auto job = make_job(tensors);
   job->checkpoint = PartialCheckpoint(options_.folder, progress.iteration);
-  job->whole.iteration = progress.iteration;
-  job->whole.consumed_samples = progress.consumed_samples;
-  job->whole.optimizer_steps = progress.optimizer.num_steps;
-  job->whole.skipped_steps = progress.skipped_steps;
-  job->whole.metrics_checksum = progress.metrics_checksum;
-  job->whole.spikes = progress.spikes;
-  job->whole.job_id = options_.job_id;
+  job->whole = manifest_of(progress, config, state_, options_.job_id);
   job->unproven = unproven || progress.skipped_steps > 0;
-  const GradScalerState& scaler = progress.optimizer.scaler;
-  if (scale_adapts_itself(config))
-    job->whole.scaler =
-        ManifestScaler{scaler.scale, scaler.growth_tracker, scaler.hysteresis_tracker};
-  job->whole.layout = {state_.grids().sizes(), config.ddp.use_distributed_optimizer};
   job->config = print_config(config);
   if (jobs_.empty())
     begin(*job, result);

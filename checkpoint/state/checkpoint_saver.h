@@ -79,7 +79,6 @@ class CheckpointSaver {
   void make_room(size_t most, int64_t iteration, SaveResult& result);
   /// On rank 0 makes the folder of `job`. FileError on all ranks.
   void begin(const Job& job, SaveResult& result) const;
-  void make_plan(const std::vector<StateTensor>& tensors);
   std::unique_ptr<Job> make_job(const std::vector<StateTensor>& tensors);
   void stage(Job& job, const at::Tensor& values) const;
   void note_staged(Job& job, c10::Device device);

@@ -128,6 +128,15 @@ void check_replay(const Config& config) {
         "no_shard, optim");
 }
 
+void check_checkpoint(const Config& config) {
+  const int64_t replicas = config.checkpoint.in_memory_replicas;
+  require<ConfigError>(
+      replicas == 0 || config.train.elastic == Elastic::dp,
+      "checkpoint.in_memory_replicas: found {}, and train.elastic = {}; allowed: 0, "
+      "or dp, with which ranks stay that can resume from copies in memory",
+      replicas, to_string(config.train.elastic));
+}
+
 void check_spikes(const Config& config) {
   const TrainConfig& train = config.train;
   const CheckpointConfig& checkpoint = config.checkpoint;
@@ -221,6 +230,7 @@ void check_rules(const Config& given) {
   check_lora(config);
   check_fp8(config);
   check_batch_sizes(config.train);
+  check_checkpoint(config);
   check_spikes(config);
   check_replay(config);
   require<ConfigError>(config.train.sample_tokens == 0 || !config.train.sample_prompt.empty(),

@@ -60,8 +60,9 @@ LaunchOrder parse_order(const std::string& kind, const std::string& text) {
 }
 
 WaitingRank parse_waiting(const std::string& text) {
-  const auto [sizes, limits] = split(text);
-  WaitingRank rank{.world_sizes = {}, .limits = limits};
+  const auto [sizes, rest] = split(text);
+  const auto [limits, copies] = split(rest);
+  WaitingRank rank{.world_sizes = {}, .limits = limits, .copies = copies};
   std::istringstream words(sizes);
   for (int64_t size = 0; words >> size;) rank.world_sizes.push_back(size);
   return rank;
@@ -108,7 +109,8 @@ std::optional<std::string> LaunchChannel::round_is_over() const {
 }
 
 LaunchOrder LaunchChannel::wait_for_order(const WaitingRank& rank) const {
-  socket_.send(fmt::format("{}\n{}\n{}", kWaits, fmt::join(rank.world_sizes, " "), rank.limits));
+  socket_.send(fmt::format("{}\n{}\n{}\n{}", kWaits, fmt::join(rank.world_sizes, " "), rank.limits,
+                           rank.copies));
   while (const auto message = socket_.receive(MessageSocket::Wait::until_there)) {
     const auto [kind, text] = split(*message);
     if (kind != kOver) return parse_order(kind, text);

@@ -25,7 +25,8 @@ using VariableList = std::vector<std::pair<std::string, std::string>>;
 struct WaitingRank {
   /// Numbers of ranks that its configuration fits, the largest first.
   std::vector<int64_t> world_sizes;
-  std::string limits;  ///< the fields that say so, for messages; one line
+  std::string limits;       ///< the fields that say so, for messages; one line
+  std::string copies = {};  ///< what it has in memory, as format_held_copies() tells it
 };
 
 /// What the launcher answers.

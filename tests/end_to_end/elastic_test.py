@@ -72,6 +72,11 @@ class Elastic(EndToEnd):
         children = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         return [pid for pid in map(int, children.read_text().split()) if alive(pid)]
 
+    def of_rank(self, ranks, rank):
+        """The newest of the processes that were started as that rank."""
+        return [pid for pid in ranks
+                if f"\0RANK={rank}\0" in pathlib.Path(f"/proc/{pid}/environ").read_text()][-1]
+
     def last_iteration(self):
         if not (self.output / "metrics.jsonl").exists():
             return 0
@@ -255,11 +260,6 @@ class Replacements(Elastic):
             self.assertLessEqual(threads, states[1][1] + 5, states)
         self.check_done()
         self.check_bit_for_bit(3, *pairs, iterations=120)
-
-    def of_rank(self, ranks, rank):
-        """The newest of the processes that were started as that rank."""
-        return [pid for pid in ranks
-                if f"\0RANK={rank}\0" in pathlib.Path(f"/proc/{pid}/environ").read_text()][-1]
 
     def test_rank_0_is_replaced_and_killed_inside_a_save(self):
         self.begin(2, "checkpoint.save_interval=2", options=("--max-restarts", 9))

@@ -11,6 +11,7 @@ from support import LOCKSTEP, run
 from training import SEVERAL, TOTAL, Training, complete_steps, settings
 
 ELASTIC = settings("train.elastic=dp")
+COPIES = settings("checkpoint.in_memory_replicas=1")
 
 
 def wait_for_moment(case, training, life):
@@ -45,8 +46,8 @@ def kill_some(case, training, life, kills, several):
         kept = {rank: pid for rank, pid in pids.items() if rank not in victims}
 
 
-def replace(case):
-    training = Training(case, choose_layout(case, SEVERAL), True, *ELASTIC,
+def replace(case, *more):
+    training = Training(case, choose_layout(case, SEVERAL), True, *ELASTIC, *more,
                         options=("--max-restarts", "20"))
     life = training.start()
     kill_some(case, training, life, len(kills_of(case)), several=True)
@@ -57,18 +58,28 @@ def replace(case):
     training.check_end()
 
 
+def resume_from_memory(case):
+    replace(case, *COPIES)
+
+
 class Shrinking(Resized):
     """Starts on a layout with several data-parallel ranks."""
+
+    copies = ()
 
     def start(self, *extra, **environment):
         self.layout = self.case.choose(name for name in SIZES if "dp" in name)
         self.ranks, of_layout = SIZES[self.layout]
-        self.more = (*self.fixed, *of_layout, *FP64, *ELASTIC)
+        self.more = (*self.fixed, *of_layout, *FP64, *ELASTIC, *self.copies)
         return Training.start(self, *extra, **environment)
 
 
-def go_on_with_fewer(case):
-    training = Shrinking(case)
+class ShrinkingWithCopies(Shrinking):
+    copies = COPIES
+
+
+def go_on_with_fewer(case, kind=Shrinking):
+    training = kind(case)
     life = training.start()
     kill_some(case, training, life, case.random.randint(1, training.ranks - 1), several=False)
     statuses = life.wait(240)
@@ -87,4 +98,8 @@ def go_on_with_fewer(case):
 
 
 CELLS = [Cell("SIGKILL, ranks that stay", "step, save, meeting", replace, 24, 1),
-         Cell("SIGKILL, fewer ranks that stay", "step, save, meeting", go_on_with_fewer, 24, 1)]
+         Cell("SIGKILL, ranks that stay, copies in memory", "step, save, meeting",
+              resume_from_memory, 24, 1),
+         Cell("SIGKILL, fewer ranks that stay", "step, save, meeting", go_on_with_fewer, 24, 1),
+         Cell("SIGKILL, fewer ranks that stay, copies in memory", "step, save, meeting",
+              lambda case: go_on_with_fewer(case, ShrinkingWithCopies), 24, 1)]

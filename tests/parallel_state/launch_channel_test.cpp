@@ -36,10 +36,11 @@ TEST(LaunchChannel, WhatARankSaysReachesTheLauncher) {
   ends.rank->announce(milliseconds(60'000));
   EXPECT_EQ(ends.launcher->receive()->timeout, milliseconds(60'000));
   ends.launcher->give({{}, 1, "done"});
-  ends.rank->wait_for_order({{4, 2}, "train.micro_batch_size = 2"});
+  ends.rank->wait_for_order({{4, 2}, "train.micro_batch_size = 2", "0 1 2\n3 4\n"});
   const auto word = ends.launcher->receive();
   EXPECT_EQ(word->waits->world_sizes, (std::vector<int64_t>{4, 2}));
   EXPECT_EQ(word->waits->limits, "train.micro_batch_size = 2");
+  EXPECT_EQ(word->waits->copies, "0 1 2\n3 4\n");
   EXPECT_FALSE(word->timeout);
 }
 

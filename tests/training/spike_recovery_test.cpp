@@ -112,6 +112,53 @@ TEST_F(SpikeRecoveryTest, AJobThatIsStartedAgainGoesBackAgain) {
   }
 }
 
+Fields with_copies(Fields fields) {
+  fields.insert(fields.end(), {"train.elastic=dp", "checkpoint.in_memory_replicas=1"});
+  return fields;
+}
+
+/// Only the step whose telling was the last is made again.
+TEST_F(SpikeRecoveryTest, RanksThatKeepCopiesLoseNoStepAndGoBackAgain) {
+  for (size_t i = 1; i < kLayouts.size(); ++i) {
+    const Layout& layout = kLayouts[i];
+    SCOPED_TRACE(fmt::format("{} ranks: {}", layout.world, fmt::join(layout.fields, " ")));
+    const Config config = wild(with_copies(rewinding(layout)));
+    const SpikeOutcome all =
+        train(wild(rewinding(layout)), layout.world, at(fmt::format("unharmed_{}", i)));
+    const size_t until = told_until_first_return(all.told);
+    for (const size_t more : {0, 3}) {
+      const std::string folder = at(fmt::format("copied_{}_{}", i, more));
+      std::vector<StateCopies> copies(static_cast<size_t>(layout.world));
+      train(config, layout.world, folder,
+            {.start = {"a job", 0}, .killed_after = until + more, .copies = &copies});
+      copies[i % copies.size()].clear();
+      const SpikeOutcome rest =
+          train(config, layout.world, folder, {.start = {"a job", 1}, .copies = &copies});
+      EXPECT_EQ(rest.end, RunEnd::done);
+      EXPECT_EQ(rest.told, last_of(all.told, all.told.size() - (until + more) + 1)) << more;
+    }
+  }
+}
+
+/// A copy from between the two spikes knows of the first.
+TEST_F(SpikeRecoveryTest, ASecondSpikeEndsARunThatHasResumedFromACopy) {
+  wild_ = folder_.write("two", text(240, {77, 101}));
+  Fields fields = with_copies(rewinding({2, {}}));
+  fields.emplace_back("checkpoint.save_interval=12");
+  const SpikeOutcome all = train(wild(fields), 2, at("twice"));
+  ASSERT_EQ(all.end, RunEnd::diverged);
+  const size_t until = told_until_first_return(all.told);
+  std::vector<StateCopies> copies(2);
+  train(wild(fields), 2, at("again"),
+        {.start = {"a job", 0}, .killed_after = until + 2, .copies = &copies});
+  copies[0].clear();
+  const SpikeOutcome rest =
+      train(wild(fields), 2, at("again"), {.start = {"a job", 1}, .copies = &copies});
+  EXPECT_EQ(rest.end, RunEnd::diverged);
+  EXPECT_EQ(rest.divergence, all.divergence);
+  EXPECT_EQ(rest.told, last_of(all.told, all.told.size() - until - 1));
+}
+
 TEST_F(SpikeRecoveryTest, AfterASaveThatFailedTheRunGoesBackFurther) {
   for (const char* const async : {"checkpoint.async_save=false", "checkpoint.async_save=true"})
     for (const int64_t world : {1, 2}) {

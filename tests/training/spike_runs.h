@@ -48,6 +48,7 @@ struct SpikeRunEvents {
   /// run goes back.
   std::function<void(const IterationMetrics&)> iteration = {};
   std::function<void()> going_back = {};
+  std::vector<StateCopies>* copies = nullptr;  ///< of the ranks
 };
 
 class SpikeRuns : public ::testing::Test {
@@ -122,7 +123,9 @@ class SpikeRuns : public ::testing::Test {
 
   static SpikeOutcome train_rank(const Config& config, const ParallelState& state,
                                  const std::string& folder, const SpikeRunEvents& events) {
-    RunCheckpoints checkpoints(config.checkpoint, folder, state, events.start);
+    const auto rank = static_cast<size_t>(state.rank());
+    RunCheckpoints checkpoints(config.checkpoint, folder, state, events.start,
+                               events.copies ? &events.copies->at(rank) : nullptr);
     Trainer trainer(config, state);
     checkpoints.load(trainer);
     SpikeOutcome own;

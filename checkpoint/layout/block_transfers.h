@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+/// Which rank gives which blocks of files to which: integer arithmetic, without libtorch.
+namespace lockstep {
+
+/// Blocks first ... last - 1 of a file.
+struct BlockRun {
+  int64_t file = 0;
+  int64_t first = 0;
+  int64_t last = 0;
+  auto operator<=>(const BlockRun&) const = default;
+};
+
+/// As a text of one line each, and back. FileError if it is none.
+std::string format_block_runs(const std::vector<BlockRun>& runs);
+std::vector<BlockRun> parse_block_runs(const std::string& text);
+
+struct BlockTransfer {
+  int64_t from = 0;
+  int64_t to = 0;
+  int64_t file = 0;
+  int64_t block = 0;
+  auto operator<=>(const BlockTransfer&) const = default;
+};
+
+/// Every block that a rank needs (`needs[rank]`) comes from one of the ranks that have its file
+/// (`holders[file]`), the one that has given the fewest so far, the lowest where several have. The
+/// same on all ranks. In turns: in none of them does a rank give or take more than `most` blocks.
+/// UsageError: a block of a file that nobody has, or that the rank itself has.
+std::vector<std::vector<BlockTransfer>> plan_transfers(
+    const std::vector<std::vector<BlockRun>>& needs,
+    const std::vector<std::vector<int64_t>>& holders, int64_t most);
+
+}  // namespace lockstep
