@@ -20,8 +20,8 @@ int64_t padded_vocab_size(const TransformerConfig& model, int64_t tensor_paralle
 /// ConfigError, naming the fields by `names`, where a resolved `model` cannot be cut over the ranks
 /// of tp: query heads or ffn_hidden_size that do not divide by them; query groups that are neither
 /// a multiple nor a divisor of them, or, being fewer, whose rows of linear_qkv do not divide by the
-/// ranks that share a group; sequence_parallel or tp_comm_overlap on one rank, or a sequence that does not divide by
-/// the ranks of tp and cp. The vocabulary always divides, because it is padded.
+/// ranks that share a group; sequence_parallel or tp_comm_overlap on one rank, or a sequence that
+/// does not divide by the ranks of tp and cp. The vocabulary always divides, because it is padded.
 void check_tensor_parallel(const TransformerConfig& model, const ParallelConfig& parallel,
                            const FieldNames& names);
 
