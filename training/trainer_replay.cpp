@@ -74,8 +74,7 @@ void Trainer::replay() {
   }
   std::vector<std::string> found = all_gather_texts(parallel_state_.world(), text, "replay");
   std::erase(found, "");
-  require<CommunicationError>(found.empty(),
-                              "before iteration {}: {}: {}", iteration_ + 1,
+  require<CommunicationError>(found.empty(), "before iteration {}: {}: {}", iteration_ + 1,
                               data_parallel_size_ == 1
                                   ? "a second pass has computed other gradients from the same "
                                     "samples"

@@ -150,8 +150,8 @@ class Jobs {
     }
     if (!chance(25)) return;
     // Else it depends on the router how much each rank takes.
-    for (const char* field : {"num_experts=4", "moe_expert_capacity_factor=1",
-                              "moe_pad_expert_input_to_capacity=true"})
+    for (const char* field :
+         {"num_experts=4", "moe_expert_capacity_factor=1", "moe_pad_expert_input_to_capacity=true"})
       add(fmt::format("model.{}", field));
   }
 

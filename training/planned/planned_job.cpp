@@ -65,8 +65,7 @@ class RecordingHost : public PlannedHost {
     const ParallelConfig& parallel = config_.parallel;
     const int64_t experts = *config_.model.num_experts;
     // Without sequence parallelism the experts' layer itself cuts the tokens over tp.
-    const int64_t chunks =
-        parallel.context_parallel_size * parallel.tensor_model_parallel_size;
+    const int64_t chunks = parallel.context_parallel_size * parallel.tensor_model_parallel_size;
     int64_t pairs = config_.train.micro_batch_size * config_.model.seq_length / chunks *
                     config_.model.moe_router_topk;
     if (config_.model.moe_token_dispatcher_type == TokenDispatcher::allgather)
