@@ -190,7 +190,7 @@ class Fp8(EndToEnd):
                  "train.fp8: found hybrid, allowed with train.precision = fp16: none"),
                 (["train.fp8=fp8"], "train.fp8: found 'fp8', allowed: none, hybrid, e4m3"),
                 ([bf16, "train.fp8=e4m3", "train.fp8_amax_history_len=99999999999"],
-                 "train.fp8_amax_history_len: found 99999999999, allowed: up to 16384"),
+                 "train.fp8_amax_history_len: found 99999999999, allowed: <= 16384"),
                 ([bf16, "train.fp8_margin=1"], "train.fp8_margin: found 1, but train.fp8 is none"),
                 ([bf16, "train.fp8=e4m3", "train.fp8_recipe=rowwise", "train.fp8_amax_history_len=2"],
                  "train.fp8_amax_history_len: found 2, but train.fp8_recipe is not delayed"),
