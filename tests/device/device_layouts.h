@@ -151,6 +151,8 @@ inline std::vector<DeviceLayout> offloaded_layouts() {
        .world = 2,
        .overrides =
            parallel({{"pipeline_model", 2}, {"virtual_pipeline_model", 2}}, kOffloadedLayers)},
+      context("layers_cp2", 2, kOffloadedLayers),
+      context("layers_cp2_a2a", 2, with(kOffloadedLayers, {"parallel.cp_comm_type=a2a"})),
       {.name = "layers_pp2_zb",
        .world = 2,
        .overrides = parallel({{"pipeline_model", 2}},
