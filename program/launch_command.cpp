@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iostream>
 #include <memory>
 #include <string_view>
 #include <thread>
@@ -146,6 +147,10 @@ std::vector<std::string> torchrun_command(const std::string& torchrun, const Lau
   return command;
 }
 
+constexpr char kRanksDoNotStay[] =
+    "lockstep launch: with --starter torchrun a lost rank ends all ranks, whatever train.elastic "
+    "is; ranks stay with --starter own\n";
+
 void run(const LaunchArguments& given) {
   check(given);
   const std::string program = given.program.empty() ? program_file().string() : given.program;
@@ -162,8 +167,9 @@ void run(const LaunchArguments& given) {
   const std::string torchrun = chosen_torchrun(given, ranks.elastic);
   share_out_cores(given.ranks);
   if (given.nodes == 1) name_job();
+  if (!torchrun.empty() && ranks.elastic) std::cerr << kRanksDoNotStay << std::flush;
   if (!torchrun.empty()) become(torchrun_command(torchrun, given, program));
-  give_job_secret();
+  give_job_secret(/*keeps_file=*/ranks.elastic || ranks.max_restarts > 0);
   throw ExitStatus{run_rank_processes(ranks), ""};
 }
 

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/core/check.h"
 #include "lockstep/parallel_state/network.h"
 
@@ -73,6 +74,15 @@ pid_t start_rank(const LaunchedProgram& program, const RankRound& round, int ran
   ::setenv("TORCHELASTIC_RUN_ID", fmt::format("launch-{}", starter).c_str(), /*overwrite=*/1);
   if (channel) channel->hand_over();
   become_rank(program, round, rank);
+}
+
+std::string newest_checkpoint_in(const std::string& folder) {
+  try {
+    if (folder.empty() || !has_checkpoint(folder)) return "no checkpoint has been saved";
+    return fmt::format("the newest complete checkpoint is '{}'", find_checkpoint(folder));
+  } catch (const FileError& error) {
+    return fmt::format("the newest checkpoint cannot be told: {}", error.what());
+  }
 }
 
 std::string end_of_process(int status) {

@@ -53,6 +53,10 @@ VariableList variables_of_rank(const LaunchedProgram& program, const RankRound& 
 pid_t start_rank(const LaunchedProgram& program, const RankRound& round, int rank,
                  const BlockedSignals& signals, const RankChannel* channel);
 
+/// "the newest complete checkpoint is 'runs/checkpoint/step_8'", of those in `folder`; "no
+/// checkpoint has been saved" where there is none, or `folder` is empty.
+std::string newest_checkpoint_in(const std::string& folder);
+
 /// "exited with status 1", "was killed by signal 9 (Killed)": of what waitpid() says.
 std::string end_of_process(int status);
 

@@ -24,7 +24,7 @@ using std::chrono::milliseconds;
 constexpr std::chrono::seconds kGrace{10};
 /// What a rank may take, beyond its timeout, to say that it has left its round.
 constexpr std::chrono::seconds kTimeToLeave{15};
-/// What a stopped rank is granted once all others wait.
+/// What a stopped rank is granted once all others wait, or have ended.
 constexpr std::chrono::seconds kTimeToContinue{2};
 /// Of ranks that have not told theirs yet: the longest default of the configuration.
 constexpr std::chrono::minutes kLongestTimeout{10};
@@ -49,7 +49,9 @@ struct Member {
   std::unique_ptr<RankChannel> channel;
 
   bool runs() const { return process > 0; }
+  bool is_stopped() const { return runs() && stopped; }
   bool is_active() const { return runs() && !waits; }
+  std::string name() const { return rank < 0 ? "a spare rank" : fmt::format("rank {}", rank); }
 };
 
 class Ranks {
@@ -62,15 +64,17 @@ class Ranks {
     for (;;) {
       while (count(&Member::runs) > 0) {
         take_events();
-        if (meets_ && count(&Member::is_active) == 0 && count(&Member::runs) > 0)
-          begin_next_round();
+        if (can_begin_next_round()) begin_next_round();
         if (!meets_ && !ends_ && count(&Member::is_active) == 0) end_waiting(status_, "");
       }
-      if (!may_start_again()) return status_;
+      if (!may_start_again()) break;
       ++restarts_;
       tell("starting the ranks again (restart {} of {})", restarts_, program_.max_restarts);
       begin_round(program_.ranks);
     }
+    if (meets_ && !told_to_end_ && !over_)
+      tell("no rank is left; {}", newest_checkpoint_in(folder_));
+    return status_;
   }
 
  private:
@@ -82,13 +86,18 @@ class Ranks {
     return failed_ && !told_to_end_ && status_ != kRefused && restarts_ < program_.max_restarts;
   }
 
+  bool can_begin_next_round() const {
+    return meets_ && count(&Member::runs) > 0 && count(&Member::is_active) == 0 &&
+           count(&Member::is_stopped) == 0;
+  }
+
   /// Gives the first `ranks` members a rank: those that wait learn of it, a process takes the place
   /// of those that have ended.
   void begin_round(int ranks) {
     RankRound round{.ranks = ranks, .master_port = program_.master_port, .number = rounds_++};
     if (round.master_port == 0) round.master_port = port_.emplace(program_.master_address).number();
-    ends_ = failed_ = meets_ = over_ = false;
-    status_ = num_lost_ = 0;
+    ends_ = failed_ = meets_ = false;
+    status_ = over_ = num_lost_ = 0;
     deadline_.reset();
     std::fflush(nullptr);
     for (size_t i = 0; i < members_.size(); ++i) {
@@ -134,8 +143,11 @@ class Ranks {
 
   void take_signal(int signal) {
     if (signal == SIGCHLD) return take_changes();
+    stop_signal_ = told_to_end_ || signal == SIGHUP ? 0 : signal;
     told_to_end_ = true;
     send(signal);
+    for (const Member& member : members_)
+      if (member.is_stopped()) ::kill(member.process, SIGCONT);  // else it does not see that signal
   }
 
   /// Ranks that wait are told by their channel.
@@ -163,23 +175,40 @@ class Ranks {
   void note_end(const Member& member, pid_t process, int status) {
     const int code = WIFEXITED(status) ? WEXITSTATUS(status) : kFailed;
     if (code == 0 || ends_) return;
+    const std::string end =
+        fmt::format("{} (process {}) {}", member.name(), process, end_of_process(status));
+    const bool others = count(&Member::runs) > 0;
+    if (member.rank < 0) return tell("{}{}", end, others ? "; the others stay" : "");
     const bool with_the_others = code == kStopped || code == kDiverged;
     if (status_ == 0 || !with_the_others) status_ = code;
-    over_ = over_ || with_the_others;
+    if (with_the_others) over_ = code;
     if (with_the_others) return;
     failed_ = true;
-    const std::string who = member.rank < 0 ? "a spare rank" : fmt::format("rank {}", member.rank);
-    const std::string end = fmt::format("{} (process {}) {}", who, process, end_of_process(status));
-    const bool others = count(&Member::runs) > 0;
+    if (belongs_to_stop(status)) return end_stopped(end);
     if (!program_.elastic || told_to_end_ || code == kRefused) {
       tell("{}{}", end, others ? "; ending the other ranks" : "");
       return end_all(end);
     }
     tell("{}{}", end, others ? "; the others stay" : "");
-    if (member.rank < 0) return;
     ++num_lost_;
     begin_meeting(end);
   }
+
+  /// A rank that the signal has killed before it could take it, or a loss that ranks which stay
+  /// would survive but for the signal.
+  bool belongs_to_stop(int status) const {
+    return stop_signal_ && WIFSIGNALED(status) &&
+           (program_.elastic || WTERMSIG(status) == stop_signal_);
+  }
+
+  void end_stopped(const std::string& end) {
+    status_ = kStopped;
+    tell("{}, after {} to the launcher; the ranks end", end, name_of_stop());
+    end_all(reason_of_stop());
+  }
+
+  const char* name_of_stop() const { return stop_signal_ == SIGINT ? "SIGINT" : "SIGTERM"; }
+  std::string reason_of_stop() const { return fmt::format("{} to the launcher", name_of_stop()); }
 
   void end_all(const std::string& reason) {
     end_waiting(status_, reason);
@@ -191,6 +220,7 @@ class Ranks {
     ends_ = true;
     meets_ = false;
     status_ = status;
+    reason_ = reason;
     deadline_ = Clock::now() + kGrace;
     for (const Member& member : members_)
       if (member.runs() && member.waits) member.channel->give({{}, status, reason});
@@ -203,7 +233,10 @@ class Ranks {
       member.waits = false;
       return;
     }
-    if (word->timeout) timeout_ = *word->timeout;
+    if (word->timeout) {
+      timeout_ = *word->timeout;
+      folder_ = word->folder;
+    }
     if (word->waits) note_waiting(member, *word->waits);
   }
 
@@ -211,7 +244,7 @@ class Ranks {
     member.waits = true;
     member.copies = parse_held_copies(waiting.copies);
     fits_ = waiting;
-    if (ends_) return member.channel->give({{}, status_, "another rank has failed"});
+    if (ends_) return member.channel->give({{}, status_, reason_});
     failed_ = true;
     if (!meets_) kill_stopped();  // for which the others have waited
     begin_meeting(
@@ -237,7 +270,7 @@ class Ranks {
   }
 
   static void kill_late(const Member& member) {
-    tell("rank {} (process {}) {} and is killed", member.rank, member.process,
+    tell("{} (process {}) {} and is killed", member.name(), member.process,
          member.stopped ? "is stopped" : "does not leave the round in time");
     ::kill(member.process, SIGKILL);
   }
@@ -246,7 +279,7 @@ class Ranks {
     const bool all = std::all_of(members_.begin(), members_.end(), [](const Member& member) {
       return !member.is_active() || member.stopped;
     });
-    if (meets_ && all && count(&Member::waits) > 0)
+    if (meets_ && all && count(&Member::is_stopped) > 0)
       deadline_ =
           std::min(deadline_.value_or(Clock::time_point::max()), Clock::now() + kTimeToContinue);
   }
@@ -254,7 +287,7 @@ class Ranks {
   void pass_deadline() {
     deadline_.reset();
     for (const Member& member : members_) {
-      if (meets_ && member.is_active()) kill_late(member);
+      if (meets_ && (member.is_active() || member.is_stopped())) kill_late(member);
       if (!meets_ && member.runs()) ::kill(member.process, SIGKILL);
     }
   }
@@ -263,8 +296,9 @@ class Ranks {
     const int before = static_cast<int>(
         std::count_if(members_.begin(), members_.end(), [](auto& m) { return m.rank >= 0; }));
     const auto left = count(&Member::runs);
-    if (told_to_end_ || over_)
-      return end_waiting(status_ ? status_ : kFailed, "the run was ending");
+    if (over_) return end_waiting(over_, "the run was ending");
+    if (stop_signal_) return end_waiting(kStopped, reason_of_stop());
+    if (told_to_end_) return end_waiting(kFailed, "the run was ending");
     if (restarts_ < program_.max_restarts) {
       ++restarts_;
       tell("ranks that stay: {}, that start anew: {} (restart {} of {})", left,
@@ -316,9 +350,12 @@ class Ranks {
   bool failed_ = false;       ///< a rank of this round
   bool meets_ = false;        ///< ranks that are left wait for the next round
   bool ends_ = false;         ///< the ranks have been told to
-  bool over_ = false;         ///< a rank has ended as all ranks of a run do
+  int over_ = 0;              ///< not 0: a rank has ended so, as all ranks of a run do
   bool told_to_end_ = false;  ///< by a signal to this process
+  int stop_signal_ = 0;       ///< SIGTERM or SIGINT, the only signal to this process so far
   int status_ = 0;
+  std::string reason_;  ///< why the ranks are to end
+  std::string folder_;  ///< of the checkpoints, as a rank has told
   WaitingRank fits_;
   std::optional<milliseconds> timeout_;
   std::optional<Clock::time_point> deadline_;  ///< of ranks that are to end, or to wait

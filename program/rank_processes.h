@@ -10,7 +10,9 @@ namespace lockstep {
 /// and TORCHELASTIC_RESTART_COUNT; rank 0 serves the store. Their input and output are those of
 /// this process.
 ///
-/// SIGTERM, SIGINT and SIGHUP go on to every rank, unless this process ignored them before. Where a
+/// SIGTERM, SIGINT and SIGHUP go on to every rank, unless this process ignored them before; stopped
+/// ranks continue to see them. A rank that a first SIGTERM or SIGINT has killed, before it took
+/// signals, ends the others with status 3; with `elastic` so does any loss after it. Where a
 /// rank fails, standard error says which and how, and the others get SIGTERM, ten seconds later
 /// SIGKILL. Ranks that exit with 0, 3 (stopped, state saved) or 4 (diverged) have not failed: all
 /// ranks of a run end so, and the others are waited for. When this process is killed, the system
@@ -23,10 +25,11 @@ namespace lockstep {
 ///
 /// With `elastic` the others stay (see launch_channel.h): they leave their round, say so and wait.
 /// One that does not within its own timeout and 15 s more, or that a signal has stopped while all
-/// others wait, is killed and lost as well. Then a process takes the place of each lost rank, which
-/// is one restart. Without one left the ranks that stay go on alone, as many as the configuration
-/// fits; the others wait as spares, take part again after a further loss, and end with the run. If
-/// no number of ranks fits, or none is lost and no restart is left, all end with status 1.
+/// others wait or have ended, is killed and lost as well. A lost spare does not count. Then a
+/// process takes the place of each lost rank, which is one restart. Without one left the ranks that
+/// stay go on alone, as many as the configuration fits; the others wait as spares, take part again
+/// after a further loss, and end with the run. If no number of ranks fits, or none is lost and no
+/// restart is left, all end with status 1.
 ///
 /// Returns, of the last start, the exit status of the first rank that failed, 1 where a signal
 /// killed it; else the first status that is not 0; else 0. CommunicationError where no port is

@@ -1,24 +1,27 @@
 #include "lockstep/program/rounds.h"
 
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <optional>
 
 #include <c10/util/Exception.h>
 
-#include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/counted.h"
 #include "lockstep/parallel_state/failure_reason.h"
 #include "lockstep/parallel_state/launch_channel.h"
 #include "lockstep/parallel_state/rank_message.h"
 #include "lockstep/program/commands.h"
+#include "lockstep/program/rank_process.h"
 #include "lockstep/program/signals.h"
 #include "lockstep/training/elastic_layouts.h"
 #include "lockstep/training/run_setup.h"
 
 namespace lockstep {
 namespace {
+
+constexpr int kStatusOfStop = 3;
 
 /// libtorch throws for memory whose values another rank would have sent.
 bool is_of_communication(const std::exception& error, const ParallelState* state) {
@@ -65,7 +68,7 @@ class Rounds {
   }
 
   void run() {
-    if (channel_) channel_->announce(parallel_options(config_, device_).timeout);
+    if (channel_) channel_->announce(parallel_options(config_, device_).timeout, absolute_folder());
     while (const auto lost = lost_in_round()) {
       std::cerr << fmt::format("lockstep: {}; this rank stays\n",
                                told_by_rank(environment_.rank, *lost))
@@ -104,15 +107,15 @@ class Rounds {
     note_sigterm();  // the end of a run ignores signals
   }
 
+  std::string absolute_folder() const {
+    return folder_.empty() ? "" : std::filesystem::absolute(folder_).string();
+  }
+
   [[noreturn]] void end(int status, const std::string& reason) const {
     if (reason.empty()) throw ExitStatus{status, ""};
-    const bool saved = !folder_.empty() && has_checkpoint(folder_);
-    throw ExitStatus{
-        status,
-        told_by_rank(environment_.rank, fmt::format("the run cannot go on: {}; {}", reason,
-                                                    saved ? "the newest complete checkpoint is '" +
-                                                                find_checkpoint(folder_) + "'"
-                                                          : "no checkpoint has been saved"))};
+    const char* const what = status == kStatusOfStop ? "the run ends: " : "the run cannot go on: ";
+    throw ExitStatus{status, told_by_rank(environment_.rank,
+                                          what + reason + "; " + newest_checkpoint_in(folder_))};
   }
 
   Config config_;

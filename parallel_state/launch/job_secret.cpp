@@ -40,6 +40,16 @@ std::string read_secret_file(const std::string& path) {
   }
 }
 
+void put_into_environment(const std::string& path) {
+  try {
+    const std::string secret = read_secret_file(path);
+    if (secret.find('\0') != std::string::npos) return;
+    ::setenv(kSecret, secret.c_str(), /*overwrite=*/1);
+    ::unsetenv(kSecretFile);
+  } catch (const ConfigError&) {  // the ranks tell
+  }
+}
+
 }  // namespace
 
 std::shared_ptr<const Secret> read_job_secret(const EnvironmentReader& read) {
@@ -59,8 +69,10 @@ std::shared_ptr<const Secret> read_job_secret() {
   return read_job_secret(environment_of_process());
 }
 
-void give_job_secret() {
-  if (std::getenv(kSecret) || std::getenv(kSecretFile)) return;
+void give_job_secret(bool keeps_file) {
+  const char* const path = std::getenv(kSecretFile);
+  if (std::getenv(kSecret)) return;
+  if (path) return keeps_file ? put_into_environment(path) : void();
   ::setenv(kSecret, in_hex(random_bytes(kRandomBytes)).c_str(), /*overwrite=*/1);
 }
 

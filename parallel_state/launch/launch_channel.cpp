@@ -99,8 +99,8 @@ std::unique_ptr<LaunchChannel> LaunchChannel::of_this_process() {
   return std::make_unique<LaunchChannel>(descriptor);
 }
 
-void LaunchChannel::announce(std::chrono::milliseconds timeout) const {
-  socket_.send(fmt::format("{}\n{}", kTimeout, timeout.count()));
+void LaunchChannel::announce(std::chrono::milliseconds timeout, const std::string& folder) const {
+  socket_.send(fmt::format("{}\n{}\n{}", kTimeout, timeout.count(), folder));
 }
 
 std::optional<std::string> LaunchChannel::round_is_over() const {
@@ -151,7 +151,11 @@ std::optional<RankChannel::Word> RankChannel::receive() const {
   if (!message) return std::nullopt;
   const auto [kind, text] = split(*message);
   Word word;
-  if (kind == kTimeout) word.timeout = std::chrono::milliseconds(number_in<int64_t>(text));
+  if (kind == kTimeout) {
+    const auto [timeout, folder] = split(text);
+    word.timeout = std::chrono::milliseconds(number_in<int64_t>(timeout));
+    word.folder = folder;
+  }
   if (kind == kWaits) word.waits = parse_waiting(text);
   return word;
 }

@@ -64,8 +64,9 @@ class LaunchChannel {
   /// The one that the launcher gave to this process; null where it gave none.
   static std::unique_ptr<LaunchChannel> of_this_process();
 
-  /// Says how long this rank waits for others before it takes them for lost.
-  void announce(std::chrono::milliseconds timeout) const;
+  /// Says how long this rank waits for others before it takes them for lost, and where it saves;
+  /// empty: nowhere.
+  void announce(std::chrono::milliseconds timeout, const std::string& folder) const;
   /// Why the launcher takes the present round for over; nothing while it does not. Costs one system
   /// call.
   std::optional<std::string> round_is_over() const;
@@ -92,9 +93,10 @@ class RankChannel {
   void tell_round_is_over(const std::string& reason) const;
   void give(const LaunchOrder& order) const;
 
-  /// What a rank has said: one of the two.
+  /// What a rank has said: a timeout with a folder, or that it waits.
   struct Word {
     std::optional<std::chrono::milliseconds> timeout;
+    std::string folder = {};
     std::optional<WaitingRank> waits;
   };
   /// The next one; nothing where there is none.

@@ -33,8 +33,10 @@ struct Ends {
 TEST(LaunchChannel, WhatARankSaysReachesTheLauncher) {
   const Ends ends;
   EXPECT_FALSE(ends.launcher->receive());
-  ends.rank->announce(milliseconds(60'000));
-  EXPECT_EQ(ends.launcher->receive()->timeout, milliseconds(60'000));
+  ends.rank->announce(milliseconds(60'000), "runs/a folder");
+  const auto first = ends.launcher->receive();
+  EXPECT_EQ(first->timeout, milliseconds(60'000));
+  EXPECT_EQ(first->folder, "runs/a folder");
   ends.launcher->give({{}, 1, "done"});
   ends.rank->wait_for_order({{4, 2}, "train.micro_batch_size = 2", "0 1 2\n3 4\n"});
   const auto word = ends.launcher->receive();
