@@ -9,10 +9,10 @@
 
 namespace lockstep {
 
-/// Keeps what backward needs in the host's memory, page-locked: tensors, and all that autograd keeps
-/// of a layer (see run_offloaded). Two streams of the device copy it there and back beside its
-/// computation, and the host waits for none of them. They are of the pool of high priority, so that
-/// no communicator has them, unless its group's options ask for such streams.
+/// Keeps what backward needs in the host's memory, page-locked: tensors, and all that autograd
+/// keeps of a layer (see run_offloaded). Two streams of the device copy it there and back beside
+/// its computation, and the host waits for none of them. They are of the pool of high priority, so
+/// that no communicator has them, unless its group's options ask for such streams.
 ///
 /// What was kept leaves the device when the next is kept: the computation then waits for its copy.
 /// Backward needs it in the opposite order: whoever takes one has the one before it fetched. So the
