@@ -117,8 +117,8 @@ TEST_F(Offload, TheDeviceKeepsNoInputsOfRecomputedLayers) {
   EXPECT_LE(kept - offloaded, 24 * input);
 }
 
-/// Of 24 layers that keep all, two are there at a time; and what the plan says of CUDA holds for the
-/// test device in fp32.
+/// Of 24 layers that keep all, two are there at a time; and what the plan says of CUDA holds for
+/// the test device in fp32.
 TEST_F(Offload, TheDeviceKeepsTwoLayersAtATime) {
   for (const char* more : {"model.recompute_granularity=none",
                            "model.recompute_granularity=selective", "model.num_experts=2"}) {

@@ -1,5 +1,6 @@
 // The reference GPT with experts and sharded gradients and parameters
-// (ddp.data_parallel_sharding_strategy): a layer's experts are a piece of their own, over expert-dp.
+// (ddp.data_parallel_sharding_strategy): a layer's experts are a piece of their own, over
+// expert-dp.
 
 #include <gtest/gtest.h>
 
