@@ -10,8 +10,8 @@
 namespace lockstep {
 
 /// The secret of the job that this process belongs to: LOCKSTEP_SECRET, or the content of the file
-/// LOCKSTEP_SECRET_FILE without one '\n' at its end; null where neither is set. ConfigError names the
-/// variable, never the secret: both are set; it has fewer bytes than a secret needs; the file
+/// LOCKSTEP_SECRET_FILE without one '\n' at its end; null where neither is set. ConfigError names
+/// the variable, never the secret: both are set; it has fewer bytes than a secret needs; the file
 /// cannot be read, is no file, is longer than 64 KiB, or others than its owner may read it.
 std::shared_ptr<const Secret> read_job_secret(const EnvironmentReader& read);
 
