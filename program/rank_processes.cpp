@@ -197,8 +197,7 @@ class Ranks {
   /// A rank that the signal has killed before it could take it, or a loss that ranks which stay
   /// would survive but for the signal.
   bool belongs_to_stop(int status) const {
-    return stop_signal_ && WIFSIGNALED(status) &&
-           (program_.elastic || WTERMSIG(status) == stop_signal_);
+    return program_.elastic && stop_signal_ && WIFSIGNALED(status);
   }
 
   void end_stopped(const std::string& end) {

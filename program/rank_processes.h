@@ -11,12 +11,10 @@ namespace lockstep {
 /// this process.
 ///
 /// SIGTERM, SIGINT and SIGHUP go on to every rank, unless this process ignored them before; stopped
-/// ranks continue to see them. A rank that a first SIGTERM or SIGINT has killed, before it took
-/// signals, ends the others with status 3; with `elastic` so does any loss after it. Where a
-/// rank fails, standard error says which and how, and the others get SIGTERM, ten seconds later
-/// SIGKILL. Ranks that exit with 0, 3 (stopped, state saved) or 4 (diverged) have not failed: all
-/// ranks of a run end so, and the others are waited for. When this process is killed, the system
-/// kills the ranks.
+/// ranks continue to see them. Where a rank fails, standard error says which and how, and the
+/// others get SIGTERM, ten seconds later SIGKILL. Ranks that exit with 0, 3 (stopped, state saved)
+/// or 4 (diverged) have not failed: all ranks of a run end so, and the others are waited for. When
+/// this process is killed, the system kills the ranks.
 ///
 /// Where a rank has failed, all are started again once the last one has ended, `max_restarts` times
 /// at most: with the same LOCKSTEP_JOB_ID, the next TORCHELASTIC_RESTART_COUNT and another free
@@ -29,7 +27,8 @@ namespace lockstep {
 /// process takes the place of each lost rank, which is one restart. Without one left the ranks that
 /// stay go on alone, as many as the configuration fits; the others wait as spares, take part again
 /// after a further loss, and end with the run. If no number of ranks fits, or none is lost and no
-/// restart is left, all end with status 1.
+/// restart is left, all end with status 1. After a first SIGTERM or SIGINT to this process a rank
+/// that a signal kills, be it before it took signals itself, ends the others with status 3.
 ///
 /// Returns, of the last start, the exit status of the first rank that failed, 1 where a signal
 /// killed it; else the first status that is not 0; else 0. CommunicationError where no port is

@@ -133,7 +133,8 @@ class Surroundings(Elastic):
 
     def test_under_torchrun_launch_says_that_no_rank_stays(self):
         result = run(LOCKSTEP, "launch", "-n", 2, "--starter", "torchrun", "--", "train",
-                     self.config, *settings(*COMMON, "train.train_iters=2"),
+                     self.config, "--output", self.output,
+                     *settings(*COMMON, "train.train_iters=2"),
                      PATH=f"{TORCHRUN.parent}:{os.environ['PATH']}")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn(b"with --starter torchrun a lost rank ends all ranks", result.stderr)
