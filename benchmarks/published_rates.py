@@ -98,7 +98,7 @@ def nemo(row):
         "ddp.use_distributed_optimizer": "true", "ddp.overlap_grad_reduce": "true",
         "ddp.overlap_param_gather": "true"}
     if tensor > 1:
-        fields |= {"parallel.sequence_parallel": "true", "parallel.tp_comm_overlap": "true"}
+        fields["parallel.sequence_parallel"] = "true"
     if chunks > 1:
         fields["parallel.virtual_pipeline_model_parallel_size"] = chunks
     plan = published_steps.plan_time(gpus, fields, H100)
