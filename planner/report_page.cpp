@@ -94,9 +94,14 @@ class Page {
       bars.rows.push_back({fmt::format("stage {}", stage.stage),
                            {stage.parameter_bytes, stage.gradient_bytes, stage.optimizer_bytes,
                             stage.activation_bytes, stage.communication_bytes},
-                           fmt::format("{}, {} recorded", bytes_text(stage.total_bytes()),
-                                       bytes_text(*stage.recorded_peak_bytes))});
+                           bytes_text(stage.total_bytes())});
     write_stacked_bars_svg(out_, bars, "bytes");
+    std::vector<std::string> peaks;
+    for (const StageMemory& stage : report_.memory.stages)
+      peaks.push_back(bytes_text(*stage.recorded_peak_bytes));
+    out_ << fmt::format(
+        "<p>The most that tensors take in the recorded program, by stage: {}.</p>\n",
+        fmt::join(peaks, ", "));
   }
 
   void time() {

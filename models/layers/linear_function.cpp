@@ -233,10 +233,10 @@ at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight,
                       "{}: found an input that is gathered and an output that is summed, allowed: "
                       "one of the two",
                       options.label.layer());
-  check_input(input, weight.size(-1), weight, options.label.layer(),
-              !alone && (gathers || sums) ? 2 : 1);
+  check_input(input, weight.size(-1), weight, options.label.layer(), !alone && gathers ? 2 : 1);
   ParallelLinearOptions local = options;
-  local.overlap = options.overlap && (!options.fp8 || options.fp8->scales_parts());
+  local.overlap = options.overlap && input.dim() > 1 &&  // one position is not cut
+                  (!options.fp8 || options.fp8->scales_parts());
   if (alone) local.input = LinearInput::own;
   if (alone || !local.overlap) local.output = LinearOutput::own;
   if (alone || !sums) return apply(input, weight, bias, local);
