@@ -234,6 +234,11 @@ at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight,
                       "one of the two",
                       options.label.layer());
   check_input(input, weight.size(-1), weight, options.label.layer(), !alone && gathers ? 2 : 1);
+  require<UsageError>(
+      alone || options.output != LinearOutput::sequence_chunk || input.dim() > 1,
+      "{}: found an input {}, allowed: [sequence, ..., {}], because its output is cut along the "
+      "sequence",
+      options.label.layer(), form_of(input), weight.size(-1));
   ParallelLinearOptions local = options;
   local.overlap = options.overlap && input.dim() > 1 &&  // one position is not cut
                   (!options.fp8 || options.fp8->scales_parts());

@@ -352,8 +352,10 @@ TEST(OverlappedLayers, RefuseWhatDoesNotFitByTheLayersName) {
         refused(at::ones({4, 1, 4}), LinearInput::sequence_chunk, LinearOutput::summed,
                 "mlp.fc: found an input that is gathered and an output that is summed, allowed: "
                 "one of the two");
-        refused(at::ones({4}), LinearInput::own, LinearOutput::summed,
-                "mlp.fc: found an input [4] of Float");
+        refused(at::ones({5}), LinearInput::own, LinearOutput::summed,
+                "mlp.fc: found an input [5] of Float, allowed: [..., 4] of Float");
+        refused(at::ones({4}), LinearInput::own, LinearOutput::sequence_chunk,
+                "mlp.fc: found an input [4] of Float, allowed: [sequence, ..., 4]");
       },
       threads_of(2));
 }
