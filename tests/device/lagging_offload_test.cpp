@@ -29,6 +29,22 @@ at::Tensor wave(at::IntArrayRef sizes, double phase) {
 
 class LaggingOffload : public LaggingDevice {
  protected:
+  /// `gradients` on the device, with an offload, against those of the CPU, without.
+  void expect_those_of_the_cpu(
+      const std::function<Tensors(c10::Device, ActivationOffload*)>& gradients) {
+    const Tensors expected = gradients(at::kCPU, nullptr);
+    for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+      if (seed % 2 == 0)
+        restart_lazy(seed);
+      else
+        restart(seed);
+      ActivationOffload offload(lagging_device(0));
+      const Tensors found = gradients(lagging_device(0), &offload);
+      for (size_t i = 0; i < expected.size(); ++i)
+        EXPECT_TRUE(at::equal(found[i], expected[i])) << "seed " << seed << ", weight " << i;
+    }
+  }
+
   /// The stream on which an offload that was made last fetches: the pool is a ring of 32.
   static c10::Stream fetching_stream() {
     for (int i = 0; i < 31; ++i) pooled_stream(0);
@@ -141,17 +157,7 @@ Tensors whole_layer_gradients(c10::Device device, ActivationOffload* offload) {
 }
 
 TEST_F(LaggingOffload, WholeLayersHaveTheGradientsOfLayersThatStay) {
-  const Tensors expected = whole_layer_gradients(at::kCPU, nullptr);
-  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
-    if (seed % 2 == 0)
-      restart_lazy(seed);
-    else
-      restart(seed);
-    ActivationOffload offload(lagging_device(0));
-    const Tensors found = whole_layer_gradients(lagging_device(0), &offload);
-    for (size_t i = 0; i < expected.size(); ++i)
-      EXPECT_TRUE(at::equal(found[i], expected[i])) << "seed " << seed << ", weight " << i;
-  }
+  expect_those_of_the_cpu(whole_layer_gradients);
 }
 
 TEST_F(LaggingOffload, WhatALayerKeepsIsAwayAndWhatOthersHaveMadeStays) {
@@ -200,17 +206,7 @@ Tensors nested_gradients(c10::Device device, ActivationOffload* offload) {
 }
 
 TEST_F(LaggingOffload, FunctionsInsideFunctionsHaveTheirOwnInputs) {
-  const Tensors expected = nested_gradients(at::kCPU, nullptr);
-  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
-    if (seed % 2 == 0)
-      restart_lazy(seed);
-    else
-      restart(seed);
-    ActivationOffload offload(lagging_device(0));
-    const Tensors found = nested_gradients(lagging_device(0), &offload);
-    for (size_t i = 0; i < expected.size(); ++i)
-      EXPECT_TRUE(at::equal(found[i], expected[i])) << "seed " << seed << ", weight " << i;
-  }
+  expect_those_of_the_cpu(nested_gradients);
 }
 
 /// Two passes that nobody has told apart, and backward in the order of forward.
