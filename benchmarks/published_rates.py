@@ -2,10 +2,10 @@
 
     python benchmarks/published_rates.py a100|h100 [--rows N]
 
-Nothing here is measured, and no constant is fitted to a row. The tables do not say all of a run:
-a100 leaves out micro-batches and chunks of a pipeline, of which the fastest that fits 80 GB is
-taken, as its authors did; in h100 sharded optimizers, overlapped communication and no
-recomputation are what its recipes ask for.
+Nothing here is measured, and no constant is fitted to a row. The tables do not say all of a run.
+a100 leaves out micro-batches and chunks of a pipeline: the fastest that fits 80 GB is taken. h100
+leaves out more: a sharded optimizer, its communication overlapped, sequence parallelism and no
+recomputation are assumed.
 """
 
 import argparse

@@ -128,7 +128,9 @@ class Search {
       simulated.peak_bytes = *std::max_element(peaks.begin(), peaks.end());
       if (static_cast<double>(simulated.peak_bytes) > options_.memory_bytes) {
         result_.refused.push_back(
-            {simulated.overrides, fmt::format("takes {} bytes of memory", simulated.peak_bytes)});
+            {simulated.overrides,
+             fmt::format("memory: found {} bytes as recorded, allowed: at most {:.0f}",
+                         simulated.peak_bytes, options_.memory_bytes)});
         return;
       }
       result_.best.push_back(std::move(simulated));

@@ -27,7 +27,7 @@ struct SimulatedLayout {
   JobLayout layout;
   std::vector<std::string> overrides = {};  ///< that make it of the configuration
   StepTime time = {};
-  int64_t peak_bytes = 0;  ///< of the stage that needs most
+  int64_t peak_bytes = 0;  ///< recorded_peaks() of the stage that needs most
   double estimated_s = 0;  ///< by LayoutEstimator
 };
 
