@@ -6,6 +6,7 @@
 
 #include "lockstep/models/activation.h"
 #include "lockstep/models/cross_entropy.h"
+#include "lockstep/models/dropout.h"
 #include "lockstep/models/linear_cross_entropy.h"
 #include "lockstep/models/normalization.h"
 #include "lockstep/models/rotary_embedding.h"
@@ -104,6 +105,16 @@ Rivals rotary_rivals(const ModelSize& size, const Options& options) {
           }};
 }
 
+/// At a share of 0.1, on a residual. libtorch draws its numbers from a generator.
+Rivals dropout_rivals(const ModelSize& size, const Options& options) {
+  const auto dropout = std::make_shared<Dropout>(context_of(size, options), 0.1);
+  const at::Tensor x = leaf({size.sequence, size.batch, size.hidden}, options);
+  const at::Tensor residual = leaf(x.sizes(), options);
+  return {"dropout + residual",
+          [=]() -> Tensors { return {dropout->add(x, residual, {}, /*training=*/true)}; },
+          [=]() -> Tensors { return {residual + at::dropout(x, 0.1, /*train=*/true)}; }};
+}
+
 /// Keys and values as they are against copies of them; causal_attention() copies them on the CPU.
 Rivals grouped_attention_rivals(const ModelSize& size, const Options& options) {
   const int64_t groups = size.heads / 2;
@@ -125,8 +136,11 @@ Rivals grouped_attention_rivals(const ModelSize& size, const Options& options) {
 
 std::vector<Rivals> layer_rivals(const ModelSize& size, const at::TensorOptions& options) {
   return {norm_rivals(size, Normalization::RMSNorm, options),
-          norm_rivals(size, Normalization::LayerNorm, options), swiglu_rivals(size, options),
-          rotary_rivals(size, options), grouped_attention_rivals(size, options)};
+          norm_rivals(size, Normalization::LayerNorm, options),
+          swiglu_rivals(size, options),
+          rotary_rivals(size, options),
+          dropout_rivals(size, options),
+          grouped_attention_rivals(size, options)};
 }
 
 Rivals cross_entropy_rivals(const std::string& name, int64_t tokens, int64_t vocab_size,

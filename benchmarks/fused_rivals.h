@@ -25,7 +25,8 @@ struct Rivals {
   std::function<std::vector<at::Tensor>()> ours, libtorch;
 };
 
-/// Norms with a residual, SwiGLU, rotary embedding, attention with grouped queries.
+/// Norms with a residual, SwiGLU, rotary embedding, dropout with a residual, attention with grouped
+/// queries.
 std::vector<Rivals> layer_rivals(const ModelSize& size, const at::TensorOptions& options);
 
 /// The loss of `tokens` tokens. libtorch's takes bf16 logits in fp32, as autocast does. `smoothing`

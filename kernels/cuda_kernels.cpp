@@ -14,6 +14,7 @@ DeviceKernels cuda_kernels() {
           .cross_entropy = cross_entropy_cuda,
           .cross_entropy_losses = cross_entropy_losses_cuda,
           .cross_entropy_gradient = cross_entropy_gradient_cuda,
+          .dropout = dropout_cuda,
           .to_fp8 = to_fp8_cuda,
           .scaled_mm = scaled_mm_cuda,
           .norm = norm_cuda,

@@ -26,6 +26,7 @@ at::Tensor sum_of_squares_cuda(const at::Tensor& flat);
 void cross_entropy_cuda(const CrossEntropyTensors& t);
 void cross_entropy_losses_cuda(const CrossEntropyTensors& t);
 void cross_entropy_gradient_cuda(const CrossEntropyTensors& t);
+void dropout_cuda(const DropoutTensors& t);
 void to_fp8_cuda(const Fp8Tensors& t);
 at::Tensor scaled_mm_cuda(const Fp8Matrix& a, const Fp8Matrix& b,
                           const std::optional<at::Tensor>& bias, at::ScalarType dtype,

@@ -14,6 +14,7 @@
 namespace lockstep::kernels {
 
 struct CrossEntropyTensors;
+struct DropoutTensors;
 struct Fp8Matrix;
 struct Fp8Tensors;
 struct NormTensors;
@@ -43,11 +44,12 @@ struct DeviceKernels {
   at::Tensor (*grouped_sums)(const at::Tensor& x, const at::Tensor& none,
                              const at::Tensor& ends) = nullptr;
 
-  /// Operations of layers, see cross_entropy_operands.h, fp8_tensors.h, norm_operands.h,
-  /// rotary_operands.h and swiglu.h, into tensors that are made and have elements.
+  /// Operations of layers, see cross_entropy_operands.h, dropout_operands.h, fp8_tensors.h,
+  /// norm_operands.h, rotary_operands.h and swiglu.h, into tensors that are made and have elements.
   void (*cross_entropy)(const CrossEntropyTensors& tensors) = nullptr;
   void (*cross_entropy_losses)(const CrossEntropyTensors& tensors) = nullptr;
   void (*cross_entropy_gradient)(const CrossEntropyTensors& tensors) = nullptr;
+  void (*dropout)(const DropoutTensors& tensors) = nullptr;
   void (*to_fp8)(const Fp8Tensors& tensors) = nullptr;  ///< of fp32, bf16 or fp16
   /// scaled_mm() of fp8.h, in a dtype that the device gives.
   at::Tensor (*scaled_mm)(const Fp8Matrix& a, const Fp8Matrix& b,

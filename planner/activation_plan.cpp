@@ -55,13 +55,10 @@ class Activations {
   /// `number` counts over the whole model.
   int64_t layer(int64_t number) const {
     return sum(norm(), config_.multi_latent_attention ? latent_attention() : attention(), norm(),
-               has_experts(config_, number) ? experts() : feed_forward(widths_.ffn),
-               product(2, dropout_of_tokens()), adapters());
+               has_experts(config_, number) ? experts() : feed_forward(widths_.ffn), adapters());
   }
   /// What backward computes again of a layer with selective recomputation.
   int64_t attention_core() const { return attention_weights(); }
-  /// The random numbers that attention dropout draws, and what it makes of them.
-  int64_t attention_draws() const { return drops_attention() ? product(20, attention_pairs()) : 0; }
   /// What a recomputed layer keeps of its input.
   int64_t layer_input() const {
     return product(own_tokens_, config_.hidden_size / saved_parts_, element_);
@@ -76,7 +73,7 @@ class Activations {
     return saved_parts_ == 1 && !offloads() ? 0 : product(tokens_, config_.hidden_size, element_);
   }
 
-  int64_t embedding() const { return sum(token_ids(), dropout_of_tokens()); }
+  int64_t embedding() const { return token_ids(); }
   /// The logits, or chunk by chunk none of them; of each token the sums and the loss.
   int64_t output() const {
     const int64_t sums = config_.label_smoothing > 0 ? 4 : 3;
@@ -127,10 +124,6 @@ class Activations {
     return sum(product(2, hidden, element_), product(centred ? 2 : 1, own_tokens_, wide_));
   }
 
-  int64_t dropout_of_tokens() const {
-    return config_.hidden_dropout > 0 ? product(own_tokens_, config_.hidden_size) : 0;
-  }
-
   int64_t adapters() const {
     if (!lora_.rank) return 0;
     int64_t bytes = 0;
@@ -139,7 +132,7 @@ class Activations {
       const int64_t in = target == "linear_proj"  ? widths_.heads * *config_.kv_channels
                          : target == "linear_fc2" ? widths_.ffn
                                                   : config_.hidden_size;
-      const int64_t dropped = lora_.dropout > 0 ? sum(2 * element_, 1) : 0;
+      const int64_t dropped = lora_.dropout > 0 ? element_ : 0;
       bytes = sum(bytes, product(own_tokens_, *lora_.rank, element_),
                   product(rows ? tokens_ : own_tokens_, in, dropped));
     }
@@ -149,11 +142,11 @@ class Activations {
   bool drops_attention() const { return config_.attention_dropout > 0; }
   int64_t attention_pairs() const { return product(tokens_, widths_.heads, sequence_); }
 
-  /// Of the fused operation the log-sum-exp; else the mask, the weights before and after dropout
-  /// and what it keeps.
+  /// Of the fused operation the log-sum-exp; else the mask, and the weights before and after
+  /// dropout.
   int64_t attention_weights() const {
     if (!drops_attention()) return product(tokens_, widths_.heads, wide_);
-    return sum(product(sequence_, sequence_), product(attention_pairs(), sum(wide_, 1, element_)));
+    return sum(product(sequence_, sequence_), product(attention_pairs(), sum(wide_, element_)));
   }
 
   /// Queries, and keys, of all heads of this rank, in bytes of `element`.
@@ -370,7 +363,6 @@ ActivationPlan plan_activations(const Config& config, const ModelChunk& chunk,
                   chunk.has_output ? activations.output() : 0);
   const bool selective = config.model.recompute_granularity == RecomputeGranularity::selective;
   if (selective && chunk.num_layers > 0) largest_recomputed = activations.attention_core();
-  if (chunk.num_layers > 0) largest_recomputed += activations.attention_draws();
   if (!chunk.has_output) {
     plan.working = sum(largest_recomputed, there);
     return plan;

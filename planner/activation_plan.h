@@ -17,14 +17,14 @@
 ///
 /// - norms: input and output 2 t h e, root t w, with LayerNorm the mean t w. Two a layer, and the
 ///   final one.
-/// - hidden dropout: t h, two a layer and one of the embedding.
+/// - dropout: nothing, since backward draws its numbers again.
 /// - attention: q T e of queries; q T e of the output; T * heads * w of log-sum-exp; keys and
 ///   values spread over the query heads, 2 q T e. On CUDA, with e < w and without attention
 ///   dropout, they are not spread, but 2 k T e. Where each query head has its own key head, or
 ///   there is one key head, they are 2 k T e on any device; without rotation q is then that of
 ///   all ranks that share a query group. With attention dropout, for a sequence of S tokens, S^2 +
-///   T S * heads (w + 1 + e) in place of the log-sum-exp; one key head is then spread for more than
-///   one sample. With a window of fewer tokens than the sequence, or attention that documents
+///   T S * heads (w + e) in place of the log-sum-exp; one key head is then spread for more than one
+///   sample. With a window of fewer tokens than the sequence, or attention that documents
 ///   bound, and without dropout, keys and values are kept once, 2 k T e, neither spread nor as
 ///   views. qk_layernorm adds the norms' input, linear_qkv's output, with q T e of queries that are
 ///   no view of it, and the norms' roots, with LayerNorm their means, T (heads + key heads) w each;
@@ -56,7 +56,7 @@
 ///
 /// With lora.rank r an upper bound: the same, and of each adapter what its B multiplies, T r e,
 /// beside a row-parallel layer and with sequence parallelism t r e, and with lora.dropout its input
-/// and mask. Frozen layers keep less.
+/// dropped. Frozen layers keep less.
 namespace lockstep {
 
 struct ActivationPlan {
@@ -71,10 +71,9 @@ struct ActivationPlan {
   ///   its operands, 256 (V + h) w; with cross_entropy_chunk_size = C the logits of a chunk, C V e,
   ///   and then with sequence parallelism the input of all ranks, T h e.
   /// - in a layer, when the logits T V e are free: 2 t h e and the gradients of the feed-forward
-  ///   network; or one recomputed layer, piece or attention core and, with attention dropout, the
-  ///   numbers that it draws, 20 T S * heads. An upper bound where other layers behind it are free
-  ///   by then. With model.offload_activations on CUDA two inputs of recomputed layers more, and in
-  ///   each of the three two of the largest layers that are not recomputed.
+  ///   network; or one recomputed layer, piece or attention core. An upper bound where other layers
+  ///   behind it are free by then. With model.offload_activations on CUDA two inputs of recomputed
+  ///   layers more, and in each of the three two of the largest layers that are not recomputed.
   /// - on the stage of embedding and output, when all layers are free: V h e of the embedding's
   ///   gradient. With tied tables, e = w and all logits at once, V h e more in each of the three.
   int64_t working = 0;

@@ -6,6 +6,7 @@ const DeviceKernels& layer_kernels(const char* kernel, const at::Tensor& tensor)
   static const DeviceKernels on_cpu = {.cross_entropy = cross_entropy_cpu,
                                        .cross_entropy_losses = cross_entropy_losses_cpu,
                                        .cross_entropy_gradient = cross_entropy_gradient_cpu,
+                                       .dropout = dropout_cpu,
                                        .norm = norm_cpu,
                                        .norm_gradient = norm_gradient_cpu,
                                        .rotary = rotary_cpu,

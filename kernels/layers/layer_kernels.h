@@ -16,6 +16,7 @@ const DeviceKernels& layer_kernels(const char* kernel, const at::Tensor& tensor)
 void cross_entropy_cpu(const CrossEntropyTensors& t);
 void cross_entropy_losses_cpu(const CrossEntropyTensors& t);
 void cross_entropy_gradient_cpu(const CrossEntropyTensors& t);
+void dropout_cpu(const DropoutTensors& t);
 void norm_cpu(const NormTensors& t);
 void norm_gradient_cpu(const NormGradientTensors& t);
 void rotary_cpu(const RotaryTensors& t);

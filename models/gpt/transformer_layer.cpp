@@ -23,7 +23,7 @@ at::Tensor TransformerLayer::forward(const at::Tensor& hidden, const TokenPositi
   const at::Tensor attention = self_attention_->forward(normalized, tokens);
   const auto [attended, input] = pre_mlp_layernorm_->of_sum(
       attention_dropout_.apply(attention, tokens, is_training()), residual);
-  return attended + mlp_dropout_.apply(mlp_->forward(input, tokens), tokens, is_training());
+  return mlp_dropout_.add(mlp_->forward(input, tokens), attended, tokens, is_training());
 }
 
 }  // namespace lockstep

@@ -1,31 +1,50 @@
 #include "lockstep/models/dropout.h"
 
-#include <cmath>
+#include <utility>
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/philox.h"
+#include "lockstep/kernels/dropout.h"
 
 namespace lockstep {
 namespace {
 
-constexpr int64_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
-constexpr int64_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
-constexpr int64_t kWord = 0xFFFFFFFF;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
 
-at::Tensor low(const at::Tensor& x) { return x.bitwise_and(kWord); }
-at::Tensor high(const at::Tensor& x) { return low(x.bitwise_right_shift(32)); }
+struct DroppedPlaces : torch::CustomClassHolder {
+  DroppedPlaces(double share, kernels::RandomPlaces of_elements)
+      : probability(share), places(std::move(of_elements)) {}
 
-at::Tensor numbers(int64_t first, int64_t count, const at::Tensor& like) {
-  return at::arange(first, first + count, like.options().dtype(at::kLong));
-}
+  double probability;
+  kernels::RandomPlaces places;
+};
 
-/// The numbers of the `count` samples of a micro-batch.
-at::Tensor samples_of(const TokenPositions& tokens, int64_t count, const at::Tensor& like) {
-  if (!tokens.first_sample_on_device.defined()) return numbers(tokens.first_sample, count, like);
-  return numbers(0, count, like) + tokens.first_sample_on_device;
-}
+using Dropped = c10::intrusive_ptr<DroppedPlaces>;
+
+/// (x, residual or nothing) -> their sum, `x` dropped
+struct DropoutFunction : torch::autograd::Function<DropoutFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
+                            const std::optional<at::Tensor>& residual, const Dropped& dropped) {
+    context->saved_data["dropped"] = c10::IValue::make_capsule(dropped);
+    context->saved_data["adds"] = residual.has_value();
+    return kernels::dropout(x, residual.value_or(at::Tensor()), dropped->probability,
+                            dropped->places);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto dropped = c10::static_intrusive_pointer_cast<DroppedPlaces>(
+        context->saved_data["dropped"].toCapsule());
+    const bool adds = context->saved_data["adds"].toBool();
+    const at::Tensor of_x = context->needs_input_grad(0)
+                                ? DropoutFunction::apply(grads[0], std::nullopt, dropped)
+                                : at::Tensor();
+    return {of_x, adds ? grads[0] : at::Tensor(), {}};
+  }
+};
 
 }  // namespace
 
@@ -37,80 +56,67 @@ SequenceChunk SequenceChunk::of(const ParallelContext& context) {
 
 at::Tensor SequenceChunk::positions(const TokenPositions& tokens, int64_t rows,
                                     c10::Device device) const {
-  if (tokens.positions.defined()) return tokens.positions.narrow(0, index * rows, rows).to(device);
-  return at::arange(index * rows, (index + 1) * rows, at::TensorOptions(device).dtype(at::kLong));
-}
-
-RandomField::RandomField(uint64_t seed, const std::string& name) {
-  const uint64_t bits = CounterStream(seed, name).bits(0);
-  key_ = {static_cast<int64_t>(bits & kWord), static_cast<int64_t>(bits >> 32)};
-}
-
-at::Tensor RandomField::words(const at::Tensor& positions, int64_t first_sample, int64_t samples,
-                              int64_t count, int64_t lane) const {
-  return words(positions, numbers(first_sample, samples, positions), count, lane);
-}
-
-at::Tensor RandomField::words(const at::Tensor& positions, const at::Tensor& samples, int64_t count,
-                              int64_t lane) const {
-  const int64_t blocks = (count + 3) / 4;
-  const at::Tensor sample = samples.view({1, -1, 1});
-  at::Tensor c0 = numbers(0, blocks, positions).view({1, 1, -1});
-  at::Tensor c1 = positions.view({-1, 1, 1});
-  at::Tensor c2 = low(sample);
-  at::Tensor c3 = (high(sample) * (1 << 16) + lane).bitwise_and(kWord);
-  int64_t k0 = key_[0], k1 = key_[1];
-  for (int round = 0; round < 10; ++round) {
-    // Products of two 32-bit words fill all 64 bits of the int64.
-    const at::Tensor a = c0 * kMultiplier0, b = c2 * kMultiplier1;
-    c0 = high(b).bitwise_xor(c1).bitwise_xor(k0);
-    c2 = high(a).bitwise_xor(c3).bitwise_xor(k1);
-    c1 = low(b);
-    c3 = low(a);
-    k0 = (k0 + kWeyl0) & kWord;
-    k1 = (k1 + kWeyl1) & kWord;
-  }
-  const auto all = at::broadcast_tensors({c0, c1, c2, c3});
-  return at::stack(all, -1).flatten(2).narrow(2, 0, count);
+  if (!tokens.positions.defined()) return {};
+  return tokens.positions.narrow(0, index * rows, rows).to(device);
 }
 
 Dropout::Dropout(const LayerContext& context, double probability)
     : Dropout(context, probability, SequenceChunk::of(context)) {}
 
 Dropout::Dropout(const ParallelContext& context, double probability, const SequenceChunk& chunk)
-    : probability_(probability), chunk_(chunk), field_(context.seed, context.name) {
+    : probability_(probability), chunk_(chunk) {
   require<UsageError>(probability >= 0 && probability < 1,
                       "{}: dropout: found a share of {}, allowed: >= 0 and < 1", context.name,
                       probability);
+  const uint64_t key = CounterStream(context.seed, context.name).bits(0);
+  key_ = {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)};
 }
 
-at::Tensor Dropout::keep(const at::Tensor& x, const at::Tensor& words) const {
-  const auto threshold = static_cast<int64_t>(std::llround(probability_ * 0x1p32));
-  return (x * words.ge(threshold)) * (1 / (1 - probability_));
+at::Tensor Dropout::run(const at::Tensor& x, const std::optional<at::Tensor>& residual,
+                        const TokenPositions& tokens, kernels::RandomPlaces places) const {
+  places.key = key_;
+  places.first_sample = tokens.first_sample;
+  places.sample_on_device = tokens.first_sample_on_device;
+  return DropoutFunction::apply(x, residual,
+                                c10::make_intrusive<DroppedPlaces>(probability_, places));
+}
+
+kernels::RandomPlaces Dropout::places_of_tokens(const at::Tensor& x, const TokenPositions& tokens,
+                                                int64_t first_channel) const {
+  const int64_t sequence = x.size(0), batch = x.size(1);
+  return {.sample = {1, batch},
+          .position = {batch, sequence},
+          .first_position = chunk_.index * sequence,
+          .first_channel = first_channel,
+          .positions = chunk_.positions(tokens, sequence, x.device())};
 }
 
 at::Tensor Dropout::apply(const at::Tensor& x, const TokenPositions& tokens, bool training) const {
-  return apply_to_channels(x, tokens, 0, x.size(2), training);
+  return apply_to_channels(x, tokens, 0, training);
+}
+
+at::Tensor Dropout::add(const at::Tensor& x, const at::Tensor& residual,
+                        const TokenPositions& tokens, bool training) const {
+  if (!training || probability_ == 0) return residual + x;
+  return run(x, residual, tokens, places_of_tokens(x, tokens, 0));
 }
 
 at::Tensor Dropout::apply_to_channels(const at::Tensor& x, const TokenPositions& tokens,
-                                      int64_t first, int64_t channels, bool training) const {
+                                      int64_t first, bool training) const {
   if (!training || probability_ == 0) return x;
-  const at::Tensor positions = chunk_.positions(tokens, x.size(0), x.device());
-  const at::Tensor words =
-      field_.words(positions, samples_of(tokens, x.size(1), positions), channels, /*lane=*/0);
-  return keep(x, words.narrow(2, first, x.size(2)));
+  return run(x, std::nullopt, tokens, places_of_tokens(x, tokens, first));
 }
 
 at::Tensor Dropout::apply_to_attention(const at::Tensor& x, const TokenPositions& tokens,
                                        int64_t first_head, bool training) const {
   if (!training || probability_ == 0) return x;
-  const at::Tensor positions = SequenceChunk{}.positions(tokens, x.size(2), x.device());
-  const at::Tensor samples = samples_of(tokens, x.size(0), positions);
-  std::vector<at::Tensor> heads;
-  for (int64_t head = 0; head < x.size(1); ++head)
-    heads.push_back(field_.words(positions, samples, x.size(3), first_head + head).transpose(0, 1));
-  return keep(x, at::stack(heads, 1));
+  const int64_t batch = x.size(0), heads = x.size(1), queries = x.size(2);
+  return run(x, std::nullopt, tokens,
+             {.sample = {heads * queries, batch},
+              .position = {1, queries},
+              .lane = {queries, heads},
+              .first_lane = first_head,
+              .positions = SequenceChunk().positions(tokens, queries, x.device())});
 }
 
 }  // namespace lockstep

@@ -48,8 +48,7 @@ at::Tensor LowRankAdapter::dropped(const at::Tensor& input, const TokenPositions
                                    bool training) const {
   const int64_t part = input.size(-1);
   if (beside_ == Beside::columns) return dropout_.apply(input, tokens, training);
-  return dropout_.apply_to_channels(input, tokens, of_a_.group.rank() * part,
-                                    of_a_.group.size() * part, training);
+  return dropout_.apply_to_channels(input, tokens, of_a_.group.rank() * part, training);
 }
 
 at::Tensor merged_weight(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b,

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "lockstep/kernels/cross_entropy.h"
+#include "lockstep/kernels/dropout.h"
 #include "lockstep/kernels/fp8.h"
 #include "lockstep/kernels/norm.h"
 #include "lockstep/kernels/rotary.h"
@@ -67,6 +68,31 @@ TEST(LayerKernels, SwigluEqualsTheCpu) {
     LOCKSTEP_NEEDS_CUDA();
     expect_same(results(kCuda), cpu, dtype);
   }
+}
+
+TEST(LayerKernels, DropoutEqualsTheCpu) {
+  for (const auto dtype : kLayerDtypes)
+    for (const int64_t width : {1, 33, 64, 4096})
+      for (const int64_t first_channel : {0, 6, 64}) {
+        const auto results = [&](c10::Device device) -> Results {
+          const at::Tensor x = wave_on(device, {100, 3, width}, 0.3, dtype);
+          const at::Tensor residual = wave_on(device, {100, 3, width}, 0.7, dtype);
+          const kernels::RandomPlaces places = {
+              .key = {7, 8},
+              .sample = {1, 3},
+              .position = {3, 100},
+              .lane = {1, 3},
+              .first_channel = first_channel,
+              .sample_on_device = at::scalar_tensor(int64_t{1} << 40, at::kLong).to(device),
+              .positions = at::arange(99, -1, -1, at::kLong).to(device)};
+          return {kernels::dropout(x, residual, 0.3, places), kernels::dropout(x, {}, 0.3, places)};
+        };
+        const Results cpu = results(at::kCPU);
+        LOCKSTEP_NEEDS_CUDA();
+        const Results cuda = results(kCuda);
+        expect_same(cuda, cpu, dtype);
+        EXPECT_TRUE(at::equal(cuda[1].cpu().eq(0), cpu[1].eq(0)));
+      }
 }
 
 TEST(LayerKernels, MatricesOf8BitsAreThoseOfTheCpu) {

@@ -13,6 +13,7 @@
 #include "lockstep/kernels/norm.h"
 #include "lockstep/kernels/rotary.h"
 #include "lockstep/kernels/swiglu.h"
+#include "lockstep/tests/kernels/layer_inputs.h"
 #include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep::kernels {
@@ -21,12 +22,6 @@ namespace {
 using Several = std::vector<at::Tensor>;
 
 constexpr double kEpsilon = 1e-5;
-const auto kDtypes = {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf};
-
-at::Tensor wave_of(at::IntArrayRef shape, double seed, at::ScalarType dtype = at::kDouble) {
-  const at::Tensor x = at::arange(c10::multiply_integers(shape), at::kDouble);
-  return (at::sin(x * 0.7 + seed) * 2 + at::cos(x * 1.3)).view(shape).to(dtype);
-}
 
 at::Tensor leaf(const at::Tensor& x) { return x.detach().to(at::kDouble).requires_grad_(true); }
 
@@ -39,12 +34,6 @@ double error_of(const at::Tensor& found, const at::Tensor& exact) {
 double tolerance(at::ScalarType dtype) {
   if (dtype == at::kDouble) return 1e-13;
   return dtype == at::kFloat ? 2e-5 : dtype == at::kHalf ? 0.005 : 0.04;
-}
-
-/// The same values, one element behind an address that is a multiple of 64 bytes.
-at::Tensor misaligned(const at::Tensor& x) {
-  const at::Tensor copy = at::empty({x.numel() + 1}, x.options()).narrow(0, 1, x.numel());
-  return copy.view(x.sizes()).copy_(x);
 }
 
 /// The same values, with a gap behind each.

@@ -9,8 +9,10 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/models/activation.h"
+#include "lockstep/models/dropout.h"
 #include "lockstep/models/normalization.h"
 #include "lockstep/models/rotary_embedding.h"
+#include "lockstep/tests/support/memory_counter.h"
 #include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep {
@@ -138,6 +140,60 @@ TEST(FusedRotary, GradientsEqualCentralDifferences) {
           return weighted_sum({query, key, value});
         });
     }
+}
+
+Dropout dropout_of(double share) { return {LayerContext{.options = at::kDouble}, share}; }
+
+TEST(FusedDropout, GradientsEqualCentralDifferences) {
+  const Dropout dropout = dropout_of(0.4);
+  const TokenPositions tokens = {.positions = at::tensor({5, 0, 2}, at::kLong), .first_sample = 3};
+  const at::Tensor x = wavy({3, 2, 6}, 0.2).requires_grad_(true);
+  const at::Tensor residual = wavy({3, 2, 6}, 0.9).requires_grad_(true);
+  const at::Tensor weights = wavy({3, 2, 4, 5}, 0.2).requires_grad_(true);
+  expect_slopes({x, residual},
+                [&] { return weighted_sum({dropout.add(x, residual, tokens, true)}); });
+  expect_slopes({x}, [&] { return weighted_sum({dropout.apply_to_channels(x, tokens, 3, true)}); });
+  const TokenPositions four = {.positions = at::tensor({5, 0, 2, 9}, at::kLong)};
+  expect_slopes({weights},
+                [&] { return weighted_sum({dropout.apply_to_attention(weights, four, 1, true)}); });
+}
+
+TEST(FusedDropout, AddsWhatApplyGives) {
+  const at::Tensor x = wavy({3, 2, 6}, 0.2), residual = wavy({3, 2, 6}, 0.9);
+  for (const double share : {0.0, 0.4})
+    for (const bool training : {false, true}) {
+      const Dropout dropout = dropout_of(share);
+      EXPECT_TRUE(at::equal(dropout.add(x, residual, {}, training),
+                            residual + dropout.apply(x, {}, training)));
+    }
+}
+
+TEST(FusedDropout, TakesPartsOfRows) {
+  const at::Tensor x = wavy({3, 2, 14}, 0.2);
+  const Dropout dropout = dropout_of(0.4);
+  const at::Tensor whole = dropout.apply(x, {}, true);
+  EXPECT_TRUE(
+      at::equal(dropout.apply_to_channels(x.narrow(2, 5, 7), {}, 5, true), whole.narrow(2, 5, 7)));
+}
+
+TEST(FusedDropout, HasSecondDerivativesAndKeepsOnlyItsResult) {
+  const Dropout dropout = dropout_of(0.4);
+  const at::Tensor x = wavy({64, 2, 32}, 0.2).requires_grad_(true);
+  const testing::MemoryCounter counter;
+  const at::Tensor y = dropout.apply(x, {}, true);
+  EXPECT_EQ(counter.bytes(), static_cast<int64_t>(x.nbytes()));
+  const auto first = torch::autograd::grad({y.pow(3).sum()}, {x}, {}, /*retain_graph=*/true,
+                                           /*create_graph=*/true);
+  const auto second = torch::autograd::grad({first[0].sum()}, {x});
+  const at::Tensor slope = y / x;  // y = slope x, so y^3 has the second derivative 6 slope^3 x
+  EXPECT_TRUE(at::allclose(second[0], slope.pow(3) * x * 6));
+}
+
+TEST(FusedDropout, AFrozenInputGetsNoGradient) {
+  const at::Tensor x = wavy({3, 2, 6}, 0.2), residual = wavy({3, 2, 6}, 0.9).requires_grad_(true);
+  dropout_of(0.4).add(x, residual, {}, true).sum().backward();
+  EXPECT_FALSE(x.grad().defined());
+  EXPECT_TRUE(at::equal(residual.grad(), at::ones_like(residual)));
 }
 
 TEST(FusedLayers, RefuseSecondDerivatives) {

@@ -297,23 +297,6 @@ TEST(RandomSeeds, G79AreMegatrons) {
   }
 }
 
-TEST(RandomField, IsPhilox) {
-  const at::Tensor positions = ids({0, 7, 123456});
-  const int64_t first = (int64_t{5} << 32) + 0xFFFFFFFE;
-  const at::Tensor words = RandomField(99, "layer").words(positions, first, 3, 6, /*lane=*/2);
-  const uint64_t key = CounterStream(99, "layer").bits(0);
-  for (int64_t p = 0; p < 3; ++p)
-    for (int64_t b = 0; b < 3; ++b)
-      for (int64_t c = 0; c < 6; ++c) {
-        const auto sample = static_cast<uint64_t>(first + b);
-        const auto block = philox4x32(
-            {static_cast<uint32_t>(c / 4), static_cast<uint32_t>(positions[p].item<int64_t>()),
-             static_cast<uint32_t>(sample), static_cast<uint32_t>((sample >> 32 << 16) + 2)},
-            {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)});
-        EXPECT_EQ(words[p][b][c].item<int64_t>(), block[static_cast<size_t>(c % 4)]);
-      }
-}
-
 TEST(Dropout, KeepsItsShareAndScalesIt) {
   LayerContext context{.config = {}, .options = at::TensorOptions(at::kDouble), .name = "here."};
   const Dropout dropout(context, 0.25);

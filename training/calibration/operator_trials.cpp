@@ -10,6 +10,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/kernels/adamw.h"
 #include "lockstep/kernels/cross_entropy.h"
+#include "lockstep/kernels/dropout.h"
 #include "lockstep/kernels/norm.h"
 #include "lockstep/kernels/rotary.h"
 #include "lockstep/kernels/sum_of_squares.h"
@@ -138,6 +139,9 @@ class TrialList {
          }});
     add({.name = "aten::zero_", .make = of_sizes({sizes}), .call = [](const Tensors& t) {
            t[0].zero_();
+         }});
+    add({.name = "dropout", .make = of_sizes({sizes, sizes}), .call = [rows](const Tensors& t) {
+           kernels::dropout(t[0], t[1], /*probability=*/0.1, {.position = {1, rows}});
          }});
     add({.name = "swiglu", .make = of_sizes({{rows, 2 * width}}), .call = [](const Tensors& t) {
            kernels::swiglu(t[0]);

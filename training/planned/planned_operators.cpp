@@ -7,6 +7,7 @@
 
 #include "lockstep/core/planned_cpu.h"
 #include "lockstep/kernels/cross_entropy_operands.h"
+#include "lockstep/kernels/dropout_operands.h"
 #include "lockstep/kernels/fp8.h"
 #include "lockstep/kernels/fp8_tensors.h"
 #include "lockstep/kernels/norm_operands.h"
@@ -253,7 +254,7 @@ std::vector<torch::Library> planned_operators() {
 }
 
 kernels::DeviceKernels planned_kernels() {
-  static_assert(sizeof(kernels::DeviceKernels) == 16 * sizeof(void (*)()),
+  static_assert(sizeof(kernels::DeviceKernels) == 17 * sizeof(void (*)()),
                 "a new kernel needs a line here");
   using kernels::UpdateSegments;
   kernels::DeviceKernels none;
@@ -283,6 +284,9 @@ kernels::DeviceKernels planned_kernels() {
   none.cross_entropy_gradient = [](const kernels::CrossEntropyTensors& t) {
     note_kernel("cross_entropy_gradient",
                 {t.logits, t.labels, t.sums.highest, t.sums.sums, t.grads, t.result});
+  };
+  none.dropout = [](const kernels::DropoutTensors& t) {
+    note_kernel("dropout", {t.x, t.residual, t.result});
   };
   none.to_fp8 = [](const kernels::Fp8Tensors& t) {
     note_kernel("to_fp8", {t.x, t.scale, t.values, t.transposed});

@@ -4,6 +4,7 @@
 
 #include "lockstep/kernels/adamw.h"
 #include "lockstep/kernels/cross_entropy_operands.h"
+#include "lockstep/kernels/dropout_operands.h"
 #include "lockstep/kernels/fp8_tensors.h"
 #include "lockstep/kernels/grouped_mm.h"
 #include "lockstep/kernels/layer_kernels.h"
@@ -185,6 +186,15 @@ void norm_gradient_lagging(const kernels::NormGradientTensors& t) {
           "norm_gradient", [views] { kernels::norm_gradient_cpu(views); });
 }
 
+void dropout_lagging(const kernels::DropoutTensors& t) {
+  kernels::DropoutTensors views = {host_view(t.x), host_view(t.residual), host_view(t.result),
+                                   t.probability, t.places};
+  views.places.sample_on_device = host_view(t.places.sample_on_device);
+  views.places.positions = host_view(t.places.positions);
+  enqueue(launch_stream({t.x, t.residual, t.result, t.places.sample_on_device, t.places.positions}),
+          "dropout", [views] { kernels::dropout_cpu(views); });
+}
+
 void rotary_lagging(const kernels::RotaryTensors& t) {
   const kernels::AttentionHeads& heads = t.heads;
   const kernels::RotaryTable& table = t.table;
@@ -227,6 +237,7 @@ void register_lockstep_kernels() {
                                     .cross_entropy = &cross_entropy_lagging,
                                     .cross_entropy_losses = &cross_entropy_losses_lagging,
                                     .cross_entropy_gradient = &cross_entropy_gradient_lagging,
+                                    .dropout = &dropout_lagging,
                                     .to_fp8 = &to_fp8_lagging,
                                     .norm = &norm_lagging,
                                     .norm_gradient = &norm_gradient_lagging,
