@@ -1,6 +1,8 @@
 // Fused operations of layers, forward and backward, against the operators of libtorch that give the
 // same, in fp32 unless the name says otherwise, round by round. Processor time of the process,
 // which other programs disturb least. `gpu_bench fused` measures the same on a GPU.
+//
+//   fused_ops [NAME]    the operations whose name contains NAME; without it all
 
 #include <cstdio>
 #include <ctime>
@@ -61,13 +63,15 @@ std::vector<Rivals> all_rivals(const ModelSize& size) {
 }  // namespace
 }  // namespace lockstep::benchmarks
 
-int main() {
+int main(int argc, char** argv) {
   using namespace lockstep::benchmarks;
   std::printf("Forward and backward, fp32; medians of %zu rounds, processor time\n", kRounds);
   std::printf("%-6s %-22s %8s %10s %13s   %s\n", "model", "operation", "threads", "ours, us",
               "libtorch, us", "libtorch / ours [lowest and highest of 3 blocks]");
   for (const ModelSize& size : kSizes)
     for (const int threads : {1, 2})
-      for (const Rivals& rivals : all_rivals(size)) report(size, rivals, threads);
+      for (const Rivals& rivals : all_rivals(size))
+        if (argc < 2 || rivals.name.find(argv[1]) != std::string::npos)
+          report(size, rivals, threads);
   return 0;
 }

@@ -57,7 +57,7 @@ class FieldDraw {
 };
 
 Overrides fields_of(const RankLayout& at, FieldDraw& draw) {
-  Overrides fields = {"model.num_layers=8"};
+  Overrides fields = {"model.num_layers=8", "train.device=cpu"};
   const auto add = [&](std::string_view name, const auto& value) {
     fields.push_back(fmt::format("{}={}", name, value));
   };

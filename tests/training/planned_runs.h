@@ -83,7 +83,7 @@ inline void expect_as_in_a_run(int64_t world, const Overrides& overrides) {
   const JobGroups groups(job);
   for (int64_t rank = 0; rank < world; ++rank) {
     const auto planned = planned_calls(job, groups, rank), real = real_calls(log, rank);
-    ASSERT_GT(real.size(), 10u);
+    ASSERT_TRUE(world == 1 || real.size() > 10);
     for (size_t i = 0; i < std::max(planned.size(), real.size()); ++i)
       ASSERT_EQ(i < planned.size() ? planned[i] : "nothing", i < real.size() ? real[i] : "nothing")
           << "call " << i << " of rank " << rank << "\nplanned "
