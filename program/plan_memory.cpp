@@ -45,7 +45,7 @@ constexpr const char* kMemoryFooter =
 void add_plan_memory_command(CLI::App& plan) {
   auto arguments = std::make_shared<MemoryArguments>();
   CLI::App* const command =
-      plan.add_subcommand("memory", "Work out the memory of one rank of each pipeline stage");
+      plan.add_subcommand("memory", "Compute the memory of one rank of each pipeline stage");
   add_config_options(*command, arguments->config_path, arguments->overrides);
   add_optional_world_size(*command, arguments->world_size);
   command->add_flag("--json", arguments->json, "Print one JSON document");
