@@ -32,9 +32,9 @@ void plan_audit_of(const CLI::App& command, const AuditArguments& arguments) {
 
 constexpr const char* kAuditFooter =
     "The report is derived from the layers' descriptions of their parameters; `lockstep train "
-    "--audit` measures the same. \"1 x ranks [0, 1]\": the gradients of these ranks are added, each "
-    "times 1. \"divided by the tokens of ranks [0, 1]\": by the sum of the tokens that these ranks "
-    "count.\n"
+    "--audit` measures the same. \"1 x ranks [0, 1]\": the gradients of these ranks are added, "
+    "each times 1. \"divided by the tokens of ranks [0, 1]\": by the sum of the tokens that these "
+    "ranks count.\n"
     "JSON: world_size, layout, scaling, and for each of ranks: rank; norm_elements and "
     "zero_elements (elements of the model that the gradient norm and the count of zeros count); "
     "and for each of its parameters: name; chunk (of the rank's model chunks); shape (on the "

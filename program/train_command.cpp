@@ -357,8 +357,7 @@ void add_train_command(CLI::App& program) {
       "--audit", arguments->audit,
       "Before the first iteration measure which ranks' gradients contribute to each parameter, and "
       "with which factor, by sending integers in place of gradients. End with an error if the "
-      "result "
-      "differs from `lockstep plan audit`. Writes OUTPUT/audit.json");
+      "result differs from `lockstep plan audit`. Writes OUTPUT/audit.json");
   command->footer([] { return config_help(); });
   command->callback([arguments] { run(*arguments); });
 }
