@@ -64,8 +64,8 @@ void report_plan(const CLI::App& command, const ReportArguments& arguments) {
 constexpr const char* kReportFooter =
     "`lockstep plan CONFIG --world-size N` prints a report of the job: groups, gradient buffers "
     "and buckets, the pipeline's schedule, memory of each stage, and the bytes that all ranks send "
-    "in one training step, inside and between hosts. The bytes are those of the recorded program of "
-    "`lockstep train`, see `lockstep plan verify --help`; collectives are counted as rings.\n"
+    "in one training step, inside and between hosts. The bytes are those of the recorded program "
+    "of `lockstep train`, see `lockstep plan verify --help`; collectives are counted as rings.\n"
     "JSON: job, world_size, ranks_per_host, hosts, parameters, flops_of_step; groups (count and "
     "size of each kind); buffers (stage, chunk, group, ranks, parameters, numel, buckets as pairs "
     "of start and end); schedule (family, pipeline, virtual_pipeline, microbatches, "
