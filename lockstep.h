@@ -1,7 +1,7 @@
 #pragma once
 
-/// The public API in one include: what a training loop or a model of one's own needs. Data sets
-/// and the planner have headers of their own.
+/// The public API in one include: what your own training loop or model needs. Data sets and the
+/// planner have separate headers.
 
 // Who the ranks are, and how they communicate.
 #include "lockstep/parallel_state/collectives.h"
@@ -10,7 +10,7 @@
 #include "lockstep/parallel_state/parallel_functions.h"
 #include "lockstep/parallel_state/parallel_state.h"
 
-// Parameters that say where they live, and the layers and models made of them.
+// Parameters with descriptions, and the layers and models built from them.
 #include "lockstep/core/config.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/parameters.h"

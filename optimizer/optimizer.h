@@ -36,8 +36,8 @@ struct StateSlice {
   std::vector<Values> values;    ///< "master" only where the parameter is bf16 or fp16
 };
 
-/// What changes from step to step besides the tensors. The same on all ranks. Learning rates and
-/// weight decay that somebody set are not among it: set them again, or apply the schedule.
+/// What changes from step to step besides the tensors. The same on all ranks. It does not include
+/// learning rates and weight decay that were set by hand: set them again, or apply the schedule.
 struct OptimizerProgress {
   int64_t num_steps = 0;
   GradScalerState scaler = {};
@@ -47,56 +47,56 @@ struct OptimizerProgress {
 /// Updates parameters on the flat buffers of DistributedDataParallel: one pass over contiguous
 /// memory, unscaling and clipping included.
 ///
-/// Models without ddp.use_distributed_optimizer: every rank holds the whole state and makes the
-/// same step. Models with it: the state is cut over the data-parallel ranks (ZeRO-1). This rank
-/// holds master weights and state of its shard alone, updates that shard of the parameters in their
-/// buffer, and gets the others by all-gathers; see DistributedDataParallel::update_params(). On the
-/// CPU a step that is skipped gathers nothing; on CUDA it gathers what has not changed. Bytes of a
-/// rank for a parameter element over d ranks with adam, padding aside, parameters + gradients +
-/// state: bf16 with fp32 gradients 2 + 4 + 12/d; fp32 4 + 4 + 8/d; fp64 8 + 8 + 16/d. Both give the
-/// same bits on the same reduced gradients, apart from the gradient norm, whose terms are added in
-/// another order.
+/// Without ddp.use_distributed_optimizer every rank holds the whole state and makes the same step.
+/// With it the state is sharded over the data-parallel ranks (ZeRO-1): this rank holds master
+/// weights and state of its shard only, updates that shard of the parameters in their buffer, and
+/// gets the other shards by all-gathers; see DistributedDataParallel::update_params(). On the CPU a
+/// skipped step gathers nothing; on CUDA it gathers the unchanged parameters. Bytes of a rank per
+/// parameter element over d ranks with adam, without padding, as parameters + gradients + state:
+/// bf16 with fp32 gradients 2 + 4 + 12/d; fp32 4 + 4 + 8/d; fp64 8 + 8 + 16/d. Both variants give
+/// the same bits for the same reduced gradients, except for the gradient norm, whose terms are
+/// added in another order.
 ///
-/// The update is an UpdateRule of one's own, or the one that optimizer.optimizer chooses: adam
+/// The update rule is your own UpdateRule, or the one that optimizer.optimizer selects: adam
 /// (AdamW), sgd (as torch.optim.SGD: the weight decay is added to the gradient), or muon, for the
-/// matrices of buffers with holds_whole_matrices(), while the other parameters take adam:
+/// matrices of buffers with holds_whole_matrices(), while all other parameters use adam:
 ///
 ///   m  = lerp(m, g, 1 - muon_momentum),  u = m, or lerp(g, m, muon_momentum) with Nesterov
 ///   p  = (1 - lr * weight_decay) * p - lr * muon_direction(u)
 ///
-/// A matrix that is cut over tensor-parallel ranks is gathered for it (one all-gather over tp), so
-/// that the update does not depend on the layout. The last dimension of a parameter is the columns,
-/// all others together are the rows. The queries, keys and values of an attention layer lie in one
-/// parameter; with muon_split_qkv each of the three is a matrix (see
-/// ParamDescription::rows_of_matrices). Other matrices that lie in one parameter count as one.
+/// A matrix that is cut over tensor-parallel ranks is gathered for the update (one all-gather over
+/// tp), so the update does not depend on the layout. The last dimension of a parameter is the
+/// columns; all other dimensions together are the rows. One parameter holds the queries, keys and
+/// values of an attention layer; with muon_split_qkv each of the three is a separate matrix (see
+/// ParamDescription::rows_of_matrices). Other matrices in one parameter count as one matrix.
 ///
 /// fp32 and fp64 parameters are updated in place. bf16 and fp16 parameters have fp32 master
 /// weights, from which they are rounded.
 ///
-/// With optimizer.offload and models on a device, the state lies in the host's memory, where the
-/// update is made, by the same rules and with the same bits. The device keeps no byte of it. In a
-/// step the gradients that this rank updates with go to the host, with them the parameters where
-/// there are no master weights or the update rule is one's own, and the parameters come back. The
-/// host needs page-locked memory for these, of each element a gradient and a parameter; CUDA's
-/// allocator rounds each buffer's up to a power of two.
+/// With optimizer.offload and models on a device, the state is in the host's memory, and the host
+/// computes the update, by the same rules and with the same bits. The device holds none of it. In
+/// each step the gradients that this rank needs are copied to the host, together with the
+/// parameters if there are no master weights or the update rule is your own, and the new parameters
+/// are copied back. The host needs page-locked memory for a gradient and a parameter of each
+/// element; CUDA's allocator rounds the memory of each buffer up to a power of two.
 ///
-/// Learning rate and weight decay are those of the parameter's group (see group_params()): by the
-/// configuration, or by overrides. Groups change nothing in what is sent or saved.
+/// Learning rate and weight decay are those of the parameter's group (see group_params()): from the
+/// configuration, or from overrides. Groups change neither communication nor checkpoints.
 ///
-/// The state can be saved and loaded through state_slices() and progress(), by anybody who can copy
-/// flat tensors:
+/// The state can be saved and loaded through state_slices() and progress(), by any code that can
+/// copy flat tensors:
 ///
 ///     for (StateSlice& slice : optimizer.state_slices())
 ///       for (auto& [name, tensor] : slice.values)
 ///         tensor.copy_(saved_elements(name, slice.range));
 ///     optimizer.restore(saved_progress);
-///     optimizer.apply_master_weights();      // or reload_model_params(), where weights alone came
+///     optimizer.apply_master_weights();  // or reload_model_params(), if only weights were loaded
 class Optimizer {
  public:
   /// What step() did.
   struct StepResult {
     double grad_norm = 0;  ///< of the whole model, without the loss scale, before clipping
-    bool skipped = false;  ///< nothing was changed, because of the norm; see skips_step()
+    bool skipped = false;  ///< the norm made the step change nothing; see skips_step()
     std::optional<int64_t> num_zeros = {};  ///< with optimizer.log_num_zeros_in_grad: count_zeros()
   };
 
@@ -108,19 +108,21 @@ class Optimizer {
     bool are_set() const { return skip.defined() || std::isfinite(grad_norm); }
   };
 
-  /// The models must outlive the optimizer. `rule`, unless null, takes the place of
-  /// optimizer.optimizer. Collective over dp-cp, tp and pp: the ranks compare `config`, the numbers
-  /// of `overrides` and what `rule` states (CommunicationError, naming the field and two ranks),
-  /// their tied parameters and those whose gradients are partial over pp, and agree on the loss
-  /// scale. UsageError: no model, models with ddp.use_distributed_optimizer beside models without.
-  /// ConfigError: a number out of its bounds, parameters of a dtype other than fp32, fp64, bf16 and
-  /// fp16, a rule that keeps bf16 beside fp64 parameters, optimizer.offload with a rule of matrices
-  /// (muon is one) for models on a device, muon or another rule of matrices without
-  /// any that is whole (without pipeline and expert parallelism), copies of a tied parameter in
-  /// groups with other settings, and those of group_params(); there is no look at other ranks for
-  /// parameters that an override applies to, so one that applies to none is an error only without
-  /// pipeline and expert parallelism. If some ranks find these, the others throw
-  /// CommunicationError. CommunicationError: a tied parameter of which a stage lacks its copy.
+  /// The models must outlive the optimizer. `rule`, unless null, replaces optimizer.optimizer.
+  /// Collective over dp-cp, tp and pp: the ranks compare `config`, the numbers of `overrides` and
+  /// the statement of `rule` (CommunicationError, naming the field and two ranks), their tied
+  /// parameters and those whose gradients are partial over pp, and agree on the loss scale.
+  ///
+  /// UsageError: no model; some models with and some without ddp.use_distributed_optimizer.
+  /// ConfigError: a number out of its bounds; parameters of a dtype other than fp32, fp64, bf16 and
+  /// fp16; a rule that keeps bf16 state for fp64 parameters; optimizer.offload with a rule for
+  /// matrices (such as muon) and models on a device; a rule for matrices if no parameter is a whole
+  /// matrix (checked only without pipeline and expert parallelism); copies of a tied parameter in
+  /// groups with different settings; and the errors of group_params(). Other ranks are not asked
+  /// whether an override applies to their parameters, so an override that applies to none is an
+  /// error only without pipeline and expert parallelism. If only some ranks find such an error, the
+  /// others throw CommunicationError. CommunicationError: a stage lacks its copy of a tied
+  /// parameter.
   Optimizer(std::vector<DistributedDataParallel*> models, const OptimizerConfig& config,
             const std::vector<ParamOverride>& overrides = {},
             std::shared_ptr<const UpdateRule> rule = nullptr);
@@ -130,18 +132,19 @@ class Optimizer {
   Optimizer& operator=(const Optimizer&) = delete;
 
   /// One step with the final gradients: norm, clipping, update. Gradients are not changed. Call it
-  /// on all ranks. On CUDA the norm decides on the device, and nothing waits for it before the
-  /// update (and the gather of parameters) has been launched. UsageError if finalize_model_grads is
-  /// still to be called.
+  /// on all ranks. On CUDA the decision to skip is made on the device, so the host does not wait
+  /// for the norm before it has launched the update (and the gather of parameters). UsageError if
+  /// finalize_model_grads() has not been called.
   StepResult step();
 
-  /// step() in two halves, for a loop that reads other numbers from the device with its own.
-  /// start_step() launches the update and returns what the result follows from, fp64
-  /// [kStepNumbers] on the device of the models; finish_step() takes these values on the host, and
-  /// must come before anything else is done with the optimizer. If the state is offloaded, it makes
-  /// the update, and must come before anything else is done with the models, too. On the CPU
-  /// nothing is launched for a step that is skipped. `limits` skip a step too; finish_step() is
-  /// told whether they did, `beyond_limits`. UsageError: limits after keep_numbers_on_device().
+  /// step() in two halves, for a loop that reads its own numbers from the device together with the
+  /// optimizer's. start_step() launches the update and returns the numbers from which finish_step()
+  /// computes the result: fp64 [kStepNumbers] on the device of the models. finish_step() takes
+  /// these values on the host. Call it before anything else is done with the optimizer, and with
+  /// offloaded state, for which it makes the update, also before anything else is done with the
+  /// models. On the CPU nothing is launched for a skipped step. `limits` can skip a step too; pass
+  /// `beyond_limits` = true to finish_step() if they did. UsageError: limits after
+  /// keep_numbers_on_device().
   static constexpr int64_t kStepNumbers = 2;
   at::Tensor start_step() { return start_step(StepLimits{}); }
   at::Tensor start_step(const StepLimits& limits);
@@ -155,15 +158,15 @@ class Optimizer {
   void keep_numbers_on_device();
   void upload_numbers();
 
-  /// What the loss of the next step must be multiplied by before backward; step() takes it out
-  /// again. It is 1 unless optimizer.loss_scale is set or a parameter of any rank is fp16; see
+  /// Multiply the loss of the next step by this before backward; step() removes it from the
+  /// gradients. It is 1 unless optimizer.loss_scale is set or a parameter of any rank is fp16; see
   /// GradScaler. The same on all ranks.
   double loss_scale() const { return scaler_->scale(); }
 
-  /// Those of this rank's parameters; the first one has the configuration's numbers.
+  /// The groups of this rank's parameters; the first one has the configuration's numbers.
   const std::vector<ParamGroup>& param_groups() const { return groups_; }
-  /// The index there of each parameter, in the order of the models, of their buffers and of the
-  /// parameters in a buffer.
+  /// The index in param_groups() of each parameter, in the order of the models, of their buffers
+  /// and of the parameters in a buffer.
   const std::vector<size_t>& group_of_params() const { return group_of_; }
 
   /// Sets learning rates and weight decay for an iteration that starts when `samples` are consumed:
@@ -193,12 +196,12 @@ class Optimizer {
   /// ConfigError: a negative number of steps, and those of GradScaler::restore().
   void restore(const OptimizerProgress& progress);
 
-  /// Makes the parameters follow master weights that somebody wrote into state_slices(): rounds
-  /// them, and with the distributed optimizer gathers the parameters. Collective then. Parameters
-  /// without master weights stay as they are.
+  /// Updates the parameters after master weights were written to state_slices(): rounds the master
+  /// weights, and with the distributed optimizer gathers the parameters, which is then collective.
+  /// Parameters without master weights do not change.
   void apply_master_weights();
-  /// The other direction: takes the master weights from the parameters again, after somebody
-  /// changed those (loaded weights, an initialization).
+  /// The other direction: copies the parameters to the master weights after the parameters were
+  /// changed (loaded weights, an initialization).
   void reload_model_params();
 
   /// Bytes of the state, wherever it lies.

@@ -69,34 +69,36 @@ void diff(const DiffArguments& arguments) {
 
 void add_side(CLI::App& command, Side& side, const std::string& suffix) {
   command
-      .add_option(side.name, side.what,
-                  "A report (audit.json of `lockstep train --audit`, or what `lockstep plan audit "
-                  "--json` printed), the folder of a run that has one, or a configuration, whose "
-                  "audit is worked out")
+      .add_option(
+          side.name, side.what,
+          "A report (audit.json of `lockstep train --audit`, or the output of `lockstep plan "
+          "audit --json`), the folder of a run that has one, or a configuration, whose audit "
+          "is computed")
       ->required()
       ->check(check_path);
   command
       .add_option("--set-" + suffix, side.overrides,
-                  fmt::format("The same for {} alone, after those of --set", side.name))
+                  fmt::format("As --set, but only for {}; applied after --set", side.name))
       ->type_name("PATH=VALUE")
       ->allow_extra_args(false)
       ->take_all();
   command
       .add_option("--world-size-" + suffix, side.world_size,
-                  fmt::format("The same for {} alone", side.name))
+                  fmt::format("As --world-size, but only for {}", side.name))
       ->check(check_integer);
 }
 
 constexpr const char* kDiffFooter =
     "Two layouts are equivalent if they train the same: each trained parameter gets the same terms "
-    "with the same factor, divided by the same tokens or averaged, counts as often in the gradient "
-    "norm, has as many elements, and is updated by the same rule with the same numbers. Which "
-    "ranks do that, over which groups and in which buckets, may differ. Padding of the vocabulary "
-    "may differ too. Copies of a tied parameter are one, under the name of the first.\n"
-    "JSON: equivalent; parameters (their number); differences, and layouts (what may differ): of "
-    "each parameter (empty: of the job), field, a, b. Fields of differences: gradient, norm, "
-    "update, padding, elements, held (by which ranks, where one side lacks the parameter); of the "
-    "job: scaling, elements in the norm, elements in the count of zeros.\n"
+    "with the same factor, divided by the same tokens or averaged, counts equally often in the "
+    "gradient norm, has the same number of elements, and is updated by the same rule with the same "
+    "numbers. Ranks, groups, buckets and padding of the vocabulary may differ. Copies of a tied "
+    "parameter count as one, under the name of the first copy.\n"
+    "JSON: equivalent; parameters (their number); differences; layouts (what may differ). Each "
+    "entry of the last two has parameter (empty: the whole job), field, a, b. Fields of "
+    "differences: gradient, norm, update, padding, elements, held (by which ranks, if one side "
+    "lacks the parameter); for the whole job: scaling, elements in the norm, elements in the count "
+    "of zeros.\n"
     "Exit status: 0 equivalent; 1 not, or a report that cannot be read.";
 
 }  // namespace
@@ -104,22 +106,23 @@ constexpr const char* kDiffFooter =
 void add_audit_command(CLI::App& program) {
   auto arguments = std::make_shared<DiffArguments>();
   CLI::App* const audit = program.add_subcommand(
-      "audit", "Work on audits of `lockstep plan audit` and `train --audit`");
+      "audit", "Compare audits of `lockstep plan audit` and `train --audit`");
   audit->require_subcommand(1);
   CLI::App* const command = audit->add_subcommand(
-      "diff", "Compare what becomes of each gradient in two layouts or two runs");
+      "diff", "Compare how each gradient is reduced in two layouts or two runs");
   add_side(*command, arguments->a, "a");
   add_side(*command, arguments->b, "b");
   command
-      ->add_option("--set", arguments->overrides,
-                   "Override a field of the configurations; may be repeated, and of two values for "
-                   "one field the later counts")
+      ->add_option(
+          "--set", arguments->overrides,
+          "Override a field of the configurations. May be repeated; if a field is set twice, "
+          "the later value is used")
       ->type_name("PATH=VALUE")
       ->allow_extra_args(false)
       ->take_all();
   command
       ->add_option("--world-size", arguments->world_size,
-                   "Ranks of the jobs that are worked out; unset: one data-parallel rank, which is "
+                   "Number of ranks of the configurations; unset: one data-parallel rank, which is "
                    "tensor x context x pipeline ranks")
       ->check(check_integer);
   command->add_flag("--json", arguments->json, "Print one JSON document");

@@ -142,7 +142,7 @@ CLI::App* add_check(CLI::App& parent, const std::string& name, const std::string
   CLI::App* const command = parent.add_subcommand(name, meaning);
   command
       ->add_option("DIR", arguments->folder,
-                   "Folder of checkpoint.save, whose newest complete checkpoint is taken, or the "
+                   "Folder of checkpoint.save, whose newest complete checkpoint is used, or the "
                    "folder of one checkpoint")
       ->required();
   command->add_flag("--json", arguments->json, "Print one JSON document");
@@ -157,9 +157,9 @@ CLI::App* add_checkpoint_command(CLI::App& program) {
       program.add_subcommand("checkpoint", "Inspect, verify and convert checkpoints");
   checkpoint->require_subcommand(1);
   add_check(*checkpoint, "inspect",
-            "Print what a checkpoint holds; shapes are in elements, sizes in bytes", inspect);
+            "Print the contents of a checkpoint; shapes are in elements, sizes in bytes", inspect);
   add_check(*checkpoint, "verify",
-            "Read every byte of a checkpoint and compare it with its checksums", verify);
+            "Read every byte of a checkpoint and compare it with the checksums", verify);
   return checkpoint;
 }
 

@@ -57,19 +57,19 @@ void add_checkpoint_conversions(CLI::App& checkpoint) {
                      "Write a checkpoint's weights as a model of Hugging Face's transformers, one "
                      "weight at a time",
                      arguments, "Folder for config.json, the weights and the tokenizer's files",
-                     "Folder of checkpoint.save; its newest complete checkpoint is taken");
+                     "Folder of checkpoint.save; its newest complete checkpoint is used");
   to_files->add_option("--dtype", arguments->dtype, "Type of the written weights: bf16, fp32")
       ->capture_default_str()
       ->check(CLI::IsMember({"bf16", "fp32"}));
   to_files
       ->add_option("--max-shard-size", arguments->max_shard_size,
-                   "Most bytes of tensors in a file, in units of 1000 (KB, MB, GB, TB) or 1024 "
+                   "Maximum bytes of tensors in a file, in units of 1000 (KB, MB, GB, TB) or 1024 "
                    "(KiB, ...). Larger models are written as several files and an index")
       ->capture_default_str();
   to_files->add_flag("--adapters", arguments->adapters,
                      "Write only the low-rank adapters, as adapter_model.safetensors and "
                      "adapter_config.json of Hugging Face's peft. Without this option they are "
-                     "added to the model's weights");
+                     "merged into the model's weights");
   to_files->callback([arguments] { run_export(*arguments); });
   CLI::App* const from_files = add_conversion(
       checkpoint, "import",
@@ -77,7 +77,7 @@ void add_checkpoint_conversions(CLI::App& checkpoint) {
       arguments,
       "Folder with config.json and model.safetensors, or model.safetensors.index.json and its "
       "files",
-      "Folder for the checkpoint; checkpoint.load and checkpoint.finetune start from it");
+      "Folder for the checkpoint, from which checkpoint.load with checkpoint.finetune starts");
   from_files
       ->add_option("--seq-length", arguments->seq_length,
                    "Limit the model.seq_length of the checkpoint to this many tokens")

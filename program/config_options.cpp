@@ -12,9 +12,10 @@ void add_config_options(CLI::App& command, std::string& path, std::vector<std::s
       ->required(required)
       ->transform(config_file);
   command
-      .add_option("--set", overrides,
-                  "Override a field of the configuration; may be repeated, and of two values for "
-                  "one field the later counts")
+      .add_option(
+          "--set", overrides,
+          "Override a field of the configuration. May be repeated; if a field is set twice, "
+          "the later value is used")
       ->type_name("PATH=VALUE")
       ->allow_extra_args(false)
       ->take_all();

@@ -167,19 +167,20 @@ void add_data_command(CLI::App& program) {
       ->type_name("N")
       ->check(check_at_least(1))
       ->capture_default_str();
-  make->add_flag("--skip-bad", arguments->build.skip_bad,
-                 "Leave out lines that are not JSON or have no text, and the lost rest of a "
-                 "damaged compressed file. Print how many there were and where the first ones are");
+  make->add_flag(
+      "--skip-bad", arguments->build.skip_bad,
+      "Skip lines that are not JSON or have no text, and the unreadable rest of a damaged "
+      "compressed file. Print how many there were and where the first ones are");
   make->callback([arguments] { build(*arguments); });
 
   CLI::App* const look = data->add_subcommand(
-      "inspect", "Check a data set and print what it holds; lengths are in tokens");
+      "inspect", "Check a data set and print a summary; lengths are in tokens");
   look->add_option("PREFIX", arguments->prefix, "Prefix of PREFIX.bin and PREFIX.idx")->required();
   look->add_flag("--json", arguments->json, "Print one JSON document");
   look->callback([arguments] { inspect(*arguments); });
 
   CLI::App* const join = data->add_subcommand(
-      "merge", "Join data sets, whose ids must have the same type, in the order given");
+      "merge", "Join data sets in the given order; their ids must have the same type");
   join->add_option("--input", arguments->merged, "Prefixes of the data sets")
       ->type_name("PREFIX")
       ->required();

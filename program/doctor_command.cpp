@@ -148,10 +148,10 @@ void write_calibration(const DoctorArguments& arguments) {
 }
 
 constexpr const char* kDoctorFooter =
-    "--calibrate measures this host for `lockstep plan time`, in about half a minute in which "
-    "nothing else should run: operators of training steps on all ranks at once, what the start of "
-    "a kernel costs, and collectives of two ranks. It measures CPUs, in fp32; links between hosts "
-    "are left out.";
+    "--calibrate measures this host for `lockstep plan time`: operators of training steps on all "
+    "ranks at once, the cost of a kernel launch, and collectives of two ranks. It takes about half "
+    "a minute, in which nothing else should run. It measures CPUs in fp32, and no links between "
+    "hosts.";
 
 }  // namespace
 
@@ -168,7 +168,9 @@ void add_doctor_command(CLI::App& program) {
                        "Measure this host instead and write a machine file")
           ->type_name("FILE")
           ->check(check_path);
-  command->add_option("--ranks", arguments->ranks, "Ranks that share the host's cores (2)")
+  command
+      ->add_option("--ranks", arguments->ranks,
+                   "Number of ranks that share the host's cores; unset: 2, or 1 on a single core")
       ->needs(calibrate)
       ->check(check_at_least(1));
   command->footer(kDoctorFooter);

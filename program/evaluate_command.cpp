@@ -75,7 +75,7 @@ void add_evaluate_command(CLI::App& program) {
       "evaluate", "Compute the mean loss of a checkpoint's model on a text, in nats per token");
   command
       ->add_option("CHECKPOINT", arguments->checkpoint,
-                   "Folder of checkpoint.save; its newest checkpoint is taken")
+                   "Folder of checkpoint.save; its newest checkpoint is used")
       ->required();
   command
       ->add_option("--input", arguments->input,

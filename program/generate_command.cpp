@@ -211,8 +211,9 @@ void add_texts(CLI::App& command, const std::string& name, std::vector<std::stri
 
 void add_sampling_options(CLI::App& command, GenerateOptions& options) {
   command
-      .add_option("--max-tokens", options.max_tokens,
-                  "Number of tokens to generate; a token that ends a document ends a text earlier")
+      .add_option(
+          "--max-tokens", options.max_tokens,
+          "Maximum number of tokens to generate; an end-of-document token ends a text earlier")
       ->capture_default_str()
       ->check(check_at_least(0));
   command
@@ -222,12 +223,14 @@ void add_sampling_options(CLI::App& command, GenerateOptions& options) {
       ->check(check_not_negative);
   command
       .add_option("--top-k", options.top_k,
-                  "Sample from this many of the most likely tokens; 0: from all")
+                  "Sample from this many of the most likely tokens; 0: from all tokens")
       ->capture_default_str()
       ->check(check_at_least(0));
   command
-      .add_option("--top-p", options.top_p,
-                  "Of these, sample from the fewest most likely whose probabilities add up to this")
+      .add_option(
+          "--top-p", options.top_p,
+          "Among these, sample from the smallest set of most likely tokens whose probabilities "
+          "add up to this")
       ->capture_default_str()
       ->check(check_probability);
   command
@@ -244,17 +247,17 @@ void add_generate_command(CLI::App& program) {
       program.add_subcommand("generate", "Continue texts with a model that `train` saved");
   command
       ->add_option("CHECKPOINT", arguments->checkpoint,
-                   "Folder of checkpoint.save; its newest checkpoint is taken")
+                   "Folder of checkpoint.save; its newest checkpoint is used")
       ->required();
   add_texts(*command, "--prompt", arguments->prompts,
-            "Start of the text; may be repeated. Several prompts go through the model together, "
-            "and each gets the text that it would get alone");
+            "Start of the text; may be repeated. Several prompts run through the model together, "
+            "and each gets the same text as alone");
   command->add_option("--input", arguments->input, "File with one prompt on each line")
       ->type_name("FILE");
   add_texts(*command, "--stop", arguments->stop,
             "End the generated text before this string; may be repeated");
   command->add_flag("--ignore-eos", arguments->ignore_eos,
-                    "Go on after a token that ends a document, instead of ending the text there");
+                    "Continue after an end-of-document token instead of ending the text there");
   command->add_flag("--json", arguments->json,
                     "Print one JSON document: a list with \"prompt\" and \"text\" of each");
   add_sampling_options(*command, arguments->options);

@@ -177,10 +177,11 @@ constexpr char kExamples[] = R"(Examples:
   lockstep launch -n 8 -- train tiny --output runs/tiny
   lockstep launch -n 8 --max-restarts 3 -- train tiny --output runs/tiny
   lockstep launch -n 8 --nodes 4 --node-rank 0 --rendezvous node0:29500 -- train tiny
-The last one runs on the first of four nodes; the others have --node-rank 1, 2 and 3.
-lockstep's own starter exits with the status of the first rank that fails, torchrun with 1.
-Its ranks get a random LOCKSTEP_SECRET, unless the environment has one or a LOCKSTEP_SECRET_FILE.
-OMP_NUM_THREADS is the number of cores divided by the ranks of this host, unless it is set.)";
+The last command runs on the first of four nodes; the others use --node-rank 1, 2 and 3.
+lockstep's own starter exits with the status of the first rank that fails, torchrun exits with 1.
+The own starter gives its ranks a random LOCKSTEP_SECRET, unless the environment sets
+LOCKSTEP_SECRET or LOCKSTEP_SECRET_FILE.
+OMP_NUM_THREADS is the number of cores divided by the ranks of this host, unless you set it.)";
 
 }  // namespace
 
@@ -188,41 +189,42 @@ void add_launch_command(CLI::App& program, const std::vector<std::string>& argum
   auto given = std::make_shared<LaunchArguments>();
   given->arguments = arguments;
   CLI::App* const command = program.add_subcommand(
-      "launch", "Run lockstep as several ranks; what they run stands after --");
-  command->add_option("-n,--ranks", given->ranks, "Ranks of this host, at most 65536")
+      "launch", "Run lockstep as several ranks; the command that they run comes after --");
+  command->add_option("-n,--ranks", given->ranks, "Number of ranks on this host, at most 65536")
       ->required()
       ->check(check_at_least(1))
       ->check(CLI::Range(int64_t{1}, int64_t{65536}));
-  command->add_option("--nodes", given->nodes, "Hosts of the run, each with as many ranks")
+  command
+      ->add_option("--nodes", given->nodes, "Number of hosts, each with the same number of ranks")
       ->capture_default_str()
       ->check(check_at_least(1));
   command->add_option("--node-rank", given->node_rank, "Which of the hosts this is: 0 to NODES - 1")
       ->check(check_at_least(0));
   command
       ->add_option("--rendezvous", given->rendezvous,
-                   "Where the ranks meet: the host with --node-rank 0 and a free port there. The "
-                   "default for one host is that host and a free port")
+                   "Where the ranks meet: the host with --node-rank 0 and a free port on it. The "
+                   "default for one host is this host and a free port")
       ->type_name("HOST:PORT");
   command
       ->add_option(
           "--starter", given->starter,
-          "auto: own with --max-restarts or train.elastic = dp, else torchrun if one works, beside "
-          "lockstep in its Python environment or on PATH, otherwise own. torchrun: torchrun. own: "
-          "for one host, without Python")
+          "What starts the ranks. own: lockstep itself, for one host, without Python. torchrun: "
+          "torchrun. auto: own with --max-restarts or train.elastic = dp; otherwise torchrun if a "
+          "working one is found in lockstep's Python environment or on PATH; otherwise own")
       ->capture_default_str()
       ->check(CLI::IsMember({"auto", "torchrun", "own"}));
   command
       ->add_option("--max-restarts", given->max_restarts,
-                   "How often to start all ranks again after one has failed; `train` then resumes "
-                   "from the newest checkpoint that this launch has saved. With train.elastic = dp "
-                   "only the lost ranks start again, and without a restart left the others go on "
-                   "with fewer ranks")
+                   "How often to restart all ranks after one has failed. `train` then resumes from "
+                   "the newest checkpoint that this launch has saved. With train.elastic = dp only "
+                   "lost ranks are restarted; when no restart is left, the other ranks continue "
+                   "without them")
       ->capture_default_str()
       ->check(check_at_least(0))
       ->check(CLI::Range(int64_t{0}, int64_t{1'000'000}));
   command
       ->add_option("--program", given->program,
-                   "Run this program instead of lockstep, such as a training loop of your own")
+                   "Run this program instead of lockstep, such as your own training loop")
       ->type_name("FILE")
       ->check(check_path);
   command->footer(kExamples);

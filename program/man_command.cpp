@@ -44,10 +44,10 @@ void print_page(const std::vector<ManualPage>& pages, const std::vector<std::str
 void add_man_command(CLI::App& program) {
   auto arguments = std::make_shared<ManArguments>();
   CLI::App* const command = program.add_subcommand(
-      "man", "Print a page of the manual, as in `lockstep man plan groups | man -l -`");
+      "man", "Print a manual page, as in `lockstep man plan groups | man -l -`");
   CLI::Option* const words =
       command->add_option("COMMAND", arguments->command,
-                          "The command that the page describes; without it, the program");
+                          "The command that the page describes; without it, lockstep itself");
   command
       ->add_option("--output", arguments->output,
                    "Write all pages into this folder instead, as lockstep.1, lockstep-train.1 and "

@@ -60,21 +60,21 @@ void add_megatron_flags_command(CLI::App& program) {
       "megatron-flags", "Turn Megatron-LM's command line into a configuration");
   command->add_option("FLAGS", arguments->flags,
                       "Flags of Megatron-LM after --, as in `lockstep megatron-flags -- "
-                      "--num-layers 24 --bf16`; they come after those of --file");
+                      "--num-layers 24 --bf16`; they are applied after those of --file");
   command
       ->add_option("--file", arguments->file,
-                   "Read the flags that a shell script gives the .py program that it starts, "
+                   "Read the flags that a shell script passes to the .py program that it starts, "
                    "including variables and arrays. The script is not run")
       ->type_name("FILE")
       ->check(check_path);
   command->add_flag("--list", arguments->list,
-                    "Print the known flags and what each of them becomes, as Markdown");
+                    "Print the known flags and their counterparts, as Markdown");
   command->footer(
       "Prints the configuration on standard output and, on standard error, each flag that has no "
-      "counterpart, with the reason. Defaults of Megatron-LM that differ from those here are "
-      "written out, so that the run means the same.\n"
-      "Exit status 2: an unknown flag, a value that cannot be read, or a configuration that is "
-      "refused here.");
+      "counterpart, with the reason. Defaults of Megatron-LM that differ from Lockstep's are "
+      "written out, so that the run is the same.\n"
+      "Exit status 2: an unknown flag, a value that cannot be read, or a configuration that "
+      "Lockstep refuses.");
   command->callback([arguments] {
     if (arguments->list)
       std::cout << megatron_flags_markdown();

@@ -42,7 +42,7 @@ std::string with_option_names(const CLI::App& command, std::string_view message)
 }
 
 void add_machine_options(CLI::App& command, int64_t& world_size, std::string& machine_path) {
-  command.add_option("--world-size", world_size, "Ranks of the job")
+  command.add_option("--world-size", world_size, "Number of ranks of the job")
       ->required()
       ->check(check_integer);
   command
@@ -55,8 +55,8 @@ void add_machine_options(CLI::App& command, int64_t& world_size, std::string& ma
 void add_optional_world_size(CLI::App& command, std::optional<int64_t>& world_size) {
   command
       .add_option("--world-size", world_size,
-                  "Ranks of the job; unset: one data-parallel rank, which is tensor x context x "
-                  "pipeline ranks")
+                  "Number of ranks of the job; unset: one data-parallel rank, which is tensor x "
+                  "context x pipeline ranks")
       ->check(check_integer);
 }
 

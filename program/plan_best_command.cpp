@@ -134,13 +134,14 @@ void plan_best(const CLI::App& command, BestArguments& arguments) {
 }
 
 constexpr const char* kBestFooter =
-    "Looks at all legal layouts of the ranks: tensor (with sequence parallelism), context, "
+    "Searches all legal layouts of the ranks: tensor (with sequence parallelism), context, "
     "pipeline and expert parallelism, chunks of a pipeline rank, optimizer instances, "
-    "micro-batches of 1 to 16 sequences, recomputation and sharding. A formula estimates each; the "
-    "best that fit the memory are simulated as `lockstep plan time` does and verified as `lockstep "
-    "plan verify` does; of the fastest three, other pipeline schedules and bucket sizes too. Only "
-    "simulated layouts are listed. train.global_batch_size must be set, and stays as it is.\n"
-    "Leave fields out of CONFIG that a layout would have to unset: virtual pipeline stages, "
+    "micro-batches of 1, 2, 4, 8 and 16 sequences, recomputation and sharding. A formula estimates "
+    "each layout. The best that fit the memory are simulated as `lockstep plan time` does and "
+    "verified as `lockstep plan verify` does. For the fastest three, other pipeline schedules and "
+    "bucket sizes are simulated too. Only simulated layouts are listed. train.global_batch_size "
+    "must be set and is not changed.\n"
+    "Do not set fields in CONFIG that a layout would have to unset: virtual pipeline stages, "
     "model.recompute_num_layers, a split of the layers.\n"
     "JSON: looked_at, legal, too_large, simulated, search_seconds (before simulation); layouts, "
     "the fastest first (step_ms, estimated_ms, peak_bytes, parts_ms, set); refused (set, reason).";
@@ -151,19 +152,20 @@ void add_plan_best_command(CLI::App& plan) {
   auto arguments = std::make_shared<BestArguments>();
   LayoutSearchOptions& options = arguments->options;
   CLI::App* const command =
-      plan.add_subcommand("best", "Find the layouts of a job that are the fastest on a machine");
+      plan.add_subcommand("best", "Find the fastest layouts of a job on a machine");
   add_config_options(*command, arguments->config_path, arguments->overrides);
   add_machine_options(*command, options.space.world_size, arguments->machine_path);
-  command->add_option("--memory", arguments->memory_gb, "Memory of a device, 10^9 bytes")
+  command
+      ->add_option("--memory", arguments->memory_gb, "Memory of a device, in units of 10^9 bytes")
       ->type_name("GB")
       ->required()
       ->check(CLI::PositiveNumber);
-  command->add_option("--simulate", options.num_simulated, "Layouts to simulate, at most")
+  command->add_option("--simulate", options.num_simulated, "Maximum number of layouts to simulate")
       ->capture_default_str()
       ->check(check_at_least(1));
   command
       ->add_option("--keep", options.space.kept,
-                   "Field that stays as CONFIG has it; may be given several times")
+                   "Field that keeps its value in CONFIG; may be repeated")
       ->type_name("FIELD");
   command->add_flag("--json", arguments->json, "Print one JSON document");
   command->footer(kBestFooter);

@@ -167,23 +167,26 @@ void add_parameter_options(CLI::App& command, BucketsArguments& arguments) {
       ->required()
       ->check(check_numels);
   list("--shared", arguments.shared,
-       "Indices of tied embeddings, counted from 0 in --numel; with the distributed optimizer each "
-       "lies alone in its bucket")
+       "Indices of tied embeddings in --numel, counted from 0; with the distributed optimizer each "
+       "of them has its own bucket")
       ->check(check_integers);
 }
 
 void add_layout_options(CLI::App& command, BucketsArguments& arguments) {
   LayoutOptions& options = arguments.options;
   command
-      .add_option("--data-parallel", options.data_parallel_size,
-                  "Data-parallel ranks, among which the distributed optimizer cuts each bucket")
+      .add_option(
+          "--data-parallel", options.data_parallel_size,
+          "Number of data-parallel ranks; the distributed optimizer shards each bucket over "
+          "them")
       ->required()
       ->check(check_at_least(1));
   CLI::Option* const bucket_size =
       command
-          .add_option("--bucket-size", options.bucket_size,
-                      "A bucket closes once it holds at least this many elements; without this and "
-                      "--num-buckets there is one bucket")
+          .add_option(
+              "--bucket-size", options.bucket_size,
+              "A bucket closes once it holds at least this many elements. If neither this nor "
+              "--num-buckets is given, there is one bucket")
           ->check(check_at_least(1));
   command
       .add_option("--num-buckets", arguments.num_buckets,
@@ -192,25 +195,26 @@ void add_layout_options(CLI::App& command, BucketsArguments& arguments) {
       ->excludes(bucket_size);
   command.add_flag("--distributed-optimizer", options.distributed_optimizer,
                    "Align parameters to 64 elements, pad buckets to equal shards, list the shards");
-  command.add_flag("--pad-for-high-bus-bandwidth", options.pad_for_high_bus_bandwidth,
-                   "With the distributed optimizer: pad buckets to multiples of 65536 too");
+  command.add_flag(
+      "--pad-for-high-bus-bandwidth", options.pad_for_high_bus_bandwidth,
+      "With the distributed optimizer: also pad buckets to multiples of 65536 elements");
 }
 
 constexpr const char* kBucketsFooter =
-    "All sizes, offsets and ranges count elements; ranges are half open: the end is the first "
-    "element after.\n"
-    "JSON: numel; numel_unpadded, without the padding at the ends of buckets; params (index, "
+    "All sizes, offsets and ranges count elements. Ranges are half open: the end is the first "
+    "element after the range.\n"
+    "JSON: numel; numel_unpadded (without the padding at the ends of buckets); params (index, "
     "start, end, bucket) and buckets (start, end, numel_unpadded, params) in the order of the "
-    "buffer; shards: for each bucket and rank the parts of parameters that the rank owns (bucket, "
-    "rank, param, param_start, param_end in the parameter, buffer_start, buffer_end in the "
-    "buffer), none without the distributed optimizer.";
+    "buffer; shards (for each bucket and rank the parts of parameters that the rank owns: bucket, "
+    "rank, param, param_start and param_end in the parameter, buffer_start and buffer_end in the "
+    "buffer; empty without the distributed optimizer).";
 
 }  // namespace
 
 void add_plan_buckets_command(CLI::App& plan) {
   auto arguments = std::make_shared<BucketsArguments>();
   CLI::App* const command = plan.add_subcommand(
-      "buckets", "Lay out the parameters of one gradient buffer: offsets, buckets, shards");
+      "buckets", "Compute the layout of one gradient buffer: offsets, buckets, shards");
   add_parameter_options(*command, *arguments);
   add_layout_options(*command, *arguments);
   command->add_flag("--json", arguments->json, "Print one JSON document");

@@ -5,7 +5,7 @@ namespace lockstep {
 
 CLI::App* add_plan_command(CLI::App& program) {
   CLI::App* const command =
-      program.add_subcommand("plan", "Work out a job before any process starts");
+      program.add_subcommand("plan", "Analyse a job before any process starts");
   command->require_subcommand(1);
   add_plan_groups_command(*command);
   add_plan_buckets_command(*command);

@@ -26,7 +26,7 @@ void plan_groups(const CLI::App& command, const GroupsArguments& arguments) {
 }
 
 void add_size_options(CLI::App& command, ParallelSizes& sizes) {
-  command.add_option("--world-size", sizes.world_size, "Ranks of the job")
+  command.add_option("--world-size", sizes.world_size, "Number of ranks of the job")
       ->required()
       ->check(check_integer);
   const auto add = [&](const std::string& name, auto& size, const char* meaning) {
@@ -41,7 +41,7 @@ void add_size_options(CLI::App& command, ParallelSizes& sizes) {
                   "Axes from the fastest varying to the slowest; those of size 1 may be left out")
       ->capture_default_str();
   add("optimizer-instances", sizes.optimizer_instances,
-      "Replicas of the distributed optimizer; a divisor of dp x cp and of the experts' dp");
+      "Number of replicas of the distributed optimizer; must divide dp x cp and the experts' dp");
   const auto set_levels = [&sizes](const std::string& text) {
     sizes.hierarchical_context = parse_integers(text, ',');
   };
@@ -63,11 +63,11 @@ void add_plan_groups_command(CLI::App& plan) {
   add_size_options(*command, arguments->sizes);
   CLI::Option* const rank = command
                                 ->add_option("--rank", arguments->listing.rank,
-                                             "List only the groups that hold this rank")
+                                             "List only the groups that contain this rank")
                                 ->check(check_integer);
   command
       ->add_flag("--summary", arguments->listing.summary,
-                 "Print only how many groups there are of each kind, and their size in ranks")
+                 "Print only the number of groups of each kind, and their size in ranks")
       ->excludes(rank);
   command->add_flag("--json", arguments->json, "Print one JSON document");
   command->callback([command, arguments] { plan_groups(*command, *arguments); });

@@ -34,8 +34,9 @@ constexpr const char* kMemoryFooter =
     "padding of buffers); parameter_bytes and gradient_bytes (the buffers, padding included); "
     "optimizer_bytes (moments and master weights); activation_bytes "
     "(what backward needs of the micro-batches in flight, and tables of the model); "
-    "communication_bytes (what communication needs beside the buffers); total_bytes. The text form "
-    "is in MiB (1048576 bytes).\n"
+    "communication_bytes (what communication needs beside the buffers); host_bytes (in the host's "
+    "memory, not part of the total; only with optimizer.offload or model.offload_activations and "
+    "train.device = cuda); total_bytes. The text form is in MiB (1048576 bytes).\n"
     "Not counted: libtorch itself, fragmentation, NCCL's own buffers, short-lived operands of "
     "single operations.";
 
@@ -44,7 +45,7 @@ constexpr const char* kMemoryFooter =
 void add_plan_memory_command(CLI::App& plan) {
   auto arguments = std::make_shared<MemoryArguments>();
   CLI::App* const command =
-      plan.add_subcommand("memory", "Work out the memory of one rank of each pipeline stage");
+      plan.add_subcommand("memory", "Compute the memory of one rank of each pipeline stage");
   add_config_options(*command, arguments->config_path, arguments->overrides);
   add_optional_world_size(*command, arguments->world_size);
   command->add_flag("--json", arguments->json, "Print one JSON document");

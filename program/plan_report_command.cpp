@@ -62,39 +62,39 @@ void report_plan(const CLI::App& command, const ReportArguments& arguments) {
 }
 
 constexpr const char* kReportFooter =
-    "`lockstep plan CONFIG --world-size N` prints one report of the job that the configuration "
-    "trains: groups, gradient buffers and buckets, the pipeline's schedule, memory of each stage, "
-    "and the bytes that all ranks send in one training step, inside and between hosts. The bytes "
-    "are those of the recorded program of `lockstep train`, see `lockstep plan verify --help`; "
-    "collectives count as in a ring.\n"
+    "`lockstep plan CONFIG --world-size N` prints a report of the job: groups, gradient buffers "
+    "and buckets, the pipeline's schedule, memory of each stage, and the bytes that all ranks send "
+    "in one training step, inside and between hosts. The bytes are those of the recorded program "
+    "of `lockstep train`, see `lockstep plan verify --help`; collectives are counted as rings.\n"
     "JSON: job, world_size, ranks_per_host, hosts, parameters, flops_of_step; groups (count and "
     "size of each kind); buffers (stage, chunk, group, ranks, parameters, numel, buckets as pairs "
     "of start and end); schedule (family, pipeline, virtual_pipeline, microbatches, "
     "bubble_fraction, warmup, alive); memory (as stages of `plan memory`, and recorded_peak_bytes: "
-    "the most that the tensors of a rank take in the recorded program); links (inside_bytes, "
+    "peak memory of the tensors of a rank in the recorded program); links (inside_bytes, "
     "between_bytes, and for each of groups: group, ranks, operations, inside_bytes, between_bytes, "
-    "most_of_a_rank); with --machine time (machine, and as `plan time`). A machine has a number of "
-    "ranks for each host.";
+    "most_of_a_rank); with --machine also time (machine, and the fields of `plan time`). With "
+    "--machine the machine file sets the number of ranks per host.";
 
 }  // namespace
 
 void add_plan_report(CLI::App& plan) {
   auto arguments = std::make_shared<ReportArguments>();
   add_config_options(plan, arguments->config_path, arguments->overrides, /*required=*/false);
-  plan.add_option("--world-size", arguments->world_size, "Ranks of the job")->check(check_integer);
+  plan.add_option("--world-size", arguments->world_size, "Number of ranks of the job")
+      ->check(check_integer);
   CLI::Option* const per_host = plan.add_option("--ranks-per-host", arguments->ranks_per_host,
-                                                "Ranks of each host: rank r is on host r / this")
+                                                "Ranks per host: rank r is on host r / this")
                                     ->capture_default_str()
                                     ->check(check_at_least(1));
   plan.add_option(
           "--machine", arguments->machine_path,
-          "Also predict the step's time on this machine: a machine file, or the name of one "
+          "Also predict the time of a step on this machine: a machine file, or the name of one "
           "in configs/machines")
       ->type_name("FILE")
       ->excludes(per_host)
       ->check(check_path);
   CLI::Option* const html =
-      plan.add_option("--html", arguments->html, "Write the report as one page into this file")
+      plan.add_option("--html", arguments->html, "Write the report to this file as one HTML page")
           ->type_name("FILE")
           ->check(check_path);
   plan.add_flag("--json", arguments->json, "Print one JSON document")->excludes(html);

@@ -104,34 +104,36 @@ void add_family_option(CLI::App& command, ScheduleOptions& options) {
 constexpr const char* kScheduleFooter =
     "Tasks: Fm.c is the forward of micro-batch m through model chunk c of the rank, Bm.c its "
     "backward. With zb-h1, Bm.c computes the gradient of the input and Wm.c that of the weights.\n"
-    "With --virtual V > 1: pipeline > 1, group size from pipeline to microbatches, and the last "
-    "group is as large as the others or at least pipeline.\n"
-    "Times: a forward takes 1/V, a backward 2/V, with zb-h1 each part of it 1/V; transfers take "
-    "none.\n"
-    "JSON: warmup (forwards of each rank before its first pair of forward and backward), "
-    "bubble_fraction (idle time over pipeline x duration), ranks (tasks in order). The text also "
-    "shows the micro-batches whose activations are alive at once, counted by chunk.";
+    "With --virtual V > 1: --pipeline must be > 1; the group size must be from --pipeline to "
+    "--microbatches; the last group must be as large as the others, or at least --pipeline.\n"
+    "Times: a forward takes 1/V, a backward 2/V (with zb-h1 each part 1/V), transfers take no "
+    "time.\n"
+    "JSON: warmup (forwards of each rank before its first forward-backward pair), bubble_fraction "
+    "(idle time over pipeline x duration), ranks (tasks in order). The text output also shows the "
+    "maximum number of micro-batches whose activations are alive at the same time, counted by "
+    "chunk.";
 
 }  // namespace
 
 void add_plan_schedule_command(CLI::App& plan) {
   auto arguments = std::make_shared<ScheduleArguments>();
   CLI::App* const command = plan.add_subcommand(
-      "schedule", "Order the micro-batches of a pipeline: tasks of each rank, idle time");
+      "schedule", "Show a pipeline schedule: the tasks of each rank in order, and idle time");
   ScheduleOptions& options = arguments->options;
   const auto add = [&](const char* name, auto& value, const char* meaning) {
     return command->add_option(name, value, meaning)->check(check_integer);
   };
-  add("--pipeline", options.pipeline, "Ranks of the pipeline")->required();
-  add("--virtual", options.virtual_pipeline, "Model chunks of each rank")->capture_default_str();
+  add("--pipeline", options.pipeline, "Number of ranks in the pipeline")->required();
+  add("--virtual", options.virtual_pipeline, "Number of model chunks on each rank")
+      ->capture_default_str();
   add("--microbatches", options.microbatches,
-      "Micro-batches of each data-parallel rank in one step")
+      "Number of micro-batches of each data-parallel rank in one step")
       ->required();
   add("--microbatch-group-size", options.microbatch_group_size,
-      "Micro-batches that run through one chunk before the next chunk's turn; unset: as "
-      "--pipeline");
+      "Number of micro-batches that run through one chunk before the next chunk; unset: the value "
+      "of --pipeline");
   add_family_option(*command, options);
-  command->add_option("--svg", arguments->svg, "Draw the timeline into this file")
+  command->add_option("--svg", arguments->svg, "Draw the timeline as an SVG file")
       ->type_name("FILE")
       ->check(check_path);
   command->add_flag("--json", arguments->json, "Print one JSON document");

@@ -38,18 +38,17 @@ void plan_time_of(const CLI::App& command, const TimeArguments& arguments) {
 }
 
 constexpr const char* kTimeFooter =
-    "Runs the recorded programs of `lockstep train` (see `lockstep plan verify --help`) on the "
-    "costs of a machine: each kernel takes what its products and its bytes take, each collective a "
-    "latency and its bytes over the link, and streams overlap. Not counted: the host, data, "
-    "contention between streams.\n"
-    "Machine files: `lockstep doctor --calibrate` writes one, dgx_a100, "
-    "dgx_h100 and h100_measured come along; "
-    "see docs/planning.md.\n"
+    "Simulates the recorded programs of `lockstep train` (see `lockstep plan verify --help`) with "
+    "the costs of a machine. A kernel costs its arithmetic and its memory traffic, a collective "
+    "costs a latency and its bytes over the link, and streams overlap. Not counted: the host, "
+    "reading of data, contention between streams.\n"
+    "Machine files: dgx_a100, dgx_h100 and h100_measured are included, and `lockstep doctor "
+    "--calibrate` writes one; see docs/planning.md.\n"
     "JSON: step_ms; tflops_per_device and utilisation (operations of the model, without "
     "recomputation); compute_ms, optimizer_ms, bubble_ms (waiting for other ranks) and "
-    "exposed_communication_ms (waiting for an operation under way), averages of all ranks, which "
-    "add up to step_ms; peak_bytes of each stage, the most that the tensors of a rank take at a "
-    "time; classes, with the same parts for one rank of each, exposed communication by group.";
+    "exposed_communication_ms (waiting for an operation in progress): averages over all ranks, "
+    "which add up to step_ms; peak_bytes of each stage (peak memory of the tensors of a rank); "
+    "classes (the same parts for one rank of each class, with exposed communication by group).";
 
 }  // namespace
 

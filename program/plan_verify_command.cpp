@@ -65,15 +65,17 @@ void verify_plan(const CLI::App& command, const VerifyArguments& arguments) {
 
 constexpr const char* kVerifyFooter =
     "Runs the program of `lockstep train` itself for one rank of each class, on tensors without "
-    "data: the model, two training steps with gathers, norms and the optimizer, each followed by "
-    "the comparison of what the ranks have done, and a validation. Then it proves that all ranks "
-    "finish, or names those that do not: each group sees the same operations in one order "
-    "(operation, label, dtype, number of elements), what is sent is received, and no ranks wait "
-    "for each other in a circle across groups, under the rules of NCCL (streams, first uses that "
-    "hold up the host, nothing buffered) and of Gloo (waits that hold up the host).\n"
-    "JSON: ok, world_size, classes (of ranks that stay in step; one of each was run), operations "
+    "data. It builds the model, takes two training steps with gathers, norms and the optimizer, "
+    "compares the ranks after each step, and validates. Then it proves that all ranks finish, or "
+    "names those that do not: all ranks of a group call the same operations in the same order "
+    "(operation, label, dtype, number of elements), every message is received, and no ranks wait "
+    "for each other in a cycle, within or across groups. This is checked under the rules of NCCL "
+    "(operations run in streams, first uses block the host, nothing is buffered) and of Gloo "
+    "(waits "
+    "block the host).\n"
+    "JSON: ok, world_size, classes (of ranks that do the same; one of each was run), operations "
     "(collectives and messages of all ranks); or ok, reason (deadlock or mismatch), ranks, "
-    "operations (what each of those ranks is at).\n"
+    "operations (where each of those ranks is).\n"
     "Exit status: 0 all finish; 1 they do not. Needs no GPU, no data and no other process.";
 
 }  // namespace
@@ -83,7 +85,7 @@ void add_plan_verify_command(CLI::App& plan) {
   CLI::App* const command = plan.add_subcommand(
       "verify", "Prove that all ranks of a job finish: no deadlock, no mismatch");
   add_config_options(*command, arguments->config_path, arguments->overrides);
-  command->add_option("--world-size", arguments->world_size, "Ranks of the job")
+  command->add_option("--world-size", arguments->world_size, "Number of ranks of the job")
       ->required()
       ->check(check_integer);
   command->add_flag("--json", arguments->json, "Print one JSON document");

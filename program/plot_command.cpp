@@ -73,7 +73,7 @@ void add_plot_command(CLI::App& program) {
       ->type_name("AXIS")
       ->check(check_axis)
       ->capture_default_str();
-  command->add_flag("--log", arguments->options.logarithmic, "Draw the numbers on a log scale");
+  command->add_flag("--log", arguments->options.logarithmic, "Use a logarithmic vertical axis");
   command->callback([arguments] { plot(*arguments); });
 }
 

@@ -45,20 +45,20 @@ void run_score(const ScoreArguments& arguments) {
 void add_score_command(CLI::App& program) {
   auto arguments = std::make_shared<ScoreArguments>();
   CLI::App* const command = program.add_subcommand(
-      "score", "Compute how likely a checkpoint's model finds given continuations of texts");
+      "score", "Compute the likelihood of given continuations under a checkpoint's model");
   command
       ->add_option("CHECKPOINT", arguments->checkpoint,
-                   "Folder of checkpoint.save; its newest checkpoint is taken")
+                   "Folder of checkpoint.save; its newest checkpoint is used")
       ->required();
   command
-      ->add_option("--input", arguments->input,
-                   "File with one JSON object a line, with the texts \"context\" and "
-                   "\"continuation\". Each line is printed with \"logprob\" added, the "
-                   "log-likelihood of the continuation in nats, and \"is_greedy\", whether it is "
-                   "what the model would write. Blank lines are skipped. An empty context is the "
-                   "end of a document. An empty continuation has log-likelihood 0. If a text has "
-                   "more than model.seq_length tokens, only its end counts; this holds for a long "
-                   "continuation too")
+      ->add_option(
+          "--input", arguments->input,
+          "File with one JSON object a line, with the texts \"context\" and "
+          "\"continuation\". Each line is printed with \"logprob\" added, the "
+          "log-likelihood of the continuation in nats, and \"is_greedy\", whether the model "
+          "would generate it greedily. Blank lines are skipped. An empty context stands for "
+          "an end-of-document token. An empty continuation has log-likelihood 0. Of a text "
+          "or a continuation with more than model.seq_length tokens only the end counts")
       ->type_name("FILE")
       ->required();
   command->callback([arguments] { run_score(*arguments); });

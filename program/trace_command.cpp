@@ -29,7 +29,7 @@ void merge(const TraceArguments& arguments) {
 void add_trace_command(CLI::App& program) {
   auto arguments = std::make_shared<TraceArguments>();
   CLI::App* const trace =
-      program.add_subcommand("trace", "Work on traces of `lockstep train --profile`");
+      program.add_subcommand("trace", "Process traces of `lockstep train --profile`");
   trace->require_subcommand(1);
   CLI::App* const command = trace->add_subcommand(
       "merge", "Merge the traces of all ranks into one, on one clock, for ui.perfetto.dev");
@@ -44,8 +44,8 @@ void add_trace_command(CLI::App& program) {
       ->type_name("FILE")
       ->check(check_path);
   command->footer(
-      "Rank R becomes the process \"rank R\". Ranks of one host share its clock. Clocks of other "
-      "hosts are compared by the times at which collectives ended on both.");
+      "Rank R becomes the process \"rank R\". Ranks of one host share its clock. The clocks of "
+      "different hosts are aligned by the times at which their common collectives ended.");
   command->callback([arguments] { merge(*arguments); });
 }
 

@@ -342,8 +342,7 @@ void add_train_command(CLI::App& program) {
                    "of another run is kept as metrics.previous.jsonl, metrics.previous.2.jsonl "
                    "and so on")
       ->check(check_path);
-  command
-      ->add_option("--task", arguments->task, "Short for --set train.task=TASK, as in --task sft")
+  command->add_option("--task", arguments->task, "Short for --set train.task=TASK: pretrain or sft")
       ->type_name("TASK");
   command->add_flag("--print-config", arguments->print_config,
                     "Print the effective configuration, defaults included, and exit");
@@ -356,9 +355,9 @@ void add_train_command(CLI::App& program) {
       ->check(check_path);
   command->add_flag(
       "--audit", arguments->audit,
-      "Before the first iteration measure which ranks' gradients reach each "
-      "parameter, with which factor, by integers in their place; end with an error "
-      "unless that is what `lockstep plan audit` works out. Writes OUTPUT/audit.json");
+      "Before the first iteration measure which ranks' gradients contribute to each parameter, and "
+      "with which factor, by sending integers in place of gradients. End with an error if the "
+      "result differs from `lockstep plan audit`. Writes OUTPUT/audit.json");
   command->footer([] { return config_help(); });
   command->callback([arguments] { run(*arguments); });
 }

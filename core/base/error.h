@@ -19,8 +19,8 @@ class ConfigError : public Error {
   using Error::Error;
 };
 
-/// A call that its object cannot serve in its present state, or data that break the contract of
-/// the call (a gradient that is missing, a tensor of another shape).
+/// A call that is not allowed in the present state of its object, or data that violate the contract
+/// of the call (a missing gradient, a tensor of another shape).
 class UsageError : public Error {
  public:
   using Error::Error;

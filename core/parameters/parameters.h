@@ -22,7 +22,8 @@ struct ParamOrigin {
   uint64_t seed = 1234;            ///< of the initial values
   std::string name = {};  ///< global name of the module that is being built, ends in "." or empty
   MeshPlace place = {};   ///< of this rank
-  /// Several ranks of tp have each its part of the tokens between the tensor-parallel regions.
+  /// Outside the tensor-parallel regions each of several ranks of tp has only its part of the
+  /// tokens.
   bool splits_sequence = false;
 
   /// That of a child which is registered under `child_name`.
@@ -36,10 +37,9 @@ struct ParamOrigin {
 using ParamDescriptions = std::map<std::string, ParamDescription>;
 
 /// Base of layers that describe their parameters. A layer registers each parameter together with
-/// its description, best by add() from the specification that it states for the planner too. It
-/// describes a child that does not, a module of torch::nn for instance, by
-/// register_described_module(); what nobody describes gets default_description(), see
-/// collect_parameters().
+/// its description, preferably with add(), from the specification that the planner also reads. For
+/// a child without descriptions, such as a torch::nn module, use register_described_module().
+/// Parameters without a description get default_description(), see collect_parameters().
 class DescribedModule : public torch::nn::Module {
  public:
   using torch::nn::Module::Module;
@@ -48,7 +48,8 @@ class DescribedModule : public torch::nn::Module {
   /// under this dotted name; nullptr if this module described none.
   const ParamDescription* description(const std::string& name) const;
 
-  /// Whether one of its parameters was made for ranks of tp that have each its part of the tokens.
+  /// Whether one of its parameters was made for ranks of tp that each have only a part of the
+  /// tokens.
   bool splits_sequence() const { return splits_sequence_; }
 
  protected:
@@ -134,8 +135,8 @@ struct NamedParameter {
   ParamDescription description;
 };
 
-/// What holds of a parameter that no DescribedModule describes: dense, replicated on every axis
-/// with gradients that are complete over tp, weight decay unless it has fewer than two dimensions.
+/// The description of a parameter that no DescribedModule describes: dense, replicated on every
+/// axis, gradients complete over tp, weight decay unless it has fewer than two dimensions.
 ParamDescription default_description(const at::Tensor& parameter);
 
 /// All parameters of `module` in the order of their registration, frozen ones included. A tensor

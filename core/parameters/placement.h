@@ -55,15 +55,15 @@ std::string to_string(const Placement& placement);
 /// "(Shard(0), Replicate)": one placement for each axis of a mesh.
 std::string to_string(const std::vector<Placement>& placements);
 
-/// In which state a gradient leaves the local backward, along one axis. It is declared where the
-/// layer registers the parameter; the placement of the weight does not tell it. (A layer norm that
-/// is replicated over tp is `complete` there without sequence parallelism and `partial_sum` with
-/// it.)
+/// The state of a gradient after the local backward, along one axis. The layer declares it when it
+/// registers the parameter; it cannot be derived from the placement of the weight. (A layer norm
+/// that is replicated over tp is `complete` there without sequence parallelism and `partial_sum`
+/// with it.)
 enum class GradientState {
-  complete,      ///< the same on all ranks of the axis already; reducing it would multiply it
+  complete,      ///< already the same on all ranks of the axis; a sum would multiply it
   partial_sum,   ///< each rank holds a term of the sum
   partial_mean,  ///< each rank holds a term of the mean
-  undeclared,    ///< nobody has said, and it may be a term; every front refuses it
+  undeclared,    ///< not declared, and possibly a term of a sum; every front refuses it
 };
 
 /// "complete", "partial-sum", "partial-mean", "undeclared"
@@ -98,8 +98,8 @@ enum class ParamUpdate {
   matrix,  ///< two dimensions or more, of which the last one is the columns
 };
 
-/// All that the framework needs to know of one parameter. Buffers, collectives, norms, optimizer
-/// shards and initial weights are worked out from it; nothing else looks at the layer.
+/// Everything that the framework needs to know about one parameter. Buffers, collectives, norms,
+/// optimizer shards and initial weights are derived from it; nothing else looks at the layer.
 struct ParamDescription {
   /// Placement of the weight; axes that are not listed have Replicate. Only tp, etp and ep may cut
   /// it. Where two axes cut one dimension, the one that MeshAxis names first cuts first: etp before

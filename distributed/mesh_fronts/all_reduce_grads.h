@@ -8,15 +8,15 @@
 
 namespace lockstep {
 
-/// Averages the gradients of a model over the ranks that hold it, once, after backward: the way of
-/// Hugging Face's 3D example, for loops that keep no state between steps. Nothing overlaps
-/// backward; DistributedDataParallel and GradientSynchronizer do that.
+/// Averages the gradients of a model over the ranks that hold it, once, after backward, as in
+/// Hugging Face's 3D example. For loops that keep no state between steps. Nothing overlaps
+/// backward; for overlap use DistributedDataParallel or GradientSynchronizer.
 ///
-/// `world_mesh` has the axes "dp" and "cp" among others. With `use_ddp` somebody else reduces over
-/// dp, and this over cp alone; without, over dp and cp as one group. Plain gradients and the local
-/// parts of DTensors are treated alike: each element is the sum over the group times 1 / ranks.
-/// Note that a mean of means is not the mean over tokens where ranks have different numbers of
-/// tokens.
+/// `world_mesh` has the axes "dp" and "cp", and possibly others. With `use_ddp` another API reduces
+/// over dp, and this function reduces over cp only; otherwise it reduces over dp and cp as one
+/// group. Plain gradients and the local parts of DTensors are treated in the same way: each element
+/// becomes the sum over the group times 1 / ranks. Note that a mean of means is not the mean over
+/// tokens if ranks have different numbers of tokens.
 ///
 /// Gradients are changed in place and stay the tensors that they were, also views of somebody's
 /// buffer. They travel in buckets of at most 25 MiB of one dtype, the last parameters first, all

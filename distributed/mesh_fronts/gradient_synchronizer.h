@@ -15,9 +15,9 @@ namespace lockstep {
 
 /// What the loss is, and so what a reduced gradient means.
 enum class GradientReduction {
-  sum,        ///< the sum over the ranks; whoever needs another scale applies it
-  mean,       ///< the mean over the ranks that are reduced over
-  per_token,  ///< the sum, divided by the tokens of all ranks; of a loss that is a sum over tokens
+  sum,        ///< the sum over the ranks; the caller applies any other scale
+  mean,       ///< the mean over the ranks of the reduction
+  per_token,  ///< for a loss that is a sum over tokens: the sum, divided by the tokens of all ranks
 };
 
 /// "sum", "mean", "per-token"
@@ -28,16 +28,16 @@ struct GradientSynchronizerOptions {
   /// The ranks whose tokens make up the batch: of all axes that split samples or sequences. For
   /// per_token only, and necessary there.
   std::optional<ProcessGroup> token_group = {};
-  /// What a parameter lacks of its gradients, in some micro-batches or in all, counts as zeros when
-  /// wait() is called. Otherwise it throws. wait() still throws in a step of which some backwards
-  /// came, but fewer than required; one that reaches no parameter of a bucket is not seen to come.
+  /// Gradients that a parameter lacks, in some or all micro-batches, count as zeros when wait() is
+  /// called. Otherwise wait() throws. It still throws if some backwards of a step ran, but fewer
+  /// than required; a backward that reaches no parameter of a bucket does not count there.
   bool allow_unused_parameters = false;
 };
 
-/// Data parallelism for parameters that say where they lie: no module, no wrapper. Looks at the
-/// placements of each parameter to see which axes of its mesh need a reduction, and reduces the
-/// gradients bucket by bucket inside the backward of the last micro-batch (on CUDA on a stream of
-/// its own). After d9d's class of this name.
+/// Data parallelism for parameters with placements on a mesh: no module, no wrapper. It derives
+/// from the placements of each parameter which axes of its mesh need a reduction, and reduces the
+/// gradients bucket by bucket inside the backward of the last micro-batch (on CUDA on a separate
+/// stream). Modelled on d9d's class of this name.
 ///
 ///     GradientSynchronizer sync({parameters}, /*bucket_size_mb=*/32, /*require_accumulations=*/2);
 ///     sync.bind();
@@ -48,12 +48,12 @@ struct GradientSynchronizerOptions {
 ///       sync.zero_grad();
 ///     }
 ///
-/// The gradient of a DTensor parameter is taken to be a term of the sum over all axes on which the
-/// parameter is replicated, except MeshParameter::complete_axes; nothing is sent over the others.
-/// That of a described module is what its description says: see mesh_parameters().
-/// Several axes are one group, hence one all-reduce. A parameter with no axis to reduce over, and a
-/// plain one, is local: it gets no buffer and is not counted, and its gradient is undefined until
-/// backward makes one.
+/// The gradient of a DTensor parameter is assumed to be one term of the sum over all axes on which
+/// the parameter is replicated, except MeshParameter::complete_axes; nothing is communicated over
+/// the other axes. For a described module the descriptions decide: see mesh_parameters(). Several
+/// axes form one group, so there is one all-reduce. A parameter with no axis to reduce over, or a
+/// plain tensor, is local: it gets no buffer and is not counted, and its gradient is undefined
+/// until backward creates one.
 ///
 /// Buckets hold parameters of one parameter group, device, gradient dtype and group of ranks, in
 /// reverse order. A bucket is one flat piece of memory of at most `bucket_size_mb`, counted as
@@ -63,14 +63,16 @@ struct GradientSynchronizerOptions {
 /// parameters of all ranks: bind() compares them.
 ///
 /// Misuse throws UsageError with names and counts, and the ranks that would wait for this one are
-/// told: a backward too many, a gradient that was replaced after the last one, a parameter without
-/// a gradient while others have all of theirs. A wait() before any parameter has all of its
-/// gradients throws too, but ends nothing: the missing backwards may still come.
+/// notified. Misuse is: one backward too many, a gradient that was replaced after the last
+/// backward, a parameter without a gradient while others have all of theirs. A wait() before any
+/// parameter has all of its gradients also throws, but the step can continue: the missing backwards
+/// may still run.
 ///
-/// Between two micro-batches a gradient is the caller's, as in plain autograd: the next backward
-/// adds to what param.grad() is then, also to another tensor, whose value is copied into the
-/// bucket. From undefined it begins anew, so that what was accumulated before is gone. A gradient
-/// that is undefined when wait() is called gets its view back, with what was accumulated.
+/// Between two micro-batches a gradient belongs to the caller, as in plain autograd: the next
+/// backward adds to the current param.grad(), even if that is another tensor, whose value is then
+/// copied into the bucket. If param.grad() was made undefined, accumulation starts again from zero.
+/// A gradient that is undefined when wait() is called gets its view back, with what was
+/// accumulated.
 class GradientSynchronizer {
  public:
   /// `param_groups`: those of the optimizer. `bucket_size_mb`: in MiB. `require_accumulations`:

@@ -35,20 +35,22 @@ struct ReducerOptions {
   /// Whether buckets are filled anew before the second iteration. Never with
   /// find_unused_parameters, unless the graph is static.
   bool rebuild_buckets = true;
-  /// Parameters may lack a gradient, others on each rank and in each iteration. One counts as used
-  /// if a backward on any rank has given it a gradient since the reduction before, inside no_sync()
-  /// too; one that is not keeps the gradient that it had. Costs a walk over the graph and an
-  /// all-reduce of 4 bytes a parameter in each iteration.
+  /// Parameters may lack a gradient, and different ones on each rank and in each iteration. A
+  /// parameter counts as used if a backward on any rank has given it a gradient since the previous
+  /// reduction, inside no_sync() too. An unused parameter keeps its previous gradient. Costs a
+  /// traversal of the graph and an all-reduce of 4 bytes per parameter in each iteration.
   bool find_unused_parameters = false;
   /// With find_unused_parameters: buckets whose parameters no rank has used are not reduced. The
   /// ranks agree on them in prepare_for_backward(), which costs one more all-reduce.
   bool skip_all_reduce_unused_params = false;
-  /// Every iteration gives each parameter its gradient as often as the first one did. Takes what
-  /// the walk over the graph cannot see: recomputation that runs a backward of its own, parameters
-  /// used in several of them, parameters that are never used. The first iteration does not overlap.
-  /// Which parameters are used is settled by its end, backwards inside no_sync() included.
+  /// Promises that every iteration gives each parameter its gradient as often as the first
+  /// iteration did. Supports what the traversal of the graph cannot see: recomputation that runs
+  /// its own backward, parameters used in several such backwards, parameters that are never used.
+  /// The first iteration does not overlap. The set of used parameters is fixed at its end,
+  /// including backwards inside no_sync().
   bool static_graph = false;
-  /// Gradients are views of the buckets once they were there; otherwise they are copied in and out.
+  /// Gradients become views of the buckets after their first reduction; otherwise they are copied
+  /// to and from the buckets.
   bool gradient_as_bucket_view = true;
   /// Names of parameters with sparse gradients (embeddings with sparse = true). Each is reduced
   /// alone. On the CPU only.
@@ -70,11 +72,11 @@ struct ReducerJoinOptions {
   bool throw_on_early_termination = false;
 };
 
-/// Averages the gradients of data-parallel ranks bucket by bucket while backward still runs: the
-/// life of an iteration is that of PyTorch's c10d::Reducer, on the buffers and collectives of
-/// DistributedDataParallel. Parameters stay where they are. For loops in which what is used changes
-/// from step to step, with communication hooks, sparse gradients or uneven inputs; otherwise
-/// DistributedDataParallel costs less.
+/// Averages the gradients of data-parallel ranks bucket by bucket while backward is still running.
+/// An iteration works as with PyTorch's c10d::Reducer, on the buffers and collectives of
+/// DistributedDataParallel. Parameters stay where they are. Use it for loops in which the used
+/// parameters change from step to step, or with communication hooks, sparse gradients or uneven
+/// inputs; otherwise DistributedDataParallel costs less.
 ///
 ///     Reducer reducer(model, state.group(GroupKind::dp_cp));
 ///     for (...) {
@@ -86,9 +88,9 @@ struct ReducerJoinOptions {
 ///       optimizer.step();
 ///     }
 ///
-/// Several forwards before their backwards are fine: each backward that was prepared is reduced. A
-/// backward that was not prepared throws, unless it runs inside no_sync(). A gradient onto an
-/// averaged one is averaged right.
+/// Several forwards may come before their backwards: each backward that was prepared is reduced. A
+/// backward that was not prepared throws, unless it runs inside no_sync(). A gradient that is
+/// accumulated onto an averaged one is averaged correctly.
 ///
 /// A backward that misses parameters leaves the iteration open, because the next one may bring
 /// them; finalize_backward(), or else the next prepare_for_forward(), throws UsageError with their
@@ -121,16 +123,18 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  /// Before the forward of every iteration that is reduced. Throws if the iteration before is open.
-  /// Before the second one all ranks agree on new buckets. Does nothing inside no_sync().
+  /// Call it before the forward of every iteration that is reduced. Throws if the previous
+  /// iteration is still open. Before the second iteration all ranks agree on new buckets. Does
+  /// nothing inside no_sync().
   void prepare_for_forward();
-  /// After the forward and before its backward. `outputs`: all from which backward will start, or
-  /// that the loss is computed from; find_unused_parameters needs them, and without them (empty)
-  /// finds out only when backward has ended. Does nothing inside no_sync().
+  /// Call it after the forward and before its backward. `outputs`: all tensors from which backward
+  /// will start, or from which the loss is computed. find_unused_parameters needs them; without
+  /// them (empty) it finds unused parameters only when backward has ended. Does nothing inside
+  /// no_sync().
   void prepare_for_backward(const std::vector<at::Tensor>& outputs = {});
-  /// Throws if the iteration is open, with the names of the parameters that are missing, or if no
-  /// backward has reached any since the last call, or the last forward, though one is prepared.
-  /// Backward itself finishes the iteration when all are there.
+  /// Throws if the iteration is open, with the names of the parameters whose gradients are missing.
+  /// Also throws if a backward is prepared, but none has reached any parameter since the last call
+  /// or the last forward. Backward itself finishes the iteration when all gradients have arrived.
   void finalize_backward();
 
   /// While the guard lives gradients are accumulated and nothing is reduced. Guards nest.
@@ -153,11 +157,12 @@ class Reducer {
   /// Where the ranks have other rows the sums do not meet, and the all-reduce fails at the timeout.
   void set_sparse_metadata(std::map<std::string, at::Tensor> rows);
 
-  /// Runs `iterations`, which may be fewer on some ranks. A rank that is through adds zeros to the
-  /// reductions of the others until all are; then all get the parameters of the last rank of those
-  /// that made the most iterations. Gradients of a rank that waits have no meaning. Nothing but
-  /// this Reducer may communicate inside, and prepare_for_forward() is inside no_sync() wherever
-  /// its backward is. Every rank throws CommunicationError where the ranks give other options.
+  /// Runs `iterations`; some ranks may run fewer than others. A rank that has finished adds zeros
+  /// to the reductions of the others until all have finished. Then all ranks get the parameters of
+  /// the last rank among those that ran the most iterations. The gradients of a waiting rank have
+  /// no meaning. Nothing but this Reducer may communicate inside, and prepare_for_forward() must be
+  /// inside no_sync() if its backward is. If the ranks pass different options, every rank throws
+  /// CommunicationError.
   void join(const std::function<void()>& iterations, const ReducerJoinOptions& options = {});
 
   /// Gives all ranks the parameters and module buffers of the rank at position `source`.

@@ -4,9 +4,9 @@
 
 /// Loss scaling for fp16: the loss is multiplied by a large factor so that small gradients do not
 /// become zero, and the gradients are divided by it again. The scalers themselves are plain
-/// arithmetic; found_inf() of unscale_grads.h looks at the gradients. Every rank holds
-/// its own scaler, and gets the same answers of found_inf(). Optimizer has a scaler inside (see
-/// Optimizer::loss_scale()). With an update of your own:
+/// arithmetic; found_inf() of unscale_grads.h examines the gradients. Every rank has its own scaler
+/// and gets the same result of found_inf(). Optimizer contains a scaler (see
+/// Optimizer::loss_scale()). With your own update:
 ///
 ///     (scaler.scale() * loss).backward();
 ///     finalize_model_grads(...);

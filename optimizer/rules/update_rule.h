@@ -43,9 +43,9 @@ struct UpdateRange {
   void write_weights(const at::Tensor& value) const;
 };
 
-/// How parameters follow from their gradients. Derive from it for a rule that optimizer.optimizer
-/// does not have, and give it to Optimizer: state, master weights, clipping, the loss scale,
-/// groups, shards and checkpoints are the optimizer's business.
+/// How parameters are updated from their gradients. To write your own rule, derive from this class
+/// and pass the rule to Optimizer. The optimizer handles state, master weights, clipping, the loss
+/// scale, groups, shards and checkpoints.
 ///
 ///     struct SignDescent : lockstep::UpdateRule {
 ///       SignDescent() : UpdateRule({.name = "sign_descent"}) {}
@@ -68,17 +68,19 @@ class UpdateRule {
 
   const UpdateStatement& statement() const { return statement_; }
 
-  /// Updates weights, copy and state of the segments. Called without autograd, once in a step for
-  /// each range of memory and each group of parameters there, or with UpdateUnit::matrix for each
-  /// parameter; which ranges those are depends on ranks and buckets. On the CPU it is not called
-  /// for a step that is left out; elsewhere it decides by control[1]. What it throws on one rank
-  /// ends the job's groups: the others raise CommunicationError with its text, in this step where
-  /// it still communicates (shards, matrices that are cut), else in their next collective.
+  /// Updates weights, copy and state of the segments. It is called without autograd, once per step
+  /// for each range of memory and each parameter group in it, or with UpdateUnit::matrix once for
+  /// each parameter. The ranges depend on ranks and buckets. On the CPU it is not called for a
+  /// skipped step; on a device it must decide by control[1], as write() does. An exception on one
+  /// rank ends the job's groups: the other ranks raise CommunicationError with its text, in this
+  /// step if it still communicates (shards, matrices that are cut), otherwise in their next
+  /// collective.
   virtual void update(const UpdateRange& range) const = 0;
 
   /// The numbers of update() that change from step to step, for a step that is recorded once and
-  /// launched many times. There `range.control` has them from element 2 on, while learning_rate,
-  /// weight_decay and step are those of the recording. Empty: the rule cannot be recorded.
+  /// launched many times. `range.control` then contains them from element 2 on, while
+  /// learning_rate, weight_decay and step keep the values of the recording. Empty: the rule cannot
+  /// be recorded.
   virtual std::vector<double> step_numbers(double /*learning_rate*/, double /*weight_decay*/,
                                            int64_t /*step*/) const {
     return {};

@@ -41,7 +41,7 @@ class ProcessGroup {
   /// nullptr for a group of one rank.
   c10d::ProcessGroup* c10d_group() const;
 
-  /// For the collectives of this room.
+  /// For the functions of collectives.h.
   const std::shared_ptr<const State>& shared_state() const { return state_; }
 
  private:

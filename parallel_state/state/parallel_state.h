@@ -29,77 +29,77 @@ namespace lockstep {
 struct BackendSpec;
 class StepClock;
 
-/// Makes the c10d backend of a group in place of Gloo or NCCL. For tests and tools.
+/// Creates the c10d backend of a group instead of Gloo or NCCL. For tests and tools.
 using BackendFactory = std::function<c10::intrusive_ptr<c10d::Backend>(const BackendSpec&)>;
 
-/// The same for tensors on a device with streams, whose operations wait() makes a stream wait for.
+/// The same for tensors on a device with streams; there wait() makes the current stream wait.
 using DeviceBackendFactory =
     std::function<c10::intrusive_ptr<c10d::Backend>(const BackendSpec&, c10::Device)>;
 
-/// How a ParallelState is made.
+/// Options of a ParallelState.
 struct ParallelStateOptions {
-  /// Sizes of the axes. world_size is taken from the launch environment where there is one.
+  /// Sizes of the axes. world_size is taken from the launch environment if there is one.
   ParallelSizes sizes = {};
   /// Where tensors live: the CPU (Gloo), or one CUDA device (NCCL, and Gloo for host data), which
   /// becomes the current one of the thread that constructs ParallelState. Other threads that use
   /// the library make it current themselves, as c10::DeviceGuard does.
   c10::Device device = c10::kCPU;
-  /// Time after which a communication that does not end fails.
+  /// Timeout after which an unfinished communication fails.
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
   /// All ranks run on one host: Gloo then listens on the loopback interface alone.
   bool single_host = true;
-  /// Tells this run apart from others that use the same store. Taken from the launch environment
-  /// where there is one.
+  /// Distinguishes this run from others that use the same store. Taken from the launch environment
+  /// if there is one.
   std::string run_id = {};
-  /// What must be the same on all ranks beside world size, sizes and code build, which are compared
-  /// in any case: fields of a configuration, a fingerprint of a layout. In the same order on all.
+  /// What else must be the same on all ranks, such as fields of a configuration or a fingerprint of
+  /// a layout. World size, sizes and code build are always compared. In the same order on all
+  /// ranks.
   std::vector<AnnouncedField> announcement = {};
   /// Options of the groups of a kind.
   std::map<GroupKind, GroupOptions> group_options = {};
-  /// Communicators of their own for ParallelState::all_gather_group().
+  /// Use separate communicators for ParallelState::all_gather_group().
   bool create_all_gather_groups = false;
-  /// Asked now and then until all ranks have met: why they never will, as far as a launcher says
-  /// so; construction then fails with it. Unset: nobody says so.
+  /// Called repeatedly until all ranks have met: returns why they never will, if a launcher knows.
+  /// Construction then fails with that message. Unset: not asked.
   std::function<std::optional<std::string>()> meeting_obstacle = {};
-  /// Of tensors on the CPU. Unset: Gloo.
+  /// For tensors on the CPU. Unset: Gloo.
   BackendFactory backend_factory = {};
-  /// Of tensors on `device`. Unset: NCCL for CUDA; a device of another type needs one.
+  /// For tensors on `device`. Unset: NCCL for CUDA; required for a device of another type.
   DeviceBackendFactory device_backend_factory = {};
   /// Is called with every collective. For tests and tools.
   CollectiveObserver observer = {};
 };
 
-/// Who talks to whom: this process's (or thread's) place in the grid of ranks, and its groups. A
-/// value that is passed to whatever needs it: nothing is global, so one process can hold several
-/// ranks. Copies share the groups. The last copy must go before the process ends.
+/// The position of this process (or thread) in the grid of ranks, and its groups. It is a value
+/// that you pass to whatever needs it: nothing is global, so one process can hold several ranks.
+/// Copies share the groups. The last copy must be destroyed before the process ends.
 ///
-/// Construction meets all ranks. They compare what each announces, before any group is made, and
-/// every rank throws the same error if they differ: ConfigError with the first field that differs;
-/// CommunicationError with the ranks that did not come within the timeout, or with the two
-/// processes that claim one rank.
+/// The constructor waits for all ranks. They compare their announcements before any group is
+/// created. If these differ, every rank throws the same error: ConfigError with the first field
+/// that differs. CommunicationError names the ranks that did not come within the timeout, or the
+/// two processes that claim one rank.
 ///
-/// No call waits longer than about the timeout for ranks that have stopped, died or lost their
-/// network, and the error begins with the rank where that can be known, the one that serves the
-/// store included. A thread looks for failures and shows that this rank is alive, four times a
-/// second.
+/// No call waits much longer than the timeout for ranks that hang, died or lost their network. The
+/// error begins with that rank if it is known; this includes the rank that serves the store. A
+/// thread checks for failures and signals that this rank is alive, four times a second.
 ///
-/// When the last copy goes, the rank checks out. Rank 0, where it serves the store, waits for the
-/// others to do so, for 5 s at most, 2 s after a failure, 10 s after a refusal; no rank can make a
-/// group or learn of a failure after that. Once all ranks have checked out they can meet again,
-/// with a new ParallelState on each of them; as long as one has not, the others wait for it.
+/// When the last copy is destroyed, the rank checks out. If rank 0 serves the store, it waits for
+/// the others to check out, for at most 5 s, 2 s after a failure, 10 s after a refusal. After that
+/// no rank can create a group or learn of a failure. Once all ranks have checked out they can meet
+/// again, with a new ParallelState on each of them; until then they wait for the remaining ones.
 ///
-/// Where SIGPIPE has its default action, the first group of several ranks sets it to be ignored, so
-/// that the death of a peer is an error and not the end of the process.
+/// If SIGPIPE has its default action, the first group of several ranks ignores it, so that the
+/// death of a peer is an error and does not end the process.
 class ParallelState {
  public:
   /// One process without peers, on `device`.
   static ParallelState single_process(c10::Device device = c10::kCPU);
 
-  /// Rank `rank` of a world that is not there, on the CPU. Nothing is sent and nobody is waited
-  /// for; every collective is answered at once as if all ranks had sent what this one sends (a sum
-  /// is the size of the group times the input, a gather repeats it), and a message is received as
-  /// zeros. `observer` sees every call. So one process can see what any rank of any world would
-  /// communicate; see verify_collectives(). ConfigError as for a real rank.
+  /// Rank `rank` of a world that does not exist, on the CPU. Nothing is sent and nothing waits.
+  /// Every collective completes at once as if all ranks had sent the same input as this one (a sum
+  /// is the size of the group times the input, a gather repeats it), and received messages are
+  /// zeros. `observer` sees every call. So one process can find out what any rank of any world
+  /// would communicate; see verify_collectives(). ConfigError as for a real rank.
   static ParallelState planning_rank(const ParallelSizes& sizes, int64_t rank,
                                      CollectiveObserver observer = {});
 
@@ -120,8 +120,8 @@ class ParallelState {
   /// The grid: sizes of the axes and the ranks of every group.
   const RankGrids& grids() const;
 
-  /// This rank's group of a kind, connected at the first call, once; all its members must make that
-  /// call, and calls for groups that share ranks come in the same order on all of them. Kinds with
+  /// This rank's group of a kind. The first call connects it: all its members must make that call,
+  /// and calls for groups that share ranks must come in the same order on all of them. Kinds with
   /// the same ranks share one communicator, unless their options differ. Throws UsageError if this
   /// rank is in no group of the kind.
   ProcessGroup group(GroupKind kind) const;
@@ -148,11 +148,12 @@ class ParallelState {
   /// for other ranks counts as StepPart::communication.
   const std::shared_ptr<StepClock>& step_clock() const;
 
-  /// Compares what the ranks have done so far in every group that is connected: operation, label,
-  /// number of elements and dtype of each collective. Finds what a backend lets pass with wrong
-  /// numbers, such as a rank that left out one of two collectives of the same size. Every rank must
-  /// call it at the same point, with the same groups connected; it costs one all-gather of 16 bytes
-  /// a group. CommunicationError, on every rank of the group, says which rank did what instead.
+  /// Compares what the ranks have done so far in every connected group: operation, label, number of
+  /// elements and dtype of each collective. It finds mismatches that a backend does not detect and
+  /// that give wrong numbers, such as a rank that skipped one of two collectives of the same size.
+  /// Every rank must call it at the same point, with the same groups connected. It costs one
+  /// all-gather of 16 bytes per group. CommunicationError, on every rank of the group, says which
+  /// rank did something else, and what.
   void check_in_step() const;
 
   /// Where a launcher serves the store of the ranks (torchrun does) and has ended: "the launcher's

@@ -16,7 +16,7 @@
 #include "lockstep/optimizer/param_groups.h"
 #include "lockstep/optimizer/update_rule.h"
 
-/// What the checks of this library run: a model of one's own, its loss, and how they are trained.
+/// What the checks of this library run: your model, its loss, and how they are trained.
 namespace lockstep::testing {
 
 /// What a rank needs for the forward of one micro-batch.
@@ -38,17 +38,16 @@ using MakeModule = std::function<std::shared_ptr<torch::nn::Module>(const Parall
 /// micro-batches.
 using StageLoss = std::function<at::Tensor(torch::nn::Module&, const StageInput&)>;
 
-/// What stands in for finalize_model_grads(). `num_tokens` is to be handed on; unset without
-/// per-token scaling.
+/// Replaces finalize_model_grads(). It must pass `num_tokens` on, which is unset without per-token
+/// scaling.
 using FinalizeStep = std::function<void(torch::nn::Module&, DistributedDataParallel&,
                                         const std::optional<at::Tensor>& num_tokens)>;
 
-/// SGD without momentum and clipping: what the gradients do to the weights shows without an
-/// amplification of rounding.
+/// SGD without momentum and clipping, which does not amplify rounding errors of the gradients.
 OptimizerConfig plain_sgd();
 
 struct CheckOptions {
-  int64_t steps = 2;  ///< of training; one finds what the first gradients show
+  int64_t steps = 2;  ///< of training; one step already shows errors of the first gradients
   int64_t microbatches = 2;
   /// Of losses and gradients, relative to the largest of the model's; weights get 100 times that.
   double tolerance = 1e-12;
