@@ -20,7 +20,7 @@ struct BestArguments {
   std::string config_path, machine_path;
   std::vector<std::string> overrides;
   LayoutSearchOptions options;
-  double memory_gb = 0;
+  double memory_gib = 0;
   bool json = false;
 };
 
@@ -66,15 +66,15 @@ std::string set_line(const std::vector<std::string>& overrides) {
 }
 
 void write_best_json(const LayoutSearch& search) {
-  nlohmann::ordered_json json = {{"looked_at", search.looked_at},
+  nlohmann::ordered_json json = {{"candidates", search.looked_at},
                                  {"legal", search.legal},
                                  {"too_large", search.too_large},
                                  {"simulated", search.simulated},
                                  {"search_seconds", search.search_s},
-                                 {"layouts", nlohmann::ordered_json::array()},
+                                 {"best", nlohmann::ordered_json::array()},
                                  {"refused", nlohmann::ordered_json::array()}};
   for (const SimulatedLayout& layout : search.best)
-    json["layouts"].push_back({{"step_ms", 1e3 * layout.time.step_s},
+    json["best"].push_back({{"step_ms", 1e3 * layout.time.step_s},
                                {"estimated_ms", 1e3 * layout.estimated_s},
                                {"peak_bytes", layout.peak_bytes},
                                {"parts_ms", parts_of(layout.time)},
@@ -85,15 +85,15 @@ void write_best_json(const LayoutSearch& search) {
 }
 
 void write_best_text(const LayoutSearch& search, const Machine& machine) {
-  std::cout << fmt::format("{} looked at, {} legal, {} too large, {} simulated on {}\n",
-                           counted(search.looked_at, "combination"), search.legal, search.too_large,
+  std::cout << fmt::format("{}, {} legal, {} too large, {} simulated on {}\n",
+                           counted(search.looked_at, "candidate"), search.legal, search.too_large,
                            search.simulated, machine.name);
   for (size_t i = 0; i < search.best.size(); ++i) {
     const SimulatedLayout& layout = search.best[i];
     const std::string loss = loss_of(layout, search.best.front());
     std::cout << fmt::format(
-        "\n{:>2}. {:.2f} ms a step, {:.2f} GB; beside compute most: {}{}\n    {}\n", i + 1,
-        1e3 * layout.time.step_s, static_cast<double>(layout.peak_bytes) / 1e9, limit_of(layout),
+        "\n{:>2}. {:.2f} ms a step, {:.2f} GiB; beside compute most: {}{}\n    {}\n", i + 1,
+        1e3 * layout.time.step_s, static_cast<double>(layout.peak_bytes) / 0x1p30, limit_of(layout),
         loss.empty() ? "" : fmt::format("; against the best: {}", loss),
         layout.overrides.empty() ? "as configured" : set_line(layout.overrides));
   }
@@ -112,7 +112,7 @@ void plan_best(const CLI::App& command, BestArguments& arguments) {
     return load_config(arguments.config_path, overrides);
   };
   load({});  // an error in it is not about a layout
-  arguments.options.memory_bytes = 1e9 * arguments.memory_gb;
+  arguments.options.memory_bytes = 0x1p30 * arguments.memory_gib;
   arguments.options.progress = [](const std::string& overrides) {
     std::cerr << "simulating " << (overrides.empty() ? "the configuration" : overrides) << "\n";
   };
@@ -128,8 +128,8 @@ void plan_best(const CLI::App& command, BestArguments& arguments) {
     write_best_text(search, machine);
   flush_output(command);
   if (search.best.empty())
-    throw ExitStatus{1, fmt::format("no layout of {} ranks fits {} GB: {} legal, {} too large",
-                                    arguments.options.space.world_size, arguments.memory_gb,
+    throw ExitStatus{1, fmt::format("no layout of {} ranks fits {} GiB: {} legal, {} too large",
+                                    arguments.options.space.world_size, arguments.memory_gib,
                                     search.legal, search.too_large)};
 }
 
@@ -143,8 +143,8 @@ constexpr const char* kBestFooter =
     "must be set and is not changed.\n"
     "Do not set fields in CONFIG that a layout would have to unset: virtual pipeline stages, "
     "model.recompute_num_layers, a split of the layers.\n"
-    "JSON: looked_at, legal, too_large, simulated, search_seconds (before simulation); layouts, "
-    "the fastest first (step_ms, estimated_ms, peak_bytes, parts_ms, set); refused (set, reason).";
+    "JSON: candidates, legal, too_large, simulated, search_seconds (before simulation); best, the "
+    "fastest first (step_ms, estimated_ms, peak_bytes, parts_ms, set); refused (set, reason).";
 
 }  // namespace
 
@@ -156,8 +156,8 @@ void add_plan_best_command(CLI::App& plan) {
   add_config_options(*command, arguments->config_path, arguments->overrides);
   add_machine_options(*command, options.space.world_size, arguments->machine_path);
   command
-      ->add_option("--memory", arguments->memory_gb, "Memory of a device, in units of 10^9 bytes")
-      ->type_name("GB")
+      ->add_option("--memory", arguments->memory_gib, "Memory of a device, in units of 2^30 bytes")
+      ->type_name("GIB")
       ->required()
       ->check(CLI::PositiveNumber);
   command->add_option("--simulate", options.num_simulated, "Maximum number of layouts to simulate")

@@ -23,8 +23,8 @@ struct SequenceChunk {
 
   static SequenceChunk of(const ParallelContext& context);
 
-  /// Positions of the chunk's `rows` tokens: [rows] of int64. Undefined where those of `tokens` are:
-  /// then the first is index * rows, and the others follow.
+  /// Positions of the chunk's `rows` tokens: [rows] of int64. Undefined where those of `tokens`
+  /// are: then the first is index * rows, and the others follow.
   at::Tensor positions(const TokenPositions& tokens, int64_t rows, c10::Device device) const;
 };
 

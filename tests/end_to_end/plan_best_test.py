@@ -30,9 +30,9 @@ class PlanBest(EndToEnd):
 
     def test_what_is_listed_is_what_the_other_commands_say(self):
         answer = self.best("--simulate", 6)
-        self.assertEqual(list(answer), ["looked_at", "legal", "too_large", "simulated",
-                                        "search_seconds", "layouts", "refused"])
-        layouts = answer["layouts"]
+        self.assertEqual(list(answer), ["candidates", "legal", "too_large", "simulated",
+                                        "search_seconds", "best", "refused"])
+        layouts = answer["best"]
         self.assertGreater(len(layouts), 3)
         self.assertEqual(answer["refused"], [])
         times = [layout["step_ms"] for layout in layouts]
@@ -46,7 +46,7 @@ class PlanBest(EndToEnd):
                 self.assertTrue(self.ask("verify", layout["set"])["ok"])
 
     def test_the_best_trains(self):
-        best = self.best("--simulate", 2)["layouts"][0]
+        best = self.best("--simulate", 2)["best"][0]
         result = run(LOCKSTEP, "launch", "-n", 4, "--starter", "own", "--", "train", TINY, *COMMON,
                      *set_options(best["set"]), "--set", "train.train_iters=2", "--set",
                      "train.eval_iters=0", "--set", "optimizer.lr_warmup_iters=0", "--set",
@@ -55,14 +55,14 @@ class PlanBest(EndToEnd):
 
     def test_memory_prunes(self):
         all_of_it = self.best("--simulate", 3)
-        most = max(layout["peak_bytes"] for layout in all_of_it["layouts"])
-        little = 0.5 * most / 1e9
-        for layout in self.best("--simulate", 3, memory=little)["layouts"]:
+        most = max(layout["peak_bytes"] for layout in all_of_it["best"])
+        little = 0.5 * most / 2**30
+        for layout in self.best("--simulate", 3, memory=little)["best"]:
             self.assertLessEqual(layout["peak_bytes"], 0.5 * most)
 
     def test_fields_stay(self):
         field = "parallel.pipeline_model_parallel_size"
-        for layout in self.best("--simulate", 3, "--set", f"{field}=2", "--keep", field)["layouts"]:
+        for layout in self.best("--simulate", 3, "--set", f"{field}=2", "--keep", field)["best"]:
             self.assertFalse([one for one in layout["set"] if one.startswith(field)], layout["set"])
 
     def test_text(self):
@@ -71,12 +71,12 @@ class PlanBest(EndToEnd):
         self.assertEqual(result.returncode, 0, result.stderr.decode())
         text = result.stdout.decode()
         self.assertIn(" legal, ", text)
-        self.assertRegex(text, r" 1\. [0-9.]+ ms a step, [0-9.]+ GB; beside compute most: ")
+        self.assertRegex(text, r" 1\. [0-9.]+ ms a step, [0-9.]+ GiB; beside compute most: ")
         self.assertIn("simulating", result.stderr.decode())
 
     def test_what_is_refused(self):
         for arguments, status, told in (
-                (("--memory", "0.001"), 1, "no layout of 2 ranks fits 0.001 GB"),
+                (("--memory", "0.001"), 1, "no layout of 2 ranks fits 0.001 GiB"),
                 (("--memory", "0"), 2, "--memory"),
                 (("--memory", "1", "--keep", "model.num_layers"), 2,
                  'field to keep: found "model.num_layers", allowed: parallel.'),
