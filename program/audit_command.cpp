@@ -19,9 +19,9 @@ constexpr int64_t kMostBytes = int64_t{1} << 32;
 /// A or B on the command line.
 struct Side {
   const char* name;
-  std::string what;
-  std::vector<std::string> overrides;
-  std::optional<int64_t> world_size;
+  std::string what = {};
+  std::vector<std::string> overrides = {};
+  std::optional<int64_t> world_size = {};
 };
 
 struct DiffArguments {

@@ -75,10 +75,10 @@ void write_best_json(const LayoutSearch& search) {
                                  {"refused", nlohmann::ordered_json::array()}};
   for (const SimulatedLayout& layout : search.best)
     json["best"].push_back({{"step_ms", 1e3 * layout.time.step_s},
-                               {"estimated_ms", 1e3 * layout.estimated_s},
-                               {"peak_bytes", layout.peak_bytes},
-                               {"parts_ms", parts_of(layout.time)},
-                               {"set", layout.overrides}});
+                            {"estimated_ms", 1e3 * layout.estimated_s},
+                            {"peak_bytes", layout.peak_bytes},
+                            {"parts_ms", parts_of(layout.time)},
+                            {"set", layout.overrides}});
   for (const RefusedLayout& layout : search.refused)
     json["refused"].push_back({{"set", layout.overrides}, {"reason", layout.reason}});
   std::cout << json.dump() << "\n";

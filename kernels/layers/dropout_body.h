@@ -33,7 +33,9 @@ LOCKSTEP_LANE RowCounter counter_of(const DropoutRows<T>& a, int64_t row) {
 /// Philox4x32-10 of block `block` of a row.
 LOCKSTEP_LANE PhiloxBlock philox_block(uint32_t block, RowCounter row, uint32_t k0, uint32_t k1) {
   uint32_t c0 = block, c1 = row.position, c2 = row.sample, c3 = row.rest;
+#ifndef __CUDACC__  // nvcc unrolls it by itself
 #pragma GCC unroll 10
+#endif
   for (int round = 0; round < 10; ++round) {
     const uint64_t a = uint64_t{0xD2511F53} * c0, b = uint64_t{0xCD9E8D57} * c2;
     c0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0;

@@ -58,8 +58,8 @@ inline std::vector<std::string> real_calls(const CollectiveLog& log, int64_t ran
   return texts;
 }
 
-/// Two steps and a validation of `world` ranks call what is planned for each of them, in that order,
-/// and the plan ends.
+/// Two steps and a validation of `world` ranks call what is planned for each of them, in that
+/// order, and the plan ends.
 inline void expect_as_in_a_run(int64_t world, const Overrides& overrides) {
   SCOPED_TRACE(fmt::format("{} ranks, {}", world, fmt::join(overrides, " ")));
   const Config config = config_of(overrides);
