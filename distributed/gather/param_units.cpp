@@ -29,8 +29,14 @@ void ParamSync::begin_step() {
   const Busy busy(busy_);
   for (size_t i = 0; i < gathers_.size(); ++i)
     if (gathers_[i].held) free(i);
+  forget_uses();
   order_.begin_step();
   watch_this_thread();
+}
+
+void ParamSync::forget_uses() {
+  current_.reset();
+  switched_ = false;
 }
 
 void ParamSync::unshard() {
@@ -48,6 +54,7 @@ void ParamSync::reshard() {
   const Busy busy(busy_);
   if (!has_units()) return;
   for (size_t i = 0; i < gathers_.size(); ++i) free(i);
+  forget_uses();
   watch_this_thread();
 }
 

@@ -50,14 +50,24 @@ std::vector<int64_t> measured_peaks(const Config& config, int64_t world) {
   return peaks;
 }
 
-/// Planned / measured - 1 of the rank where they differ most.
+/// Planned / measured - 1 of the rank where they differ most. Capacity counts over the ranks of tp
+/// and cp, so the router decides which of them has how many rows of an expert: with experts the mean
+/// counts of the ranks that have the same plan.
 double largest_error(const Config& config, int64_t world) {
   const JobProgram job = record_job(config, world);
   const std::vector<int64_t> measured = measured_peaks(config, world);
+  std::vector<double> sums(job.programs.size()), counts(job.programs.size());
+  for (size_t rank = 0; rank < measured.size(); ++rank) {
+    sums[job.program_of[rank]] += static_cast<double>(measured[rank]);
+    counts[job.program_of[rank]] += 1;
+  }
   double largest = 0;
   for (size_t rank = 0; rank < measured.size(); ++rank) {
-    const auto planned = static_cast<double>(job.programs[job.program_of[rank]].peak_bytes);
-    const double error = planned / static_cast<double>(measured[rank]) - 1;
+    const size_t program = job.program_of[rank];
+    const auto planned = static_cast<double>(job.programs[program].peak_bytes);
+    const double found = config.model.num_experts ? sums[program] / counts[program]
+                                                  : static_cast<double>(measured[rank]);
+    const double error = planned / found - 1;
     if (std::abs(error) > std::abs(largest)) largest = error;
   }
   return largest;

@@ -73,6 +73,43 @@ TEST_F(ShardedTrainingTest, AllRanksDoTheSame) {
   }
 }
 
+/// Of four steps, between which each rank reads another weight, as in a save.
+std::vector<double> losses_with_reads(const Config& job, int64_t world) {
+  std::vector<double> losses;
+  RankThreadOptions options;
+  options.sizes = parallel_options(job, c10::kCPU).sizes;
+  options.timeout = std::chrono::seconds(20);
+  run_ranks(
+      world,
+      [&](const ParallelState& state) {
+        Trainer trainer(job, state);
+        std::vector<double> own;
+        for (int step = 0; step < 4; ++step) {
+          own.push_back(trainer.train_step().lm_loss);
+          const std::vector<StateTensor> weights = trainer.state(/*with_optimizer=*/false);
+          const auto count = static_cast<int64_t>(weights.size());
+          weights[static_cast<size_t>(state.rank() * count / world)].values.sum();
+        }
+        if (state.rank() == 0) losses = own;
+      },
+      options);
+  return losses;
+}
+
+TEST_F(ShardedTrainingTest, RanksMayReadDifferentWeightsBetweenSteps) {
+  for (const int64_t world : {2, 3, 4})
+    for (const int64_t layers : {1, 2, 3}) {
+      const Overrides model = {fmt::format("model.num_layers={}", layers),
+                               fmt::format("train.global_batch_size={}", 2 * world),
+                               "optimizer.clip_grad=0"};
+      const std::vector<double> expected =
+          losses_with_reads(config(with(model, kOptim), {}), world);
+      EXPECT_EQ(losses_with_reads(config(with(model, with(kParams, {kAhead})), {}), world),
+                expected)
+          << world << " ranks, " << layers << " layers";
+    }
+}
+
 TEST_F(ShardedTrainingTest, ARankHoldsWhatThePlanSays) {
   for (const auto& [world, microbatches, model, layout] :
        std::vector<std::tuple<int64_t, int64_t, Overrides, Overrides>>{
