@@ -68,8 +68,7 @@ __global__ void dropout_kernel(DropoutRows<T> a, int64_t num_rows) {
 
 template <bool kAdds, bool kPacks, class T>
 void launch_dropout(const DropoutRows<T>& a, int64_t num_rows) {
-  const int64_t turns =
-      kPacks ? a.width / kBlocksPack<T> : (a.first_channel % 4 + a.width + 3) / 4;
+  const int64_t turns = kPacks ? a.width / kBlocksPack<T> : (a.first_channel % 4 + a.width + 3) / 4;
   unsigned lanes = 1;
   while (lanes < kDropoutThreads && lanes < turns) lanes *= 2;
   const unsigned rows = kDropoutThreads / lanes;

@@ -17,8 +17,8 @@ LENGTH, STEPS = 32, 6
 # What torchao calls so, and the first steps whose losses are the same. Later the last bits of a sum
 # may round a value to the next number of 8 bits.
 RECIPES = {"none": ([], STEPS),
-           "tensorwise": (["train.fp8=hybrid", "train.fp8_recipe=tensorwise"], 4),
-           "rowwise": (["train.fp8=e4m3", "train.fp8_recipe=rowwise"], 4)}
+           "tensorwise": (["train.fp8=hybrid", "train.fp8_recipe=tensorwise"], 2),
+           "rowwise": (["train.fp8=e4m3", "train.fp8_recipe=rowwise"], 2)}
 TRAINED = ["train.precision=fp32", "train.micro_batch_size=1", "train.global_batch_size=1",
            "train.eval_iters=0", "data.split=1,0", "optimizer.lr=0.003",
            "optimizer.lr_decay_style=constant", "optimizer.weight_decay=0",
