@@ -4,8 +4,8 @@
 
 Nothing here is measured, and no constant is fitted to a row. The published programs are not ours:
 theirs write the attention's weights to memory and drop some of them, ours runs fused attention
-without dropout. Both drop 0.1 of the layers' outputs. The column "with their attention" adds to a step what those weights cost on the
-machine's memory, see attention_ms().
+without dropout. Both drop 0.1 of the layers' outputs. The column "with their attention" adds to a
+step what those weights cost on the machine's memory, see attention_ms().
 """
 
 import argparse

@@ -16,8 +16,10 @@ void check_places(const at::Tensor& x, const RandomPlaces& places) {
   const at::Tensor &sample = places.sample_on_device, &positions = places.positions;
   require<UsageError>(!sample.defined() || (sample.scalar_type() == at::kLong &&
                                             sample.numel() == 1 && sample.device() == x.device()),
-                      "dropout: found a sample of another form, allowed: one int64 on {}",
-                      x.device().str());
+                      "dropout: found {} samples of {} on {}, allowed: 1 of Long on {}",
+                      sample.defined() ? sample.numel() : 0,
+                      sample.defined() ? at::toString(sample.scalar_type()) : "",
+                      sample.defined() ? sample.device().str() : "", x.device().str());
   require<UsageError>(!positions.defined() || (positions.scalar_type() == at::kLong &&
                                                positions.numel() == places.position.count &&
                                                positions.device() == x.device()),
@@ -43,11 +45,13 @@ at::Tensor dropout(const at::Tensor& x, const at::Tensor& residual, double proba
   require<UsageError>(probability >= 0 && probability < 1,
                       "dropout: found a share of {}, allowed: >= 0 and < 1", probability);
   require<UsageError>(
-      !residual.defined() || (residual.sizes() == x.sizes() && residual.dtype() == x.dtype()),
-      "dropout: found a residual [{}] of {}, allowed: [{}] of {}, as of the input",
+      !residual.defined() || (residual.sizes() == x.sizes() && residual.dtype() == x.dtype() &&
+                              residual.device() == x.device()),
+      "dropout: found a residual [{}] of {} on {}, allowed: [{}] of {} on {}, as of the input",
       residual.defined() ? fmt::to_string(fmt::join(residual.sizes(), ", ")) : "",
-      residual.defined() ? at::toString(residual.scalar_type()) : "", fmt::join(x.sizes(), ", "),
-      at::toString(x.scalar_type()));
+      residual.defined() ? at::toString(residual.scalar_type()) : "",
+      residual.defined() ? residual.device().str() : "", fmt::join(x.sizes(), ", "),
+      at::toString(x.scalar_type()), x.device().str());
   check_places(x, places);
   DropoutTensors t = {.x = x.contiguous(),
                       .residual = residual.defined() ? residual.contiguous() : residual,

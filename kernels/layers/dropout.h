@@ -20,9 +20,11 @@ struct RandomPlaces {
   RowAxis sample = {}, position = {}, lane = {};                 ///< the row's index of each
   int64_t first_sample = 0, first_position = 0, first_lane = 0;  ///< added to the index
   int64_t first_channel = 0;                                     ///< of each row, >= 0
-  at::Tensor sample_on_device = {};  ///< int64 [] in the place of first_sample; may be undefined
-  at::Tensor positions =
-      {};  ///< int64 [position.count]: the position of an index; may be undefined
+  /// int64 [], in the place of first_sample; may be undefined.
+  at::Tensor sample_on_device = {};
+  /// int64 [position.count], the position of each index in the place of first_position + index; may
+  /// be undefined.
+  at::Tensor positions = {};
 };
 
 /// Zeroes the share `probability`, in [0, 1), of the elements of `x` [..., channels], those whose

@@ -138,7 +138,12 @@ TEST(DropoutKernel, NamesWhatItDoesNotTake) {
       [&] {
         dropout(x, at::ones({2, 3}), 0.5, {});
       },
-      "dropout: found a residual [2, 3] of Float, allowed: [2, 4] of Float"));
+      "dropout: found a residual [2, 3] of Float on cpu, allowed: [2, 4] of Float on cpu"));
+  EXPECT_TRUE(throws_with<UsageError>(
+      [&] {
+        dropout(x, at::empty({2, 4}, at::kMeta), 0.5, {});
+      },
+      "dropout: found a residual [2, 4] of Float on meta, allowed: [2, 4] of Float on cpu"));
   EXPECT_TRUE(throws_with<UsageError>(
       [&] {
         dropout(x, {}, 0.5, {.position = {1, 2}, .positions = at::arange(3)});
@@ -146,7 +151,7 @@ TEST(DropoutKernel, NamesWhatItDoesNotTake) {
       "dropout: found 3 positions of Long on cpu, allowed: 2 of Long on cpu"));
   EXPECT_TRUE(throws_with<UsageError>(
       [&] { dropout(x, {}, 0.5, {.sample_on_device = at::ones({})}); },
-      "dropout: found a sample of another form, allowed: one int64 on cpu"));
+      "dropout: found 1 samples of Float on cpu, allowed: 1 of Long on cpu"));
 }
 
 }  // namespace

@@ -73,16 +73,22 @@ double largest_error(const Config& config, int64_t world) {
   return largest;
 }
 
+/// When threads of other ranks free depends on the machine's other work: 0.0102 was seen in the
+/// place of 0. So the best of three runs counts, and none may be far off.
 void expect_within(double most, int64_t world, const Overrides& overrides) {
-  const double error = largest_error(job_of(overrides), world);
+  constexpr double kFar = 0.02;
+  double error = largest_error(job_of(overrides), world);
+  for (int again = 0; again < 2 && std::abs(error) > most; ++again) {
+    EXPECT_LE(std::abs(error), kFar);
+    const double found = largest_error(job_of(overrides), world);
+    if (std::abs(found) < std::abs(error)) error = found;
+  }
   EXPECT_LE(std::abs(error), most)
       << error << " of " << world << " ranks, " << fmt::to_string(fmt::join(overrides, " "));
 }
 
 TEST(PlannedMemory, OfDenseModelsIsThatOfARun) {
   constexpr double kFew = 0.0005;  // indices that the host holds
-  constexpr double kLate =
-      0.02;  // when other threads free, too: 0.0007 and 0.0102 on busy machines
   expect_within(kFew, 1, {});
   expect_within(0.01, 1, {"train.precision=bf16"});  // some CPUs pack operands
   expect_within(kFew, 1, {"model.recompute_granularity=full"});
@@ -90,12 +96,12 @@ TEST(PlannedMemory, OfDenseModelsIsThatOfARun) {
   expect_within(kFew, 1,
                 {"model.normalization=LayerNorm", "model.activation=gelu",
                  "model.position_embedding_type=learned_absolute"});
-  expect_within(kLate, 2, kSharded);
-  expect_within(kLate, 2,
+  expect_within(kFew, 2, kSharded);
+  expect_within(kFew, 2,
                 with(kSharded, {"ddp.data_parallel_sharding_strategy=optim_grads_params"}));
-  expect_within(kLate, 2, layout({kTensor}));
-  expect_within(kLate, 2, layout({kTensor, kSequence}));
-  expect_within(kLate, 2, layout({kContext}));
+  expect_within(kFew, 2, layout({kTensor}));
+  expect_within(kFew, 2, layout({kTensor, kSequence}));
+  expect_within(kFew, 2, layout({kContext}));
   expect_within(0.02, 2, layout({kPipeline}));
 }
 
