@@ -1,13 +1,18 @@
 """Training a GPT from end to end: `lockstep train` and the same model in PyTorch with every way of
 training on data-parallel ranks that peer_wrappers.py has, in turns.
 python benchmarks/peers.py BUILD [--models tiny small many] [--ranks 2] [--rounds 4] [--steps 20]
-                           [--peers ddp ...] [--set FIELD=VALUE ...] [--svg FILE]
+                           [--peers ddp ...] [--set FIELD=VALUE ...] [--exposed] [--svg FILE]
 
 Each round starts each program once; the first to run changes from round to round. A rank has one
 thread. All start from the same weights and read the same samples in Megatron's order: a peer counts
-if its first ten losses are within 1e-4 of ours. Ratios are of medians inside a round. --svg draws
-the times of a step. `scripts/setup text megatron` fetches the text and
-Megatron Core; without it, its rows are left out."""
+if its first ten losses are within 1e-4 of ours. Ratios are of medians inside a round.
+
+--exposed also runs each program as so many lone ranks at once, which send nothing: what a step
+takes longer than theirs is its exposed communication. Lone ranks update all parameters, so that of
+programs that shard the update comes out too small.
+
+--svg draws the times of a step. `scripts/setup text megatron` fetches the text and Megatron Core;
+without it, its rows are left out."""
 
 import argparse
 import json
@@ -20,7 +25,7 @@ import time
 
 from peer_bars import bars
 from peer_wrappers import KINDS
-from rounds import run_ranks, show
+from rounds import free_port, run_ranks, show
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TEXT, PEER = ROOT / "data/alice29.txt", ROOT / "benchmarks/peer_train.py"
@@ -67,25 +72,40 @@ class Programs:
         subprocess.run([self.program, *words], check=True, stdout=subprocess.DEVNULL,
                        stderr=subprocess.DEVNULL)
 
-    def run(self, name, steps):
-        """Of rank 0: the milliseconds and the loss of each step, and the peak memory in bytes."""
+    def run(self, name, steps, alone=False):
+        """Of rank 0: the milliseconds and the loss of each step, and the peak memory in bytes; of
+        one rank of a run of its own, if they are `alone`."""
         if name in OURS:
-            return self.run_ours(OURS[name] + self.settings, steps)
+            return self.run_ours(OURS[name] + self.settings, steps, alone)
         python = MEGATRON if name.startswith("megatron") else TORCH
-        return json.loads(run_ranks(
-            [python, "-W", "ignore", PEER, name, self.weights, self.text, self.rows,
-             self.micro_batches, steps], self.ranks).splitlines()[-1])
+        command = [python, "-W", "ignore", PEER, name, self.weights, self.text, self.rows,
+                   self.micro_batches, steps]
+        output = run_ranks(command, self.ranks, (), environment_of(alone))
+        return json.loads(output.splitlines()[-1])
 
-    def run_ours(self, settings, steps):
+    def run_ours(self, settings, steps, alone):
+        settings = [*settings, f"train.train_iters={steps}"]
+        if alone:
+            settings.append(f"train.global_batch_size={self.rows * self.micro_batches}")
         output = self.folder / "run"
-        words = [word for setting in settings for word in ("--set", setting)]
-        run_ranks([self.program, "train", self.config, "--output", output, "--set",
-                   f"train.train_iters={steps}", *words], self.ranks)
-        lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-        (output / "metrics.jsonl").unlink()
+        run_ranks([self.program, "train", self.config,
+                   *(word for setting in settings for word in ("--set", setting))],
+                  self.ranks, {"OUTPUT": str(output)}, environment_of(alone),
+                  lambda rank: ["sh", "-c", 'exec "$0" "$@" --output "$OUTPUT$LONE_RANK"'])
+        metrics = self.folder / ("run0" if alone else "run") / "metrics.jsonl"
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+        metrics.unlink()
         return {"step": [line["iteration_ms"] for line in lines],
                 "loss": [line["lm_loss"] for line in lines],
                 "memory": lines[-1]["peak_memory_bytes"]}
+
+
+def environment_of(alone):
+    """What a rank gets beside torchrun's environment: nothing, or that of a run of its own."""
+    def of_rank(rank):
+        return {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+                "MASTER_PORT": str(free_port()), "LONE_RANK": str(rank)} if alone else {}
+    return of_rank
 
 
 def rounds_of(programs, names, options):
@@ -98,6 +118,8 @@ def rounds_of(programs, names, options):
             begin = time.perf_counter()
             programs.run(name, 1)
             results[name]["start"] = time.perf_counter() - begin
+            if options.exposed:
+                results[name]["alone"] = programs.run(name, programs.steps, alone=True)["step"]
         rounds.append(results)
         order.append(order.pop(0))
     return rounds
@@ -111,8 +133,11 @@ def difference(results, name):
 def report(names, rounds):
     """Prints the table of one model. Whether all losses are ours, and the step of each program
     whose losses are, in ms."""
-    def step(results, name):
-        return statistics.median(results[name]["step"][WARMUPS:])
+    def step(results, name, kind="step"):
+        return statistics.median(results[name][kind][WARMUPS:])
+
+    def exposed(results, name):
+        return step(results, name) - step(results, name, "alone")
 
     counted = []
     for name in names:
@@ -124,6 +149,8 @@ def report(names, rounds):
         show(f"{name}, ms a step", [step(results, name) for results in rounds])
         show(f"{name}, MiB at the peak", [r[name]["memory"] / 2**20 for r in rounds])
         show(f"{name}, s of a run of one step", [r[name]["start"] for r in rounds])
+        if "alone" in rounds[0][name]:
+            show(f"{name}, ms of exposed communication", [exposed(r, name) for r in rounds])
     for ours in OURS:
         for peer in counted:
             if peer not in OURS:
@@ -148,6 +175,7 @@ def parse_arguments():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--set", dest="settings", action="append", default=[],
                         metavar="FIELD=VALUE", help="for Lockstep")
+    parser.add_argument("--exposed", action="store_true", help="time lone ranks, too")
     parser.add_argument("--svg", type=pathlib.Path)
     options = parser.parse_args()
     if options.steps + WARMUPS < COMPARED:

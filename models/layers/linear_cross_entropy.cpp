@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/kernels/matrix_product.h"
 #include "lockstep/models/cross_entropy.h"
 #include "lockstep/models/gathering.h"
 #include "lockstep/models/input_check.h"
@@ -32,18 +33,14 @@ struct ChunkedLoss : torch::CustomClassHolder {
     return as_matrix(gathering.whole);
   }
 
-  /// Calls visit(first token, number of tokens, their logits) for each chunk. All chunks have the
-  /// same memory.
+  /// Calls visit(first token, number of tokens, their logits) for each chunk. Logits live until the
+  /// next chunk's are computed.
   template <class Visit>
   void each_chunk(const at::Tensor& rows, const at::Tensor& weight, Visit visit) const {
     const int64_t tokens = rows.size(0);
-    const at::Tensor memory =
-        at::empty({std::min(chunk_size, tokens), weight.size(0)}, rows.options());
     for (int64_t first = 0; first < tokens; first += chunk_size) {
       const int64_t count = std::min(chunk_size, tokens - first);
-      at::Tensor logits = memory.narrow(0, 0, count);
-      at::mm_out(logits, rows.narrow(0, first, count), weight.t());
-      visit(first, count, logits);
+      visit(first, count, kernels::product(rows.narrow(0, first, count), weight.t()));
     }
   }
 
@@ -139,10 +136,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     call.each_chunk(rows, weight, [&](int64_t first, int64_t count, const at::Tensor& logits) {
       call.losses.gradient(grads[0].narrow(0, first, count), logits, labels.narrow(0, first, count),
                            of_tokens(sums, first, count), logits);
-      if (of_hidden) {
-        at::Tensor part = term.narrow(0, first, count);
-        at::mm_out(part, logits, weight);
-      }
+      if (of_hidden) kernels::product_into(term.narrow(0, first, count), logits, weight);
       if (of_weight) weight_sum.add(logits, rows.narrow(0, first, count));
     });
     at::Tensor hidden_gradient;

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/kernels/matrix_product.h"
 #include "lockstep/models/fp8_scaling.h"
 #include "lockstep/models/gathering.h"
 #include "lockstep/models/input_check.h"
@@ -36,7 +37,7 @@ struct LinearCall : torch::CustomClassHolder {
 at::Tensor product(const at::Tensor& x, const at::Tensor& matrix,
                    const std::optional<at::Tensor>& bias, const LinearCall& call) {
   const auto& fp8 = call.options.fp8;
-  if (!fp8) return at::linear(x, matrix, bias);
+  if (!fp8) return kernels::linear_product(x, matrix, bias);
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = matrix.size(0);
   return fp8->output(as_matrix(x), matrix, bias, call.notes_largest).view(shape);
@@ -53,7 +54,8 @@ class OutputGradient {
   }
 
   at::Tensor of_input(const at::Tensor& matrix) const {
-    return fp8_ ? fp8_->input_gradient(narrowed_, matrix, rows_.scalar_type()) : rows_.mm(matrix);
+    return fp8_ ? fp8_->input_gradient(narrowed_, matrix, rows_.scalar_type())
+                : kernels::product(rows_, matrix);
   }
   at::Tensor of_weight(const at::Tensor& weight, const at::Tensor& x) const {
     if (!fp8_) return weight_gradient(weight, rows_, x);

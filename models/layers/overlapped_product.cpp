@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/check.h"
+#include "lockstep/kernels/matrix_product.h"
 #include "lockstep/models/fp8_scaling.h"
 #include "lockstep/models/gathering.h"
 
@@ -27,7 +28,7 @@ class Multiplier {
   void multiply(const at::Tensor& x, at::Tensor result) const {
     if (x.size(0) == 0 || x.size(1) == 0) return;
     if (fp8_) return multiply_narrowed(x, result);
-    if (x.size(0) == 1) return multiply_rows(x[0], result[0]);
+    if (x.size(0) == 1 || kernels::onednn_multiplies(x)) return multiply_rows(x, result);
     const at::Tensor all = columns_.expand({x.size(0), -1, -1});
     if (factor_.bias)
       at::baddbmm_out(result, factor_.bias->expand_as(result), x, all);
@@ -36,11 +37,9 @@ class Multiplier {
   }
 
  private:
-  void multiply_rows(const at::Tensor& x, at::Tensor result) const {
-    if (factor_.bias)
-      at::addmm_out(result, *factor_.bias, x, columns_[0]);
-    else
-      at::mm_out(result, x, columns_[0]);
+  void multiply_rows(const at::Tensor& x, const at::Tensor& result) const {
+    for (int64_t i = 0; i < x.size(0); ++i)
+      kernels::linear_product_into(result[i], x[i], factor_.matrix, factor_.bias);
   }
 
   void multiply_narrowed(const at::Tensor& x, const at::Tensor& result) const {

@@ -11,6 +11,7 @@
 #include "lockstep/core/gradient_capture.h"
 #include "lockstep/core/narrow_dtype.h"
 #include "lockstep/core/planned_cpu.h"
+#include "lockstep/kernels/matrix_product.h"
 
 namespace lockstep {
 namespace {
@@ -29,7 +30,7 @@ void add_widened(at::Tensor matrix, const at::Tensor& rows, const at::Tensor& x)
     const auto widened = [&](const at::Tensor& all) {
       return all.narrow(0, first, count).to(at::kFloat);
     };
-    matrix.addmm_(widened(rows).t(), widened(x));
+    kernels::add_product(matrix, widened(rows).t(), widened(x));
   }
 }
 
@@ -38,7 +39,7 @@ void add_widened(at::Tensor matrix, const at::Tensor& rows, const at::Tensor& x)
 at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
 at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& rows, const at::Tensor& x) {
-  return rows.t().mm(x).view(weight.sizes());
+  return kernels::product(rows.t(), x).view(weight.sizes());
 }
 
 bool is_awaited_in_grad(const at::Tensor& weight) {
@@ -50,7 +51,7 @@ bool add_weight_gradient(const at::Tensor& weight, const at::Tensor& rows, const
   if (!is_awaited_in_grad(weight) || !grad.is_contiguous()) return false;
   const at::Tensor matrix = grad.view({-1, grad.size(-1)});
   if (grad.scalar_type() == rows.scalar_type())
-    at::Tensor(matrix).addmm_(rows.t(), x);
+    kernels::add_product(matrix, rows.t(), x);
   else if (grad.scalar_type() == at::kFloat && is_narrow(rows.scalar_type()))
     add_widened(matrix, rows, x);
   else

@@ -11,6 +11,7 @@
 #include "lockstep/tests/support/awaited_gradients.h"
 #include "lockstep/tests/support/memory_counter.h"
 #include "lockstep/tests/support/rank_threads.h"
+#include "lockstep/tests/support/without_onednn.h"
 
 namespace lockstep {
 namespace {

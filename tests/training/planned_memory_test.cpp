@@ -12,6 +12,7 @@
 #include "lockstep/parallel_state/job_program.h"
 #include "lockstep/tests/support/memory_counter.h"
 #include "lockstep/tests/support/rank_threads.h"
+#include "lockstep/tests/support/without_onednn.h"
 #include "lockstep/tests/training/planned_layouts.h"
 #include "lockstep/training/planned_job.h"
 #include "lockstep/training/trainer.h"

@@ -11,6 +11,7 @@
 #include "lockstep/kernels/adamw.h"
 #include "lockstep/kernels/cross_entropy.h"
 #include "lockstep/kernels/dropout.h"
+#include "lockstep/kernels/matrix_product.h"
 #include "lockstep/kernels/norm.h"
 #include "lockstep/kernels/rotary.h"
 #include "lockstep/kernels/sum_of_squares.h"
@@ -54,15 +55,15 @@ class TrialList {
     add({.name = "aten::mm",
          .make = of_sizes({{rows, in}, {out, in}, {rows, out}}),
          .call = [](const Tensors& t) {
-           at::mm(t[0], t[1].t());
-           at::mm(t[2], t[1]);
+           kernels::product(t[0], t[1].t());
+           kernels::product(t[2], t[1]);
          }});
     add({.name = "aten::addmm_",
          .make = of_sizes({{out, in}, {rows, out}, {rows, in}}),
-         .call = [](const Tensors& t) { t[0].addmm_(t[1].t(), t[2]); }});
+         .call = [](const Tensors& t) { kernels::add_product(t[0], t[1].t(), t[2]); }});
     add({.name = "aten::addmm",
          .make = of_sizes({{rows, in}, {out, in}, {out}}),
-         .call = [](const Tensors& t) { at::addmm(t[2], t[0], t[1].t()); }});
+         .call = [](const Tensors& t) { kernels::linear_product(t[0], t[1], t[2]); }});
   }
 
   void add_batched_product(int64_t batch, int64_t length, int64_t channels) {

@@ -13,6 +13,7 @@
 #include "lockstep/tests/support/device/device_registration.h"
 #include "lockstep/tests/support/device/device_state.h"
 #include "lockstep/tests/support/device/device_streams.h"
+#include "lockstep/tests/support/without_onednn.h"
 
 namespace lockstep::testing {
 namespace {

@@ -1,0 +1,127 @@
+#include "lockstep/kernels/matrix_product.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include "lockstep/core/check.h"
+
+namespace lockstep::kernels {
+namespace {
+
+constexpr char kVariable[] = "LOCKSTEP_ONEDNN";
+/// Below, what a call of oneDNN costs exceeds what it saves.
+constexpr int64_t kMultiplications = int64_t{1} << 20;
+/// Of temporary memory, unless fewer rows than that fit.
+constexpr int64_t kTemporaryElements = int64_t{1} << 22, kLeastRows = 256;
+
+using Linear = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                          std::string_view, c10::List<std::optional<at::Scalar>>,
+                          std::optional<std::string_view>);
+using LinearOperator = c10::TypedOperatorHandle<Linear>;
+
+std::optional<LinearOperator> find_onednn() {
+  const auto found =
+      c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", /*overload=*/""});
+  if (!found || !found->hasKernelForDispatchKey(c10::DispatchKey::CPU)) return {};
+  return found->typed<Linear>();
+}
+
+bool processor_gains() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  return !__builtin_cpu_is("intel") && __builtin_cpu_supports("avx512f");
+#else
+  return false;
+#endif
+}
+
+bool onednn_wanted() {
+  const char* const value = std::getenv(kVariable);
+  if (!value) return processor_gains();
+  const std::string text = value;
+  require<ConfigError>(text == "0" || text == "1",
+                       "environment variable {}: found '{}', allowed: 0 or 1", kVariable, text);
+  return text == "1";
+}
+
+/// That of oneDNN, where it multiplies.
+const std::optional<LinearOperator>& onednn() {
+  static const std::optional<LinearOperator> found = onednn_wanted() ? find_onednn() : std::nullopt;
+  return found;
+}
+
+bool takes_onednn(const at::Tensor& a, int64_t columns) {
+  return a.numel() * columns >= kMultiplications && onednn_multiplies(a);
+}
+
+/// x matrix^T (+ bias)
+at::Tensor by_onednn(const at::Tensor& x, const at::Tensor& matrix,
+                     const std::optional<at::Tensor>& bias = {}) {
+  static const c10::List<std::optional<at::Scalar>> no_scalars;
+  return onednn()->call(x, matrix, bias, "none", no_scalars, "");
+}
+
+/// Calls visit(part of result, part of a) for some rows at a time. oneDNN copies a transposed `a`
+/// and gives what it computes in memory of its own.
+template <class Visit>
+void in_parts(const at::Tensor& result, const at::Tensor& a, Visit visit) {
+  const int64_t count =
+      std::max(kLeastRows, kTemporaryElements / std::max<int64_t>(1, a.size(1) + result.size(1)));
+  if (a.size(0) <= count) return visit(result, a);
+  for (int64_t first = 0; first < a.size(0); first += count) {
+    const int64_t end = std::min(first + count, a.size(0));
+    visit(result.slice(0, first, end), a.slice(0, first, end));
+  }
+}
+
+}  // namespace
+
+bool onednn_multiplies(const at::Tensor& x) {
+  return x.is_cpu() && x.scalar_type() == at::kFloat && onednn().has_value();
+}
+
+at::Tensor linear_product(const at::Tensor& x, const at::Tensor& matrix,
+                          const std::optional<at::Tensor>& bias) {
+  return takes_onednn(x, matrix.size(0)) ? by_onednn(x, matrix, bias) : at::linear(x, matrix, bias);
+}
+
+void linear_product_into(at::Tensor result, const at::Tensor& x, const at::Tensor& matrix,
+                         const std::optional<at::Tensor>& bias) {
+  if (takes_onednn(x, matrix.size(0)))
+    result.copy_(by_onednn(x, matrix, bias));
+  else if (bias)
+    at::addmm_out(result, *bias, x, matrix.t());
+  else
+    at::mm_out(result, x, matrix.t());
+}
+
+at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
+  return takes_onednn(a, b.size(1)) ? by_onednn(a, b.t()) : at::mm(a, b);
+}
+
+void product_into(at::Tensor result, const at::Tensor& a, const at::Tensor& b) {
+  if (!takes_onednn(a, b.size(1))) {
+    at::mm_out(result, a, b);
+    return;
+  }
+  in_parts(result, a, [&](const at::Tensor& part, const at::Tensor& rows) {
+    part.copy_(by_onednn(rows, b.t()));
+  });
+}
+
+void add_product(const at::Tensor& result, const at::Tensor& a, const at::Tensor& b) {
+  if (!takes_onednn(a, b.size(1))) {
+    at::Tensor(result).addmm_(a, b);
+    return;
+  }
+  in_parts(result, a, [&](const at::Tensor& part, const at::Tensor& rows) {
+    part.add_(by_onednn(rows, b.t()));
+  });
+}
+
+}  // namespace lockstep::kernels

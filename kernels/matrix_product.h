@@ -1,0 +1,39 @@
+#pragma once
+
+// Internal.
+
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+
+/// The matrix products of linear layers: those of libtorch, except on x86 processors with AVX-512
+/// that are not Intel's. There libtorch's library for fp32 (MKL) takes a path for AVX2, and fp32
+/// products of 2^20 multiplications or more are oneDNN's, which libtorch contains too. Their sums
+/// have another order, so the last bits differ. A product has the same bits in every run with the
+/// same number of threads, whichever library computes it.
+namespace lockstep::kernels {
+
+/// Whether oneDNN computes large products of `x`: in fp32 on the CPU, on those processors or as the
+/// environment variable LOCKSTEP_ONEDNN says, 0 or 1; never where libtorch was built without it.
+/// ConfigError, by the first call for such an `x`, if the variable is neither.
+bool onednn_multiplies(const at::Tensor& x);
+
+/// x matrix^T (+ bias): x [..., in], matrix [out, in], bias [out] -> [..., out].
+at::Tensor linear_product(const at::Tensor& x, const at::Tensor& matrix,
+                          const std::optional<at::Tensor>& bias = {});
+
+/// result = x matrix^T (+ bias): x [rows, in], result [rows, out].
+void linear_product_into(at::Tensor result, const at::Tensor& x, const at::Tensor& matrix,
+                         const std::optional<at::Tensor>& bias = {});
+
+/// a b: a [rows, n], b [n, columns] -> [rows, columns].
+at::Tensor product(const at::Tensor& a, const at::Tensor& b);
+
+/// result = a b, both of two dimensions. oneDNN takes up to 16 MiB of temporary memory for this and
+/// for add_product(), or that of 256 rows of `a` and `result`.
+void product_into(at::Tensor result, const at::Tensor& a, const at::Tensor& b);
+
+/// result += a b.
+void add_product(const at::Tensor& result, const at::Tensor& a, const at::Tensor& b);
+
+}  // namespace lockstep::kernels
