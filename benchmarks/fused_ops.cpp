@@ -1,9 +1,11 @@
 // Fused operations of layers, forward and backward, against the operators of libtorch that give the
 // same, in fp32 unless the name says otherwise, round by round. Processor time of the process,
-// which other programs disturb least. `gpu_bench fused` measures the same on a GPU.
+// which other programs disturb least, and the ratio of elapsed times beside it, which counts with
+// several threads. `gpu_bench fused` measures the same on a GPU.
 //
 //   fused_ops [NAME]    the operations whose name contains NAME; without it all
 
+#include <chrono>
 #include <cstdio>
 #include <ctime>
 
@@ -23,27 +25,40 @@ constexpr size_t kWarmups = 5, kRounds = 60, kBlocks = 3;
 
 const ModelSize kSizes[] = {{"tiny", 128, 8, 128, 384, 4}, {"small", 256, 4, 384, 1024, 6}};
 
-double processor_seconds(const std::function<Tensors()>& forward, const Tensors& grads) {
-  const std::clock_t begin = std::clock();
+struct Seconds {
+  double processor, elapsed;
+};
+
+Seconds times_of(const std::function<Tensors()>& forward, const Tensors& grads) {
+  using Clock = std::chrono::steady_clock;
+  const std::clock_t processor = std::clock();
+  const Clock::time_point begin = Clock::now();
   torch::autograd::backward(forward(), grads);
-  return static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  return {static_cast<double>(std::clock() - processor) / CLOCKS_PER_SEC,
+          std::chrono::duration<double>(Clock::now() - begin).count()};
+}
+
+/// libtorch's time over ours.
+Estimate ratio_of(const std::vector<Samples>& samples) {
+  return estimate(samples, kBlocks, [](const auto& m) { return m[1] / m[0]; });
 }
 
 void report(const ModelSize& size, const Rivals& rivals, int threads) {
   at::set_num_threads(threads);
   const Tensors grads = random_grads(rivals.ours);
-  std::vector<Samples> samples(2);
-  for (size_t round = 0; round < kRounds + kWarmups; ++round) {
-    const double ours = processor_seconds(rivals.ours, grads);
-    const double libtorch = processor_seconds(rivals.libtorch, grads);
-    if (round < kWarmups) continue;
-    samples[0].push_back(ours);
-    samples[1].push_back(libtorch);
-  }
-  const Estimate ratio = estimate(samples, kBlocks, [](const auto& m) { return m[1] / m[0]; });
-  std::printf("%-6s %-22s %8d %10.0f %13.0f   %.2f [%.2f, %.2f]\n", size.name.c_str(),
-              rivals.name.c_str(), threads, median(samples[0]) * 1e6, median(samples[1]) * 1e6,
-              ratio.value, ratio.low, ratio.high);
+  std::vector<Samples> samples(2), elapsed(2);
+  for (size_t round = 0; round < kRounds + kWarmups; ++round)
+    for (size_t rival = 0; rival < 2; ++rival) {
+      const Seconds seconds = times_of(rival == 0 ? rivals.ours : rivals.libtorch, grads);
+      if (round < kWarmups) continue;
+      samples[rival].push_back(seconds.processor);
+      elapsed[rival].push_back(seconds.elapsed);
+    }
+  const Estimate ratio = ratio_of(samples), of_elapsed = ratio_of(elapsed);
+  std::printf("%-6s %-22s %8d %10.0f %13.0f   %.2f [%.2f, %.2f]   %.2f [%.2f, %.2f]\n",
+              size.name.c_str(), rivals.name.c_str(), threads, median(samples[0]) * 1e6,
+              median(samples[1]) * 1e6, ratio.value, ratio.low, ratio.high, of_elapsed.value,
+              of_elapsed.low, of_elapsed.high);
 }
 
 std::vector<Rivals> all_rivals(const ModelSize& size) {
@@ -67,7 +82,8 @@ int main(int argc, char** argv) {
   using namespace lockstep::benchmarks;
   std::printf("Forward and backward, fp32; medians of %zu rounds, processor time\n", kRounds);
   std::printf("%-6s %-22s %8s %10s %13s   %s\n", "model", "operation", "threads", "ours, us",
-              "libtorch, us", "libtorch / ours [lowest and highest of 3 blocks]");
+              "libtorch, us",
+              "libtorch / ours [lowest and highest of 3 blocks], and of elapsed time");
   for (const ModelSize& size : kSizes)
     for (const int threads : {1, 2})
       for (const Rivals& rivals : all_rivals(size))

@@ -3,10 +3,10 @@
 #include <atomic>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
+#include "lockstep/core/parallel_for.h"
 #include "lockstep/kernels/fingerprint_loop.h"
 
 namespace lockstep::kernels {
@@ -29,7 +29,7 @@ at::Tensor fingerprint(const at::Tensor& tensor) {
   const auto* const memory = bytes.const_data_ptr<uint8_t>();
   const int64_t size = bytes.numel();
   std::atomic<uint64_t> sum = 0;  // of integers, so that the order does not matter
-  at::parallel_for(0, ceil_div(size, kBlock), 16, [&](int64_t begin, int64_t end) {
+  parallel_for(0, ceil_div(size, kBlock), 16, [&](int64_t begin, int64_t end) {
     const int64_t first = begin * kBlock, last = std::min(size, end * kBlock);
     sum += fingerprint_loop(memory + first, last - first, first / kWord);
   });

@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/narrow_dtype.h"
+#include "lockstep/core/parallel_for.h"
 #include "lockstep/kernels/narrow_floats.h"
 
 namespace lockstep::kernels {
@@ -105,13 +105,13 @@ void for_segments(const UpdateSegments& segments,
                   const std::function<void(int64_t, int64_t)>& run) {
   if (segments.empty()) return;
   constexpr int64_t kGrain = 1 << 16;  // elements that are worth a thread
-  at::parallel_for(
-      segments.front().start, segments.back().end, kGrain, [&](int64_t begin, int64_t end) {
-        auto segment = std::partition_point(segments.begin(), segments.end(),
-                                            [&](const auto& s) { return s.end <= begin; });
-        for (; segment != segments.end() && segment->start < end; ++segment)
-          run(std::max(begin, segment->start), std::min(end, segment->end));
-      });
+  parallel_for(segments.front().start, segments.back().end, kGrain,
+               [&](int64_t begin, int64_t end) {
+                 auto segment = std::partition_point(segments.begin(), segments.end(),
+                                                     [&](const auto& s) { return s.end <= begin; });
+                 for (; segment != segments.end() && segment->start < end; ++segment)
+                   run(std::max(begin, segment->start), std::min(end, segment->end));
+               });
 }
 
 FloatBlocks::FloatBlocks(const at::Tensor& tensor)

@@ -14,8 +14,10 @@ namespace lockstep::kernels {
 namespace {
 
 constexpr char kVariable[] = "LOCKSTEP_ONEDNN";
-/// Below, what a call of oneDNN costs exceeds what it saves.
-constexpr int64_t kMultiplications = int64_t{1} << 20;
+/// Below, what a call of oneDNN costs exceeds what it saves. Adding to a result is another pass
+/// over it, which a sum of few terms does not outweigh.
+constexpr int64_t kMultiplications = int64_t{1} << 20, kAddedMultiplications = int64_t{1} << 22,
+                  kLeastAddedTerms = 64;
 /// Of temporary memory, unless fewer rows than that fit.
 constexpr int64_t kTemporaryElements = int64_t{1} << 22, kLeastRows = 256;
 
@@ -59,6 +61,11 @@ bool takes_onednn(const at::Tensor& a, int64_t columns) {
   return a.numel() * columns >= kMultiplications && onednn_multiplies(a);
 }
 
+bool adds_by_onednn(const at::Tensor& a, int64_t columns) {
+  return a.numel() * columns >= kAddedMultiplications && a.size(1) >= kLeastAddedTerms &&
+         onednn_multiplies(a);
+}
+
 /// x matrix^T (+ bias)
 at::Tensor by_onednn(const at::Tensor& x, const at::Tensor& matrix,
                      const std::optional<at::Tensor>& bias = {}) {
@@ -82,7 +89,8 @@ void in_parts(const at::Tensor& result, const at::Tensor& a, Visit visit) {
 }  // namespace
 
 bool onednn_multiplies(const at::Tensor& x) {
-  return x.is_cpu() && x.scalar_type() == at::kFloat && onednn().has_value();
+  return x.is_cpu() && x.scalar_type() == at::kFloat && at::globalContext().userEnabledMkldnn() &&
+         onednn().has_value();
 }
 
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& matrix,
@@ -115,7 +123,7 @@ void product_into(at::Tensor result, const at::Tensor& a, const at::Tensor& b) {
 }
 
 void add_product(const at::Tensor& result, const at::Tensor& a, const at::Tensor& b) {
-  if (!takes_onednn(a, b.size(1))) {
+  if (!adds_by_onednn(a, b.size(1))) {
     at::Tensor(result).addmm_(a, b);
     return;
   }

@@ -33,7 +33,7 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b);
 /// for add_product(), or that of 256 rows of `a` and `result`.
 void product_into(at::Tensor result, const at::Tensor& a, const at::Tensor& b);
 
-/// result += a b.
+/// result += a b. oneDNN's from 2^22 multiplications and sums of 64 terms on.
 void add_product(const at::Tensor& result, const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace lockstep::kernels

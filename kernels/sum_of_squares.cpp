@@ -1,10 +1,10 @@
 #include "lockstep/kernels/sum_of_squares.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
+#include "lockstep/core/parallel_for.h"
 #include "lockstep/kernels/device_kernels.h"
 #include "lockstep/kernels/sum_of_squares_loop.h"
 
@@ -16,7 +16,7 @@ template <class T>
 double sum_of_squares_cpu(const T* x, int64_t n) {
   constexpr int64_t kBlock = 1 << 14;
   std::vector<double> sums(static_cast<size_t>(ceil_div(n, kBlock)));
-  at::parallel_for(0, static_cast<int64_t>(sums.size()), 4, [&](int64_t begin, int64_t end) {
+  parallel_for(0, static_cast<int64_t>(sums.size()), 4, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block)
       sums[static_cast<size_t>(block)] =
           sum_of_squares_loop(x + block * kBlock, std::min(kBlock, n - block * kBlock));

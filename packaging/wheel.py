@@ -13,7 +13,7 @@ import tempfile
 from stage import SOURCE, build_and_dist, fail, run
 
 # The libraries of the wheels that torch depends on.
-OF_TORCH = ["libtorch*", "libc10*", "libcudart*", "libnccl*"]
+OF_TORCH = ["libtorch*", "libc10*", "libcudart*", "libgomp*", "libnccl*"]
 # Debian's packages of the libraries that auditwheel copies in.
 COPIED_IN = ["libprotobuf32", "libutf8proc2", "libzstd1"]
 

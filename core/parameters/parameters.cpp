@@ -6,10 +6,9 @@
 #include <limits>
 #include <unordered_set>
 
-#include <ATen/Parallel.h>
-
 #include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
+#include "lockstep/core/parallel_for.h"
 #include "lockstep/core/philox.h"
 
 namespace lockstep {
@@ -210,12 +209,12 @@ void fill_normal(at::Tensor& local, double standard_deviation, uint64_t seed, st
   const int64_t row_length = dims == 0 ? 1 : local.size(-1);
   const int64_t rows = row_length == 0 ? 0 : local.numel() / row_length;
   constexpr int64_t kGrain = 1 << 13;  // elements that are worth a thread
-  at::parallel_for(
-      0, rows, ceil_div(kGrain, std::max<int64_t>(row_length, 1)), [&](int64_t begin, int64_t end) {
-        for (int64_t row = begin; row < end; ++row)
-          fill_normal_row(out + row * row_length, row_length, standard_deviation, stream,
-                          index_of_row(row, local.sizes(), global_shape, offset));
-      });
+  parallel_for(0, rows, ceil_div(kGrain, std::max<int64_t>(row_length, 1)),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t row = begin; row < end; ++row)
+                   fill_normal_row(out + row * row_length, row_length, standard_deviation, stream,
+                                   index_of_row(row, local.sizes(), global_shape, offset));
+               });
   at::NoGradGuard no_grad;
   local.copy_(values);
 }

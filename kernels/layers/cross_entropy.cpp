@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
+#include "lockstep/core/parallel_for.h"
 #include "lockstep/kernels/cross_entropy_loop.h"
 #include "lockstep/kernels/cross_entropy_operands.h"
 #include "lockstep/kernels/layer_kernels.h"
@@ -23,7 +23,7 @@ int64_t rows_of_thread(const LossColumns& columns) {
 void cross_entropy_cpu(const CrossEntropyTensors& t) {
   for_storage("cross entropy", t.logits.scalar_type(), [&](auto element) {
     const auto rows = t.rows<decltype(element)>();
-    at::parallel_for(0, t.num_tokens(), rows_of_thread(t.columns), [&](int64_t first, int64_t end) {
+    parallel_for(0, t.num_tokens(), rows_of_thread(t.columns), [&](int64_t first, int64_t end) {
       cross_entropy_loop(t.smoothed(), rows, first, end);
     });
   });
@@ -31,7 +31,7 @@ void cross_entropy_cpu(const CrossEntropyTensors& t) {
 
 void cross_entropy_losses_cpu(const CrossEntropyTensors& t) {
   const auto run = [&](const auto& tokens) {
-    at::parallel_for(0, t.num_tokens(), kTokensOfThread, [&](int64_t first, int64_t end) {
+    parallel_for(0, t.num_tokens(), kTokensOfThread, [&](int64_t first, int64_t end) {
       cross_entropy_losses_loop(tokens, first, end);
     });
   };
@@ -42,7 +42,7 @@ void cross_entropy_losses_cpu(const CrossEntropyTensors& t) {
 void cross_entropy_gradient_cpu(const CrossEntropyTensors& t) {
   for_storage("cross entropy", t.logits.scalar_type(), [&](auto element) {
     const auto rows = t.gradient_rows<decltype(element)>();
-    at::parallel_for(0, t.num_tokens(), rows_of_thread(t.columns), [&](int64_t first, int64_t end) {
+    parallel_for(0, t.num_tokens(), rows_of_thread(t.columns), [&](int64_t first, int64_t end) {
       cross_entropy_gradient_loop(rows, first, end);
     });
   });

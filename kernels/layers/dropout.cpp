@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
+#include "lockstep/core/parallel_for.h"
 #include "lockstep/kernels/dropout_loop.h"
 #include "lockstep/kernels/dropout_operands.h"
 #include "lockstep/kernels/layer_kernels.h"
@@ -35,8 +35,8 @@ void check_places(const at::Tensor& x, const RandomPlaces& places) {
 void dropout_cpu(const DropoutTensors& t) {
   for_storage("dropout", t.x.scalar_type(), [&](auto element) {
     const auto rows = t.rows<decltype(element)>();
-    at::parallel_for(0, t.num_rows(), std::max<int64_t>(1, (1 << 13) / t.width()),
-                     [&](int64_t first, int64_t end) { dropout_loop(rows, first, end); });
+    parallel_for(0, t.num_rows(), std::max<int64_t>(1, (1 << 13) / t.width()),
+                 [&](int64_t first, int64_t end) { dropout_loop(rows, first, end); });
   });
 }
 

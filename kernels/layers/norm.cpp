@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include "lockstep/core/integers.h"
+#include "lockstep/core/parallel_for.h"
 #include "lockstep/kernels/layer_kernels.h"
 #include "lockstep/kernels/norm_loop.h"
 #include "lockstep/kernels/norm_operands.h"
@@ -28,8 +28,8 @@ void norm_cpu(const NormTensors& t) {
     const auto rows = t.rows<decltype(element)>();
     const int64_t grain =
         std::max<int64_t>(1, kElementsOfThread / std::max<int64_t>(1, rows.width));
-    at::parallel_for(0, t.num_rows(), grain,
-                     [&](int64_t first, int64_t end) { norm_loop(t.centred(), rows, first, end); });
+    parallel_for(0, t.num_rows(), grain,
+                 [&](int64_t first, int64_t end) { norm_loop(t.centred(), rows, first, end); });
   });
 }
 
@@ -41,7 +41,7 @@ void norm_gradient_cpu(const NormGradientTensors& t) {
                                                                    elements<Wide<T>>(t.bias_parts);
     const int64_t a_part = std::max<int64_t>(1, t.rows_a_part * rows.width);
     const int64_t grain = std::max<int64_t>(1, kElementsOfThread / a_part);
-    at::parallel_for(0, t.num_parts, grain, [&](int64_t begin, int64_t stop) {
+    parallel_for(0, t.num_parts, grain, [&](int64_t begin, int64_t stop) {
       for (int64_t part = begin; part < stop; ++part)
         norm_gradient_loop(t.centred(), rows, part * t.rows_a_part,
                            std::min(t.num_rows(), (part + 1) * t.rows_a_part),

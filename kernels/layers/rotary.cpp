@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
+#include "lockstep/core/parallel_for.h"
 #include "lockstep/kernels/layer_kernels.h"
 #include "lockstep/kernels/rotary_loop.h"
 #include "lockstep/kernels/rotary_operands.h"
@@ -43,9 +43,8 @@ void rotary_cpu(const RotaryTensors& t) {
   for_storage("rotary", t.packed.scalar_type(), [&](auto element) {
     const auto heads = t.pointers<decltype(element)>();
     const int64_t row = heads.slots() * heads.channels;
-    at::parallel_for(
-        0, t.num_rows(), std::max<int64_t>(1, (1 << 15) / row),
-        [&](int64_t first, int64_t end) { rotary_loop(t.backward, heads, first, end); });
+    parallel_for(0, t.num_rows(), std::max<int64_t>(1, (1 << 15) / row),
+                 [&](int64_t first, int64_t end) { rotary_loop(t.backward, heads, first, end); });
   });
 }
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
+#include "lockstep/core/parallel_for.h"
 #include "lockstep/kernels/layer_kernels.h"
 #include "lockstep/kernels/storage_of.h"
 #include "lockstep/kernels/swiglu_loop.h"
@@ -29,10 +29,9 @@ void swiglu_cpu(const at::Tensor& inner, const at::Tensor& result) {
     using T = decltype(element);
     const T* const from = elements<T>(inner);
     T* const to = elements<T>(result);
-    at::parallel_for(
-        0, result.numel() / width, rows_of_thread(width), [&](int64_t first, int64_t end) {
-          swiglu_loop(from + 2 * first * width, to + first * width, end - first, width);
-        });
+    parallel_for(0, result.numel() / width, rows_of_thread(width), [&](int64_t first, int64_t end) {
+      swiglu_loop(from + 2 * first * width, to + first * width, end - first, width);
+    });
   });
 }
 
@@ -43,11 +42,10 @@ void swiglu_gradient_cpu(const at::Tensor& grad, const at::Tensor& inner,
     using T = decltype(element);
     const T *const from = elements<T>(inner), *const of_result = elements<T>(grad);
     T* const to = elements<T>(of_inner);
-    at::parallel_for(0, grad.numel() / width, rows_of_thread(width),
-                     [&](int64_t first, int64_t end) {
-                       swiglu_gradient_loop(of_result + first * width, from + 2 * first * width,
-                                            to + 2 * first * width, end - first, width);
-                     });
+    parallel_for(0, grad.numel() / width, rows_of_thread(width), [&](int64_t first, int64_t end) {
+      swiglu_gradient_loop(of_result + first * width, from + 2 * first * width,
+                           to + 2 * first * width, end - first, width);
+    });
   });
 }
 

@@ -4,11 +4,15 @@
 
 #include <cstdlib>
 #include <functional>
+#include <iostream>
 #include <limits>
 #include <string>
 
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <ATen/record_function.h>
+
+#include "lockstep/core/error.h"
 
 namespace lockstep::kernels {
 namespace {
@@ -117,6 +121,12 @@ TEST_F(MatrixProduct, SmallOnesAndOtherDtypesAreThoseOfLibtorch) {
   EXPECT_EQ(count_calls([&] { EXPECT_TRUE(at::equal(linear_product(x, w), at::linear(x, w))); }),
             0);
   EXPECT_EQ(count_calls([&] { EXPECT_TRUE(at::equal(product(x, w.t()), at::mm(x, w.t()))); }), 0);
+  EXPECT_EQ(count_calls([&] {
+              const at::Tensor few = at::randn({63, 512}), more = at::randn({512, 256});
+              add_product(at::zeros({512, 512}), few.t(), few);
+              add_product(at::zeros({256, 16}), more.t(), more.narrow(1, 0, 16));
+            }),
+            0);
   for (const at::ScalarType dtype : {at::kDouble, at::kBFloat16, at::kHalf}) {
     const at::Tensor a = at::randn({512, 64}).to(dtype), b = at::randn({64, 64}).to(dtype);
     EXPECT_FALSE(onednn_multiplies(a));
@@ -126,6 +136,14 @@ TEST_F(MatrixProduct, SmallOnesAndOtherDtypesAreThoseOfLibtorch) {
   const at::Tensor meta = at::empty({1024, 128}, at::TensorOptions(at::kMeta).dtype(at::kFloat));
   EXPECT_FALSE(onednn_multiplies(meta));
   EXPECT_EQ(product(meta, meta.t()).size(1), 1024);
+}
+
+TEST_F(MatrixProduct, IsThatOfLibtorchWhereLibtorchMayNotUseOneDnn) {
+  const at::Tensor x = at::randn({1024, 128});
+  at::globalContext().setUserEnabledMkldnn(false);
+  EXPECT_EQ(count_calls([&] { EXPECT_TRUE(at::equal(product(x, x.t()), at::mm(x, x.t()))); }), 0);
+  at::globalContext().setUserEnabledMkldnn(true);
+  EXPECT_EQ(count_calls([&] { product(x, x.t()); }), 1);
 }
 
 TEST_F(MatrixProduct, OfNoRowsOrNoTermsIsLibtorchs) {
@@ -141,6 +159,22 @@ TEST_F(MatrixProduct, HasTheSameBitsEveryTime) {
     EXPECT_TRUE(at::equal(linear_product(copy, w), first));
     EXPECT_TRUE(at::equal(product(first.t(), copy), gradient));
   }
+}
+
+// In a process of its own, because the variable is read once.
+TEST(MatrixProductDeathTest, AnotherValueOfTheVariableIsNamed) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const auto multiply = [] {
+    ::setenv("LOCKSTEP_ONEDNN", "yes", /*overwrite=*/1);
+    try {
+      product(at::ones({1024, 1024}), at::ones({1024, 1}));
+    } catch (const ConfigError& error) {
+      std::cerr << error.what();
+      std::exit(3);
+    }
+  };
+  EXPECT_EXIT(multiply(), ::testing::ExitedWithCode(3),
+              "environment variable LOCKSTEP_ONEDNN: found 'yes', allowed: 0 or 1");
 }
 
 }  // namespace

@@ -373,6 +373,22 @@ MUTANTS = [Mutant(*fields) for fields in [
      "options_.rank, options_.ranks),\n                   .ids",
      "0 * options_.rank, options_.ranks),\n                   .ids",
      ["sample_source_test:-*ReadingIsHiddenBehindWork*", "trainer_test"]),
+    # Sharded parameters, and products of oneDNN
+    ("uses-not-forgotten", "ranks gather what each has read between two steps",
+     "distributed/gather/param_units.cpp",
+     "  forget_uses();\n  order_.begin_step();",
+     "  order_.begin_step();",
+     ["sharded_training_test:*RanksMayRead*"]),
+    ("rows-between-parts-left-out", "a product in parts leaves out the row behind each part",
+     "kernels/matrix_product.cpp",
+     "first += count)",
+     "first += count + 1)",
+     ["matrix_product_test"]),
+    ("bias-left-out", "a product of oneDNN comes without its bias",
+     "kernels/matrix_product.cpp",
+     "result.copy_(by_onednn(x, matrix, bias));",
+     "result.copy_(by_onednn(x, matrix));",
+     ["matrix_product_test"]),
 ] + DEVICE_MUTANTS + GRAPH_MUTANTS]
 
 # Why each that no test sees is let live.
