@@ -2,7 +2,7 @@
 
 Usage: peer_step.py KIND LAYERS WIDTH BATCH STEPS, under torchrun's environment. peer_wrappers.py says
 what the kinds are. Rank 0 prints one JSON line: the medians of a step in milliseconds and of its
-minor page faults."""
+minor page faults, and the peak of its memory in bytes."""
 
 import json
 import resource
@@ -65,7 +65,8 @@ def main():
         faults.append(page_faults() - faults_before)
     if dist.get_rank() == 0:
         print(json.dumps({"step": statistics.median(times[WARMUPS:]) * 1e3,
-                          "faults": round(statistics.median(faults[WARMUPS:]))}))
+                          "faults": round(statistics.median(faults[WARMUPS:])),
+                          "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
     dist.barrier()
     dist.destroy_process_group()
 

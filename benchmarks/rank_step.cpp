@@ -1,14 +1,16 @@
 // One rank of a job that takes training steps: DistributedDataParallel with DistributedOptimizer
-// (`sharded`) or with Optimizer (`replicated`). scripts/bench_steps starts it, and its rivals in
-// benchmarks/peer_step.py, which take the same steps.
+// (`sharded`), with parameters and gradients sharded, too (`parameters`), or with Optimizer
+// (`replicated`). scripts/bench_steps starts it, and its rivals in benchmarks/peer_step.py, which
+// take the same steps.
 //
-// Usage: rank_step sharded|replicated LAYERS WIDTH BATCH BUCKET STEPS, under a launcher. Every
-// layer has a [WIDTH, WIDTH] matrix. With BATCH > 0 it multiplies BATCH rows by it and takes a
-// tanh; with 0 it adds the sum of its elements, so that a step is communication and update and
+// Usage: rank_step sharded|parameters|replicated LAYERS WIDTH BATCH BUCKET STEPS, under a launcher.
+// Every layer has a [WIDTH, WIDTH] matrix. With BATCH > 0 it multiplies BATCH rows by it and takes
+// a tanh; with 0 it adds the sum of its elements, so that a step is communication and update and
 // hardly anything else. BUCKET is ddp.bucket_size. Rank 0 prints one JSON line: medians in
 // milliseconds of a step, of its forward and backward alone, of its communication alone (sharded:
 // reduce-scatters, then all-gathers; else all-reduces) and of the processor's time that the latter
-// takes; and minor page faults of a step.
+// takes; minor page faults of a step; and the peak of its memory in bytes. With `parameters` only a
+// whole step is timed.
 // Steps follow each other without a pause, so that the all-gathers of one overlap the forward of
 // the next.
 
@@ -38,7 +40,8 @@ class Net : public torch::nn::Module {
       const std::string name = "weight" + std::to_string(i);
       at::Tensor weight = at::empty({width, width});
       fill_normal(weight, 0.03, 1, name, {width, width});
-      weights_.push_back(register_parameter(name, weight));
+      const auto layer = register_module(name, std::make_shared<torch::nn::Module>());
+      weights_.push_back(layer->register_parameter("weight", weight));
     }
   }
   at::Tensor loss(at::Tensor x) const {
@@ -74,12 +77,15 @@ struct Steps {
 
 class Rank {
  public:
-  Rank(bool sharded, int64_t layers, int64_t width, int64_t batch, int64_t bucket)
+  Rank(const std::string& kind, int64_t layers, int64_t width, int64_t batch, int64_t bucket)
       : state_(read_launch_environment(), ParallelStateOptions{}), net_(layers, width) {
     DistributedDataParallelConfig config;
-    config.use_distributed_optimizer = config.overlap_param_gather = sharded;
+    config.use_distributed_optimizer = config.overlap_param_gather = kind != "replicated";
+    if (kind == "parameters")
+      config.data_parallel_sharding_strategy = ShardingStrategy::optim_grads_params;
     config.calculate_per_token_loss = false;
     config.bucket_size = bucket;
+    gathers_by_unit_ = kind == "parameters";
     ddp_ = std::make_unique<DistributedDataParallel>(net_, state_, config);
     OptimizerConfig optimizer;
     optimizer.lr = 3e-4;
@@ -95,7 +101,7 @@ class Rank {
   Steps measure(int64_t count) {
     Steps steps;
     for (int64_t i = 0; i < kWarmups; ++i) step();
-    for (int64_t i = 0; i < count; ++i) {
+    for (int64_t i = 0; i < count && !gathers_by_unit_; ++i) {
       ddp_->finish_param_sync();
       steps.compute.push_back(timed([&] { backward(/*reduce=*/false); }));
       const double before = processor_seconds();
@@ -110,7 +116,7 @@ class Rank {
     const int64_t before = usage().ru_minflt;
     for (int64_t i = 0; i < count; ++i) steps.step.push_back(seconds_of([&] { step(); }));
     steps.faults = (usage().ru_minflt - before) / count;
-    ddp_->finish_param_sync();
+    if (!gathers_by_unit_) ddp_->finish_param_sync();
     return steps;
   }
   bool first() const { return state_.rank() == 0; }
@@ -138,6 +144,7 @@ class Rank {
 
   ParallelState state_;
   Net net_;
+  bool gathers_by_unit_;
   std::unique_ptr<DistributedDataParallel> ddp_;
   std::unique_ptr<Optimizer> optimizer_;
   at::Tensor input_;
@@ -151,13 +158,17 @@ int main(int argc, char** argv) {
   if (argc != 7) return std::fputs("rank_step: six arguments, see the source\n", stderr), 2;
   at::set_num_threads(1);
   const auto number = [&](int i) { return std::atoll(argv[i]); };
-  Rank rank(std::string(argv[1]) == "sharded", number(2), number(3), number(4), number(5));
+  Rank rank(argv[1], number(2), number(3), number(4), number(5));
   const Steps steps = rank.measure(number(6));
+  const auto milliseconds = [](const Samples& samples) {
+    return samples.empty() ? 0 : median(samples) * 1e3;
+  };
   if (rank.first())
     std::printf(R"({"step":%.3f,"compute":%.3f,"communication":%.3f,"processor":%.3f,)"
-                R"("faults":%lld})"
+                R"("faults":%lld,"memory":%lld})"
                 "\n",
-                median(steps.step) * 1e3, median(steps.compute) * 1e3,
-                median(steps.communication) * 1e3, median(steps.processor) * 1e3,
-                static_cast<long long>(steps.faults));
+                milliseconds(steps.step), milliseconds(steps.compute),
+                milliseconds(steps.communication), milliseconds(steps.processor),
+                static_cast<long long>(steps.faults),
+                static_cast<long long>(usage().ru_maxrss) * 1024);
 }
