@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help train test mutants program build configure wheel deb image-test plain bench bench-peers bench-experts fuzz faults soak docs format format-check lint clean setup
+.PHONY: help train test test-all run-tests mutants program build configure wheel deb image-test plain bench bench-peers bench-experts fuzz faults soak docs format format-check lint clean setup
 
 comma := ,
 LOCKSTEP_CUDA ?= AUTO
@@ -29,7 +29,7 @@ configure_args = -S . -B $(BUILD) -G Ninja -DLOCKSTEP_CUDA=$(LOCKSTEP_CUDA) \
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 	@echo
-	@echo 'Settings: LOCKSTEP_CUDA=AUTO|ON|OFF  SANITIZE=address,undefined|thread  LABEL=unit|ranks|end-to-end|gpu'
+	@echo 'Settings: LOCKSTEP_CUDA=AUTO|ON|OFF  SANITIZE=address,undefined|thread  LABEL=unit|ranks|end-to-end|gpu|long'
 	@echo '          CONFIG=FILE RANKS=N OUTPUT=DIR (of train)  FAULTS_ARGS=...  CMAKE_ARGS=...  CXX=...'
 
 setup:
@@ -70,10 +70,15 @@ train: configure ## Train the reference GPT on English text with two data-parall
 	@scripts/setup text
 	@LOCKSTEP_BUILD=$(BUILD) scripts/launch -n $(RANKS) -- train $(CONFIG) --output $(OUTPUT)
 
-test: configure ## Run every test (LABEL=... for some, SANITIZE=... for a sanitizer build)
+test: chosen_tests = $(if $(LABEL),-L '^$(LABEL)$$',-LE '^long$$')
+test: run-tests ## Run the tests but the long ones (LABEL=... for some, SANITIZE=... for a sanitizer)
+
+test-all: run-tests ## Run every test
+
+run-tests: configure
 	@ninja -C $(BUILD) test_programs
 	@scripts/setup text packaging
-	@cd $(BUILD) && ctest -j$$(($$(nproc) + 1)) --output-on-failure --no-tests=error $(if $(LABEL),-L '^$(LABEL)$$')
+	@cd $(BUILD) && ctest -j$$(($$(nproc) + 1)) --output-on-failure --no-tests=error $(chosen_tests)
 
 mutants: build ## Seed bugs, one at a time: the fast tests must see 95 % of them
 	@.venv/bin/python tests/mutants/run.py --build $(BUILD)
