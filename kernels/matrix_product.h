@@ -14,8 +14,9 @@
 namespace lockstep::kernels {
 
 /// Whether oneDNN computes large products of `x`: in fp32 on the CPU, on those processors or as the
-/// environment variable LOCKSTEP_ONEDNN says, 0 or 1; never where libtorch was built without it.
-/// ConfigError, by the first call for such an `x`, if the variable is neither.
+/// environment variable LOCKSTEP_ONEDNN says, 0 or 1; never where libtorch was built without it, or
+/// may not use it (at::Context::setUserEnabledMkldnn()). ConfigError, by the first call for such an
+/// `x`, if the variable is neither.
 bool onednn_multiplies(const at::Tensor& x);
 
 /// x matrix^T (+ bias): x [..., in], matrix [out, in], bias [out] -> [..., out].

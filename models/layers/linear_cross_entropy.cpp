@@ -33,8 +33,8 @@ struct ChunkedLoss : torch::CustomClassHolder {
     return as_matrix(gathering.whole);
   }
 
-  /// Calls visit(first token, number of tokens, their logits) for each chunk. Logits live until the
-  /// next chunk's are computed.
+  /// Calls visit(first token, number of tokens, their logits) for each chunk, whose logits live
+  /// during that call alone.
   template <class Visit>
   void each_chunk(const at::Tensor& rows, const at::Tensor& weight, Visit visit) const {
     const int64_t tokens = rows.size(0);
