@@ -61,11 +61,10 @@ TEST(ParallelFor, VisitsEachNumberOnce) {
 
 TEST(ParallelFor, ThrowsAgainWhatAThreadHasThrown) {
   const Threads two(2);
-  const auto throws = [](int64_t first, int64_t) {
-    if (first > 0) throw std::runtime_error("the second part");
+  const auto throws = [](int64_t, int64_t end) {
+    if (end > 50) throw std::runtime_error("the second part");
   };
-  EXPECT_THROW(parallel_for(0, 100, 50, [&](int64_t, int64_t end) { throws(end > 50 ? 1 : 0, 0); }),
-               std::runtime_error);
+  EXPECT_THROW(parallel_for(0, 100, 50, throws), std::runtime_error);
 }
 
 }  // namespace
