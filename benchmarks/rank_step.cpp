@@ -156,9 +156,14 @@ class Rank {
 int main(int argc, char** argv) {
   using namespace lockstep::benchmarks;
   if (argc != 7) return std::fputs("rank_step: six arguments, see the source\n", stderr), 2;
+  const std::string kind = argv[1];
+  if (kind != "sharded" && kind != "parameters" && kind != "replicated")
+    return std::fprintf(stderr, "rank_step: found '%s', allowed: sharded, parameters, replicated\n",
+                        argv[1]),
+           2;
   at::set_num_threads(1);
   const auto number = [&](int i) { return std::atoll(argv[i]); };
-  Rank rank(argv[1], number(2), number(3), number(4), number(5));
+  Rank rank(kind, number(2), number(3), number(4), number(5));
   const Steps steps = rank.measure(number(6));
   const auto milliseconds = [](const Samples& samples) {
     return samples.empty() ? 0 : median(samples) * 1e3;
