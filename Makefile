@@ -51,7 +51,7 @@ wheel: program ## Make dist/lockstep-*.whl of the build folder: the program with
 	@scripts/setup packaging
 	@.venv/bin/python packaging/wheel.py $(BUILD) dist
 
-deb: program ## Make dist/lockstep_*.deb with libtorch's part for CPUs, of a build without CUDA
+deb: program ## Make dist/lockstep_*.deb for CPUs, with libtorch's part for them
 	@scripts/setup packaging
 	@.venv/bin/python packaging/deb.py $(BUILD) dist
 

@@ -56,6 +56,26 @@ function(lockstep_room name)
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_ROOMS ${name})
 endfunction()
 
+# The sources of a room that use CUDA, as a library of their own, liblockstep_<name>_cuda.so, which
+# a process loads where there is a driver: see core/base/cuda_libraries.h.
+function(lockstep_cuda_part name)
+  set(part lockstep_${name}_cuda)
+  add_library(${part} MODULE ${ARGN})
+  target_link_libraries(${part} PRIVATE lockstep_${name} lockstep::torch_cuda)
+  target_link_options(${part} PRIVATE "LINKER:-z,defs")
+  lockstep_unity(${part} 8)
+  set_property(GLOBAL APPEND PROPERTY LOCKSTEP_CUDA_PARTS ${part})
+  install(TARGETS ${part} LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+endfunction()
+
+# Whatever runs on a GPU by itself must find the libraries above.
+function(lockstep_needs_cuda_parts target)
+  get_property(parts GLOBAL PROPERTY LOCKSTEP_CUDA_PARTS)
+  if(parts)
+    add_dependencies(${target} ${parts})
+  endif()
+endfunction()
+
 # Makes "lockstep/<room>/<header>" name the headers of a room, and of the sub-rooms listed.
 function(lockstep_link_headers room)
   set(folder "${LOCKSTEP_INCLUDE_DIR}/lockstep/${room}")

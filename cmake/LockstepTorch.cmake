@@ -1,11 +1,12 @@
-# Makes the imported target lockstep::torch from a libtorch as the PyPI wheel lays it out. Used by
-# the build and by the installed package alike; torch's own CMake files are not used, because they
+# Makes the imported targets lockstep::torch and lockstep::torch_cuda from a libtorch as the PyPI
+# wheel lays it out. Used by the build and by the installed package alike; torch's own CMake files are not used, because they
 # need a CUDA toolkit and hide the system's protobuf.
 #
 #   LOCKSTEP_TORCH_ROOT   the folder `torch` of the wheel. Where it is not set: .venv of the source
 #                         tree, then LOCKSTEP_TORCH_CANDIDATES, which the package sets, then the
 #                         python3 of the path.
-#   LOCKSTEP_TORCH_CUDA   also link the CUDA libraries (set by the build)
+#   LOCKSTEP_TORCH_CUDA   also make lockstep::torch_cuda, for sources that use CUDA themselves (set
+#                         by the build)
 include_guard(GLOBAL)
 
 set(LOCKSTEP_TORCH_VERSION "2.11.0")
@@ -57,20 +58,15 @@ if(NOT TARGET lockstep::torch)
   target_compile_features(lockstep::torch INTERFACE cxx_std_20)
   target_compile_definitions(lockstep::torch INTERFACE
     USE_DISTRIBUTED USE_C10D_GLOO)
-  set(_torch_libraries torch_cpu c10)
+  target_link_libraries(lockstep::torch INTERFACE
+    "${LOCKSTEP_TORCH_ROOT}/lib/libtorch_cpu.so" "${LOCKSTEP_TORCH_ROOT}/lib/libc10.so")
   if(LOCKSTEP_TORCH_CUDA)
-    # The registrations of libtorch_cuda must load although no symbol of it may be named.
-    target_link_options(lockstep::torch INTERFACE "LINKER:--no-as-needed")
-    target_compile_definitions(lockstep::torch INTERFACE USE_C10D_NCCL)
-    target_include_directories(lockstep::torch SYSTEM INTERFACE
+    add_library(lockstep::torch_cuda INTERFACE IMPORTED GLOBAL)
+    target_compile_definitions(lockstep::torch_cuda INTERFACE USE_C10D_NCCL)
+    target_include_directories(lockstep::torch_cuda SYSTEM INTERFACE
       "${_wheels}/cu13/include" "${_wheels}/nccl/include")
-    list(PREPEND _torch_libraries torch_cuda c10_cuda)
-  endif()
-  foreach(_library IN LISTS _torch_libraries)
-    target_link_libraries(lockstep::torch INTERFACE
-      "${LOCKSTEP_TORCH_ROOT}/lib/lib${_library}.so")
-  endforeach()
-  if(LOCKSTEP_TORCH_CUDA)
-    target_link_libraries(lockstep::torch INTERFACE "${_wheels}/cu13/lib/libcudart.so.13")
+    target_link_libraries(lockstep::torch_cuda INTERFACE lockstep::torch
+      "${LOCKSTEP_TORCH_ROOT}/lib/libtorch_cuda.so" "${LOCKSTEP_TORCH_ROOT}/lib/libc10_cuda.so"
+      "${_wheels}/cu13/lib/libcudart.so.13")
   endif()
 endif()

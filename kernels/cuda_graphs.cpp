@@ -1,6 +1,6 @@
 #include <ATen/cuda/CUDAGraph.h>
 
-#include "lockstep/kernels/device_graph.h"
+#include "lockstep/kernels/cuda_kernels.h"
 
 namespace lockstep::kernels {
 namespace {
@@ -20,8 +20,6 @@ class CudaDeviceGraph final : public DeviceGraph {
 
 }  // namespace
 
-MakeDeviceGraph cuda_graphs() {
-  return [] { return std::make_unique<CudaDeviceGraph>(); };
-}
+std::unique_ptr<DeviceGraph> make_cuda_graph() { return std::make_unique<CudaDeviceGraph>(); }
 
 }  // namespace lockstep::kernels

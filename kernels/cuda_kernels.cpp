@@ -1,10 +1,11 @@
 #include "lockstep/kernels/cuda_kernels.h"
 
-#include "lockstep/kernels/device_kernels.h"
+#include "lockstep/kernels/cuda_part.h"
 
 namespace lockstep::kernels {
+namespace {
 
-DeviceKernels cuda_kernels() {
+DeviceKernels kernels() {
   return {.adamw = adamw_cuda,
           .sgd = sgd_cuda,
           .sum_of_squares = sum_of_squares_cuda,
@@ -22,6 +23,12 @@ DeviceKernels cuda_kernels() {
           .rotary = rotary_cuda,
           .swiglu = swiglu_cuda,
           .swiglu_gradient = swiglu_gradient_cuda};
+}
+
+}  // namespace
+
+extern "C" void lockstep_kernels_cuda(CudaPart& part) {
+  part = {.kernels = kernels(), .graphs = make_cuda_graph};
 }
 
 }  // namespace lockstep::kernels

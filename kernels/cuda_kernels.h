@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/kernels/adamw_scalars.h"
+#include "lockstep/kernels/device_graph.h"
 #include "lockstep/kernels/device_kernels.h"
 #include "lockstep/kernels/sgd_scalars.h"
 #include "lockstep/kernels/step_control.h"
@@ -46,5 +47,7 @@ at::Tensor grouped_sums_cuda(const at::Tensor& x, const at::Tensor& none, const 
 /// Sets the contiguous `matrices` [groups, m, n] of groups without rows to zero. A matrix has a
 /// multiple of 16 bytes.
 void zero_empty_groups_cuda(const at::Tensor& matrices, const at::Tensor& ends);
+
+std::unique_ptr<DeviceGraph> make_cuda_graph();
 
 }  // namespace lockstep::kernels

@@ -40,7 +40,7 @@ std::unique_ptr<DeviceGraph> make_device_graph(c10::DeviceType type);
 /// Of another type than CUDA, before its first use.
 void register_device_graphs(c10::DeviceType type, MakeDeviceGraph make);
 
-/// CUDA's; empty in a build without it.
+/// CUDA's; empty where CUDA is not loaded, see cuda_libraries.h.
 MakeDeviceGraph cuda_graphs();
 
 }  // namespace lockstep::kernels

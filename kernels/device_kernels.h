@@ -72,7 +72,7 @@ const DeviceKernels* find_device_kernels(c10::DeviceType type);
 /// Of another type than CUDA, before its first use.
 void register_device_kernels(c10::DeviceType type, const DeviceKernels& kernels);
 
-/// Ours of CUDA; all null in a build without it.
+/// Ours of CUDA; all null where CUDA is not loaded, see cuda_libraries.h.
 DeviceKernels cuda_kernels();
 
 }  // namespace lockstep::kernels

@@ -13,6 +13,9 @@ SOURCE = pathlib.Path(__file__).resolve().parents[1]
 # Of every program and library, which all stand two folders below that of the packages.
 RPATH = "$ORIGIN/../lib:$ORIGIN/../../torch/lib:$ORIGIN/../../nvidia/cu13/lib"
 
+# Of LockstepConfig.cmake, in a build with CUDA.
+WITH_CUDA = "set(LOCKSTEP_TORCH_CUDA ON)"
+
 
 # The tools of .venv, wherever this is called from.
 os.environ["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -50,7 +53,7 @@ class Build:
         self.version = self._entry(cache, "CMAKE_PROJECT_VERSION")
         self.torch = pathlib.Path(self._entry(cache, "LOCKSTEP_TORCH_ROOT"))
         config = (self.folder / "LockstepConfig.cmake").read_text()
-        self.cuda = "set(LOCKSTEP_TORCH_CUDA ON)" in config
+        self.cuda = WITH_CUDA in config
         self.architectures = self._entry(cache, "CMAKE_CUDA_ARCHITECTURES") if self.cuda else ""
         listing = (SOURCE / "cmake/LockstepTorch.cmake").read_text()
         self.torch_version = re.search(r'LOCKSTEP_TORCH_VERSION "(.*)"', listing)[1]
@@ -60,15 +63,21 @@ class Build:
         found = re.search(rf"^{name}:\w+=(.*)$", cache, re.M)
         return found[1] if found else ""
 
-    def install(self, packages):
-        """Installs into `packages`/lockstep; returns that folder."""
+    def install(self, packages, cuda=True):
+        """Installs into `packages`/lockstep, unless `cuda` without the libraries that use CUDA;
+        returns that folder."""
         prefix = packages / "lockstep"
         run("cmake", "--install", self.folder, "--prefix", prefix, "--strip",
             stdout=subprocess.DEVNULL)
+        config = prefix / "lib/cmake/Lockstep/LockstepConfig.cmake"
+        text = config.read_text().replace(str(self.torch), "")
+        if not cuda:
+            text = text.replace(WITH_CUDA, "set(LOCKSTEP_TORCH_CUDA OFF)")
+            for library in (prefix / "lib").glob("liblockstep_*_cuda.so"):
+                library.unlink()
+        config.write_text(text)
         for file in elf_files(prefix):
             run("patchelf", "--set-rpath", RPATH, file)
-        config = prefix / "lib/cmake/Lockstep/LockstepConfig.cmake"
-        config.write_text(config.read_text().replace(str(self.torch), ""))
         return prefix
 
 

@@ -8,6 +8,7 @@
 #include <ATen/Context.h>
 #include <torch/version.h>
 
+#include "lockstep/core/cuda_libraries.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/versions.h"
 #include "lockstep/datasets/unfinished_file.h"
@@ -77,6 +78,7 @@ Json network_report() {
 }
 
 Json examine() {
+  (void)load_cuda_libraries();  // for their versions, without a driver as well
   const std::string failure = two_rank_self_test();
   Json launch = launch_report();
   const bool ok = failure.empty() && !launch.contains("error");

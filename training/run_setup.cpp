@@ -126,7 +126,7 @@ std::string unused_gpus(DeviceChoice choice, c10::Device device, const std::stri
   if (gpus == 0) return "";
   return fmt::format(
       "train.device = auto takes the CPU: the driver lists {} GPU{}, but this process sees no CUDA "
-      "device (CUDA_VISIBLE_DEVICES, or a build without CUDA)",
+      "device (CUDA_VISIBLE_DEVICES, LOCKSTEP_LOAD_CUDA, no libcuda.so.1, or a build without CUDA)",
       gpus, gpus == 1 ? "" : "s");
 }
 

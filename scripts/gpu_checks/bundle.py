@@ -68,15 +68,15 @@ class Bundle:
         if absent:
             raise CommandFailed(f"{self.folder} lacks {', '.join(absent)}: run scripts/gpu_check "
                                 "--build")
-        for name in PROGRAMS:
-            listed = run(["ldd", self / name], self.environment(), 30).needs().output
+        for path in [*(self / name for name in PROGRAMS), *self.cuda_parts()]:
+            listed = run(["ldd", path], self.environment(), 30).needs().output
             if missing := missing_libraries(listed):
-                raise CommandFailed(f"{name} needs {', '.join(missing)}, which is not here")
+                raise CommandFailed(f"{path.relative_to(self.folder)} needs {', '.join(missing)}, which is not here")
         return f"{len(PROGRAMS)} programs, {self.size() / MEBIBYTE:.1f} MiB, no library is missing"
 
-    def has_cuda(self):
-        listed = run(["ldd", self / "libexec/lockstep"], self.environment(), 30).needs().output
-        return "libtorch_cuda" in listed
+    def cuda_parts(self):
+        """The libraries that the programs load where there is a driver."""
+        return sorted((self / "lib").glob("liblockstep_*_cuda.so"))
 
     def files(self):
         """What travels; results of earlier runs lie beside it."""

@@ -142,8 +142,9 @@ TEST(NcclStreams, TheFirstUseOfTheOtherDirectionBlocksAgain) {
 
 TEST(NcclStreams, TheFirstCollectiveBlocksTheHostUntilAllHaveCome) {
   run_job(3, [&](NcclRank& self) {
-    if (self.rank == 2)
+    if (self.rank == 2) {
       EXPECT_TRUE(comes_true([&] { return self.rules.blocked_hosts().size() == 2; }));
+    }
     const at::Tensor x = self.filled(4, 1);
     self.all_reduce(x)->wait();
     EXPECT_TRUE(at::equal(x.cpu(), constant(4, 3)));
@@ -250,7 +251,9 @@ void send_beside_a_sum(NcclRank& self) {
   if (self.rank == 1) self.receive(got, 0)->wait();
   sum->wait();
   EXPECT_TRUE(at::equal(x.cpu(), constant(8, 3)));
-  if (self.rank == 1) EXPECT_TRUE(at::equal(got.cpu(), constant(8, 7)));
+  if (self.rank == 1) {
+    EXPECT_TRUE(at::equal(got.cpu(), constant(8, 7)));
+  }
 }
 
 /// Both directions of the pair, and the group, before the test.

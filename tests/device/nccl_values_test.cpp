@@ -234,8 +234,12 @@ TEST(NcclValues, CountsCallsAndBytesOfEachGroupAndKind) {
     const auto& calls = counts.calls.at("test");
     EXPECT_EQ(calls.at("allreduce"), (NcclCalls{4, 20 + 24 + 4}));
     EXPECT_EQ(calls.at("allgather"), (NcclCalls{1, 8}));
-    if (self.rank == 0) EXPECT_EQ(calls.at("send"), (NcclCalls{1, 16}));
-    if (self.rank == 2) EXPECT_EQ(calls.at("recv"), (NcclCalls{1, 16}));
+    if (self.rank == 0) {
+      EXPECT_EQ(calls.at("send"), (NcclCalls{1, 16}));
+    }
+    if (self.rank == 2) {
+      EXPECT_EQ(calls.at("recv"), (NcclCalls{1, 16}));
+    }
     EXPECT_EQ(calls.size(), self.rank == 1 ? 2U : 3U);
     EXPECT_EQ(counts.kernels, self.rank == 1 ? 3 : 4);  // nothing for no elements
     EXPECT_EQ(counts.communicators, self.rank == 1 ? 1 : 2);

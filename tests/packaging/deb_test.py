@@ -7,7 +7,7 @@ import sys
 import tempfile
 import unittest
 
-from installed import BUILD, OF_SYSTEM, SANITIZED, SOURCE, WITH_CUDA, Installed
+from installed import BUILD, OF_SYSTEM, SANITIZED, SOURCE, Installed
 from stage import elf_files
 
 
@@ -16,17 +16,6 @@ def make(dist):
                           capture_output=True, text=True, check=False)
 
 
-@unittest.skipUnless(WITH_CUDA, "this build has no CUDA")
-class Refusal(unittest.TestCase):
-    def test_a_build_with_cuda_is_refused(self):
-        with tempfile.TemporaryDirectory() as folder:
-            result = make(folder)
-        self.assertEqual(result.returncode, 1)
-        self.assertIn("was built with CUDA", result.stderr)
-        self.assertIn("run: make deb LOCKSTEP_CUDA=OFF BUILD=build-cpu", result.stderr)
-
-
-@unittest.skipIf(WITH_CUDA, "this build has CUDA, which make deb refuses")
 @unittest.skipIf(SANITIZED, "a sanitizer's build is refused")
 class Deb(Installed):
     @classmethod
@@ -50,7 +39,7 @@ class Deb(Installed):
             check=True).stdout, re.M))
         self.assertEqual((fields["Package"], fields["Architecture"]), ("lockstep", "amd64"))
         for package in ("libc6 (>=", "libgomp1", "libprotobuf32 (>=", "libstdc++6 (>=",
-                        "libzstd1 (>=", "zlib1g (>="):
+                        "libutf8proc2 (>=", "libzstd1 (>=", "zlib1g (>="):
             self.assertIn(package, fields["Depends"])
         listing = subprocess.run(["dpkg-deb", "--contents", self.package], capture_output=True,
                                  text=True, check=True).stdout
@@ -59,7 +48,10 @@ class Deb(Installed):
             self.assertIn(" root/root ", line)
             self.assertRegex(line, r" \./(usr/|$|usr$)", line)
         self.assertIn("./usr/share/doc/lockstep/copyright", listing)
-        self.assertNotIn("libtorch_cuda", listing)
+        libraries = re.findall(r"\S+/(lib\S+\.so\S*)$", listing, re.M)
+        self.assertIn("liblockstep_training.so", libraries)
+        for name in libraries:
+            self.assertNotRegex(name, r"torch_cuda|c10_cuda|lockstep_\w+_cuda|nccl")
 
     def test_libraries_are_found_from_where_the_files_stand(self):
         self.check_libraries(self.home / "lockstep",
@@ -70,7 +62,7 @@ class Deb(Installed):
             for path in re.findall(r"=> (/.*) \(0x", found):
                 inside = pathlib.Path(path).is_relative_to(self.root)
                 self.assertTrue(inside or OF_SYSTEM.match(path.rpartition("/")[2]) or
-                                re.search(r"/lib(gomp|protobuf|z|util)\.so", path), f"{file}: {path}")
+                                re.search(r"/lib(gomp|protobuf|utf8proc|z|zstd|util)\.so", path), f"{file}: {path}")
             self.assertNotIn("not found", found, file)
 
     def test_it_trains_and_writes_a_text_without_a_compiler(self):

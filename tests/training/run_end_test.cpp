@@ -119,7 +119,9 @@ TEST_F(RunEndTest, AStartRemovesWhatEarlierRunsLeft) {
     std::set<std::string> found;
     for (const auto& entry : std::filesystem::directory_iterator(into))
       found.insert(entry.path().filename());
-    if (state.rank() == 0) EXPECT_EQ(found, std::set<std::string>({"lock", "step_3", "step_6"}));
+    if (state.rank() == 0) {
+      EXPECT_EQ(found, std::set<std::string>({"lock", "step_3", "step_6"}));
+    }
   });
 }
 

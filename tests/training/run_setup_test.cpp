@@ -145,7 +145,8 @@ TEST(UnusedGpus, AreToldWhereARunTakesTheCpuByItself) {
   folder.write("0000:65:00.0", "");
   EXPECT_EQ(unused_gpus(DeviceChoice::auto_, c10::kCPU, folder.path()),
             "train.device = auto takes the CPU: the driver lists 2 GPUs, but this process sees no "
-            "CUDA device (CUDA_VISIBLE_DEVICES, or a build without CUDA)");
+            "CUDA device (CUDA_VISIBLE_DEVICES, LOCKSTEP_LOAD_CUDA, no libcuda.so.1, or a build "
+            "without CUDA)");
   EXPECT_EQ(unused_gpus(DeviceChoice::cpu, c10::kCPU, folder.path()), "");
   EXPECT_EQ(unused_gpus(DeviceChoice::auto_, cuda(0), folder.path()), "");
   EXPECT_EQ(unused_gpus(DeviceChoice::auto_, c10::kCPU, folder.path() / "none"), "");

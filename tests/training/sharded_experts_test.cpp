@@ -8,6 +8,7 @@
 #include "lockstep/optimizer/distributed_optimizer.h"
 #include "lockstep/parallel_state/planning.h"
 #include "lockstep/tests/support/host_transport.h"
+#include "lockstep/tests/support/sharded_step.h"
 #include "lockstep/tests/training/sharded_curves.h"
 
 namespace lockstep {
@@ -138,15 +139,9 @@ TEST_F(ShardedExpertsTest, RanksWithoutTokensGatherAndReduceAsTheOthers) {
     }
 }
 
-/// What a rank sends of parameters and gradients in a step.
-struct Sent {
-  int64_t gathers = 0, gathered = 0, reductions = 0, reduced = 0;
-};
-
-/// Of rank 0 in its third step, by group; `units`: bytes of this rank's shards of each buffer, by
-/// the name of its first parameter.
-std::map<std::string, Sent> sent_in_step(const Config& job, int64_t world,
-                                         std::map<std::string, int64_t>& units) {
+/// Of rank 0 in its third step, by group.
+std::map<std::string, ShardedTraffic> sent_in_step(const Config& job, int64_t world,
+                                                   std::map<std::string, int64_t>& units) {
   CollectiveLog log;
   size_t before = 0, after = 0;
   RankThreadOptions options;
@@ -161,25 +156,20 @@ std::map<std::string, Sent> sent_in_step(const Config& job, int64_t world,
           trainer.train_step();
           if (state.rank() == 0) after = log.of_rank(0).size();
         }
-        if (state.rank() != 0) return;
-        for (const ParamAndGradBuffer* buffer :
-             trainer.training_model().wrappers().front()->buffers())
-          units[buffer->params().front().name] = buffer->kept_param_bytes();
+        if (state.rank() == 0) units = shard_bytes(trainer);
       },
       options);
-  std::map<std::string, Sent> sent;
+  std::map<std::string, ShardedTraffic> sent;
   const auto calls = log.of_rank(0);
   for (size_t i = before; i < after; ++i) {
     const std::string& label = calls[i].label;
-    Sent& one = sent[calls[i].group];
+    ShardedTraffic& one = sent[calls[i].group];
     if (label.starts_with("parameters '")) ++one.gathers, one.gathered += calls[i].bytes;
     if (label.starts_with("bucket ")) ++one.reductions, one.reduced += calls[i].bytes;
   }
   return sent;
 }
 
-/// docs/library.md: with m micro-batches a unit is gathered 2m times, but m times the table, which
-/// backward does not read, and the last unit of forward, with which backward begins.
 TEST_F(ShardedExpertsTest, AStepSendsWhatTheFormulaSays) {
   LOCKSTEP_NEEDS_HOST_TRANSPORT();
   for (const int64_t microbatches : {1, 3})
@@ -192,24 +182,15 @@ TEST_F(ShardedExpertsTest, AStepSendsWhatTheFormulaSays) {
           {kExpert});
       std::map<std::string, int64_t> units;
       auto sent = sent_in_step(job, 4, units);
-      int64_t experts = 0, dense = 0;
-      for (const auto& [name, bytes] : units)
-        (name.find(".experts.") == std::string::npos ? dense : experts) += bytes;
+      int64_t experts = 0;
+      for (const auto& [name, bytes] : units) experts += is_of_experts(name) ? bytes : 0;
       EXPECT_EQ(units.size(), 2 + 5U);  // of each layer the experts lie apart
       // fc1 with its gate and fc2 of two of the four experts, over two ranks.
       EXPECT_EQ(experts, 2 * 2 * 3 * 16 * 16 * 8 / 2);
-      const Sent& of_experts = sent.at("expert-dp");
-      EXPECT_EQ(of_experts.gathers, 2 * 2 * microbatches);
-      EXPECT_EQ(of_experts.gathered, 2 * microbatches * experts);
-      EXPECT_EQ(of_experts.reductions, 2);
-      EXPECT_EQ(of_experts.reduced, 2 * experts);
-      const Sent& others = sent.at("dp-cp");
-      const int64_t once =
-          units.at("embedding.word_embeddings.weight") + units.at("output_layer.weight");
-      EXPECT_EQ(others.gathers, (2 * 5 - 2) * microbatches);
-      EXPECT_EQ(others.gathered, (2 * dense - once) * microbatches);
-      EXPECT_EQ(others.reductions, 5);
-      EXPECT_EQ(others.reduced, 4 * dense);
+      EXPECT_EQ(sent.at("expert-dp"), expected_traffic(units, true, microbatches, 2));
+      EXPECT_EQ(sent.at("expert-dp").gathers, 2 * 2 * microbatches);
+      EXPECT_EQ(sent.at("dp-cp"), expected_traffic(units, false, microbatches, 4));
+      EXPECT_EQ(sent.at("dp-cp").gathers, (2 * 5 - 2) * microbatches);
     }
 }
 

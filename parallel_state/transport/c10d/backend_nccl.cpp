@@ -3,8 +3,7 @@
 #include <torch/csrc/distributed/c10d/NCCLUtils.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
-#include "lockstep/parallel_state/backends.h"
-#include "lockstep/parallel_state/devices.h"
+#include "lockstep/parallel_state/nccl_part.h"
 
 namespace lockstep {
 namespace {
@@ -26,9 +25,7 @@ void leave_failures_to_us() {
   c10::utils::set_env("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/false);
 }
 
-}  // namespace
-
-c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec) {
+c10::intrusive_ptr<c10d::Backend> make_backend(const BackendSpec& spec) {
   using Nccl = c10d::ProcessGroupNCCL;
   stay_on_loopback(spec);
   leave_failures_to_us();
@@ -43,8 +40,12 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec) {
                                    options);
 }
 
-int cuda_device_count() { return c10::cuda::device_count(); }
+}  // namespace
 
-std::string nccl_version() { return c10d::getNcclVersion(); }
+extern "C" void lockstep_parallel_state_cuda(NcclPart& part) {
+  part = {.make_backend = make_backend,
+          .device_count = [] { return static_cast<int>(c10::cuda::device_count()); },
+          .version = [] { return c10d::getNcclVersion(); }};
+}
 
 }  // namespace lockstep

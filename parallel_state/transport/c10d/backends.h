@@ -31,7 +31,7 @@ struct BackendSpec {
 /// them leaves meanwhile.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const BackendSpec& spec);
 
-/// NCCL, for CUDA tensors. Throws ConfigError in a build without CUDA.
+/// NCCL, for CUDA tensors. ConfigError where CUDA is not loaded, see cuda_libraries.h.
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec);
 
 }  // namespace lockstep

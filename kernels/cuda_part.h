@@ -1,10 +1,15 @@
+#pragma once
+
+// Internal: what kernels/ has for CUDA.
+
 #include "lockstep/kernels/device_graph.h"
 #include "lockstep/kernels/device_kernels.h"
 
 namespace lockstep::kernels {
 
-DeviceKernels cuda_kernels() { return {}; }
-
-MakeDeviceGraph cuda_graphs() { return nullptr; }
+struct CudaPart {
+  DeviceKernels kernels;
+  MakeDeviceGraph graphs;
+};
 
 }  // namespace lockstep::kernels

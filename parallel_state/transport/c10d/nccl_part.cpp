@@ -1,0 +1,37 @@
+#include "lockstep/parallel_state/nccl_part.h"
+
+#include "lockstep/core/check.h"
+#include "lockstep/core/cuda_libraries.h"
+#include "lockstep/parallel_state/devices.h"
+
+namespace lockstep {
+namespace {
+
+const NcclPart& nccl_part() {
+  check_cuda_libraries();
+  static const NcclPart part = cuda_part<NcclPart>("lockstep_parallel_state_cuda");
+  return part;
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec) {
+  const auto make = nccl_part().make_backend;
+  require<ConfigError>(make != nullptr,
+                       "group {}: CUDA tensors were asked for, but this process has no CUDA (no "
+                       "driver, LOCKSTEP_LOAD_CUDA=0, or a build with LOCKSTEP_CUDA=OFF)",
+                       spec.group_name);
+  return make(spec);
+}
+
+int cuda_device_count() {
+  const auto count = nccl_part().device_count;
+  return count ? count() : 0;
+}
+
+std::string nccl_version() {
+  const auto version = nccl_part().version;
+  return version ? version() : "";
+}
+
+}  // namespace lockstep
