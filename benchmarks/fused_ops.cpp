@@ -1,9 +1,12 @@
 // Fused operations of layers, forward and backward, against the operators of libtorch that give the
 // same, in fp32 unless the name says otherwise, round by round. Processor time of the process,
 // which other programs disturb least, and the ratio of elapsed times beside it, which counts with
-// several threads. `gpu_bench fused` measures the same on a GPU.
+// several threads. Then the bytes a second that they must read and write on larger tensors, as a
+// share of those of `c = a + b`. `gpu_bench fused` measures the operations on a GPU.
 //
 //   fused_ops [NAME]    the operations whose name contains NAME; without it all
+
+#include <malloc.h>
 
 #include <chrono>
 #include <cstdio>
@@ -11,7 +14,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include "lockstep/benchmarks/fused_rivals.h"
 #include "lockstep/benchmarks/interleaved.h"
@@ -21,19 +23,22 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-constexpr size_t kWarmups = 5, kRounds = 60, kBlocks = 3;
+constexpr size_t kWarmups = 5, kRounds = 60, kBlocks = 3, kLargeRounds = 12;
+constexpr double kShareLimit = 0.85;
 
+// Its tensors have up to 28 MiB: malloc never keeps blocks of more than 32.
+const ModelSize kLarge = {"large", 512, 8, 1792, 832, 16};
 const ModelSize kSizes[] = {{"tiny", 128, 8, 128, 384, 4}, {"small", 256, 4, 384, 1024, 6}};
 
 struct Seconds {
   double processor, elapsed;
 };
 
-Seconds times_of(const std::function<Tensors()>& forward, const Tensors& grads) {
+Seconds times_of(const Rival& rival, const Tensors& grads) {
   using Clock = std::chrono::steady_clock;
   const std::clock_t processor = std::clock();
   const Clock::time_point begin = Clock::now();
-  torch::autograd::backward(forward(), grads);
+  rival.run(grads);
   return {static_cast<double>(std::clock() - processor) / CLOCKS_PER_SEC,
           std::chrono::duration<double>(Clock::now() - begin).count()};
 }
@@ -61,6 +66,40 @@ void report(const ModelSize& size, const Rivals& rivals, int threads) {
               of_elapsed.low, of_elapsed.high);
 }
 
+/// Bytes a second of `rivals` in elapsed time, beside those of `c = a + b`.
+void report_bandwidth(const Rivals& rivals, int threads) {
+  at::set_num_threads(threads);
+  const Tensors grads = random_grads(rivals.ours);
+  const at::Tensor a = at::zeros({7 << 20}), b = at::ones_like(a);
+  at::Tensor c = at::empty_like(a);
+  const auto bytes = static_cast<double>(rivals.least_bytes);
+  const double plain = 3 * static_cast<double>(a.nbytes());
+  std::vector<Samples> samples(3);
+  for (size_t round = 0; round < kLargeRounds + kWarmups; ++round) {
+    const double ours = times_of(rivals.ours, grads).elapsed;
+    const double libtorch = times_of(rivals.libtorch, grads).elapsed;
+    const double add = seconds_of([&] { at::add_out(c, a, b); });
+    if (round < kWarmups) continue;
+    samples[0].push_back(ours);
+    samples[1].push_back(libtorch);
+    samples[2].push_back(add);
+  }
+  const auto gigabytes = [](double of, double seconds) { return of / seconds / 1e9; };
+  const Estimate share =
+      estimate(samples, kBlocks, [&](const auto& m) { return bytes / m[0] / (plain / m[2]); });
+  std::printf("%-22s %8d %10.1f %14.1f %15.1f   %.2f [%.2f, %.2f], %s\n", rivals.name.c_str(),
+              threads, gigabytes(bytes, median(samples[0])), gigabytes(bytes, median(samples[1])),
+              gigabytes(plain, median(samples[2])), share.value, share.low, share.high,
+              share.value >= kShareLimit ? "met" : "missed");
+}
+
+std::vector<Rivals> large_rivals() {
+  std::vector<Rivals> all = layer_rivals(kLarge, at::kFloat);
+  all.push_back(cross_entropy_rivals("cross entropy, 32,000", 224, 32000, 0, at::kFloat));
+  std::erase_if(all, [](const Rivals& rivals) { return rivals.least_bytes == 0; });
+  return all;
+}
+
 std::vector<Rivals> all_rivals(const ModelSize& size) {
   const at::TensorOptions fp32 = at::kFloat, bf16 = at::kBFloat16;
   std::vector<Rivals> all = layer_rivals(size, fp32);
@@ -80,6 +119,12 @@ std::vector<Rivals> all_rivals(const ModelSize& size) {
 
 int main(int argc, char** argv) {
   using namespace lockstep::benchmarks;
+  // Memory that is new in each round would cost both sides more than what is measured.
+  ::mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  const auto chosen = [&](const Rivals& rivals) {
+    return argc < 2 || rivals.name.find(argv[1]) != std::string::npos;
+  };
   std::printf("Forward and backward, fp32; medians of %zu rounds, processor time\n", kRounds);
   std::printf("%-6s %-22s %8s %10s %13s   %s\n", "model", "operation", "threads", "ours, us",
               "libtorch, us",
@@ -87,7 +132,11 @@ int main(int argc, char** argv) {
   for (const ModelSize& size : kSizes)
     for (const int threads : {1, 2})
       for (const Rivals& rivals : all_rivals(size))
-        if (argc < 2 || rivals.name.find(argv[1]) != std::string::npos)
-          report(size, rivals, threads);
+        if (chosen(rivals)) report(size, rivals, threads);
+  std::printf("\n%-22s %8s %10s %14s %15s   ours / c = a + b, limit %.2f\n", "operation", "threads",
+              "ours, GB/s", "libtorch, GB/s", "c = a + b, GB/s", kShareLimit);
+  for (const int threads : {1, 2})
+    for (const Rivals& rivals : large_rivals())
+      if (chosen(rivals)) report_bandwidth(rivals, threads);
   return 0;
 }

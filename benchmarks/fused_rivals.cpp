@@ -1,6 +1,7 @@
 #include "lockstep/benchmarks/fused_rivals.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -20,6 +21,8 @@ using Options = at::TensorOptions;
 at::Tensor leaf(at::IntArrayRef shape, const Options& options) {
   return at::randn(shape, options).requires_grad_(true);
 }
+
+int64_t bytes_of(const at::Tensor& x) { return static_cast<int64_t>(x.nbytes()); }
 
 /// A leaf with a gradient of its own already, to which backward adds.
 at::Tensor with_grad(const at::Tensor& x, at::ScalarType grad_dtype) {
@@ -62,25 +65,35 @@ Rivals norm_rivals(const ModelSize& size, Normalization kind, const Options& opt
   const at::Tensor residual = leaf(x.sizes(), options);
   const at::Tensor weight = leaf({size.hidden}, options), bias = leaf({size.hidden}, options);
   const bool rms = kind == Normalization::RMSNorm;
-  return {rms ? "residual + RMSNorm" : "residual + LayerNorm",
-          [=]() -> Tensors {
-            const auto [sum, normalized] = norm->of_sum(x, residual);
-            return {sum, normalized};
-          },
-          [=]() -> Tensors {
-            const at::Tensor sum = x + residual;
-            return {sum, rms ? at::rms_norm(sum, weight.sizes(), weight, 1e-5)
-                             : at::layer_norm(sum, weight.sizes(), weight, bias, 1e-5)};
-          }};
+  Rivals rivals;
+  rivals.name = rms ? "residual + RMSNorm" : "residual + LayerNorm";
+  rivals.ours = {[=]() -> Tensors {
+                   const auto [sum, normalized] = norm->of_sum(x, residual);
+                   return {sum, normalized};
+                 },
+                 {x, residual}};
+  rivals.libtorch = {[=]() -> Tensors {
+                       const at::Tensor sum = x + residual;
+                       return {sum, rms ? at::rms_norm(sum, weight.sizes(), weight, 1e-5)
+                                        : at::layer_norm(sum, weight.sizes(), weight, bias, 1e-5)};
+                     },
+                     {x, residual, weight}};
+  for (const at::Tensor& parameter : norm->parameters()) rivals.ours.inputs.push_back(parameter);
+  if (!rms) rivals.libtorch.inputs.push_back(bias);
+  rivals.least_bytes = 8 * bytes_of(x);  // two read and two written, each way
+  return rivals;
 }
 
 Rivals swiglu_rivals(const ModelSize& size, const Options& options) {
   const at::Tensor inner = leaf({size.sequence, size.batch, 2 * size.ffn}, options);
-  return {"SwiGLU", [=]() -> Tensors { return {activate(Activation::swiglu, inner)}; },
-          [=]() -> Tensors {
-            const auto halves = inner.chunk(2, -1);
-            return {at::silu(halves[0]) * halves[1]};
-          }};
+  return {"SwiGLU",
+          {[=]() -> Tensors { return {activate(Activation::swiglu, inner)}; }, {inner}},
+          {[=]() -> Tensors {
+             const auto halves = inner.chunk(2, -1);
+             return {at::silu(halves[0]) * halves[1]};
+           },
+           {inner}},
+          4 * bytes_of(inner)};  // one and a half forward, two and a half backward
 }
 
 Rivals rotary_rivals(const ModelSize& size, const Options& options) {
@@ -95,14 +108,16 @@ Rivals rotary_rivals(const ModelSize& size, const Options& options) {
     return at::addcmul(heads * cos, swapped, sin);
   };
   return {"rotary embedding",
-          [=]() -> Tensors {
-            const auto [query, key, value] = rotary->heads_of(packed, {0, 1});
-            return {query, key, value};
-          },
-          [=]() -> Tensors {
-            const auto parts = packed.split_with_sizes({1, 1, 1}, 3);
-            return {turned(parts[0].squeeze(3)), turned(parts[1].squeeze(3)), parts[2].squeeze(3)};
-          }};
+          {[=]() -> Tensors {
+             const auto [query, key, value] = rotary->heads_of(packed, {0, 1});
+             return {query, key, value};
+           },
+           {packed}},
+          {[=]() -> Tensors {
+             const auto parts = packed.split_with_sizes({1, 1, 1}, 3);
+             return {turned(parts[0].squeeze(3)), turned(parts[1].squeeze(3)), parts[2].squeeze(3)};
+           },
+           {packed}}};
 }
 
 /// At a share of 0.1, on a residual. libtorch draws its numbers from a generator.
@@ -111,8 +126,11 @@ Rivals dropout_rivals(const ModelSize& size, const Options& options) {
   const at::Tensor x = leaf({size.sequence, size.batch, size.hidden}, options);
   const at::Tensor residual = leaf(x.sizes(), options);
   return {"dropout + residual",
-          [=]() -> Tensors { return {dropout->add(x, residual, {}, /*training=*/true)}; },
-          [=]() -> Tensors { return {residual + at::dropout(x, 0.1, /*train=*/true)}; }};
+          {[=]() -> Tensors { return {dropout->add(x, residual, {}, /*training=*/true)}; },
+           {x, residual}},
+          {[=]() -> Tensors { return {residual + at::dropout(x, 0.1, /*train=*/true)}; },
+           {x, residual}},
+          5 * bytes_of(x)};  // the residual's gradient is the result's
 }
 
 /// Keys and values as they are against copies of them; causal_attention() copies them on the CPU.
@@ -122,14 +140,16 @@ Rivals grouped_attention_rivals(const ModelSize& size, const Options& options) {
   const at::Tensor key = leaf({size.batch, groups, size.sequence, size.channels()}, options);
   const at::Tensor value = leaf(key.sizes(), options);
   return {"grouped attention",
-          [=]() -> Tensors {
-            return {at::scaled_dot_product_attention(query, key, value, {}, 0.0, true, std::nullopt,
-                                                     /*enable_gqa=*/true)};
-          },
-          [=]() -> Tensors {
-            return {at::scaled_dot_product_attention(query, key.repeat_interleave(2, 1),
-                                                     value.repeat_interleave(2, 1), {}, 0.0, true)};
-          }};
+          {[=]() -> Tensors {
+             return {at::scaled_dot_product_attention(query, key, value, {}, 0.0, true,
+                                                      std::nullopt, /*enable_gqa=*/true)};
+           },
+           {query, key, value}},
+          {[=]() -> Tensors {
+             return {at::scaled_dot_product_attention(
+                 query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), {}, 0.0, true)};
+           },
+           {query, key, value}}};
 }
 
 }  // namespace
@@ -145,22 +165,24 @@ std::vector<Rivals> layer_rivals(const ModelSize& size, const at::TensorOptions&
 
 Rivals cross_entropy_rivals(const std::string& name, int64_t tokens, int64_t vocab_size,
                             double smoothing, const at::TensorOptions& options) {
-  const at::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
-  const at::Tensor ours = with_grad(at::randn({tokens, vocab_size}, options), dtype);
-  const at::Tensor theirs = with_grad(ours.detach().clone(), dtype);
+  const at::Tensor ours = leaf({tokens, vocab_size}, options);
+  const at::Tensor theirs = ours.detach().clone().requires_grad_(true);
   const at::Tensor labels = labels_of(tokens, vocab_size, options);
   const VocabPartition part = vocab_partition(vocab_size, vocab_size, 0, 1);
   const ProcessGroup group = alone(options).group(GroupKind::tp);
   const auto n = static_cast<double>(vocab_size);
   return {name,
-          [=]() -> Tensors {
-            return {vocab_parallel_cross_entropy(ours.alias(), labels, part, group,
-                                                 smoothing * (n - 1) / n, LogitsMemory::taken)};
-          },
-          [=]() -> Tensors {
-            return {at::cross_entropy_loss(theirs.to(at::kFloat), labels, /*weight=*/{},
-                                           at::Reduction::None, kIgnoredLabel, smoothing)};
-          }};
+          {[=]() -> Tensors {
+             return {vocab_parallel_cross_entropy(ours.alias(), labels, part, group,
+                                                  smoothing * (n - 1) / n, LogitsMemory::taken)};
+           },
+           {ours}},
+          {[=]() -> Tensors {
+             return {at::cross_entropy_loss(theirs.to(at::kFloat), labels, /*weight=*/{},
+                                            at::Reduction::None, kIgnoredLabel, smoothing)};
+           },
+           {theirs}},
+          3 * bytes_of(ours)};
 }
 
 Rivals chunked_loss_rivals(const ModelSize& size, int64_t vocab_size, int64_t chunk,
@@ -171,13 +193,13 @@ Rivals chunked_loss_rivals(const ModelSize& size, int64_t vocab_size, int64_t ch
   const VocabPartition part = vocab_partition(vocab_size, vocab_size, 0, 1);
   const ParallelLinearOptions linear = linear_options(options);
   return {"output + loss, chunks",
-          [=]() -> Tensors {
+          {[=]() -> Tensors {
             return {parallel_linear_cross_entropy(x, weight, labels, part, linear, chunk)};
-          },
-          [=]() -> Tensors {
+          }},
+          {[=]() -> Tensors {
             return {at::cross_entropy_loss(at::linear(x, weight).to(at::kFloat), labels,
                                            /*weight=*/{}, at::Reduction::None)};
-          }};
+          }}};
 }
 
 Rivals linear_rivals(const std::string& name, const ModelSize& size, int64_t outputs,
@@ -187,13 +209,20 @@ Rivals linear_rivals(const std::string& name, const ModelSize& size, int64_t out
   const at::Tensor theirs = with_grad(ours.detach().clone(), at::kFloat);
   torch::autograd::impl::set_post_acc_grad_hooks(ours, std::make_unique<Waiting>());
   const ParallelLinearOptions linear = linear_options(options);
-  return {name, [=]() -> Tensors { return {parallel_linear(x, ours, {}, linear)}; },
-          [=]() -> Tensors { return {at::linear(x, theirs)}; }};
+  return {name,
+          {[=]() -> Tensors { return {parallel_linear(x, ours, {}, linear)}; }},
+          {[=]() -> Tensors { return {at::linear(x, theirs)}; }}};
 }
 
-std::vector<at::Tensor> random_grads(const std::function<Tensors()>& forward) {
+void Rival::run(const Tensors& grads) const {
+  const Tensors outputs = forward();
+  if (inputs.empty()) return torch::autograd::backward(outputs, grads);
+  (void)torch::autograd::grad(outputs, inputs, grads);
+}
+
+std::vector<at::Tensor> random_grads(const Rival& rival) {
   Tensors grads;
-  for (const at::Tensor& output : forward())
+  for (const at::Tensor& output : rival.forward())
     grads.push_back(at::randn(output.sizes(), output.options()));
   return grads;
 }

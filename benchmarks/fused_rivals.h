@@ -19,10 +19,23 @@ struct ModelSize {
   int64_t tokens() const { return sequence * batch; }
 };
 
-/// Two ways to the same values, each a forward.
+/// A way to values: its forward, and the inputs that get gradients. Without inputs backward adds to
+/// the gradients of the leaves.
+struct Rival {
+  std::function<std::vector<at::Tensor>()> forward;
+  std::vector<at::Tensor> inputs = {};
+
+  /// Forward and backward. The gradients of `inputs` are dropped: in a model the gradient of an
+  /// activation goes on to the layer before, and nothing adds to it.
+  void run(const std::vector<at::Tensor>& grads) const;
+};
+
+/// Two ways to the same values.
 struct Rivals {
   std::string name;
-  std::function<std::vector<at::Tensor>()> ours, libtorch;
+  Rival ours, libtorch;
+  /// Bytes that forward and backward must read and write; 0 where no memory bounds them.
+  int64_t least_bytes = 0;
 };
 
 /// Norms with a residual, SwiGLU, rotary embedding, dropout with a residual, attention with grouped
@@ -42,7 +55,7 @@ Rivals chunked_loss_rivals(const ModelSize& size, int64_t vocab_size, int64_t ch
 Rivals linear_rivals(const std::string& name, const ModelSize& size, int64_t outputs,
                      const at::TensorOptions& options);
 
-/// Random gradients of what `forward` returns.
-std::vector<at::Tensor> random_grads(const std::function<std::vector<at::Tensor>()>& forward);
+/// Random gradients of what the rival's forward returns.
+std::vector<at::Tensor> random_grads(const Rival& rival);
 
 }  // namespace lockstep::benchmarks

@@ -23,7 +23,7 @@ template <class Block, class T>
 LOCKSTEP_LANE T exp_below(T x, T highest) {
   constexpr T kLeast = sizeof(T) == 8 ? T(-708) : T(-87);
   const T below = x - highest;
-  return below < kLeast ? T(0) : Block::exp(below);
+  return below < kLeast ? T(0) : Block::exp_normal(below);
 }
 
 }  // namespace lockstep::kernels

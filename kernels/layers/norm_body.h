@@ -16,19 +16,22 @@ LOCKSTEP_LANE void norm_rows(Block block, const NormRows<T>& a, int64_t first, i
   const int64_t width = a.width;
   for (int64_t row = first; row < end; ++row) {
     const T* source = a.x + row * width;
+    W mean = 0;
     if (a.residual) {
       const T* const x = source;
       const T* const residual = a.residual + row * width;
       T* const sum = a.sum + row * width;
-      block.map(
-          width, [](W a, W b) LOCKSTEP_LANE_LAMBDA { return a + b; }, sum, x, residual);
+      const auto add = [](W a, W b) LOCKSTEP_LANE_LAMBDA { return a + b; };
+      if constexpr (kCentred)
+        mean = block.template map_sum<W>(width, add, sum, x, residual);
+      else
+        block.map(width, add, sum, x, residual);
       source = sum;
-    }
-    W mean = 0;
-    if constexpr (kCentred)
+    } else if constexpr (kCentred) {
       mean = block.template sum<W>(
-                 width, [](W x) LOCKSTEP_LANE_LAMBDA { return x; }, source) /
-             static_cast<W>(width);
+          width, [](W x) LOCKSTEP_LANE_LAMBDA { return x; }, source);
+    }
+    if constexpr (kCentred) mean /= static_cast<W>(width);
     const W squares = block.template sum<W>(
         width,
         [=](W x) LOCKSTEP_LANE_LAMBDA {

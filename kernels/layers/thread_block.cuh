@@ -56,6 +56,10 @@ struct ThreadLanes {
   LOCKSTEP_LANE static bool leads() { return threadIdx.x == 0; }
   LOCKSTEP_LANE static float exp(float x) { return expf(x); }
   LOCKSTEP_LANE static double exp(double x) { return ::exp(x); }
+  template <class T>
+  LOCKSTEP_LANE static T exp_normal(T x) {
+    return exp(x);
+  }
 
  protected:
   template <class T>
@@ -106,6 +110,13 @@ struct ThreadBlock : ThreadLanes<kPack> {
       for (int k = 0; k < count; ++k) own += f(widen(from[i + k])...);
     });
     return joined(own, [](W a, W b) { return a + b; });
+  }
+
+  /// map(), and sum() of what it has written.
+  template <class W, class F, class To, class... From>
+  LOCKSTEP_LANE static W map_sum(int64_t n, F f, To* to, const From*... from) {
+    Lanes::map(n, f, to, from...);
+    return sum<W>(n, [](W x) { return x; }, to);
   }
 
   /// Of from[i], with the sum itself if `kPlain`; each thread gets it. All threads call it.
