@@ -65,6 +65,8 @@ if(NOT TARGET lockstep::torch)
     target_compile_definitions(lockstep::torch_cuda INTERFACE USE_C10D_NCCL)
     target_include_directories(lockstep::torch_cuda SYSTEM INTERFACE
       "${_wheels}/cu13/include" "${_wheels}/nccl/include")
+    # Registrations, too: a program may name no symbol of it.
+    target_link_options(lockstep::torch_cuda INTERFACE "LINKER:--no-as-needed")
     target_link_libraries(lockstep::torch_cuda INTERFACE lockstep::torch
       "${LOCKSTEP_TORCH_ROOT}/lib/libtorch_cuda.so" "${LOCKSTEP_TORCH_ROOT}/lib/libc10_cuda.so"
       "${_wheels}/cu13/lib/libcudart.so.13")

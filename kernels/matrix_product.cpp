@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "lockstep/core/check.h"
@@ -66,11 +67,26 @@ bool adds_by_onednn(const at::Tensor& a, int64_t columns) {
          onednn_multiplies(a);
 }
 
-/// x matrix^T (+ bias)
+/// What oneDNN has fast code for: others take a thousand times as long.
+at::Tensor without_gaps(const at::Tensor& x) {
+  const bool fits = x.is_contiguous() || (x.dim() == 2 && x.t().is_contiguous());
+  return fits ? x : x.contiguous();
+}
+
+/// Whether oneDNN can add it; libtorch takes others, or says what is wrong with them.
+bool fits(const std::optional<at::Tensor>& bias, const at::Tensor& matrix) {
+  return !bias || (bias->is_cpu() && bias->scalar_type() == at::kFloat && bias->dim() == 1 &&
+                   bias->size(0) == matrix.size(0));
+}
+
+/// x matrix^T (+ bias). The operator reads a bias as if it were contiguous. It has no derivative:
+/// autograd's fallback for such ones would only box its arguments.
 at::Tensor by_onednn(const at::Tensor& x, const at::Tensor& matrix,
                      const std::optional<at::Tensor>& bias = {}) {
   static const c10::List<std::optional<at::Scalar>> no_scalars;
-  return onednn()->call(x, matrix, bias, "none", no_scalars, "");
+  const at::AutoDispatchBelowAutograd below;
+  return onednn()->call(without_gaps(x), without_gaps(matrix),
+                        bias ? std::optional(bias->contiguous()) : bias, "none", no_scalars, "");
 }
 
 /// Calls visit(part of result, part of a) for some rows at a time. oneDNN copies a transposed `a`
@@ -88,6 +104,8 @@ void in_parts(const at::Tensor& result, const at::Tensor& a, Visit visit) {
 
 }  // namespace
 
+void check_matrix_products() { (void)onednn(); }
+
 bool onednn_multiplies(const at::Tensor& x) {
   return x.is_cpu() && x.scalar_type() == at::kFloat && at::globalContext().userEnabledMkldnn() &&
          onednn().has_value();
@@ -95,12 +113,13 @@ bool onednn_multiplies(const at::Tensor& x) {
 
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& matrix,
                           const std::optional<at::Tensor>& bias) {
-  return takes_onednn(x, matrix.size(0)) ? by_onednn(x, matrix, bias) : at::linear(x, matrix, bias);
+  const bool here = takes_onednn(x, matrix.size(0)) && fits(bias, matrix);
+  return here ? by_onednn(x, matrix, bias) : at::linear(x, matrix, bias);
 }
 
 void linear_product_into(at::Tensor result, const at::Tensor& x, const at::Tensor& matrix,
                          const std::optional<at::Tensor>& bias) {
-  if (takes_onednn(x, matrix.size(0)))
+  if (takes_onednn(x, matrix.size(0)) && fits(bias, matrix))
     result.copy_(by_onednn(x, matrix, bias));
   else if (bias)
     at::addmm_out(result, *bias, x, matrix.t());
@@ -117,8 +136,9 @@ void product_into(at::Tensor result, const at::Tensor& a, const at::Tensor& b) {
     at::mm_out(result, a, b);
     return;
   }
+  const at::Tensor matrix = without_gaps(b.t());
   in_parts(result, a, [&](const at::Tensor& part, const at::Tensor& rows) {
-    part.copy_(by_onednn(rows, b.t()));
+    part.copy_(by_onednn(rows, matrix));
   });
 }
 
@@ -127,8 +147,9 @@ void add_product(const at::Tensor& result, const at::Tensor& a, const at::Tensor
     at::Tensor(result).addmm_(a, b);
     return;
   }
+  const at::Tensor matrix = without_gaps(b.t());
   in_parts(result, a, [&](const at::Tensor& part, const at::Tensor& rows) {
-    part.add_(by_onednn(rows, b.t()));
+    part.add_(by_onednn(rows, matrix));
   });
 }
 

@@ -15,9 +15,12 @@ namespace lockstep::kernels {
 
 /// Whether oneDNN computes large products of `x`: in fp32 on the CPU, on those processors or as the
 /// environment variable LOCKSTEP_ONEDNN says, 0 or 1; never where libtorch was built without it, or
-/// may not use it (at::Context::setUserEnabledMkldnn()). ConfigError, by the first call for such an
-/// `x`, if the variable is neither.
+/// may not use it (at::Context::setUserEnabledMkldnn()). ConfigError as check_matrix_products(), by
+/// the first call for such an `x`.
 bool onednn_multiplies(const at::Tensor& x);
+
+/// ConfigError if LOCKSTEP_ONEDNN is neither 0 nor 1.
+void check_matrix_products();
 
 /// x matrix^T (+ bias): x [..., in], matrix [out, in], bias [out] -> [..., out].
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& matrix,
@@ -31,7 +34,8 @@ void linear_product_into(at::Tensor result, const at::Tensor& x, const at::Tenso
 at::Tensor product(const at::Tensor& a, const at::Tensor& b);
 
 /// result = a b, both of two dimensions. oneDNN takes up to 16 MiB of temporary memory for this and
-/// for add_product(), or that of 256 rows of `a` and `result`.
+/// for add_product(), or that of 256 rows of `a` and `result`; and a copy of `b` where neither `b`
+/// nor its transpose is contiguous.
 void product_into(at::Tensor result, const at::Tensor& a, const at::Tensor& b);
 
 /// result += a b. oneDNN's from 2^22 multiplications and sums of 64 terms on.

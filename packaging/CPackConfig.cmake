@@ -9,7 +9,6 @@ set(CPACK_PACKAGING_INSTALL_PREFIX /)
 set(CPACK_INCLUDE_TOPLEVEL_DIRECTORY OFF)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
-set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_PACKAGE_DESCRIPTION
     "The program trains on CPUs; the Python wheel has the CUDA kernels. libtorch comes along.")
 # libtorch alone has 450 MB: zstd takes seconds where xz takes minutes.

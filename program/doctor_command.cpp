@@ -77,7 +77,16 @@ Json network_report() {
           {"addresses", addresses}};
 }
 
+/// With the reason why there is none of CUDA.
+Json devices_report(const std::string& absence) {
+  Json devices = {{"cpu_cores", std::thread::hardware_concurrency()},
+                  {"cuda", cuda_device_count()}};
+  if (!absence.empty()) devices["no_cuda"] = absence;
+  return devices;
+}
+
 Json examine() {
+  const std::string absence = why_no_cuda();
   (void)load_cuda_libraries();  // for their versions, without a driver as well
   const std::string failure = two_rank_self_test();
   Json launch = launch_report();
@@ -91,8 +100,7 @@ Json examine() {
             {"gloo", "of libtorch " TORCH_VERSION},
             {"protobuf", protobuf_version()},
             {"fmt", fmt_version()}}},
-          {"devices",
-           {{"cpu_cores", std::thread::hardware_concurrency()}, {"cuda", cuda_device_count()}}},
+          {"devices", devices_report(absence)},
           {"network", network_report()},
           {"launch", launch},
           {"self_test", failure.empty() ? "two ranks reduced 65536 elements over Gloo" : failure}};

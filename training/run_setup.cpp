@@ -6,6 +6,7 @@
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/core/cuda_libraries.h"
 #include "lockstep/datasets/tokenizer.h"
 #include "lockstep/planner/config_grids.h"
 #include "lockstep/planner/pipeline_plan.h"
@@ -105,15 +106,18 @@ void prepare_cuda(const Config& config) {
 }
 
 c10::Device choose_device(DeviceChoice choice, const LaunchEnvironment& environment,
-                          int64_t visible) {
-  if (choice == DeviceChoice::cpu || (choice == DeviceChoice::auto_ && visible == 0))
-    return c10::kCPU;
-  require<ConfigError>(visible == 1 || visible >= environment.local_world_size,
-                       "train.device = {}: found visible CUDA devices: {}, ranks of this host: {}; "
-                       "allowed: a device for each rank, exactly one visible to each rank "
-                       "(CUDA_VISIBLE_DEVICES), or train.device = cpu",
-                       choice == DeviceChoice::cuda ? "cuda" : "auto", visible,
-                       environment.local_world_size);
+                          std::optional<int64_t> given) {
+  if (choice == DeviceChoice::cpu) return c10::kCPU;
+  const int64_t visible = given ? *given : cuda_device_count();
+  if (choice == DeviceChoice::auto_ && visible == 0) return c10::kCPU;
+  const std::string absence = visible == 0 ? why_no_cuda() : "";
+  require<ConfigError>(
+      visible == 1 || visible >= environment.local_world_size,
+      "train.device = {}: found visible CUDA devices: {}{}, ranks of this host: {}; "
+      "allowed: a device for each rank, exactly one visible to each rank "
+      "(CUDA_VISIBLE_DEVICES), or train.device = cpu",
+      choice == DeviceChoice::cuda ? "cuda" : "auto", visible,
+      absence.empty() ? "" : fmt::format(" ({})", absence), environment.local_world_size);
   const int64_t index = visible == 1 ? 0 : environment.local_rank;
   return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
 }
@@ -124,10 +128,11 @@ std::string unused_gpus(DeviceChoice choice, c10::Device device, const std::stri
   const std::filesystem::directory_iterator entries(folder, error);
   const auto gpus = error ? 0 : std::distance(begin(entries), end(entries));
   if (gpus == 0) return "";
+  const std::string absence = why_no_cuda();
   return fmt::format(
       "train.device = auto takes the CPU: the driver lists {} GPU{}, but this process sees no CUDA "
-      "device (CUDA_VISIBLE_DEVICES, LOCKSTEP_LOAD_CUDA, no libcuda.so.1, or a build without CUDA)",
-      gpus, gpus == 1 ? "" : "s");
+      "device ({})",
+      gpus, gpus == 1 ? "" : "s", absence.empty() ? "CUDA_VISIBLE_DEVICES" : absence);
 }
 
 at::ScalarType parameter_dtype(Precision precision) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include <ATen/core/ScalarType.h>
@@ -29,12 +30,12 @@ void check_layout(const Config& config, int64_t world_size);
 /// starts ahead of the product beside it; that is a matter of speed alone.
 void prepare_cuda(const Config& config);
 
-/// The device of this process, which sees `visible` CUDA devices: by `choice`; `auto` takes CUDA
-/// where it sees any. A rank that sees one device takes it, as ranks do that a launcher gives one
+/// The device of this process, which sees `visible` CUDA devices (cuda_device_count() if unset): by
+/// `choice`; `auto` takes CUDA where it sees any. A rank that sees one device takes it, as ranks do that a launcher gives one
 /// each; with several, rank i of a host takes device i. ConfigError: several devices, but fewer
 /// than ranks of this host; none although CUDA is asked for.
 c10::Device choose_device(DeviceChoice choice, const LaunchEnvironment& environment,
-                          int64_t visible = cuda_device_count());
+                          std::optional<int64_t> visible = std::nullopt);
 
 /// What a run on the CPU tells its user where `choice` is auto and NVIDIA's driver lists GPUs, one
 /// entry each in `folder`; empty otherwise.

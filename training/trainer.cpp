@@ -14,6 +14,7 @@
 #include "lockstep/core/trace_scope.h"
 #include "lockstep/core/upload.h"
 #include "lockstep/datasets/conversation_source.h"
+#include "lockstep/kernels/matrix_product.h"
 #include "lockstep/parallel_state/collectives.h"
 #include "lockstep/training/batch_input.h"
 
@@ -54,6 +55,7 @@ std::unique_ptr<c10::StreamGuard> stream_for_graphs(const Config& config, c10::D
 
 Config checked(const Config& config, const ParallelState& parallel_state) {
   check_supported(config);
+  kernels::check_matrix_products();
   check_layout(config, parallel_state.world_size());
   return resolve_for_device(config, parallel_state.device().is_cpu());
 }

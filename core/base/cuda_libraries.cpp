@@ -5,7 +5,6 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <optional>
 #include <string>
 
 #include "lockstep/core/check.h"
@@ -16,11 +15,12 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kVariable[] = "LOCKSTEP_LOAD_CUDA";
-constexpr char kOfKernels[] = "liblockstep_kernels_cuda.so";
+constexpr const char* kParts[] = {"lockstep_kernels_cuda", "lockstep_parallel_state_cuda"};
 
 struct State {
   bool loaded = false;
-  std::string error;
+  std::string error;    ///< for check_cuda_libraries()
+  std::string absence;  ///< for why_no_cuda()
 };
 
 State& state() {
@@ -47,29 +47,41 @@ std::string last_error() {
   return text ? text : "no reason given";
 }
 
+fs::path path_of(const std::string& part) {
+  return folder_of_this_library() / fmt::format("lib{}.so", part);
+}
+
 bool is_built() {
   std::error_code ignored;
-  return fs::exists(folder_of_this_library() / kOfKernels, ignored);
-}
-
-/// What the environment says: true, false, or to look for a driver.
-std::optional<bool> wish() {
-  const char* const text = std::getenv(kVariable);
-  if (!text) return std::nullopt;
-  const std::string value = text;
-  if (value != "0" && value != "1")
-    state().error =
-        fmt::format("environment variable {}: found '{}', allowed: 0 or 1", kVariable, value);
-  return value == "1";
-}
-
-bool has_driver() { return ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) != nullptr; }
-
-[[maybe_unused]] const bool loaded_before_main = [] {
-  const std::optional<bool> wanted = wish();
-  if (is_built() && (wanted ? *wanted : has_driver())) state().error = load_cuda_libraries();
+  for (const char* const part : kParts)
+    if (!fs::exists(path_of(part), ignored)) return false;
   return true;
-}();
+}
+
+/// Why the driver cannot be loaded; "" if it can.
+std::string driver_obstacle() {
+  return ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) ? "" : last_error();
+}
+
+/// Loads what the environment asks for; else says why not.
+void load_before_main() {
+  const char* const text = std::getenv(kVariable);
+  const std::string wish = text ? text : "";
+  const bool built = is_built();
+  if (text && wish != "0" && (wish != "1" || !built))
+    state().error = fmt::format("environment variable {}: found '{}', allowed: {}", kVariable, wish,
+                                built ? "0 or 1" : "0, as this build has no CUDA");
+  if (!built)
+    state().absence = "this build has no CUDA";
+  else if (text && wish != "1")
+    state().absence = fmt::format("{} is '{}'", kVariable, wish);
+  else if (const std::string obstacle = text ? "" : driver_obstacle(); !obstacle.empty())
+    state().absence = "NVIDIA's driver cannot be loaded: " + obstacle;
+  else
+    state().error = state().absence = load_cuda_libraries();
+}
+
+[[maybe_unused]] const bool called_before_main = (load_before_main(), true);
 
 }  // namespace
 
@@ -84,15 +96,22 @@ std::string load_cuda_libraries() {
       last_error(), kVariable);
 }
 
-void check_cuda_libraries() { require<ConfigError>(state().error.empty(), "{}", state().error); }
+std::string why_no_cuda() { return state().loaded ? "" : state().absence; }
+
+void check_cuda_libraries() {
+  require<ConfigError>(state().error.empty(), "{}", state().error);
+  for (const char* const part : kParts) (void)find_cuda_part(part);
+}
 
 void* find_cuda_part(const char* name) {
   if (!state().loaded) return nullptr;
-  const fs::path path = folder_of_this_library() / fmt::format("lib{}.so", name);
+  const fs::path path = path_of(name);
   void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   void* const found = library ? ::dlsym(library, name) : nullptr;
-  require<ConfigError>(found != nullptr, "CUDA: {} cannot be loaded: {}", path.string(),
-                       last_error());
+  require<ConfigError>(found != nullptr,
+                       "CUDA: {} cannot be loaded: {}; allowed: the library of this build, or "
+                       "{}=0, to use CPUs",
+                       path.string(), last_error(), kVariable);
   return found;
 }
 

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -51,13 +52,26 @@ class CudaLibrariesTest(unittest.TestCase):
                        check=True)
         return folder
 
-    def train(self, **environment):
+    def train(self, device="auto", **environment):
         text = self.folder / "text"
         text.write_text("what a model reads " * 100)
         config = self.folder / "small.textproto"
         config.write_text(SMALL.format(text=text))
-        return run(LOCKSTEP, "train", config, "--set", "train.train_iters=2", "--output",
-                   self.folder / "run", **environment)
+        return run(LOCKSTEP, "train", config, "--set", "train.train_iters=2", "--set",
+                   f"train.device={device}", "--output", self.folder / "run", **environment)
+
+    def a_copy(self, **others):
+        """A folder with our libraries, of which some are `others` or, if None, not there."""
+        copy = self.folder / "lib"
+        copy.mkdir(exist_ok=True)
+        for library in (BUILD / "lib").iterdir():
+            if library.is_file() and library.stem not in others:
+                shutil.copy(library, copy)
+        for name, content in others.items():
+            (copy / f"{name}.so").unlink(missing_ok=True)
+            if content is not None:
+                (copy / f"{name}.so").write_text(content)
+        return copy
 
     def test_a_driver_decides(self):
         self.assertEqual(self.is_loaded(), has_driver())
@@ -112,17 +126,40 @@ class CudaLibrariesTest(unittest.TestCase):
 
     def test_a_part_that_cannot_be_loaded_is_named(self):
         """Beside a copy of our libraries lies a file that is none."""
-        copy = self.folder / "lib"
-        copy.mkdir()
-        for library in (BUILD / "lib").iterdir():
-            if library.name == "liblockstep_parallel_state_cuda.so":
-                (copy / library.name).write_text("no library")
-            elif library.is_file():
-                (copy / library.name).write_bytes(library.read_bytes())
-        result = self.train(LD_LIBRARY_PATH=copy, LOCKSTEP_LOAD_CUDA=1)
-        self.assertEqual(result.returncode, 2, result.stdout)
-        self.assertRegex(result.stderr.decode(), f"CUDA: {copy}/liblockstep_parallel_state_cuda.so "
-                         "cannot be loaded: .*(too short|invalid ELF header)")
+        for part in PARTS:
+            name = f"liblockstep_{part}_cuda"
+            copy = self.a_copy(**{name: "no library"})
+            environment = {"LD_LIBRARY_PATH": copy, "LOCKSTEP_LOAD_CUDA": 1}
+            doctor = run(LOCKSTEP, "doctor", **environment)
+            for result in (self.train(**environment), doctor):
+                self.assertEqual(result.returncode, 2, result.stdout)
+                self.assertRegex(result.stderr.decode(), f"CUDA: {copy}/{name}.so cannot be loaded: "
+                                 ".*(too short|invalid ELF header).*; allowed: .*LOCKSTEP_LOAD_CUDA=0")
+            result = self.train(device="cpu", **environment)
+            self.assertEqual(result.returncode, 0, result.stderr.decode())
+
+    def test_why_there_is_no_cuda(self):
+        """Told where it is asked for, and by doctor."""
+        broken = self.folder / "broken"
+        broken.mkdir()
+        (broken / "libcuda.so.1").write_text("no library")
+        without = self.a_copy(liblockstep_kernels_cuda=None)
+        cases = [({"LOCKSTEP_LOAD_CUDA": 0}, "LOCKSTEP_LOAD_CUDA is '0'"),
+                 ({"LD_LIBRARY_PATH": broken},
+                  f"NVIDIA's driver cannot be loaded: {broken}/libcuda.so.1: "),
+                 ({"LD_LIBRARY_PATH": without}, "this build has no CUDA")]
+        if not has_driver():
+            cases.append(({}, "NVIDIA's driver cannot be loaded: libcuda.so.1: "))
+        for environment, why in cases:
+            result = self.train(device="cuda", **environment)
+            self.assertEqual(result.returncode, 2)
+            self.assertIn(f"found visible CUDA devices: 0 ({why}", result.stderr.decode())
+            report = json.loads(run(LOCKSTEP, "doctor", "--json", **environment).stdout)
+            self.assertIn(why, report["devices"]["no_cuda"])
+        result = self.train(LD_LIBRARY_PATH=without, LOCKSTEP_LOAD_CUDA=1)
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("LOCKSTEP_LOAD_CUDA: found '1', allowed: 0, as this build has no CUDA",
+                      result.stderr.decode())
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lockstep/core/config_io.h"
+#include "lockstep/core/cuda_libraries.h"
 #include "lockstep/core/error.h"
 #include "lockstep/tests/support/temporary_folder.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -51,9 +52,10 @@ TEST(ChooseDevice, TooFewDevicesAreAnErrorAndNotTheCpu) {
     EXPECT_TRUE(testing::throws_with<ConfigError>(
         [&] { choose_device(choice, local_rank(0, 4), 2); },
         "found visible CUDA devices: 2, ranks of this host: 4; allowed: a device for each rank"));
+  const std::string why = why_no_cuda().empty() ? "" : " (" + why_no_cuda() + ")";
   EXPECT_TRUE(testing::throws_with<ConfigError>(
       [] { choose_device(DeviceChoice::cuda, local_rank(0, 1), 0); },
-      "train.device = cuda: found visible CUDA devices: 0, ranks of this host: 1"));
+      "train.device = cuda: found visible CUDA devices: 0" + why + ", ranks of this host: 1"));
 }
 
 TEST(ParallelOptions, RanksOnADeviceWaitTenMinutesForEachOther) {
@@ -145,8 +147,8 @@ TEST(UnusedGpus, AreToldWhereARunTakesTheCpuByItself) {
   folder.write("0000:65:00.0", "");
   EXPECT_EQ(unused_gpus(DeviceChoice::auto_, c10::kCPU, folder.path()),
             "train.device = auto takes the CPU: the driver lists 2 GPUs, but this process sees no "
-            "CUDA device (CUDA_VISIBLE_DEVICES, LOCKSTEP_LOAD_CUDA, no libcuda.so.1, or a build "
-            "without CUDA)");
+            "CUDA device (" +
+                (why_no_cuda().empty() ? "CUDA_VISIBLE_DEVICES" : why_no_cuda()) + ")");
   EXPECT_EQ(unused_gpus(DeviceChoice::cpu, c10::kCPU, folder.path()), "");
   EXPECT_EQ(unused_gpus(DeviceChoice::auto_, cuda(0), folder.path()), "");
   EXPECT_EQ(unused_gpus(DeviceChoice::auto_, c10::kCPU, folder.path() / "none"), "");

@@ -8,8 +8,10 @@ namespace lockstep {
 namespace {
 
 const NcclPart& nccl_part() {
-  check_cuda_libraries();
-  static const NcclPart part = cuda_part<NcclPart>("lockstep_parallel_state_cuda");
+  static const NcclPart part = [] {
+    check_cuda_libraries();
+    return cuda_part<NcclPart>("lockstep_parallel_state_cuda");
+  }();
   return part;
 }
 
@@ -18,9 +20,8 @@ const NcclPart& nccl_part() {
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec) {
   const auto make = nccl_part().make_backend;
   require<ConfigError>(make != nullptr,
-                       "group {}: CUDA tensors were asked for, but this process has no CUDA (no "
-                       "driver, LOCKSTEP_LOAD_CUDA=0, or a build with LOCKSTEP_CUDA=OFF)",
-                       spec.group_name);
+                       "group {}: CUDA tensors were asked for, but this process has no CUDA ({})",
+                       spec.group_name, why_no_cuda());
   return make(spec);
 }
 
