@@ -1,6 +1,6 @@
 # Makes the imported targets lockstep::torch and lockstep::torch_cuda from a libtorch as the PyPI
-# wheel lays it out. Used by the build and by the installed package alike; torch's own CMake files are not used, because they
-# need a CUDA toolkit and hide the system's protobuf.
+# wheel lays it out. Used by the build and by the installed package alike; torch's own CMake files
+# are not used, because they need a CUDA toolkit and hide the system's protobuf.
 #
 #   LOCKSTEP_TORCH_ROOT   the folder `torch` of the wheel. Where it is not set: .venv of the source
 #                         tree, then LOCKSTEP_TORCH_CANDIDATES, which the package sets, then the

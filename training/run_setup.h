@@ -31,9 +31,9 @@ void check_layout(const Config& config, int64_t world_size);
 void prepare_cuda(const Config& config);
 
 /// The device of this process, which sees `visible` CUDA devices (cuda_device_count() if unset): by
-/// `choice`; `auto` takes CUDA where it sees any. A rank that sees one device takes it, as ranks do that a launcher gives one
-/// each; with several, rank i of a host takes device i. ConfigError: several devices, but fewer
-/// than ranks of this host; none although CUDA is asked for.
+/// `choice`; `auto` takes CUDA where it sees any. A rank that sees one device takes it, as ranks do
+/// that a launcher gives one each; with several, rank i of a host takes device i. ConfigError:
+/// several devices, but fewer than ranks of this host; none although CUDA is asked for, and why.
 c10::Device choose_device(DeviceChoice choice, const LaunchEnvironment& environment,
                           std::optional<int64_t> visible = std::nullopt);
 

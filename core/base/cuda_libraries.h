@@ -15,8 +15,8 @@ std::string load_cuda_libraries();
 /// Why this process has no CUDA; "" where it has.
 std::string why_no_cuda();
 
-/// ConfigError if the call before main() failed, if one of our libraries cannot be loaded, and for a
-/// value of LOCKSTEP_LOAD_CUDA that is not 0, nor 1 in a build with CUDA.
+/// ConfigError if the call before main() failed, if one of our libraries cannot be loaded, and for
+/// a value of LOCKSTEP_LOAD_CUDA that is not 0, nor 1 in a build with CUDA.
 void check_cuda_libraries();
 
 /// The function `name` of our library lib<name>.so, which lies beside this one. Null where

@@ -389,6 +389,11 @@ MUTANTS = [Mutant(*fields) for fields in [
      "result.copy_(by_onednn(x, matrix, bias));",
      "result.copy_(by_onednn(x, matrix));",
      ["matrix_product_test"]),
+    ("bias-with-gaps", "oneDNN reads a bias that is not contiguous as if it were",
+     "kernels/matrix_product.cpp",
+     "bias ? std::optional(bias->contiguous()) : bias",
+     "bias",
+     ["matrix_product_test"]),
 ] + DEVICE_MUTANTS + GRAPH_MUTANTS]
 
 # Why each that no test sees is let live.
