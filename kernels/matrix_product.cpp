@@ -58,8 +58,10 @@ const std::optional<LinearOperator>& onednn() {
   return found;
 }
 
+/// Vectors are faster with libtorch.
 bool takes_onednn(const at::Tensor& a, int64_t columns) {
-  return a.numel() * columns >= kMultiplications && onednn_multiplies(a);
+  return a.numel() * columns >= kMultiplications && a.size(-1) > 1 && columns > 1 &&
+         onednn_multiplies(a);
 }
 
 bool adds_by_onednn(const at::Tensor& a, int64_t columns) {

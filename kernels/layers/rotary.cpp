@@ -1,6 +1,7 @@
 #include "lockstep/kernels/rotary.h"
 
 #include <algorithm>
+#include <span>
 
 #include <ATen/ATen.h>
 
@@ -18,6 +19,19 @@ void run(const RotaryTensors& t) {
   layer_kernels("rotary", t.packed).rotary(t);
 }
 
+/// Nothing is read from a device.
+void check_positions(const at::Tensor& positions, int64_t rows) {
+  require<UsageError>(positions.scalar_type() == at::kLong,
+                      "rotary: found positions of {}, allowed: Long",
+                      at::toString(positions.scalar_type()));
+  if (!positions.is_cpu()) return;
+  const at::Tensor flat = positions.contiguous();
+  for (const int64_t position : std::span(flat.const_data_ptr<int64_t>(), flat.numel()))
+    require<UsageError>(position >= 0 && position < rows,
+                        "rotary: found position {}, allowed: 0 to {}, those of the table", position,
+                        rows - 1);
+}
+
 RotaryTable on_device_of(const at::Tensor& heads, const RotaryTable& table) {
   require<UsageError>(table.positions.defined() || heads.size(0) <= table.cos.size(0),
                       "rotary: found a sequence of {}, allowed: {} positions of the table",
@@ -29,6 +43,7 @@ RotaryTable on_device_of(const at::Tensor& heads, const RotaryTable& table) {
                       "rotary: found positions {}, allowed: {} or {} x {}",
                       fmt::join(positions.sizes(), " x "), heads.size(0), heads.size(0),
                       heads.size(1));
+  if (positions.defined()) check_positions(positions, table.cos.size(0));
   return {table.cos.to(wide).contiguous(), table.sin.to(wide).contiguous(),
           positions.defined() ? positions.to(heads.device()).contiguous() : positions};
 }

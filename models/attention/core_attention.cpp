@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <ATen/SDPBackend.h>
 
+#include "lockstep/core/check.h"
 #include "lockstep/models/context_parallel_core.h"
 #include "lockstep/models/context_parallel_ring.h"
 
@@ -61,6 +62,10 @@ class LocalAttention : public CoreAttention {
   at::Tensor forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const TokenPositions& tokens, bool training) const override {
     const int64_t heads = query.size(2), length = query.size(0);
+    if (tokens.is_bounded())
+      require<UsageError>(static_cast<int64_t>(tokens.documents->size()) == query.size(1),
+                          "attention: found documents of {} sequences, allowed: {}",
+                          tokens.documents->size(), query.size(1));
     const bool windowed = window_ && length > *window_;
     if (!drops_ || !training) {
       if (tokens.is_bounded())

@@ -225,10 +225,24 @@ at::Tensor summed(const at::Tensor& term, const ParallelLinearOptions& options) 
              : reduce_scatter_to_group(term, options.group, 0, label);
 }
 
+/// Of weight and bias.
+void check_parameters(const at::Tensor& weight, const at::Tensor& bias, const std::string& label) {
+  require<UsageError>(
+      weight.defined() && weight.dim() >= 2 && at::isFloatingType(weight.scalar_type()),
+      "{}: found a weight {}, allowed: [out..., in] of a floating-point dtype", label,
+      form_of(weight));
+  if (!bias.defined()) return;
+  const int64_t out = c10::multiply_integers(weight.sizes().slice(0, weight.dim() - 1));
+  require<UsageError>(bias.numel() == out && bias.scalar_type() == weight.scalar_type(),
+                      "{}: found a bias {}, allowed: {} elements of {}", label, form_of(bias), out,
+                      at::toString(weight.scalar_type()));
+}
+
 }  // namespace
 
 at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight,
                            const at::Tensor& bias, const ParallelLinearOptions& options) {
+  check_parameters(weight, bias, options.label.layer());
   const bool gathers = options.input == LinearInput::sequence_chunk;
   const bool sums = options.output != LinearOutput::own, alone = options.group.size() == 1;
   require<UsageError>(!gathers || !sums,
@@ -249,7 +263,7 @@ at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight,
   if (alone || !sums) return apply(input, weight, bias, local);
   const at::Tensor result = apply(input, weight, {}, local);
   const at::Tensor sum = local.overlap ? result : summed(result, options);
-  return bias.defined() ? sum + bias : sum;
+  return bias.defined() ? sum + bias.flatten() : sum;
 }
 
 }  // namespace lockstep

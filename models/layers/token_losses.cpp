@@ -24,6 +24,12 @@ double mean_share(double label_smoothing, int64_t vocab_size) {
 TokenLosses::TokenLosses(const char* caller, const VocabPartition& v, const ProcessGroup& g,
                          double label_smoothing)
     : vocabulary(v), group(g), share(mean_share(label_smoothing, vocabulary.vocab_size)) {
+  require<UsageError>(v.first >= 0 && v.held >= 0 && v.held <= v.rows &&
+                          (v.held == 0 || v.first + v.held <= v.vocab_size),
+                      "{}: found a part of the vocabulary of {} rows, {} of them token ids from {} "
+                      "on, of {} in all; "
+                      "allowed: what vocab_partition() gives",
+                      caller, v.rows, v.held, v.first, v.vocab_size);
   require<UsageError>(
       label_smoothing >= 0 && label_smoothing < 1 &&
           (label_smoothing == 0 || vocabulary.vocab_size > 1),

@@ -36,7 +36,9 @@ void add_widened(at::Tensor matrix, const at::Tensor& rows, const at::Tensor& x)
 
 }  // namespace
 
-at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
+at::Tensor as_matrix(const at::Tensor& x) {
+  return x.reshape({c10::multiply_integers(x.sizes().slice(0, x.dim() - 1)), x.size(-1)});
+}
 
 at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& rows, const at::Tensor& x) {
   return kernels::product(rows.t(), x).view(weight.sizes());

@@ -2,7 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/core/check.h"
 #include "lockstep/models/context_parallel.h"
+#include "lockstep/models/input_check.h"
 #include "lockstep/parallel_state/collectives.h"
 
 namespace lockstep {
@@ -71,6 +73,10 @@ void TopKRouter::abandon_step() {
 
 Routing TopKRouter::forward(const at::Tensor& hidden, const PaddingTokens& padding) const {
   const int64_t sequence = hidden.size(0), batch = hidden.size(1);
+  if (const at::Tensor& map = padding.map; map.defined())
+    require<UsageError>(map.sizes() == hidden.sizes().slice(0, 2) && map.scalar_type() == at::kBool,
+                        "router: found a map of padding {}, allowed: [{}, {}] of Bool",
+                        form_of(map), sequence, batch);
   const auto wide = hidden.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor logits = at::linear(hidden.flatten(0, 1).to(wide), weight_.to(wide));
   Routing routing = route_tokens(logits, config_, expert_bias_);

@@ -304,5 +304,23 @@ TEST(RotaryKernel, RefusesSequencesThatTheTableEndsBefore) {
       "rotary: found positions 5 x 3, allowed: 5 or 5 x 2"));
 }
 
+/// On the CPU; to read those of a device would wait for it.
+TEST(RotaryKernel, RefusesPositionsBeyondTheTableAndOfAnotherDtype) {
+  RotaryTable table = table_of(4, at::kFloat, true);
+  const auto rotate = [&](const at::Tensor& positions) {
+    table.positions = positions;
+    rotate_heads(at::ones({5, 2, 1, 3, 4}), table, {0, 1});
+  };
+  rotate(at::full({5}, 8, at::kLong));
+  for (const int64_t position : {int64_t{-1}, int64_t{9}, int64_t{1} << 40})
+    EXPECT_TRUE(testing::throws_with<UsageError>(
+        [&] { rotate(at::full({5}, position, at::kLong)); },
+        "rotary: found position " + std::to_string(position) + ", allowed: 0 to 8"));
+  for (const auto& [dtype, name] : {std::pair(at::kInt, "Int"), std::pair(at::kFloat, "Float")})
+    EXPECT_TRUE(testing::throws_with<UsageError>(
+        [&, dtype = dtype] { rotate(at::zeros({5}, dtype)); },
+        std::string("rotary: found positions of ") + name + ", allowed: Long"));
+}
+
 }  // namespace
 }  // namespace lockstep::kernels

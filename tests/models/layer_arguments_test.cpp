@@ -17,6 +17,7 @@
 #include "lockstep/models/cross_entropy.h"
 #include "lockstep/models/embedding.h"
 #include "lockstep/models/linear.h"
+#include "lockstep/models/linear_function.h"
 #include "lockstep/models/normalization.h"
 #include "lockstep/tests/support/rank_threads.h"
 #include "lockstep/tests/support/throws_with.h"
@@ -238,6 +239,63 @@ TEST(LayerArguments, AutogradGradGivesTheGradientOfAWrappedWeightAndAccumulatesN
   EXPECT_TRUE(found[0].defined() && at::equal(found[0], expected));
   EXPECT_TRUE(at::equal(weight.grad(), at::zeros_like(weight)));
   EXPECT_EQ(wrapped.ddp.state_text(), "idle");
+}
+
+TEST(LayerArguments, WeightsAndBiasesOfALinearLayerAreChecked) {
+  const ProcessGroup group = ParallelState::single_process().group(GroupKind::tp);
+  const auto run = [&](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+    return parallel_linear(x, weight, bias, {.group = group, .label = {"layer"}});
+  };
+  const at::Tensor x = at::ones({3, 4}), weight = at::ones({5, 4});
+  for (const at::Tensor& bias : {at::ones({1}), at::ones({}), at::ones({4}), at::ones({5, 5})})
+    expect_refused([&] { run(x, weight, bias); }, "found a bias [");
+  expect_refused([&] { run(x, weight, at::ones({5}, at::kDouble)); },
+                 "found a bias [5] of Double, allowed: 5 elements of Float");
+  expect_refused([&] { run(x, at::ones({4}), {}); },
+                 "found a weight [4] of Float, allowed: [out..., in] of a floating-point dtype");
+  const auto complex = at::kComplexFloat;
+  expect_refused([&] { run(x.to(complex), weight.to(complex), {}); }, "found a weight [5, 4] of ");
+  EXPECT_EQ(run(x, at::ones({2, 5, 4}), at::ones({2, 5})).sizes(), at::IntArrayRef({3, 10}));
+}
+
+TEST(LayerArguments, SumsOverRanksAddABiasOfSeveralDimensionsToItsRows) {
+  run_ranks(
+      2,
+      [](const ParallelState& state) {
+        for (const LinearOutput output : {LinearOutput::summed, LinearOutput::sequence_chunk}) {
+          const at::Tensor bias = at::tensor({10.0, 20.0}).view({2, 1});
+          const at::Tensor found = parallel_linear(
+              at::ones({4, 3}, at::kDouble), at::ones({2, 1, 3}, at::kDouble), bias.to(at::kDouble),
+              {.group = state.group(GroupKind::tp), .output = output});
+          const at::Tensor expected = at::tensor({16.0, 26.0}, at::kDouble).expand_as(found);
+          EXPECT_TRUE(at::equal(found, expected)) << found;
+        }
+      },
+      testing::RankThreadOptions{.sizes = {.tensor = 2}});
+}
+
+/// As libtorch's, which differentiates them.
+TEST(LayerArguments, LayersWithoutInputsOrOutputsHaveGradients) {
+  const ProcessGroup group = ParallelState::single_process().group(GroupKind::tp);
+  for (const auto& [in, out] : {std::pair(0, 3), std::pair(3, 0), std::pair(0, 0)}) {
+    const at::Tensor x = at::ones({2, 5, in}).requires_grad_(true);
+    const at::Tensor weight = at::ones({out, in}).requires_grad_(true);
+    parallel_linear(x, weight, {}, {.group = group}).sum().backward();
+    EXPECT_EQ(x.grad().sizes(), x.sizes());
+    EXPECT_EQ(weight.grad().sizes(), weight.sizes());
+    EXPECT_EQ(x.grad().abs().sum().item<float>(), 2.0F * 5 * in * out);
+  }
+}
+
+TEST(LayerArguments, APartOfAVocabularyThatCannotBeIsRefused) {
+  const ProcessGroup group = ParallelState::single_process().group(GroupKind::tp);
+  for (const VocabPartition& part : {VocabPartition{7, 8, 0, 99}, VocabPartition{7, 8, 3, 7},
+                                     VocabPartition{7, 8, -5, 7}, VocabPartition{7, 8, 0, -1}})
+    expect_refused(
+        [&] {
+          vocab_parallel_cross_entropy(at::ones({2, 8}), at::ones({2}, at::kLong), part, group);
+        },
+        "vocab_parallel_cross_entropy: found a part of the vocabulary of 8 rows");
 }
 
 }  // namespace
