@@ -1,0 +1,76 @@
+// What a model of one's own passes to layers beside the tokens: what does not fit them is refused.
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/core/config_io.h"
+#include "lockstep/core/error.h"
+#include "lockstep/models/attention.h"
+#include "lockstep/models/moe_layer.h"
+#include "lockstep/tests/support/gpt_parts.h"
+#include "lockstep/tests/support/throws_with.h"
+
+namespace lockstep {
+namespace {
+
+using testing::small_gpt;
+using testing::throws_with;
+
+constexpr int64_t kSequence = 6, kSequences = 2;
+
+LayerContext layer_context_of(const TransformerConfig& config) {
+  Config whole;
+  whole.model = config;
+  return {.config = resolve(whole).model, .options = at::TensorOptions().dtype(at::kDouble)};
+}
+
+at::Tensor hidden() { return at::ones({kSequence, kSequences, 16}, at::kDouble); }
+
+TEST(TokenPositionsOfLayers, PositionsThatTheTableLacksAreRefused) {
+  const SelfAttention layer(layer_context_of(small_gpt()));
+  const auto run = [&](const at::Tensor& positions) {
+    TokenPositions tokens;
+    tokens.positions = positions;
+    return layer.forward(hidden(), tokens);
+  };
+  EXPECT_TRUE(at::equal(run(at::arange(kSequence)), layer.forward(hidden(), {})));
+  EXPECT_TRUE(throws_with<UsageError>([&] { run(at::arange(kSequence) + 3); },
+                                      "found position 8, allowed: 0 to 7"));
+  EXPECT_TRUE(throws_with<UsageError>([&] { run(at::arange(kSequence, at::kInt)); },
+                                      "found positions of Int, allowed: Long"));
+}
+
+TEST(TokenPositionsOfLayers, DocumentsAreThoseOfEachSequence) {
+  for (const double dropout : {0.0, 0.5}) {
+    TransformerConfig config = small_gpt();
+    config.attention_dropout = dropout;
+    const SelfAttention layer(layer_context_of(config));
+    for (const SequenceDocuments& documents :
+         {SequenceDocuments{{2, 4}}, SequenceDocuments{{2, 4}, {6}, {3, 3}}}) {
+      TokenPositions tokens;
+      tokens.documents = std::make_shared<const SequenceDocuments>(documents);
+      EXPECT_TRUE(throws_with<UsageError>([&] { layer.forward(hidden(), tokens); },
+                                          "attention: found documents of " +
+                                              std::to_string(documents.size()) +
+                                              " sequences, allowed: 2"));
+    }
+  }
+}
+
+TEST(TokenPositionsOfLayers, AMapOfPaddingHasTheFormOfTheTokens) {
+  TransformerConfig config = small_gpt();
+  config.num_experts = 2;
+  config.moe_router_topk = 1;
+  const MoELayer layer(layer_context_of(config));
+  for (const at::Tensor& map : {at::zeros({kSequences, kSequence}, at::kBool),
+                                at::zeros({kSequence, kSequences}, at::kLong)}) {
+    TokenPositions tokens;
+    tokens.padding.map = map;
+    EXPECT_TRUE(throws_with<UsageError>([&] { layer.forward(hidden(), tokens); },
+                                        ", allowed: [6, 2] of Bool"));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
