@@ -1,7 +1,7 @@
 """Makes a Debian package for CPUs of a build folder: python packaging/deb.py BUILD DIST
 
 The package holds the tree of the wheel, without the libraries that use CUDA, and beside it the part
-of libtorch that training on CPUs needs, in /usr/lib/lockstep; CPack fills in what it takes of Debian's own packages."""
+of libtorch that training on CPUs needs, in /usr/lib/lockstep."""
 
 import gzip
 import pathlib

@@ -71,7 +71,8 @@ struct ParallelLinearOptions {
 };
 
 /// input W^T (+ bias), where W is `weight` [..., in] with its leading dimensions taken together
-/// (out rows) and `bias`, which may be undefined, has as many elements. `input` [..., in], with
+/// (out rows) and `bias`, which may be undefined, has as many elements of its dtype, which is a
+/// floating-point one; else UsageError. `input` [..., in], with
 /// LinearInput::sequence_chunk [sequence / ranks, ..., in] -> [..., out], or [sequence, ..., out];
 /// with LinearOutput::sequence_chunk [sequence, ..., in] -> [sequence / ranks, ..., out]. Where
 /// outputs are summed, the bias is added once, to the sum.

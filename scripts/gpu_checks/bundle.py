@@ -71,7 +71,8 @@ class Bundle:
         for path in [*(self / name for name in PROGRAMS), *self.cuda_parts()]:
             listed = run(["ldd", path], self.environment(), 30).needs().output
             if missing := missing_libraries(listed):
-                raise CommandFailed(f"{path.relative_to(self.folder)} needs {', '.join(missing)}, which is not here")
+                raise CommandFailed(f"{path.relative_to(self.folder)} needs {', '.join(missing)}, "
+                                    "which is not here")
         return f"{len(PROGRAMS)} programs, {self.size() / MEBIBYTE:.1f} MiB, no library is missing"
 
     def cuda_parts(self):

@@ -97,11 +97,12 @@ TEST_F(MatrixProduct, TakesTransposedAndStridedOperands) {
   EXPECT_EQ(sums.narrow(1, 120, 40).abs().max().item<float>(), 0);
 }
 
+bool is_dense(const at::Tensor& x) {
+  return x.is_contiguous() || (x.dim() == 2 && x.t().is_contiguous());
+}
+
 /// oneDNN takes such operands, a thousand times as slowly; and a bias it reads as if it had none.
 TEST_F(MatrixProduct, OneDnnGetsNoOperandWithGaps) {
-  const auto is_dense = [](const at::Tensor& x) {
-    return x.is_contiguous() || (x.dim() == 2 && x.t().is_contiguous());
-  };
   thread_local int calls = 0, gaps = 0;
   const auto handle = at::addThreadLocalCallback(
       at::RecordFunctionCallback([](const at::RecordFunction& call)
@@ -111,7 +112,7 @@ TEST_F(MatrixProduct, OneDnnGetsNoOperandWithGaps) {
         for (size_t i = 0; i < 3; ++i)
           if (call.inputs()[i].isTensor()) {
             const at::Tensor x = call.inputs()[i].toTensor();
-            gaps += x.is_contiguous() || (x.dim() == 2 && x.t().is_contiguous()) ? 0 : 1;
+            gaps += is_dense(x) ? 0 : 1;
           }
         return nullptr;
       }).needsInputs(true));
@@ -123,7 +124,7 @@ TEST_F(MatrixProduct, OneDnnGetsNoOperandWithGaps) {
                                           at::randn({1}).expand(512), at::randn({512})};
   const at::Tensor plain = at::randn({512, 256}), square = at::randn({512, 512});
   for (const at::Tensor& x : rows) {
-    EXPECT_EQ(is_dense(x), false);
+    EXPECT_FALSE(is_dense(x));
     for (const at::Tensor& bias : biases) {
       expect_product(linear_product(x, plain, bias), x, plain.t(), bias);
       expect_product(linear_product(plain, x, bias), plain, x.t(), bias);

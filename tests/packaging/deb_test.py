@@ -62,7 +62,8 @@ class Deb(Installed):
             for path in re.findall(r"=> (/.*) \(0x", found):
                 inside = pathlib.Path(path).is_relative_to(self.root)
                 self.assertTrue(inside or OF_SYSTEM.match(path.rpartition("/")[2]) or
-                                re.search(r"/lib(gomp|protobuf|utf8proc|z|zstd|util)\.so", path), f"{file}: {path}")
+                                re.search(r"/lib(gomp|protobuf|utf8proc|z|zstd|util)\.so", path),
+                                f"{file}: {path}")
             self.assertNotIn("not found", found, file)
 
     def test_it_trains_and_writes_a_text_without_a_compiler(self):
