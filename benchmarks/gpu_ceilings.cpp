@@ -8,6 +8,7 @@
 #include "lockstep/benchmarks/gpu_bench.h"
 #include "lockstep/benchmarks/interleaved.h"
 #include "lockstep/kernels/adamw.h"
+#include "lockstep/kernels/fingerprint.h"
 #include "lockstep/kernels/sgd.h"
 #include "lockstep/kernels/sum_of_squares.h"
 
@@ -90,7 +91,8 @@ Json measure_kernels(c10::Device device, bool small) {
           {"SGD with momentum, fp32",
            speed(device, n, 20, [&] { kernels::sgd(master, grad, mean, {}, segments, sgd); })},
           {"sum of squares, fp32", speed(device, n, 4, [&] { kernels::sum_of_squares(grad); })},
-          {"sum of squares, bf16", speed(device, n, 2, [&] { kernels::sum_of_squares(low); })}};
+          {"sum of squares, bf16", speed(device, n, 2, [&] { kernels::sum_of_squares(low); })},
+          {"fingerprint", speed(device, n, 4, [&] { kernels::fingerprint(grad); })}};
 }
 
 }  // namespace lockstep::benchmarks

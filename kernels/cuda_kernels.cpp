@@ -9,6 +9,7 @@ DeviceKernels kernels() {
   return {.adamw = adamw_cuda,
           .sgd = sgd_cuda,
           .sum_of_squares = sum_of_squares_cuda,
+          .fingerprint = fingerprint_cuda,
           .grouped_rows = grouped_rows_cuda,
           .grouped_matrices = grouped_matrices_cuda,
           .grouped_sums = grouped_sums_cuda,

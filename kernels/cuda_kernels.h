@@ -23,6 +23,7 @@ void sgd_cuda(const at::Tensor& master, const at::Tensor& grad, const at::Tensor
               const SgdScalars& scalars, const StepControl& control);
 
 at::Tensor sum_of_squares_cuda(const at::Tensor& flat);
+at::Tensor fingerprint_cuda(const at::Tensor& bytes);
 
 void cross_entropy_cuda(const CrossEntropyTensors& t);
 void cross_entropy_losses_cuda(const CrossEntropyTensors& t);

@@ -33,6 +33,8 @@ struct DeviceKernels {
               const at::Tensor& low_precision, const UpdateSegments& segments,
               const SgdScalars& scalars, const StepControl& control) = nullptr;
   at::Tensor (*sum_of_squares)(const at::Tensor& flat) = nullptr;
+  /// fingerprint() of a tensor's memory; null: operators of libtorch do it.
+  at::Tensor (*fingerprint)(const at::Tensor& bytes) = nullptr;
 
   /// grouped_rows() and its like, see grouped_mm.h, of operands with rows, in launches that take
   /// the groups' `ends` from the device's memory. Undefined where they do not take the operands;

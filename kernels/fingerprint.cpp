@@ -7,6 +7,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/integers.h"
 #include "lockstep/core/parallel_for.h"
+#include "lockstep/kernels/device_kernels.h"
 #include "lockstep/kernels/fingerprint_loop.h"
 
 namespace lockstep::kernels {
@@ -24,7 +25,12 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
 }  // namespace
 
 at::Tensor fingerprint(const at::Tensor& tensor) {
-  if (!tensor.is_cpu()) return fingerprint_by_operators(tensor);
+  if (!tensor.is_cpu()) {
+    const DeviceKernels* const device = find_device_kernels(tensor.device().type());
+    if (!device || !device->fingerprint) return fingerprint_by_operators(tensor);
+    const c10::DeviceGuard guard(tensor.device());
+    return device->fingerprint(bytes_of(tensor));
+  }
   const at::Tensor bytes = bytes_of(tensor);
   const auto* const memory = bytes.const_data_ptr<uint8_t>();
   const int64_t size = bytes.numel();

@@ -11,7 +11,7 @@ namespace lockstep::kernels {
 /// the odds of a sum. Returns a 0-dim int64 tensor on the tensor's device, without a wait for it.
 at::Tensor fingerprint(const at::Tensor& tensor);
 
-/// The same by libtorch's operators: what tensors take that are not on the CPU.
+/// The same by libtorch's operators: for tensors on a device without a kernel of ours.
 at::Tensor fingerprint_by_operators(const at::Tensor& tensor);
 
 }  // namespace lockstep::kernels

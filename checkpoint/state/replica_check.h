@@ -32,7 +32,8 @@ class ReplicaCheck {
 
   /// Whether this rank's tensors still have the bits of the last compare(), which also tells of
   /// tensors without a copy. CommunicationError on all ranks, as above, naming the ranks on which
-  /// some have changed. Collective over the world: an all-gather of a text.
+  /// some have changed. Collective over the world: an all-reduce of 8 bytes; where some have
+  /// changed, also an all-gather of a text.
   void unchanged(const std::string& when) const;
 
   /// Parts that several ranks hold, of the whole model.

@@ -45,7 +45,8 @@ HeadLayout head_layout(const TransformerConfig& config, int64_t rank, int64_t ra
 }
 
 Attention::Attention(const LayerContext& context, int64_t first_head)
-    : window_(context.config.window_size),
+    : check_(context, "attention"),
+      window_(context.config.window_size),
       layer_(context.layer),
       recompute_core_(context.config.recompute_granularity == RecomputeGranularity::selective),
       core_(make_core_attention(context, first_head)) {}
@@ -120,6 +121,7 @@ std::vector<at::Tensor> SelfAttention::rotated(const at::Tensor& packed,
 }
 
 at::Tensor SelfAttention::forward(const at::Tensor& hidden, const TokenPositions& tokens) const {
+  check(hidden);
   std::vector<at::Tensor> heads = heads_of(hidden, tokens);
   if (logit_factor_ != 1) heads[0] = heads[0] * logit_factor_;
   return linear_proj_->forward(attend(heads, tokens, channels_), tokens);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "lockstep/core/parameters.h"
+#include "lockstep/models/input_check.h"
 #include "lockstep/models/layer_context.h"
 #include "lockstep/models/linear.h"
 #include "lockstep/models/normalization.h"
@@ -41,11 +42,14 @@ class Attention : public DescribedModule {
  public:
   /// `hidden` [sequence, batch, hidden_size], with sequence parallelism this rank's [sequence /
   /// ranks, ...] -> the same shape. With tokens.cache also attends to what that holds.
+  /// UsageError, by the layer's name: `hidden` of another shape or dtype.
   virtual at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens) const = 0;
 
  protected:
   /// `first_head`: this rank's first query head among those of all ranks of tp.
   Attention(const LayerContext& context, int64_t first_head);
+
+  void check(const at::Tensor& hidden) const { check_(hidden); }
 
   /// The core's output for `heads`, {query, key, value} in the shapes of CoreAttention: [sequence,
   /// batch, heads * value_channels]; of each head its first `value_channels` are taken.
@@ -57,6 +61,7 @@ class Attention : public DescribedModule {
   at::Tensor attend_cached(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                            KeyValueCache& cache) const;
 
+  HiddenCheck check_;
   std::optional<int64_t> window_;
   int64_t layer_;  ///< of the model
   bool recompute_core_;

@@ -64,6 +64,7 @@ std::vector<at::Tensor> LatentAttention::heads_of(const at::Tensor& hidden,
 }
 
 at::Tensor LatentAttention::forward(const at::Tensor& hidden, const TokenPositions& tokens) const {
+  check(hidden);
   return linear_proj_->forward(attend(heads_of(hidden, tokens), tokens, value_channels_));
 }
 

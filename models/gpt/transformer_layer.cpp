@@ -7,7 +7,8 @@
 namespace lockstep {
 
 TransformerLayer::TransformerLayer(const LayerContext& context, const ModuleSpec& spec)
-    : attention_dropout_(context.child("self_attention.dropout"), context.config.hidden_dropout),
+    : check_(context, "TransformerLayer"),
+      attention_dropout_(context.child("self_attention.dropout"), context.config.hidden_dropout),
       mlp_dropout_(context.child("mlp.dropout"), context.config.hidden_dropout) {
   input_layernorm_ = add_child<Norm>(context, spec, "input_layernorm");
   self_attention_ = add_child_by(attention_from, context, spec, "self_attention");
@@ -19,6 +20,7 @@ TransformerLayer::TransformerLayer(const LayerContext& context)
     : TransformerLayer(context, transformer_layer_params(context.settings())) {}
 
 at::Tensor TransformerLayer::forward(const at::Tensor& hidden, const TokenPositions& tokens) const {
+  check_(hidden);
   const auto [residual, normalized] = input_layernorm_->beside(hidden);
   const at::Tensor attention = self_attention_->forward(normalized, tokens);
   const auto [attended, input] = pre_mlp_layernorm_->of_sum(

@@ -5,6 +5,7 @@
 #include "lockstep/core/parameters.h"
 #include "lockstep/models/attention.h"
 #include "lockstep/models/dropout.h"
+#include "lockstep/models/input_check.h"
 #include "lockstep/models/layer_context.h"
 #include "lockstep/models/mlp.h"
 #include "lockstep/models/normalization.h"
@@ -21,10 +22,11 @@ class TransformerLayer : public DescribedModule {
   TransformerLayer(const LayerContext& context, const ModuleSpec& spec);
 
   /// `hidden` [sequence, batch, hidden_size], with sequence parallelism this rank's [sequence /
-  /// ranks, ...] -> the same shape
+  /// ranks, ...] -> the same shape. UsageError, by the layer's name: another shape or dtype.
   at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens) const;
 
  private:
+  HiddenCheck check_;
   std::shared_ptr<Norm> input_layernorm_;
   std::shared_ptr<Attention> self_attention_;
   std::shared_ptr<Norm> pre_mlp_layernorm_;

@@ -8,12 +8,11 @@
 namespace lockstep {
 namespace {
 
-void refuse_input(const at::Tensor& input, int64_t width, const at::Tensor& weight,
-                  const std::string& label, int64_t dims) {
-  require<UsageError>(input.defined(), "{}: found an undefined input, allowed: [..., {}] of {}",
-                      label, width, at::toString(weight.scalar_type()));
-  fail<UsageError>("{}: found an input {}, allowed: [{}..., {}] of {}", label, form_of(input),
-                   dims > 1 ? "sequence / ranks, " : "", width, at::toString(weight.scalar_type()));
+[[noreturn]] void refuse_input(const at::Tensor& input, const char* dims, int64_t width,
+                               at::ScalarType dtype, const std::string& label) {
+  fail<UsageError>("{}: found an {}, allowed: [{}, {}] of {}", label,
+                   input.defined() ? "input " + form_of(input) : "undefined input", dims, width,
+                   at::toString(dtype));
 }
 
 bool has_width(const at::Tensor& input, int64_t width, int64_t dims) {
@@ -31,7 +30,8 @@ std::string form_of(const at::Tensor& tensor) {
 void check_input(const at::Tensor& input, int64_t width, const at::Tensor& weight,
                  const std::string& label, int64_t dims) {
   if (!has_width(input, width, dims) || input.scalar_type() != weight.scalar_type()) [[unlikely]]
-    refuse_input(input, width, weight, label, dims);
+    refuse_input(input, dims > 1 ? "sequence / ranks, ..." : "...", width, weight.scalar_type(),
+                 label);
 }
 
 void check_normalized(const at::Tensor& input, const at::Tensor& weight, const std::string& label) {
@@ -39,7 +39,18 @@ void check_normalized(const at::Tensor& input, const at::Tensor& weight, const s
   if (!has_width(input, width, 1) ||
       (input.scalar_type() != weight.scalar_type() &&
        !(is_narrow(input.scalar_type()) && weight.scalar_type() == at::kFloat))) [[unlikely]]
-    refuse_input(input, width, weight, label, 1);
+    refuse_input(input, "...", width, weight.scalar_type(), label);
+}
+
+HiddenCheck::HiddenCheck(const LayerContext& context, const char* kind)
+    : label_(context.name.empty() ? kind : context.label()),
+      width_(context.config.hidden_size),
+      dtype_(c10::typeMetaToScalarType(context.options.dtype())) {}
+
+void HiddenCheck::operator()(const at::Tensor& hidden) const {
+  if (!has_width(hidden, width_, 3) || hidden.dim() != 3 || hidden.scalar_type() != dtype_)
+      [[unlikely]]
+    refuse_input(hidden, "sequence, batch", width_, dtype_, label_);
 }
 
 }  // namespace lockstep

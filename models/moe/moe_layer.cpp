@@ -10,7 +10,8 @@
 namespace lockstep {
 
 MoELayer::MoELayer(const LayerContext& context, const ModuleSpec& spec)
-    : tensor_parallel_(context.tensor_parallel()),
+    : check_(context, "MoELayer"),
+      tensor_parallel_(context.tensor_parallel()),
       sequence_parallel_(context.parallel.sequence_parallel),
       dispatcher_(make_token_dispatcher(context.config.moe_token_dispatcher_type, context.state,
                                         *context.config.num_experts)) {
@@ -55,6 +56,7 @@ PaddingTokens MoELayer::own_padding(const PaddingTokens& given, int64_t missing,
 }
 
 at::Tensor MoELayer::forward(const at::Tensor& hidden, const TokenPositions& tokens) const {
+  check_(hidden);
   const bool cut = tensor_parallel_.size() > 1 && !sequence_parallel_;
   const int64_t sequence = hidden.size(0), missing = missing_tokens(sequence);
   const PaddingTokens padding = own_padding(tokens.padding, missing, hidden);

@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 
+#include "lockstep/models/input_check.h"
 #include "lockstep/models/mlp.h"
 
 namespace lockstep {
@@ -26,6 +27,7 @@ class MoELayer : public FeedForward {
   /// `spec` as moe_layer_params() states it.
   MoELayer(const LayerContext& context, const ModuleSpec& spec);
 
+  /// UsageError, by the layer's name: `hidden` of another shape or dtype.
   at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens = {}) const override;
 
  private:
@@ -35,6 +37,7 @@ class MoELayer : public FeedForward {
   PaddingTokens own_padding(const PaddingTokens& given, int64_t missing,
                             const at::Tensor& hidden) const;
 
+  HiddenCheck check_;
   ProcessGroup tensor_parallel_;
   bool sequence_parallel_;
   std::shared_ptr<TopKRouter> router_;

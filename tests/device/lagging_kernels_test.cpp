@@ -1,5 +1,6 @@
 #include "lockstep/kernels/adamw.h"
 #include "lockstep/kernels/device_kernels.h"
+#include "lockstep/kernels/fingerprint.h"
 #include "lockstep/kernels/sgd.h"
 #include "lockstep/kernels/sum_of_squares.h"
 #include "lockstep/tests/device/lagging_tests.h"
@@ -51,6 +52,8 @@ TEST_F(LaggingDevice, UpdatesHaveTheBitsOfTheCpu) {
       expect_same_bits(*found.all()[i], *expected.all()[i], "operand " + std::to_string(i));
     expect_same_bits(kernels::sum_of_squares(found.master),
                      kernels::sum_of_squares(expected.master), "sum of squares");
+    expect_same_bits(kernels::fingerprint(found.master), kernels::fingerprint(expected.master),
+                     "fingerprint");
   }
 }
 
@@ -65,7 +68,10 @@ TEST_F(LaggingDevice, AKernelOnAnotherDeviceThanItsTensorsIsAnIllegalAccess) {
         device_kernels.sgd(flat, flat, {}, {}, {{0, 8}}, {}, {});
       },
       "illegal memory access"));
-  EXPECT_EQ(kernels::sum_of_squares(flat).item<double>(), 8);  // makes the tensors' device current
+  // These make the tensors' device current.
+  EXPECT_EQ(kernels::sum_of_squares(flat).item<double>(), 8);
+  EXPECT_EQ(kernels::fingerprint(flat).item<int64_t>(),
+            kernels::fingerprint(at::ones({8})).item<int64_t>());
 }
 
 }  // namespace

@@ -1,11 +1,13 @@
 """A long training with many saves: memory, descriptors, threads and files must not grow.
-python tests/faults/soak.py [--steps 20000] [--layouts LAYOUT ...] [--table FILE]
+python tests/faults/soak.py [--steps 20000] [--layouts LAYOUT ...] [--set FIELD=VALUE ...]
+    [--table FILE]
 
 Each layout of tests/faults/training.py that is asked for trains with a save every 50 steps, every
 second layout in the background, and is looked at four times a second. What a process has in the
 second quarter of its steps is compared with the last quarter: the medians of descriptors, threads
 and files must be the same, and the smallest resident memory may grow by 1 MiB (--slack) at most.
-LOCKSTEP_BUILD says which build."""
+--set adds settings to the trainings: with train.replica_check_interval=1 a long run also shows that
+ranks whose copies agree are never told that they differ. LOCKSTEP_BUILD says which build."""
 
 import argparse
 import datetime
@@ -65,7 +67,7 @@ def quarters(samples, steps, name, of=statistics.median):
     return [of(values) if values else None for values in found]
 
 
-def soak(layout, steps, in_background, folder):
+def soak(layout, steps, in_background, folder, pairs):
     """The samples of each rank, and of the files."""
     ranks, more = LAYOUTS[layout]
     output = folder / "run"
@@ -73,7 +75,7 @@ def soak(layout, steps, in_background, folder):
                write_config(folder), "--output", output, *more, *settings(
                    f"train.train_iters={steps}", "checkpoint.save_interval=50",
                    "checkpoint.keep=2", "train.log_interval=1000",
-                   f"checkpoint.async_save={str(in_background).lower()}")]
+                   f"checkpoint.async_save={str(in_background).lower()}", *pairs)]
     with (folder / "stderr").open("wb") as error:
         process = subprocess.Popen([str(word) for word in command], stdout=subprocess.DEVNULL,
                                    stderr=error, cwd=SOURCE, env=clean_environment())
@@ -118,15 +120,19 @@ def main():
     parser.add_argument("--steps", type=int, default=20000)
     parser.add_argument("--layouts", nargs="+", choices=list(LAYOUTS), default=DEFAULT)
     parser.add_argument("--slack", type=float, default=1, help="MiB")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE",
+                        help="a setting of the trainings; may be given several times")
     parser.add_argument("--table", type=pathlib.Path)
     options = parser.parse_args()
-    table = [f"{datetime.date.today()}, {options.steps} steps with a save every 50.", "",
+    table = [f"{datetime.date.today()}, {options.steps} steps with a save every 50"
+             + (f", {' '.join(options.set)}." if options.set else "."), "",
              "| layout | rank | MiB resident | descriptors | threads | files | grew |",
              "|---|---|---|---|---|---|---|"]
     all_good = True
     for number, layout in enumerate(options.layouts):
         with tempfile.TemporaryDirectory() as folder:
-            ranks, files = soak(layout, options.steps, number % 2 == 1, pathlib.Path(folder))
+            ranks, files = soak(layout, options.steps, number % 2 == 1, pathlib.Path(folder),
+                                options.set)
         good, lines = judge(layout, options.steps, ranks, files, options.slack)
         all_good = all_good and good
         table += lines

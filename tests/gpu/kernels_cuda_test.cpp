@@ -6,6 +6,7 @@
 
 #include "lockstep/distributed/owned_grads.h"
 #include "lockstep/kernels/adamw.h"
+#include "lockstep/kernels/fingerprint.h"
 #include "lockstep/kernels/sgd.h"
 #include "lockstep/kernels/sum_of_squares.h"
 #include "lockstep/models/context_parallel_blocks.h"
@@ -138,6 +139,20 @@ TEST(Kernels, SumOfSquaresEqualsTheCpuAndIsTheSameInEveryRun) {
       EXPECT_TRUE(first.is_cuda());
       EXPECT_NEAR(first.item<double>(), expected, 1e-12 * (1 + expected));
       EXPECT_EQ(kernels::sum_of_squares(on_gpu).item<double>(), first.item<double>());
+    }
+}
+
+TEST(Kernels, FingerprintsEqualThoseOfTheCpu) {
+  const at::Tensor all = wave(1 << 20, 0.37, at::kBFloat16).view(at::kByte);
+  for (const int64_t first : {0, 1, 2, 4, 16})  // aligned for packs, or not
+    for (const int64_t count : {0, 1, 3, 4, 15, 16, 17, 4095, 4097, (1 << 21) - 20}) {
+      const at::Tensor bytes = all.narrow(0, first, count);
+      const auto expected = kernels::fingerprint(bytes).item<int64_t>();
+      EXPECT_EQ(kernels::fingerprint_by_operators(bytes).item<int64_t>(), expected);
+      LOCKSTEP_NEEDS_CUDA();
+      const at::Tensor found = kernels::fingerprint(all.to(kCuda).narrow(0, first, count));
+      EXPECT_TRUE(found.is_cuda());
+      EXPECT_EQ(found.item<int64_t>(), expected) << first << " " << count;
     }
 }
 

@@ -9,20 +9,22 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/core/error.h"
+#include "lockstep/kernels/fingerprint_body.h"
+#include "lockstep/kernels/fingerprint_loop.h"
 #include "lockstep/tests/support/throws_with.h"
 
 namespace lockstep {
 namespace {
 
-/// As the header has it, one word after the other.
-uint64_t expected(const std::vector<unsigned char>& bytes) {
+/// As the header has it, one word after the other, of bytes whose first word is number `first`.
+uint64_t expected(const std::vector<unsigned char>& bytes, uint64_t first = 0) {
   std::vector<unsigned char> filled = bytes;
   filled.resize((bytes.size() + 3) / 4 * 4, 0);
   uint64_t sum = 0;
   for (size_t i = 0; i < filled.size() / 4; ++i) {
     uint64_t word = 0;
     for (size_t b = 0; b < 4; ++b) word |= uint64_t{filled[4 * i + b]} << (8 * b);
-    sum += word * ((2 * i + 1) & 0xffffffff);
+    sum += word * ((2 * (first + i) + 1) & 0xffffffff);
   }
   return sum;
 }
@@ -52,6 +54,37 @@ TEST(Fingerprint, IsTheSumOfItsHeader) {
     EXPECT_EQ(number(kernels::fingerprint(tensor)), wanted) << count;
     EXPECT_EQ(number(kernels::fingerprint_by_operators(tensor)), wanted) << count;
   }
+}
+
+TEST(Fingerprint, TheMultipliersBeginAgainAfterTwoToThe31Words) {
+  constexpr int64_t kPeriod = int64_t{1} << 31;
+  for (const size_t count : {67, 1000, 4000}) {
+    const auto bytes = random_bytes(count, static_cast<unsigned>(count));
+    for (const int64_t period : {1, 2, 5})
+      for (const int64_t before : {0, 1, 15, 16, 17, 200, 250, 900}) {
+        const int64_t first = period * kPeriod - before;
+        EXPECT_EQ(kernels::fingerprint_loop(bytes.data(), static_cast<int64_t>(count), first),
+                  expected(bytes, static_cast<uint64_t>(first)))
+            << count << " " << first;
+      }
+  }
+}
+
+TEST(Fingerprint, TheLanesOfADeviceAddUpToIt) {
+  const std::vector<unsigned char> bytes = random_bytes(70016, 11);
+  alignas(16) static unsigned char memory[70016];
+  std::memcpy(memory, bytes.data(), bytes.size());
+  for (const size_t first : {0, 1, 4, 16})
+    for (const size_t count : {0, 1, 3, 15, 16, 17, 4097, 70000})
+      for (const int64_t lanes : {1, 7, 256, 512}) {
+        uint64_t sum = 0;
+        for (int64_t lane = 0; lane < lanes; ++lane)
+          sum +=
+              kernels::fingerprint_lane(memory + first, static_cast<int64_t>(count), lane, lanes);
+        const auto begin = bytes.begin() + static_cast<int64_t>(first);
+        EXPECT_EQ(sum, expected({begin, begin + static_cast<int64_t>(count)}))
+            << first << " " << count << " " << lanes;
+      }
 }
 
 TEST(Fingerprint, OperatorsTakeMoreThanOnePiece) {

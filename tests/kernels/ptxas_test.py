@@ -53,12 +53,12 @@ class PtxasTest(unittest.TestCase):
             for kernel, architecture in ENTRY.findall(text):
                 kernels.setdefault(kernel, set()).add(architecture)
         # AdamW and SGD in fp32 and fp64, the sum of squares of three dtypes and its second pass,
-        # and the zeros of experts without rows: 9. Three dtypes to two formats of 8 bits: 6. Of
+        # fingerprints, and the zeros of experts without rows: 10. Three dtypes to two formats of 8 bits: 6. Of
         # four dtypes, each in packs and element by element: forward and backward of SwiGLU, rotary
         # embedding, RMSNorm and LayerNorm, cross entropy with and without smoothing, their
         # gradient, dropout with and without a residual. Losses in fp32 and fp64, with and without
         # smoothing.
-        self.assertEqual(len(kernels), 9 + 6 + 2 * 4 * (2 * 4 + 2 + 1 + 2) + 2 * 2)
+        self.assertEqual(len(kernels), 10 + 6 + 2 * 4 * (2 * 4 + 2 + 1 + 2) + 2 * 2)
         wanted = os.environ["LOCKSTEP_CUDA_ARCHITECTURES"].split()
         for kernel, architectures in kernels.items():
             self.assertEqual(sorted(architectures), sorted(wanted), kernel)

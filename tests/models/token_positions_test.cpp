@@ -1,4 +1,4 @@
-// What a model of one's own passes to layers beside the tokens: what does not fit them is refused.
+// What a model of one's own passes to layers: what does not fit them is refused.
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,9 @@
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/error.h"
 #include "lockstep/models/attention.h"
+#include "lockstep/models/latent_attention.h"
 #include "lockstep/models/moe_layer.h"
+#include "lockstep/models/transformer_layer.h"
 #include "lockstep/tests/support/gpt_parts.h"
 #include "lockstep/tests/support/throws_with.h"
 
@@ -39,6 +41,37 @@ TEST(TokenPositionsOfLayers, PositionsThatTheTableLacksAreRefused) {
                                       "found position 8, allowed: 0 to 7"));
   EXPECT_TRUE(throws_with<UsageError>([&] { run(at::arange(kSequence, at::kInt)); },
                                       "found positions of Int, allowed: Long"));
+}
+
+TEST(TokenPositionsOfLayers, TheHiddenStatesAreOfThreeDimensionsOfTheModelsWidthAndDtype) {
+  TransformerConfig experts = small_gpt(), latent = small_gpt();
+  experts.num_experts = 2;
+  experts.moe_router_topk = 1;
+  latent.multi_latent_attention = true;
+  latent.num_query_groups.reset();
+  latent.kv_lora_rank = 4;
+  latent.qk_head_dim = latent.qk_pos_emb_head_dim = latent.v_head_dim = 4;
+  LayerContext named = layer_context_of(small_gpt());
+  named.name = "decoder.layers.3.";
+  const TransformerLayer layer(named);
+  const SelfAttention attention(layer_context_of(small_gpt()));
+  const LatentAttention latent_attention(layer_context_of(latent));
+  const MoELayer mixture(layer_context_of(experts));
+  const auto expect_refused = [](const auto& module, const std::string& name) {
+    EXPECT_EQ(module.forward(hidden(), {}).sizes(), hidden().sizes());
+    for (const at::Tensor& wrong :
+         {hidden().flatten(0, 1), hidden().unsqueeze(0), hidden().narrow(-1, 0, 15),
+          hidden().to(at::kFloat), at::Tensor(), at::ones({}, at::kDouble)})
+      EXPECT_TRUE(
+          throws_with<UsageError>([&] { module.forward(wrong, {}); }, name + ": found an "));
+    EXPECT_TRUE(throws_with<UsageError>(
+        [&] { module.forward(hidden().flatten(0, 1), {}); },
+        "found an input [12, 16] of Double, allowed: [sequence, batch, 16] of Double"));
+  };
+  expect_refused(layer, "decoder.layers.3");
+  expect_refused(attention, "attention");
+  expect_refused(latent_attention, "attention");
+  expect_refused(mixture, "MoELayer");
 }
 
 TEST(TokenPositionsOfLayers, DocumentsAreThoseOfEachSequence) {

@@ -90,6 +90,9 @@ void expect_within(double most, int64_t world, const Overrides& overrides) {
 
 TEST(PlannedMemory, OfDenseModelsIsThatOfARun) {
   constexpr double kFew = 0.0005;  // indices that the host holds
+  // Which micro-batch of ranks as threads needs most depends on when others free, and each of the
+  // eight holds 1,040 bytes of token ids more than the one before it.
+  constexpr double kFewOfThreads = 0.003;
   expect_within(kFew, 1, {});
   expect_within(0.01, 1, {"train.precision=bf16"});  // some CPUs pack operands
   expect_within(kFew, 1, {"model.recompute_granularity=full"});
@@ -97,12 +100,12 @@ TEST(PlannedMemory, OfDenseModelsIsThatOfARun) {
   expect_within(kFew, 1,
                 {"model.normalization=LayerNorm", "model.activation=gelu",
                  "model.position_embedding_type=learned_absolute"});
-  expect_within(kFew, 2, kSharded);
-  expect_within(kFew, 2,
+  expect_within(kFewOfThreads, 2, kSharded);
+  expect_within(kFewOfThreads, 2,
                 with(kSharded, {"ddp.data_parallel_sharding_strategy=optim_grads_params"}));
-  expect_within(kFew, 2, layout({kTensor}));
-  expect_within(kFew, 2, layout({kTensor, kSequence}));
-  expect_within(kFew, 2, layout({kContext}));
+  expect_within(kFewOfThreads, 2, layout({kTensor}));
+  expect_within(kFewOfThreads, 2, layout({kTensor, kSequence}));
+  expect_within(kFewOfThreads, 2, layout({kContext}));
   expect_within(0.02, 2, layout({kPipeline}));
 }
 

@@ -5,6 +5,7 @@
 #include "lockstep/kernels/adamw.h"
 #include "lockstep/kernels/cross_entropy_operands.h"
 #include "lockstep/kernels/dropout_operands.h"
+#include "lockstep/kernels/fingerprint.h"
 #include "lockstep/kernels/fp8_tensors.h"
 #include "lockstep/kernels/grouped_mm.h"
 #include "lockstep/kernels/layer_kernels.h"
@@ -87,6 +88,14 @@ at::Tensor sum_of_squares_lagging(const at::Tensor& flat) {
   enqueue(
       launch_stream({flat, sum}), "sum_of_squares",
       [flat = host_view(flat), sum = host_view(sum)] { sum.copy_(kernels::sum_of_squares(flat)); });
+  return sum;
+}
+
+at::Tensor fingerprint_lagging(const at::Tensor& bytes) {
+  const at::Tensor sum = at::empty({}, bytes.options().dtype(at::kLong));
+  enqueue(
+      launch_stream({bytes, sum}), "fingerprint",
+      [bytes = host_view(bytes), sum = host_view(sum)] { sum.copy_(kernels::fingerprint(bytes)); });
   return sum;
 }
 
@@ -231,6 +240,7 @@ void register_lockstep_kernels() {
                                    {.adamw = &adamw_lagging,
                                     .sgd = &sgd_lagging,
                                     .sum_of_squares = &sum_of_squares_lagging,
+                                    .fingerprint = &fingerprint_lagging,
                                     .grouped_rows = &grouped_rows_lagging,
                                     .grouped_matrices = &grouped_matrices_lagging,
                                     .grouped_sums = &grouped_sums_lagging,
