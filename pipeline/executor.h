@@ -15,13 +15,13 @@
 
 namespace lockstep {
 
-/// One chunk of a model, cut by whoever calls the executor: the forward of micro-batch
-/// `microbatch`. `input` is what the virtual stage before returned, undefined on the first; where
-/// there is a backward, it requires a gradient. Returns what the next virtual stage takes; on the
-/// last one the loss of which the gradient is taken, one element (a forward-only schedule leaves
-/// it alone, and it may be undefined there). Between stages one floating-point tensor is passed on.
+/// The forward of one model chunk for micro-batch `microbatch`. `input` is the output of the
+/// previous virtual stage (undefined on the first); it requires a gradient if there is a backward.
+/// Returns the input of the next virtual stage. The last stage returns the loss, one element (a
+/// forward-only schedule ignores it, and it may be undefined). Stages pass one floating-point tensor
+/// to each other.
 ///
-/// A stage reads its own tokens and labels and keeps whatever it wants to know of the loss.
+/// A stage reads its own tokens and labels, and stores what it needs of the loss.
 using PipelineStage = std::function<at::Tensor(int64_t microbatch, const at::Tensor& input)>;
 
 struct PipelineExecutorOptions {

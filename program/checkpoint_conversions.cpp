@@ -57,7 +57,8 @@ void add_checkpoint_conversions(CLI::App& checkpoint) {
                      "Write a checkpoint's weights as a model of Hugging Face's transformers, one "
                      "weight at a time",
                      arguments, "Folder for config.json, the weights and the tokenizer's files",
-                     "Folder of checkpoint.save; its newest complete checkpoint is used");
+                     "Folder of checkpoint.save, whose newest complete checkpoint is used, or "
+                     "the folder of one checkpoint");
   to_files->add_option("--dtype", arguments->dtype, "Type of the written weights: bf16, fp32")
       ->capture_default_str()
       ->check(CLI::IsMember({"bf16", "fp32"}));

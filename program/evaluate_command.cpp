@@ -75,7 +75,8 @@ void add_evaluate_command(CLI::App& program) {
       "evaluate", "Compute the mean loss of a checkpoint's model on a text, in nats per token");
   command
       ->add_option("CHECKPOINT", arguments->checkpoint,
-                   "Folder of checkpoint.save; its newest checkpoint is used")
+                   "Folder of checkpoint.save, whose newest complete checkpoint is used, or "
+                   "the folder of one checkpoint")
       ->required();
   command
       ->add_option("--input", arguments->input,

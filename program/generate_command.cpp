@@ -183,10 +183,11 @@ void run(const GenerateArguments& arguments) {
 void add_layout_options(CLI::App& command, ParallelConfig& parallel) {
   const auto add = [&command](const char* name, int64_t& size, const char* what) {
     command
-        .add_option(name, size,
-                    fmt::format("Number of ranks over which {} are split. A launcher must start "
-                                "--tensor x --pipeline x --expert ranks",
-                                what))
+        .add_option(
+            name, size,
+            fmt::format("Number of ranks over which {} are split. Start as many ranks as the "
+                        "product of --tensor, --pipeline and --expert",
+                        what))
         ->capture_default_str()
         ->check(check_at_least(1));
   };
@@ -247,7 +248,8 @@ void add_generate_command(CLI::App& program) {
       program.add_subcommand("generate", "Continue texts with a model that `train` saved");
   command
       ->add_option("CHECKPOINT", arguments->checkpoint,
-                   "Folder of checkpoint.save; its newest checkpoint is used")
+                   "Folder of checkpoint.save, whose newest complete checkpoint is used, or "
+                   "the folder of one checkpoint")
       ->required();
   add_texts(*command, "--prompt", arguments->prompts,
             "Start of the text; may be repeated. Several prompts run through the model together, "

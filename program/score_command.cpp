@@ -48,7 +48,8 @@ void add_score_command(CLI::App& program) {
       "score", "Compute the likelihood of given continuations under a checkpoint's model");
   command
       ->add_option("CHECKPOINT", arguments->checkpoint,
-                   "Folder of checkpoint.save; its newest checkpoint is used")
+                   "Folder of checkpoint.save, whose newest complete checkpoint is used, or "
+                   "the folder of one checkpoint")
       ->required();
   command
       ->add_option(

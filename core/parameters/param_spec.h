@@ -54,9 +54,9 @@ struct LocalPiece {
   bool operator==(const LocalPiece&) const = default;
 };
 
-/// The piece of the rank at `place`; the whole where `place` is empty. Of two axes that cut one
-/// dimension the one that MeshAxis names first cuts first. UsageError naming the parameter: a
-/// dimension that it has not, one that does not divide by the ranks.
+/// The piece of the rank at `place`; the whole if `place` is empty. If two axes cut one dimension,
+/// the axis that comes first in MeshAxis cuts first. UsageError, naming the parameter: a dimension
+/// that does not exist, or one that is not divisible by the number of ranks.
 LocalPiece local_piece(const ParamSpec& spec, const MeshPlace& place);
 
 /// What a module and the modules below it hold, in the order in which they register it.

@@ -53,10 +53,10 @@ class DescribedModule : public torch::nn::Module {
   bool splits_sequence() const { return splits_sequence_; }
 
  protected:
-  /// Makes this rank's piece of `spec`, fills it with its initial values, keyed by origin.name +
-  /// spec.name, and registers it under spec.name. UsageError, by the global name: a shape with a
-  /// length below 1 or more elements than can be addressed, a standard deviation that is no finite
-  /// number >= 0, unpadded_rows that are not 1 to all rows; and as of local_piece() and
+  /// Creates this rank's piece of `spec`, fills it with its initial values (the key is origin.name +
+  /// spec.name) and registers it under spec.name. UsageError, with the global name: a dimension
+  /// below 1, too many elements, a standard deviation that is not finite or is negative,
+  /// unpadded_rows outside 1 to the number of rows; and the errors of local_piece() and
   /// ParamDescription::validate().
   at::Tensor add(const ParamSpec& spec, const ParamOrigin& origin);
 

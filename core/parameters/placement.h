@@ -75,10 +75,10 @@ enum class TiedStages { all, first_and_last, first };
 /// "all stages", "the first and the last stage", "the first stage"
 const char* to_string(TiedStages stages);
 
-/// One parameter of the model of which there are several copies: on different pipeline stages, in
-/// different model chunks of a rank. Every copy's gradient is a term of the sum that all of them
-/// get. Each of the stages named holds at least one, none is frozen, all start from the same values
-/// (fill_normal() under one name does that).
+/// One parameter of the model that has several copies, on different pipeline stages or in different
+/// model chunks of a rank. Every copy gets the sum of the gradients of all copies. Each of the named
+/// stages holds at least one copy, no copy is frozen, and all start from the same values (call
+/// fill_normal() with the same name for each).
 struct Tie {
   std::string name = {};  ///< the same for all copies: "word_embeddings"
   TiedStages stages = TiedStages::first_and_last;
@@ -91,7 +91,7 @@ enum class StageCopies {
   all,  ///< each of them holds a copy; all copies start from the same values
 };
 
-/// What the optimizer may take a parameter for. Muon (optimizer.optimizer = muon) updates matrices
+/// How the optimizer may treat a parameter. Muon (optimizer.optimizer = muon) updates matrices
 /// as a whole; other optimizers update all parameters element by element.
 enum class ParamUpdate {
   elementwise,
@@ -116,7 +116,7 @@ struct ParamDescription {
   /// tied parameter names its stages itself.
   StageCopies stages = StageCopies::one;
 
-  /// With whom the parameter is tied; unset: with none.
+  /// Set if the parameter is tied to copies elsewhere.
   std::optional<Tie> tie = {};
 
   /// Decoupled weight decay applies. False for biases and normalization weights.

@@ -13,11 +13,11 @@ namespace lockstep {
 
 class LowRankAdapter;
 
-/// y = x W^T (+ b), of which each rank of tp computes a part of the features of y. Parameters:
-/// `weight` [out..., in] and `bias` [out...], cut along the last dimension of `out`. With one
-/// dimension `out` the rows are cut as they come. With two, {blocks, rows}, every rank has its rows
-/// of every block, which is what the gate and the other half of SwiGLU need: a rank's y then holds
-/// the blocks one after the other. Muon takes the weight for a matrix, and a bias never. Where the
+/// y = x W^T (+ b); each rank of tp computes a part of y's features. Parameters: `weight`
+/// [out..., in] and `bias` [out...], cut along the last dimension of `out`. If `out` has one
+/// dimension, each rank gets consecutive rows. If it is {blocks, rows}, each rank gets its rows of
+/// every block, and its part of y holds the blocks one after the other; SwiGLU needs this for its
+/// gate and the other half. Muon takes the weight for a matrix, and a bias never. Where the
 /// specification has `lora_A` and `lora_B` (see adapter_params()), y gets what LowRankAdapter adds.
 ///
 /// All ranks of tp train the weight, or none: with sequence parallelism a rank that has frozen it

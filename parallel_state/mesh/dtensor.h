@@ -10,9 +10,8 @@
 
 namespace lockstep {
 
-/// A tensor that lies on a mesh: what this rank holds of it, the whole shape, and for each axis of
-/// the mesh how it lies there. Names and results are those of PyTorch's DTensor, without operators
-/// on it. Axes that shard the same dimension cut it one after the other, the first axis of the mesh
+/// A tensor placed on a mesh: this rank's part, the global shape, and one placement for each mesh
+/// axis. Names and results are those of PyTorch's DTensor; it has no operators. Axes that shard the same dimension cut it one after the other, the first axis of the mesh
 /// first; every cut is that of torch.chunk, so the last ranks may hold less, or nothing.
 ///
 /// Collectives run on the backend of the local tensor's device: NCCL for CUDA, Gloo for the CPU.
@@ -23,8 +22,8 @@ namespace lockstep {
 /// of integers; and where this rank is not in the mesh.
 class DTensor {
  public:
-  /// Takes `local`, of which every rank must have the same size, as this rank's part; the whole
-  /// shape follows from it (size times ranks in sharded dimensions). A dimension of Shard may be
+  /// `local` is this rank's part and must have the same size on every rank; the global shape
+  /// follows from it (size times ranks in sharded dimensions). A dimension of Shard may be
   /// negative.
   static DTensor from_local(at::Tensor local, DeviceMesh mesh, std::vector<Placement> placements);
 
