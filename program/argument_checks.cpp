@@ -18,9 +18,31 @@ std::vector<int64_t> parse_integers(const std::string& text, char separator) {
   }
 }
 
+namespace {
+
+/// CLI11 reads what begins with 0 as octal.
+bool is_octal(const std::string& text) {
+  const size_t first = text.starts_with('-') ? 1 : 0;
+  return text.size() > first + 1 && text[first] == '0';
+}
+
+/// The integer that all of `text` is, in decimal.
+std::optional<int64_t> parse_integer(const std::string& text) {
+  const std::vector<int64_t> found = parse_integers(text, '\0');
+  if (found.size() != 1 || is_octal(text)) return {};
+  return found.front();
+}
+
+/// What was found, and `allowed`.
+std::string refusal(const std::string& text, const std::string& allowed) {
+  return fmt::format("found '{}', allowed: {}{}", text, allowed,
+                     is_octal(text) ? ", without leading zeros" : "");
+}
+
+}  // namespace
+
 std::string check_integer(const std::string& text) {
-  const bool good = parse_integers(text, '\0').size() == 1;
-  return good ? "" : fmt::format("found '{}', allowed: an integer of 64 bits", text);
+  return parse_integer(text) ? "" : refusal(text, "an integer of 64 bits");
 }
 
 std::string check_integers(const std::string& text) {
@@ -30,9 +52,17 @@ std::string check_integers(const std::string& text) {
 
 std::function<std::string(const std::string&)> check_at_least(int64_t minimum) {
   return [minimum](const std::string& text) -> std::string {
-    const std::vector<int64_t> found = parse_integers(text, '\0');
-    if (found.size() == 1 && found[0] >= minimum) return "";
-    return fmt::format("found '{}', allowed: an integer >= {} of 64 bits", text, minimum);
+    const std::optional<int64_t> found = parse_integer(text);
+    if (found && *found >= minimum) return "";
+    return refusal(text, fmt::format("an integer >= {} of 64 bits", minimum));
+  };
+}
+
+std::function<std::string(const std::string&)> check_between(int64_t minimum, int64_t maximum) {
+  return [minimum, maximum](const std::string& text) -> std::string {
+    const std::optional<int64_t> found = parse_integer(text);
+    if (found && *found >= minimum && *found <= maximum) return "";
+    return refusal(text, fmt::format("an integer from {} to {}", minimum, maximum));
   };
 }
 
@@ -52,6 +82,11 @@ std::optional<double> parse_number(const std::string& text) {
 std::string check_not_negative(const std::string& text) {
   const bool good = parse_number(text).value_or(-1) >= 0;
   return good ? "" : fmt::format("found '{}', allowed: a finite number >= 0", text);
+}
+
+std::string check_positive(const std::string& text) {
+  const bool good = parse_number(text).value_or(0) > 0;
+  return good ? "" : fmt::format("found '{}', allowed: a finite number > 0", text);
 }
 
 std::string check_probability(const std::string& text) {

@@ -20,6 +20,12 @@ std::string check_integers(const std::string& text);
 /// Of an integer that is `minimum` or more.
 std::function<std::string(const std::string&)> check_at_least(int64_t minimum);
 
+/// Of an integer from `minimum` to `maximum`.
+std::function<std::string(const std::string&)> check_between(int64_t minimum, int64_t maximum);
+
+/// Of a finite number that is more than 0.
+std::string check_positive(const std::string& text);
+
 /// Of a finite number that is 0 or more.
 std::string check_not_negative(const std::string& text);
 

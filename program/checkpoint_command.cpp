@@ -11,6 +11,7 @@
 #include "lockstep/core/counted.h"
 #include "lockstep/parallel_state/parallel_axes.h"
 #include "lockstep/planner/stage_shapes.h"
+#include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
 
 namespace lockstep {
@@ -144,7 +145,8 @@ CLI::App* add_check(CLI::App& parent, const std::string& name, const std::string
       ->add_option("DIR", arguments->folder,
                    "Folder of checkpoint.save, whose newest complete checkpoint is used, or the "
                    "folder of one checkpoint")
-      ->required();
+      ->required()
+      ->check(check_path);
   command->add_flag("--json", arguments->json, "Print one JSON document");
   command->callback([arguments, run] { run(*arguments); });
   return command;

@@ -43,8 +43,8 @@ CLI::App* add_conversion(CLI::App& checkpoint, const std::string& name, const st
                          const std::shared_ptr<ConversionArguments>& arguments,
                          const std::string& files, const std::string& folder) {
   CLI::App* const command = checkpoint.add_subcommand(name, meaning);
-  command->add_option("--hf", arguments->hugging_face, files)->required();
-  command->add_option("DIR", arguments->folder, folder)->required();
+  command->add_option("--hf", arguments->hugging_face, files)->required()->check(check_path);
+  command->add_option("DIR", arguments->folder, folder)->required()->check(check_path);
   return command;
 }
 
@@ -77,7 +77,7 @@ void add_checkpoint_conversions(CLI::App& checkpoint) {
       "Make a checkpoint, without optimizer state, from a model of Hugging Face's transformers",
       arguments,
       "Folder with config.json and model.safetensors, or model.safetensors.index.json and its "
-      "files",
+      "files; or the path of one of these two",
       "Folder for the checkpoint, from which checkpoint.load with checkpoint.finetune starts");
   from_files
       ->add_option("--seq-length", arguments->seq_length,

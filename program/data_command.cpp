@@ -141,7 +141,8 @@ void add_data_command(CLI::App& program) {
                    "Text files or .jsonl files, which may be compressed as .gz or .zst. Each line "
                    "of a .jsonl is a document; any other file is one document")
       ->type_name("FILE")
-      ->required();
+      ->required()
+      ->check(check_path);
   make->add_option(
           "--tokenizer", arguments->tokenizer,
           "byte: the ids 0 to 255 are the bytes, and 256 ends a document. gpt2:FOLDER: GPT-2's "
@@ -165,7 +166,7 @@ void add_data_command(CLI::App& program) {
   make->add_option("--workers", arguments->build.workers,
                    "Number of threads that tokenize; the result does not depend on it")
       ->type_name("N")
-      ->check(check_at_least(1))
+      ->check(check_between(1, 1024))
       ->capture_default_str();
   make->add_flag(
       "--skip-bad", arguments->build.skip_bad,
@@ -175,7 +176,9 @@ void add_data_command(CLI::App& program) {
 
   CLI::App* const look = data->add_subcommand(
       "inspect", "Check a data set and print a summary; lengths are in tokens");
-  look->add_option("PREFIX", arguments->prefix, "Prefix of PREFIX.bin and PREFIX.idx")->required();
+  look->add_option("PREFIX", arguments->prefix, "Prefix of PREFIX.bin and PREFIX.idx")
+      ->required()
+      ->check(check_path);
   look->add_flag("--json", arguments->json, "Print one JSON document");
   look->callback([arguments] { inspect(*arguments); });
 
@@ -183,7 +186,8 @@ void add_data_command(CLI::App& program) {
       "merge", "Join data sets in the given order; their ids must have the same type");
   join->add_option("--input", arguments->merged, "Prefixes of the data sets")
       ->type_name("PREFIX")
-      ->required();
+      ->required()
+      ->check(check_path);
   join->add_option("--output", arguments->prefix,
                    "Prefix of the two files, which appear once they are complete")
       ->type_name("PREFIX")

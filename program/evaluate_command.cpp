@@ -11,6 +11,7 @@
 #include "lockstep/datasets/text_dataset.h"
 #include "lockstep/datasets/token_batch.h"
 #include "lockstep/parallel_state/launch_environment.h"
+#include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
 #include "lockstep/training/run_setup.h"
 
@@ -77,14 +78,16 @@ void add_evaluate_command(CLI::App& program) {
       ->add_option("CHECKPOINT", arguments->checkpoint,
                    "Folder of checkpoint.save, whose newest complete checkpoint is used, or "
                    "the folder of one checkpoint")
-      ->required();
+      ->required()
+      ->check(check_path);
   command
       ->add_option("--input", arguments->input,
                    "Text file, or prefix of a data set. With S = model.seq_length, window i reads "
                    "the tokens i*S to i*S+S-1 and predicts the next token of each. A partial last "
                    "window is dropped")
       ->type_name("FILE")
-      ->required();
+      ->required()
+      ->check(check_path);
   command->add_flag("--json", arguments->json, "Print one JSON document");
   command->callback([arguments] { run(*arguments); });
 }

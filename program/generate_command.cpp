@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <functional>
 #include <iostream>
-#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -39,7 +38,7 @@ struct GenerateArguments {
 constexpr size_t kMostPrompts = 32;  // that go through the model together
 
 std::vector<std::string> lines_of(const std::string& path) {
-  std::string text = read_file(path, std::numeric_limits<int64_t>::max(), /*follow_links=*/true);
+  const std::string text = read_to_end(path);
   std::vector<std::string> lines;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
@@ -250,7 +249,8 @@ void add_generate_command(CLI::App& program) {
       ->add_option("CHECKPOINT", arguments->checkpoint,
                    "Folder of checkpoint.save, whose newest complete checkpoint is used, or "
                    "the folder of one checkpoint")
-      ->required();
+      ->required()
+      ->check(check_path);
   add_texts(*command, "--prompt", arguments->prompts,
             "Start of the text; may be repeated. Several prompts run through the model together, "
             "and each gets the same text as alone");

@@ -193,7 +193,7 @@ void add_launch_command(CLI::App& program, const std::vector<std::string>& argum
   command->add_option("-n,--ranks", given->ranks, "Number of ranks on this host, at most 65536")
       ->required()
       ->check(check_at_least(1))
-      ->check(CLI::Range(int64_t{1}, int64_t{65536}));
+      ->check(check_between(1, 65536));
   command
       ->add_option("--nodes", given->nodes, "Number of hosts, each with the same number of ranks")
       ->capture_default_str()
@@ -221,7 +221,7 @@ void add_launch_command(CLI::App& program, const std::vector<std::string>& argum
                    "without them")
       ->capture_default_str()
       ->check(check_at_least(0))
-      ->check(CLI::Range(int64_t{0}, int64_t{1'000'000}));
+      ->check(check_between(0, 1'000'000));
   command
       ->add_option("--program", given->program,
                    "Run this program instead of lockstep, such as your own training loop")

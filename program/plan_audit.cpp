@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <iostream>
 #include <memory>
 
@@ -21,8 +22,12 @@ struct AuditArguments {
 void plan_audit_of(const CLI::App& command, const AuditArguments& arguments) {
   const Config config = load_config(arguments.config_path, arguments.overrides);
   try {
-    const AuditReport report =
-        plan_audit(config, arguments.world_size, parse_integers(arguments.ranks, ','));
+    std::vector<int64_t> ranks = parse_integers(arguments.ranks, ',');
+    const AuditReport report = plan_audit(config, arguments.world_size, ranks);
+    std::sort(ranks.begin(), ranks.end());
+    const auto twice = std::adjacent_find(ranks.begin(), ranks.end());
+    require<ConfigError>(twice == ranks.end(), "--rank: found {} twice, allowed: once",
+                         twice == ranks.end() ? 0 : *twice);
     std::cout << (arguments.json ? to_json(report) : to_text(report));
   } catch (const Error& error) {
     fail<ConfigError>("{}", with_option_names(command, error.what()));

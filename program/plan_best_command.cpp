@@ -159,7 +159,7 @@ void add_plan_best_command(CLI::App& plan) {
       ->add_option("--memory", arguments->memory_gib, "Memory of a device, in units of 2^30 bytes")
       ->type_name("GIB")
       ->required()
-      ->check(CLI::PositiveNumber);
+      ->check(check_positive);
   command->add_option("--simulate", options.num_simulated, "Maximum number of layouts to simulate")
       ->capture_default_str()
       ->check(check_at_least(1));

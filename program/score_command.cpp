@@ -1,5 +1,4 @@
 #include <iostream>
-#include <limits>
 #include <memory>
 
 #include "lockstep/checkpoint/saved_model.h"
@@ -7,6 +6,7 @@
 #include "lockstep/core/input_file.h"
 #include "lockstep/datasets/tokenizer.h"
 #include "lockstep/parallel_state/launch_environment.h"
+#include "lockstep/program/argument_checks.h"
 #include "lockstep/program/commands.h"
 #include "lockstep/training/run_setup.h"
 #include "lockstep/training/score.h"
@@ -20,8 +20,7 @@ struct ScoreArguments {
 };
 
 void run_score(const ScoreArguments& arguments) {
-  const std::string text = read_file(arguments.input, std::numeric_limits<int64_t>::max(),
-                                     /*follow_links=*/true);
+  const std::string text = read_to_end(arguments.input);
   const auto requests = parse_score_requests(text, arguments.input);
   const SavedModel saved =
       load_model(arguments.checkpoint, choose_device(DeviceChoice::auto_, LaunchEnvironment{}));
@@ -50,7 +49,8 @@ void add_score_command(CLI::App& program) {
       ->add_option("CHECKPOINT", arguments->checkpoint,
                    "Folder of checkpoint.save, whose newest complete checkpoint is used, or "
                    "the folder of one checkpoint")
-      ->required();
+      ->required()
+      ->check(check_path);
   command
       ->add_option(
           "--input", arguments->input,
@@ -61,7 +61,8 @@ void add_score_command(CLI::App& program) {
           "an end-of-document token. An empty continuation has log-likelihood 0. Of a text "
           "or a continuation with more than model.seq_length tokens only the end counts")
       ->type_name("FILE")
-      ->required();
+      ->required()
+      ->check(check_path);
   command->callback([arguments] { run_score(*arguments); });
 }
 

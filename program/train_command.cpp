@@ -70,6 +70,7 @@ class Reporter {
         tensorboard_ =
             std::make_unique<TensorBoardFile>(output + "/tensorboard", progress.iteration + 1);
     }
+    last_iteration_ = trainer.iteration();
     const Config& config = trainer.config();
     const auto millions = [](int64_t parameters) {
       return fmt::format("{:.2f}M", static_cast<double>(parameters) / 1e6);
@@ -91,6 +92,7 @@ class Reporter {
                                    config.train.train_iters));
   }
   void iteration(const IterationMetrics& metrics) {
+    last_iteration_ = metrics.iteration;
     write(metrics);
     display_.iteration(metrics, metrics.memory_bytes.value_or(0));
   }
@@ -120,7 +122,7 @@ class Reporter {
   void message(const std::string& text) { display_.message(text); }
   /// Leaves the picture of the loss, where that can be written.
   void end() {
-    if (folder_.empty()) return;
+    if (folder_.empty() || last_iteration_ == 0) return;
     try {
       write_loss_svg(folder_);
     } catch (const Error& error) {
@@ -146,6 +148,7 @@ class Reporter {
   }
 
   std::string folder_;
+  int64_t last_iteration_ = 0;
   c10::Device device_;
   ProgressDisplay display_;
   std::unique_ptr<MetricsFile> file_;

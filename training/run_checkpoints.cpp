@@ -162,6 +162,11 @@ RunCheckpoints::RunCheckpoints(const CheckpointConfig& config, std::string folde
                                              .job_id = start_.job_id});
 }
 
+void RunCheckpoints::doubt(const std::string& folder) {
+  const std::string text = doubt_about_newest(folder);
+  if (!text.empty()) note_ += (note_.empty() ? "" : "; ") + text;
+}
+
 std::optional<std::string> RunCheckpoints::load_after_restart(Trainer& trainer) {
   const bool looks_on_disk = !start_.job_id.empty() && !folder_.empty();
   if (start_.restarts == 0 || (!looks_on_disk && !copies_)) return {};
@@ -173,6 +178,7 @@ std::optional<std::string> RunCheckpoints::load_after_restart(Trainer& trainer) 
                      "'{}' was removed while the job resumed from it", path);
   path_ = path;
   loaded_iteration_ = trainer.iteration();
+  if (state_.rank() == 0) doubt(folder_);
   return loaded_ = path;
 }
 
@@ -195,6 +201,7 @@ std::optional<std::string> RunCheckpoints::load(Trainer& trainer) {
                        "other complete checkpoint",
                        removed, *config_.load);
   }
+  if (state_.rank() == 0) doubt(*config_.load);
   path_ = path;
   loaded_iteration_ = trainer.iteration();
   return loaded_ = path;

@@ -83,6 +83,8 @@ class RunCheckpoints {
   bool load_from(const std::string& path, Trainer& trainer, bool finetune);
   std::string known_until(int64_t iteration) const;
   std::optional<std::string> load_after_restart(Trainer& trainer);
+  /// Adds doubt_about_newest() to the note.
+  void doubt(const std::string& folder);
   /// Whether the run goes on from a copy in memory. `on_disk`: the newest checkpoint of
   /// the job, or empty.
   bool load_copy(Trainer& trainer, const std::string& on_disk);

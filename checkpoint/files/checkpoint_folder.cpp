@@ -35,7 +35,8 @@ bool is_folder(const std::string& path) {
   }
 }
 
-std::vector<std::string> listed_steps(const fs::path& folder) {
+/// What `latest` says, whether or not these are steps.
+std::vector<std::string> words_of_latest(const fs::path& folder) {
   const fs::path latest = folder / kLatest;
   const FileKind kind = kind_of_file(latest, /*follow_links=*/false);
   if (kind == FileKind::none) return {};
@@ -44,9 +45,14 @@ std::vector<std::string> listed_steps(const fs::path& folder) {
                      "or nothing (then the highest step is the newest)",
                      latest.string());
   std::istringstream text(read_file(latest, kLongestLatest));
-  std::vector<std::string> names;
-  for (std::string name; text >> name;)
-    if (step_number(name)) names.push_back(name);
+  std::vector<std::string> words;
+  for (std::string word; text >> word;) words.push_back(word);
+  return words;
+}
+
+std::vector<std::string> listed_steps(const fs::path& folder) {
+  std::vector<std::string> names = words_of_latest(folder);
+  std::erase_if(names, [](const std::string& name) { return !step_number(name); });
   return names;
 }
 
@@ -132,6 +138,26 @@ std::string find_checkpoint(const std::string& folder) {
   require<FileError>(!found.empty(), "checkpoint: '{}' holds no complete step_N/ with a {}", folder,
                      kManifestName);
   return found.front();
+}
+
+std::string doubt_about_newest(const std::string& folder) {
+  if (!is_folder(folder) || is_checkpoint(folder)) return "";
+  const std::vector<std::string> words = words_of_latest(folder);
+  if (words.empty() || (step_number(words.front()) && place_of_step(folder, words.front())))
+    return "";
+  const auto found = complete_checkpoints(folder);
+  for (const std::string& path : found) {
+    const std::string name = step_name(iteration_of(path));
+    if (iteration_of(path) <= iteration_of(found.front()) ||
+        std::find(words.begin(), words.end(), name) != words.end())
+      continue;
+    return fmt::format(
+        "'{}/latest' begins with '{}', which is not there, so {} counts as the newest; {} is "
+        "complete too, but not listed. If the file is damaged, remove it: then the highest step "
+        "counts",
+        folder, words.front(), step_name(iteration_of(found.front())), name);
+  }
+  return "";
 }
 
 bool has_checkpoint(const std::string& folder) {

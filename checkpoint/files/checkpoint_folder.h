@@ -42,6 +42,11 @@ std::vector<std::string> complete_checkpoints(const std::string& folder);
 /// there is none.
 std::string find_checkpoint(const std::string& folder);
 
+/// Why find_checkpoint() may have missed the newest: `latest` begins with a name that is not there,
+/// and a checkpoint of a later iteration than the one found is not listed. Interrupted saves leave
+/// no such thing; a damaged `latest` does. Empty where nothing of the kind is so.
+std::string doubt_about_newest(const std::string& folder);
+
 /// The first of complete_checkpoints() whose step is at most `iteration`; empty if there is none.
 std::string newest_until(const std::vector<std::string>& checkpoints, int64_t iteration);
 

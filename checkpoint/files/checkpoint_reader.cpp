@@ -38,11 +38,20 @@ std::vector<Placed> pieces_of(const Manifest& manifest, int64_t file) {
   return placed;
 }
 
-/// The first tensor that has bytes in begin ... end - 1.
-std::string tensor_at(const std::vector<Placed>& placed, int64_t begin, int64_t end) {
+/// The tensors that have bytes in begin ... end - 1.
+std::vector<std::string> tensors_at(const std::vector<Placed>& placed, int64_t begin, int64_t end) {
+  std::vector<std::string> found;
   for (const Placed& p : placed)
-    if (p.piece->offset < end && p.piece->offset + p.bytes > begin) return p.tensor->key();
-  return "";
+    if (p.piece->offset < end && p.piece->offset + p.bytes > begin)
+      found.push_back(p.tensor->key());
+  return found;
+}
+
+std::string describe_tensors(const std::vector<std::string>& names) {
+  if (names.empty()) return "no tensor";
+  const std::string first = fmt::format("tensor '{}'", names.front());
+  return names.size() == 1 ? first
+                           : fmt::format("{} or one of the {} behind it", first, names.size() - 1);
 }
 
 /// The header of a shard against the manifest.
@@ -214,12 +223,11 @@ std::vector<CheckpointDamage> verify_checkpoint(const CheckpointReader& checkpoi
       if (const int64_t block = reader.find_damage(); block >= 0) {
         const int64_t begin = block * kChecksumBlock;
         const int64_t end = std::min(begin + kChecksumBlock, file.size);
-        const std::string tensor = tensor_at(placed, begin, end);
+        const std::vector<std::string> tensors = tensors_at(placed, begin, end);
         found.push_back(
-            {path, tensor, begin,
+            {path, tensors.empty() ? "" : tensors.front(), begin,
              fmt::format("'{}': {}: bytes {} to {} do not match the checksum in the manifest", path,
-                         tensor.empty() ? "no tensor" : "tensor '" + tensor + "'", begin,
-                         end - 1)});
+                         describe_tensors(tensors), begin, end - 1)});
       } else if (!placed.empty()) {
         if (auto damage = check_header(reader, placed, "header"))
           found.push_back(std::move(*damage));

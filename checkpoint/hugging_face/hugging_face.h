@@ -35,7 +35,8 @@ struct ImportedModel {
 };
 
 /// Makes a checkpoint of iteration 0 in `folder` from `in`/config.json and `in`/model.safetensors
-/// (or the files that `in`/model.safetensors.index.json lists), weight by weight: in fp32, without
+/// (or the files that `in`/model.safetensors.index.json lists; `in` may also be the path of one of
+/// these two, with the config.json beside it), weight by weight: in fp32, without
 /// state of an optimizer, for checkpoint.finetune, `evaluate` and `generate`. model.seq_length is
 /// the config.json's longest sequence, or `seq_length` where that is less; a table of learned
 /// positions is cut to it. The tokenizer's files are copied to `folder`/hugging_face, and

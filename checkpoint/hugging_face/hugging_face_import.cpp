@@ -36,17 +36,36 @@ std::string read_json(const std::string& path) {
   return read_file(path, kLongestJson, /*follow_links=*/true);
 }
 
-/// The tensors of `model.safetensors`, or of the files of an index, whose headers are in memory.
+/// A folder of Hugging Face's, and the file of its weights, or their index.
+struct ModelFolder {
+  std::string folder;
+  std::string weights;
+};
+
+bool is_index(const std::string& name) { return name.ends_with(".safetensors.index.json"); }
+
+/// `in` is the folder, or the file.
+ModelFolder model_folder(const std::string& in) {
+  const fs::path path = in;
+  if (kind_of_file(in) != FileKind::regular) {
+    const auto is_there = [&](const char* name) {
+      return kind_of_file(path / name) != FileKind::none;
+    };
+    const bool indexed = is_there(kWeightsIndexFile) && !is_there(kWeightsFile);
+    return {in, indexed ? kWeightsIndexFile : kWeightsFile};
+  }
+  const std::string name = path.filename();
+  require<FileError>(is_index(name) || name.ends_with(".safetensors"),
+                     "'{}': found another file, allowed: a folder, {} or {}", in, kWeightsFile,
+                     kWeightsIndexFile);
+  return {path.has_parent_path() ? path.parent_path().string() : ".", name};
+}
+
+/// The tensors of a file, or of the files of an index, whose headers are in memory.
 class SafetensorsFolder {
  public:
-  explicit SafetensorsFolder(const fs::path& in) : path_(in) {
-    const auto is_there = [&](const char* name) {
-      return kind_of_file(in / name) != FileKind::none;
-    };
-    if (is_there(kWeightsIndexFile) && !is_there(kWeightsFile))
-      open_indexed();
-    else
-      open(kWeightsFile);
+  explicit SafetensorsFolder(const ModelFolder& in) : path_(in.folder) {
+    is_index(in.weights) ? open_indexed(in.weights) : open(in.weights);
   }
 
   std::vector<std::string> names() const {
@@ -82,12 +101,12 @@ class SafetensorsFolder {
                          "'{}': tensor '{}' is in another file too", file->path(), entry.name);
   }
 
-  void open_indexed() {
-    const std::string index = path_ / kWeightsIndexFile;
+  void open_indexed(const std::string& name) {
+    const std::string index = path_ / name;
     const WeightMap weights = parse_safetensors_index(read_json(index), index);
     std::set<std::string> names;
     for (const auto& [tensor, file] : weights) names.insert(file);
-    for (const std::string& name : names) open(name);
+    for (const std::string& file : names) open(file);
     for (const auto& [tensor, file] : weights) {
       const auto found = tensors_.find(tensor);
       const std::string path = path_ / file;
@@ -198,7 +217,8 @@ at::Tensor imported_values(const at::Tensor& tensor, const NewWeight& weight) {
 ImportedModel import_from_hugging_face(const std::string& in, const std::string& folder,
                                        const std::optional<int64_t>& seq_length) {
   const at::NoGradGuard no_grad;
-  const std::string path = fs::path(in) / kConfigFile;
+  const ModelFolder from = model_folder(in);
+  const std::string path = fs::path(from.folder) / kConfigFile;
   Config longest;
   longest.model = parse_hugging_face_config(read_json(path), path);
   longest = resolve(longest);
@@ -206,15 +226,15 @@ ImportedModel import_from_hugging_face(const std::string& in, const std::string&
   config.model = longest.model;
   if (seq_length) config.model.seq_length = std::min(config.model.seq_length, *seq_length);
   check_positions(config.model, path);
-  const SafetensorsFolder tensors{in};
-  const std::string file = fs::path(in) / kWeightsFile;
+  const SafetensorsFolder tensors{from};
+  const std::string file = fs::path(from.folder) / kWeightsFile;
   const std::vector<NewWeight> weights = expected_weights(config, longest, tensors, file);
   const bool is_gpt2 = hugging_face_family(config.model) == HuggingFaceFamily::gpt2;
-  const KeptTokenizer tokenizer = choose_tokenizer(in, folder, is_gpt2);
+  const KeptTokenizer tokenizer = choose_tokenizer(from.folder, folder, is_gpt2);
   config.data.tokenizer = tokenizer.name;
   NewFolder made(folder);
   WeightsWriter writer(folder, config, weights);
-  keep_companions(in, folder);
+  keep_companions(from.folder, folder);
   auto next = weights.begin();
   from_hugging_face(longest.model, FolderTensors(tensors, /*meta=*/false), file,
                     [&](const std::string& /*name*/, const at::Tensor& tensor) {

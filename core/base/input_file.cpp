@@ -168,6 +168,11 @@ std::string read_all(InputFile& file, int64_t limit) {
   }
 }
 
+std::string read_to_end(const std::string& path) {
+  InputFile file(path, {.kinds = InputKinds::regular_or_pipe});
+  return read_all(file);
+}
+
 std::string read_file(const std::string& path, int64_t limit, bool follow_links) {
   InputFile file(path, {.kinds = InputKinds::regular, .follow_links = follow_links});
   return read_all(file, limit);

@@ -66,6 +66,9 @@ class InputFile {
 /// memory.
 std::string read_all(InputFile& file, int64_t limit = std::numeric_limits<int64_t>::max());
 
+/// The content of a regular file or a pipe, to its end; symbolic links are followed. FileError.
+std::string read_to_end(const std::string& path);
+
 /// The content of a regular file of at most `limit` bytes; a symbolic link is not followed unless
 /// `follow_links`. FileError names the path.
 std::string read_file(const std::string& path, int64_t limit, bool follow_links = false);

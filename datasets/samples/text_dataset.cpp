@@ -60,6 +60,14 @@ void refuse_json_lines(const std::string& path, const std::string& field) {
       field, path, field.starts_with("data.") ? ", or conversations with train.task = sft" : "");
 }
 
+void refuse_file_of_dataset(const std::string& path, const std::string& field) {
+  const bool part = path.ends_with(".idx") || path.ends_with(".bin");
+  const std::string prefix = part ? path.substr(0, path.size() - 4) : "";
+  require<ConfigError>(!part || !is_dataset_prefix(prefix),
+                       "{}: found '{}', a file of the data set '{}'; allowed: that prefix", field,
+                       path, prefix);
+}
+
 Source tokenize_file(const std::string& path, Tokenizer& tokenizer, const std::string& field) {
   constexpr size_t kAtOnce = 1 << 20;  // 8 bytes an id, for a moment
   const std::string text = read_text_file(path, field);
@@ -92,7 +100,10 @@ TextSplit read_text(const DataConfig& config, int64_t vocabulary_size, const std
   std::unique_ptr<Tokenizer> tokenizer;
   for (const std::string& path : config.path) {
     const bool dataset = is_dataset_prefix(path);
-    if (!dataset) refuse_json_lines(path, field);
+    if (!dataset) {
+      refuse_json_lines(path, field);
+      refuse_file_of_dataset(path, field);
+    }
     if (!dataset && !tokenizer) tokenizer = make_tokenizer(config.tokenizer, "data.tokenizer");
     const auto [owner, tokens, file] =
         dataset ? tokens_of_dataset(path, field) : tokenize_file(path, *tokenizer, field);

@@ -43,7 +43,7 @@ void check_normalized(const at::Tensor& input, const at::Tensor& weight, const s
 }
 
 HiddenCheck::HiddenCheck(const LayerContext& context, const char* kind)
-    : label_(context.name.empty() ? kind : context.label()),
+    : label_(context.name.empty() ? kind : ParallelContext(context).label()),
       width_(context.config.hidden_size),
       dtype_(c10::typeMetaToScalarType(context.options.dtype())) {}
 

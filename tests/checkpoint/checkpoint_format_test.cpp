@@ -195,6 +195,30 @@ TEST(CheckpointFolder, TheNewestIsTheOneThatWasSavedLast) {
   EXPECT_EQ(names(path).front(), "step_70");
 }
 
+TEST(CheckpointFolder, ALatestThatHasLostItsFirstNameIsToldOf) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path();
+  EXPECT_EQ(doubt_about_newest(path), "");
+  EXPECT_EQ(doubt_about_newest(path + "/no"), "");
+  for (const int64_t iteration : {10, 20, 30}) save_empty(path, iteration);
+  EXPECT_EQ(doubt_about_newest(path), "");
+  for (const char* damaged : {"step_38", "rtep_30", "step_30x"}) {
+    folder.write("latest", std::string(damaged) + "\nstep_20\nstep_10\n");
+    EXPECT_EQ(find_checkpoint(path), path + "/step_20");
+    EXPECT_EQ(doubt_about_newest(path),
+              "'" + path + "/latest' begins with '" + damaged +
+                  "', which is not there, so step_20 counts as the newest; step_30 is complete "
+                  "too, but not listed. If the file is damaged, remove it: then the highest step "
+                  "counts");
+    EXPECT_EQ(doubt_about_newest(path + "/step_10"), "");
+  }
+  // What a save leaves that ends before it has replaced `latest`, and what a person removes.
+  for (const char* good : {"step_20\nstep_10\n", "step_40\nstep_30\nstep_20\n", "8\n", ""}) {
+    folder.write("latest", good);
+    EXPECT_EQ(doubt_about_newest(path), "") << good;
+  }
+}
+
 TEST(CheckpointFolder, InterruptedSavesNeverCountAndGoWithTheNextOne) {
   const TemporaryFolder folder;
   const std::string path = folder.path();

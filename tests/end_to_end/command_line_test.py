@@ -135,12 +135,49 @@ class CommandLine(EndToEnd):
                 (("launch", "-n", 0),
                  "--ranks: found '0', allowed: an integer >= 1 of 64 bits; see `lockstep launch "
                  "--help`"),
+                (("plan", "groups", "--world-size", "010"),
+                 "--world-size: found '010', allowed: an integer of 64 bits, without leading "
+                 "zeros; see `lockstep plan groups --help`"),
+                (("plan", "best", self.config, "--world-size", 2, "--machine", "dgx_h100",
+                  "--memory", "nan"),
+                 "--memory: found 'nan', allowed: a finite number > 0; see `lockstep plan best "
+                 "--help`"),
+                (("plan", "audit", self.config, "--world-size", 2, "--rank", "1,0,1"),
+                 "--rank: found 1 twice, allowed: once"),
+                (("data", "build", "--input", "a", "--tokenizer", "byte", "--output", "b",
+                  "--workers", 10 ** 9),
+                 "--workers: found '1000000000', allowed: an integer from 1 to 1024; see "
+                 "`lockstep data build --help`"),
+                (("checkpoint", "verify", ""),
+                 "DIR: found '', allowed: a path; see `lockstep checkpoint verify --help`"),
+                (("score", "here", "--input", ""),
+                 "--input: found '', allowed: a path; see `lockstep score --help`"),
                 ((), "A subcommand is required; see `lockstep --help`"),
                 (("plan",), "A subcommand is required; see `lockstep plan --help`")):
             with self.subTest(arguments):
                 result = run(LOCKSTEP, *arguments)
                 self.assertEqual(result.returncode, 2)
                 self.assertEqual(result.stderr.decode(), f"lockstep: {told}\n")
+
+    def test_a_sharding_strategy_brings_the_switches_that_it_needs(self):
+        field = "ddp.data_parallel_sharding_strategy"
+        for strategy, overlaps in (("optim", False), ("optim_grads", True),
+                                   ("optim_grads_params", True)):
+            shown = self.train(self.config, "--set", f"{field}={strategy}", "--set",
+                               "ddp.overlap_grad_reduce=false" if not overlaps else "train.seed=1",
+                               "--print-config").stdout.decode()
+            self.assertIn("use_distributed_optimizer: true", shown)
+            self.assertEqual("overlap_grad_reduce: true" in shown, overlaps)
+            self.assert_failed(self.train(self.config, "--set", f"{field}={strategy}", "--set",
+                                          "ddp.use_distributed_optimizer=false"), 2, field)
+
+    def test_libraries_in_the_current_directory_are_not_loaded(self):
+        for name in ("libz.so.1", "libstdc++.so.6", "libtorch_cpu.so", "liblockstep_core.so"):
+            (self.folder / name).write_text("no library")
+        for arguments in (("--version",), ("train", self.config, "--print-config")):
+            result = subprocess.run([LOCKSTEP, *arguments], cwd=self.folder, capture_output=True,
+                                    check=False)
+            self.assertEqual(result.returncode, 0, result.stderr)
 
     def test_what_goes_into_a_folder_needs_one(self):
         for arguments, told in (

@@ -182,6 +182,9 @@ class Data(EndToEnd):
             curves.append(self.curve(output))
         self.assertEqual(curves[0], curves[1])
         self.assertGreater(len(curves[0]), 10)
+        for part in ("set.idx", "set.bin"):
+            self.write_config([self.folder / part])
+            self.assert_failed(self.train(None)[0], 2, f"/{part}', a file of the data set '")
 
     def test_neither_ranks_nor_reading_ahead_change_the_samples(self):
         documents = [self.write(f"{i}.txt", (f"{i} times {i + 1} is {i * (i + 1)}. " * 9).encode())

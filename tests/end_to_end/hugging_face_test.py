@@ -107,10 +107,27 @@ class HuggingFace(EndToEnd):
         for name in OURS:
             self.assertEqual(logits(self.folder / f"back {name}.logits"),
                              logits(self.folder / f"out {name}.logits"))
+            self.compare_with_import_of_a_file(name)
         if not PYTHON.exists():
             self.skipTest(f"transformers is not installed ({PYTHON}); run "
                           "scripts/setup hugging-face")
         self.compare_with_transformers()
+
+    def compare_with_import_of_a_file(self, name):
+        """The path of the weights, or of their index, stands for its folder."""
+        hf, shards = self.folder / f"hf {name}", self.folder / f"shards {name}"
+        self.check(LOCKSTEP, "checkpoint", "export", "--hf", shards, "--max-shard-size", "20KB",
+                   self.folder / f"out {name}")
+        weights = sorted((self.folder / f"back {name}").glob("step_0/*.safetensors"))
+        for number, path in enumerate((hf / "model.safetensors",
+                                       shards / "model.safetensors.index.json")):
+            again = self.folder / f"again {number} {name}"
+            self.check(LOCKSTEP, "checkpoint", "import", "--hf", path, again)
+            found = sorted(again.glob("step_0/*.safetensors"))
+            self.assertEqual([file.read_bytes() for file in found],
+                             [file.read_bytes() for file in weights])
+        self.assert_failed(run(LOCKSTEP, "checkpoint", "import", "--hf", hf / "config.json",
+                               self.folder / "none"), 1, "config.json': found another file")
 
     def compare_with_transformers(self):
         result = subprocess.run([PYTHON, "-c", TRANSFORMERS, self.folder, str(LENGTH), *OURS],
