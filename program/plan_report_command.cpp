@@ -4,6 +4,7 @@
 
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/core/counted.h"
 #include "lockstep/datasets/unfinished_file.h"
 #include "lockstep/parallel_state/job_program.h"
 #include "lockstep/planner/job_report.h"
@@ -32,9 +33,9 @@ JobReport report_of(const CLI::App& command, const ReportArguments& arguments) {
   const Machine machine = timed ? load_machine(machine_file(arguments.machine_path)) : Machine();
   try {
     const JobProgram program = record_job(config, *arguments.world_size, timed);
-    JobReport report =
-        make_job_report(fmt::format("{} on {} ranks", arguments.config_path, *arguments.world_size),
-                        config, program, timed ? machine.ranks_per_host : arguments.ranks_per_host);
+    JobReport report = make_job_report(
+        fmt::format("{} on {}", arguments.config_path, counted(*arguments.world_size, "rank")),
+        config, program, timed ? machine.ranks_per_host : arguments.ranks_per_host);
     if (timed) report.time = plan_time(config, program, machine);
     return report;
   } catch (const ConfigError& error) {

@@ -252,7 +252,7 @@ void train(const Round& round, const TrainArguments& arguments) {
   const auto loaded = checkpoints.load(trainer);
   tell(checkpoints.note());
   if (loaded) tell(fmt::format("loaded {}, iteration {}", *loaded, trainer.iteration()));
-  if (reporter) reporter->begin(trainer, state.group(GroupKind::dp_cp).size(), output);
+  if (reporter) reporter->begin(trainer, state.grids().data_parallel_size(), output);
   if (arguments.audit) tell(audit_gradients(trainer, output, state));
   TrainCallbacks callbacks;
   const auto profile = profile_window(config, arguments, state);

@@ -124,6 +124,9 @@ class Generate(EndToEnd):
         greedy = {"context": "3 squared", "continuation": text[len("3 squared"):-1]}
         result = self.score(json.dumps(greedy).encode())
         self.assertTrue(json.loads(result.stdout)["is_greedy"], result.stdout)
+        piped = subprocess.run([LOCKSTEP, "score", self.checkpoint, "--input", "/dev/stdin"],
+                               input=json.dumps(greedy).encode(), capture_output=True, check=False)
+        self.assertEqual(piped.stdout, result.stdout, piped.stderr)
 
     def test_blank_lines_and_empty_continuations_stop_nothing(self):
         good = {"context": "a", "continuation": "b"}
