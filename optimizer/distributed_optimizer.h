@@ -4,8 +4,8 @@
 
 namespace lockstep {
 
-/// The name that Megatron Core has for an optimizer whose state is cut over the data-parallel
-/// ranks. Optimizer does that for models with ddp.use_distributed_optimizer.
+/// Megatron Core's name for an optimizer whose state is sharded over the data-parallel ranks.
+/// Optimizer does that for models with ddp.use_distributed_optimizer.
 using DistributedOptimizer = Optimizer;
 
 }  // namespace lockstep

@@ -102,9 +102,9 @@ class Optimizer {
 
   /// What else skips a step, the same on all ranks.
   struct StepLimits {
-    /// A larger gradient norm of the whole model.
+    /// Skips the step if the gradient norm of the whole model is larger.
     double grad_norm = std::numeric_limits<double>::infinity();
-    at::Tensor skip = {};  ///< bool [] on the device of the models that is true; may be undefined
+    at::Tensor skip = {};  ///< bool [] on the models' device; true skips; may be undefined
     bool are_set() const { return skip.defined() || std::isfinite(grad_norm); }
   };
 
@@ -153,8 +153,8 @@ class Optimizer {
   /// For a step that is recorded once and launched many times, as a CUDA graph: from now on the
   /// updates find learning rates, weight decay and bias corrections in memory of the device, which
   /// upload_numbers() fills for the next step, before each start_step() and before each launch of
-  /// one that was recorded. finish_step() follows each as ever. UsageError: an update rule without
-  /// step_numbers(), such as muon; an offloaded state.
+  /// one that was recorded. finish_step() follows each, as usual. UsageError: an update rule
+  /// without step_numbers(), such as muon; an offloaded state.
   void keep_numbers_on_device();
   void upload_numbers();
 
@@ -176,9 +176,9 @@ class Optimizer {
   /// Sets the learning rate of all groups with the configuration's max_lr and min_lr. UsageError,
   /// as for the other two: a number that is not finite or below 0.
   void set_learning_rate(double value);
-  /// Sets that of param_groups()[group]. UsageError: there is no such group.
+  /// Sets the learning rate of param_groups()[group]. UsageError: there is no such group.
   void set_learning_rate(size_t group, double value);
-  /// Each group takes its wd_mult times as much.
+  /// Sets the weight decay of all groups: each group gets `value` times its wd_mult.
   void set_weight_decay(double value);
   /// Of the first group.
   double learning_rate() const { return groups_.front().lr; }
@@ -210,7 +210,7 @@ class Optimizer {
   /// Whether the state lies in the host's memory, while the models are on a device.
   bool is_offloaded() const { return offloaded_; }
 
-  /// Whose parameters it updates.
+  /// The models whose parameters it updates.
   const std::vector<DistributedDataParallel*>& models() const { return models_; }
 
  private:

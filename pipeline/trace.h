@@ -11,14 +11,14 @@ namespace lockstep {
 /// What a rank of a pipeline did from `begin` to `end`, in nanoseconds of std::chrono's steady
 /// clock.
 struct TraceEvent {
-  /// task: a stage ran. wait: the rank stood still for an input. send: from when a transfer was
-  /// started until the other side had it. receive: from when the rank was ready for an input until
-  /// it took it. Transfers may lie beside tasks and beside each other. On CUDA these are the times
-  /// of the calls, not of the device.
+  /// task: a stage ran. wait: the rank was idle, waiting for an input. send: from the start of a
+  /// transfer until the other side had the tensor. receive: from when the rank was ready for an
+  /// input until it took it. Transfers may overlap tasks and each other. On CUDA these are the
+  /// times of the calls, not of the device.
   enum class Kind { task, wait, send, receive };
   Kind kind = Kind::task;
   int64_t rank = 0;       ///< in the pipeline
-  std::string name = {};  ///< of the task, "F0.1"; of a transfer the task that takes the tensor
+  std::string name = {};  ///< of the task, "F0.1"; for a transfer, the task that takes the tensor
   int64_t begin = 0;
   int64_t end = 0;
 };
@@ -31,12 +31,11 @@ class PipelineTrace {
  public:
   void add(TraceEvent event);
 
-  /// In the order of their beginnings.
+  /// Sorted by begin.
   std::vector<TraceEvent> events() const;
 
   /// In the format of chrome://tracing and Perfetto: a process for each rank, with one row for
-  /// tasks and waits, one for what it sends and one for what it receives. Times count from the
-  /// first event.
+  /// tasks and waits, one for sends and one for receives. Times count from the first event.
   void write_chrome_trace(std::ostream& out) const;
 
  private:

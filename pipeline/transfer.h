@@ -17,22 +17,22 @@
 /// Point-to-point transfer between pipeline stages.
 namespace lockstep {
 
-/// What a tensor that is received looks like.
+/// Shape and dtype of a tensor to be received.
 struct TensorShape {
   std::vector<int64_t> sizes;
   at::ScalarType dtype = at::kFloat;
 };
 
-/// What a transfer is called. Whoever makes it keeps it as long as there may be a transfer of that
-/// name to start: the transfers look at it, so that a step makes no text.
+/// The label of a transfer. Keep it alive as long as a transfer with this label may start:
+/// transfers refer to it, so that a step builds no strings.
 struct TransferLabel {
   explicit TransferLabel(std::string of_tensor)
       : tensor(std::move(of_tensor)), shape("shape of " + tensor) {}
   std::string tensor;
-  std::string shape;  ///< of the message that says what the tensor looks like
+  std::string shape;  ///< label of the message with the tensor's shape
 };
 
-/// A tensor under way to this rank. Movable, default: nothing.
+/// A tensor that this rank is receiving. Movable; empty if default-constructed.
 class IncomingTensor {
  public:
   IncomingTensor() = default;
@@ -41,19 +41,19 @@ class IncomingTensor {
   IncomingTensor(const ProcessGroup& group, c10::Device device, const TensorShape& shape,
                  int64_t source, const TransferLabel& label);
 
-  /// The same for a tensor sent by send_with_shape(): receives the shape first. `label` stays until
-  /// receive_data().
+  /// The same for a tensor sent by send_with_shape(): receives the shape first. `label` must stay
+  /// alive until receive_data().
   IncomingTensor(const ProcessGroup& group, c10::Device device, int64_t source,
                  const TransferLabel& label);
 
-  /// A tensor that is here already.
+  /// A tensor that is already on this rank.
   explicit IncomingTensor(at::Tensor tensor) : data_(std::move(tensor)) {}
 
-  /// Where the shape comes first: waits for it and starts to receive the tensor. Between the two
-  /// nothing else may be sent to or received from that rank.
+  /// If the shape comes first: waits for it and starts to receive the tensor. Between shape and
+  /// tensor nothing else may be sent to or received from that rank.
   void receive_data();
 
-  /// Waits for the tensor and hands it over.
+  /// Waits for the tensor and returns it.
   at::Tensor take();
 
  private:
@@ -66,9 +66,9 @@ class IncomingTensor {
   Work work_;
 };
 
-/// Sends that block nobody: a tensor is let go as soon as the other side has it, on the CPU by a
-/// thread that waits in place of the caller. It is one thread for the life of the queue, which
-/// should be that of the job: c10d keeps a few bytes for each thread that has ever waited.
+/// Non-blocking sends: a tensor is released as soon as the other side has it, on the CPU by a
+/// thread that waits in place of the caller. The queue has one thread as long as it lives, and
+/// should live as long as the job: c10d keeps a few bytes for each thread that has ever waited.
 class SendQueue {
  public:
   SendQueue();
@@ -78,19 +78,20 @@ class SendQueue {
   SendQueue& operator=(const SendQueue&) = delete;
 
   /// Sends `tensor`, contiguous, to the rank at position `destination`. Throws what an earlier send
-  /// failed with. `sent`, if any, is called once the other side has it, maybe by another thread.
+  /// failed with. `sent`, if any, is called once the other side has the tensor, possibly by another
+  /// thread.
   void send(const ProcessGroup& group, const at::Tensor& tensor, int64_t destination,
             const TransferLabel& label, std::function<void()> sent = {});
 
-  /// Precedes the tensor by its sizes and dtype, in a message of 64 bytes of host memory. At most 6
-  /// dimensions; UsageError.
+  /// Sends the tensor's sizes and dtype first, in a message of 64 bytes of host memory. UsageError
+  /// for more than 6 dimensions.
   void send_with_shape(const ProcessGroup& group, const at::Tensor& tensor, int64_t destination,
                        const TransferLabel& label, std::function<void()> sent = {});
 
   /// Returns when everything has been sent; throws what a send failed with.
   void finish();
-  /// Forgets what has not been sent, and errors. Returns when the thread is done with the send for
-  /// which it waits.
+  /// Discards unsent tensors and errors. Returns when the thread has finished the send that it
+  /// waits for.
   void drop();
 
  private:

@@ -30,26 +30,27 @@
 
 namespace lockstep {
 
-/// What is told of a run while it goes. Any member may be empty. What one throws ends
-/// Trainer::run(); an iteration that a device has been given by then counts as made.
+/// Callbacks of a run. Any member may be empty. An exception from one ends Trainer::run(); an
+/// iteration that was launched on a device by then counts as done.
 struct TrainCallbacks {
-  /// On a device the next iteration may have been launched: then state() and progress() are its.
+  /// On a device the next iteration may already be launched; then state() and progress() are those
+  /// of that iteration.
   std::function<void(const IterationMetrics&)> iteration;
   std::function<void(const ValidationMetrics&)> validation;
   std::function<void(const TestMetrics&)> test;
-  /// Asked in every iteration; once any rank answers something else than none, all ranks end after
-  /// that iteration.
+  /// Called in every iteration; once any rank returns something other than none, all ranks end
+  /// after that iteration.
   std::function<RunEnd()> should_stop;
-  /// After each iteration and its validation, and once more at the end (`last`), on all ranks: the
-  /// place to save. A run that was stopped saves before its last validation, one that diverged not
-  /// at all.
+  /// Called on all ranks after each iteration and its validation, and once more at the end
+  /// (`last`); save here. A run that was stopped saves before its last validation; one that
+  /// diverged does not save.
   std::function<void(bool last)> checkpoint;
   /// Whether checkpoint(false) has something to do after that iteration; the same on all ranks.
-  /// Empty: it may have after each one, so that run() waits for each.
+  /// Empty: it may have something to do after each iteration, so run() waits for each.
   std::function<bool(int64_t iteration)> checkpoint_is_due;
-  /// With train.on_spike = rewind, after a spike has been told: loads the checkpoint to go back to
-  /// on all ranks; false where there is none, and the run goes on without the update. Empty: there
-  /// is none.
+  /// With train.on_spike = rewind, called after a spike was reported: loads the checkpoint to go
+  /// back to on all ranks. Returns false if there is none; then the run continues without the
+  /// update. Empty: there is none.
   std::function<bool()> go_back;
 };
 
@@ -57,107 +58,110 @@ struct TrainCallbacks {
 /// the ranks, apart from rounding; with train.fp8 that is rounding to 8 bits, see Fp8Scaling.
 class Trainer {
  public:
-  /// Reads the text, builds this rank's part of the model with its initial weights, wraps it.
-  /// Collective over all ranks, with the same `config` (see parallel_options()). Errors as of
-  /// check_supported(), check_layout() and of the parts: ConfigError, FileError.
+  /// Reads the text, builds this rank's part of the model with its initial weights, and wraps it.
+  /// Collective over all ranks, with the same `config` (see parallel_options()). Errors as
+  /// check_supported(), check_layout() and the parts: ConfigError, FileError.
   Trainer(const Config& config, const ParallelState& parallel_state);
 
-  /// One iteration: all micro-batches of this rank, gradient reduction, clipping, update.
-  /// What this and the other ranks wish becomes end(). Every parallel.desync_check_interval
-  /// iterations the ranks compare what they have communicated, and every
-  /// train.replica_check_interval iterations the copies that they hold; see check_replicas().
+  /// One iteration: all micro-batches of this rank, gradient reduction, clipping, update. The
+  /// wishes of all ranks determine end(). Every parallel.desync_check_interval iterations the ranks
+  /// compare what they have communicated, and every train.replica_check_interval iterations the
+  /// copies that they hold; see check_replicas().
   IterationMetrics train_step(RunEnd wish = RunEnd::none);
 
-  /// Has `action` called in the next train_step(), before anything changes that state() holds.
+  /// Calls `action` in the next train_step(), before anything in state() changes.
   void before_next_update(std::function<void()> action) { before_update_ = std::move(action); }
 
-  /// The mean loss over the front of the validation text, train.eval_iters global batches at most.
+  /// The mean loss over the beginning of the validation text, at most train.eval_iters global
+  /// batches.
   ValidationMetrics validate() const;
 
-  /// train_step() until train.train_iters, with validate() every train.eval_interval iterations and
-  /// at the end, where a run that is done is tested with data.test_path as well. A run that was
-  /// loaded at its end does nothing. Returns end(). A run that diverges (train.max_skipped_steps)
-  /// ends after telling of the iteration, without a validation, or after a validation whose loss is
-  /// not a number.
+  /// Calls train_step() until train.train_iters, with validate() every train.eval_interval
+  /// iterations and at the end. There a completed run is also tested on data.test_path. A run that
+  /// was loaded at its end does nothing. Returns end(). A run that diverges
+  /// (train.max_skipped_steps) ends after reporting the iteration, without a validation, or after a
+  /// validation whose loss is not a number.
   ///
-  /// On a device it is one iteration ahead of what it knows: it launches forward and backward of
-  /// an iteration, then waits for the numbers of the one before and tells them, so that the device
-  /// always has work. Where those end the run, the iteration that was launched leaves no trace: the
-  /// run ends after the same one as on the CPU. It catches up before each validation and each
-  /// checkpoint that is due.
+  /// On a device run() works one iteration ahead: it launches forward and backward of an iteration,
+  /// then waits for the numbers of the previous one and reports them, so the device always has
+  /// work. If those numbers end the run, the launched iteration has no effect: the run ends after
+  /// the same iteration as on the CPU. run() catches up before each validation and each checkpoint
+  /// that is due.
   ///
-  /// With train.on_spike an update is skipped where loss or gradient norm exceed the limits that
-  /// follow from the iterations before (see SpikeWindow). The device decides, by numbers that all
-  /// ranks have, so nothing waits. With rewind the run then goes back by callbacks.go_back, and on
-  /// with the samples after the spike: those since the checkpoint are left out. A spike before the
-  /// next checkpoint would lead to the same place, so it ends the run as diverged.
+  /// With train.on_spike an update is skipped if the loss or the gradient norm exceeds the limits
+  /// that follow from earlier iterations (see SpikeWindow). The device decides, from numbers that
+  /// all ranks have, so the host does not wait. With rewind the run then goes back with
+  /// callbacks.go_back and continues with the samples after the spike; the samples since the
+  /// checkpoint are left out. Another spike before the next checkpoint would lead back to the same
+  /// checkpoint, so it ends the run as diverged.
   ///
   /// With train.replica_check_interval the copies are also compared before each checkpoint that is
   /// due, so that what is saved is what all ranks have.
   RunEnd run(const TrainCallbacks& callbacks);
 
-  /// The first chunk of the model on this rank; all of it where tp and pp have one rank. With
-  /// ddp.overlap_param_gather operators wait for parameters that are still under way; after run()
-  /// none is.
+  /// The first chunk of the model on this rank; the whole model if tp and pp have one rank. With
+  /// ddp.overlap_param_gather operators wait for parameters that have not arrived yet; after run()
+  /// all have.
   const GPTModel& model() const { return *model_->chunks().front(); }
-  /// What this rank holds of the model.
+  /// This rank's part of the model.
   const TrainingModel& training_model() const { return *model_; }
-  /// The last one that was launched.
+  /// The last iteration that was launched.
   int64_t iteration() const { return iteration_; }
-  /// How the run ends, by the last iteration; the same on all ranks.
+  /// How the run ends, according to the last iteration; the same on all ranks.
   RunEnd end() const { return end_; }
-  /// Of a run that diverged: "iteration 12: the loss is not a number".
+  /// For a run that diverged: "iteration 12: the loss is not a number".
   std::string divergence() const;
-  /// Of a run that diverged: the last iteration whose weights gave a finite loss and, where
+  /// For a run that diverged: the last iteration whose weights gave a finite loss and, where
   /// loss_scale_is_in_doubt() does not say otherwise, a finite gradient.
   int64_t last_good_iteration() const;
-  /// Of a run that diverged by skipped steps: whether its loss scale may be too large for good
+  /// For a run that diverged by skipped steps: whether its loss scale may be too large for good
   /// weights.
   bool loss_scale_is_in_doubt() const;
   /// The configuration with the batch size that was worked out and what the device means.
   const Config& config() const { return config_; }
   const BatchSchedule& batches() const { return batches_; }
-  /// What is to be told of the data.
+  /// Notes about the data, to be reported to the user.
   const std::vector<std::string>& notes() const { return notes_; }
 
-  /// What a checkpoint holds of this rank: the weights, and the optimizer's state if that is
-  /// wanted. Like progress() it waits for an iteration that is in flight.
+  /// This rank's part of a checkpoint: the weights and, if `with_optimizer`, the optimizer's state.
+  /// Like progress(), it waits for an iteration in flight.
   std::vector<StateTensor> state(bool with_optimizer);
   TrainingProgress progress();
-  /// Whether the run has adapters, by lora.rank, and the checkpoint has none: then its weights are
-  /// loaded as weights_only, and the adapters stay as they start.
+  /// Whether the run has adapters (lora.rank) and the checkpoint has none. Then its weights are
+  /// loaded as weights_only, and the adapters keep their initial values.
   bool starts_adapters(CheckpointReader& checkpoint) const;
-  /// Goes on from a checkpoint that any layout saved; all ranks load the same. `weights_only`: the
-  /// run starts at iteration 0 with its weights. First each rank reads what it needs (FileError as
-  /// load_state(), also where the optimizer's state is missing), then, collectively, all go on from
-  /// it (FileError as check_weights_are_finite()).
+  /// Continue from a checkpoint, whatever layout saved it; all ranks must load the same one.
+  /// `weights_only`: the run starts at iteration 0 with the checkpoint's weights. First each rank
+  /// calls read() to read what it needs (FileError as load_state(), also if the optimizer's state
+  /// is missing). Then all ranks call go_on_from(), which is collective (FileError as
+  /// check_weights_are_finite()).
   void read(CheckpointReader& checkpoint, bool weights_only);
   void go_on_from(const CheckpointReader& checkpoint, bool weights_only);
-  /// Both.
+  /// Calls read() and then go_on_from().
   void load(CheckpointReader& checkpoint, bool weights_only);
 
-  /// Compares what several ranks hold copies of: weights, registered buffers and the optimizer's
-  /// state; weights that are sharded (optim_grads_params) have no copies. In an iteration of
-  /// train.replica_check_interval reduced gradients are compared, too, unless they are sharded; and
-  /// in the iteration after it, before the update, each rank looks whether its weights and state
-  /// are what they were, those without copies included: nobody but load() may write them between.
-  /// Neither where train.cuda_graph records the step. CommunicationError on all ranks, naming
+  /// Compares the copies that several ranks hold: weights, registered buffers and the optimizer's
+  /// state. Sharded weights (optim_grads_params) have no copies. In an iteration of
+  /// train.replica_check_interval reduced gradients are compared, too, unless they are sharded. In
+  /// the following iteration, before the update, each rank also checks that its weights and state
+  /// are unchanged, including those without copies: only load() may write them in between. Neither
+  /// is done if train.cuda_graph records the step. CommunicationError on all ranks, naming
   /// iteration, tensor and ranks; see ReplicaCheck. Collective over the world; waits for the
   /// iteration in flight.
   void check_replicas();
 
   /// Each data-parallel rank computes the gradients of its first micro-batch of the next iteration,
-  /// then those of the next rank's, and compares their fingerprints with that rank's own:
-  /// from the same weights and samples they are the same, unless one of the two computes wrong. One
-  /// rank alone compares with itself. Nothing stays of it. The run does it before each iteration of
-  /// train.replay_interval; on a device it needs train.deterministic. CommunicationError on all
-  /// ranks, naming the iteration, both ranks and the first parameter. Collective over the world;
-  /// waits for the iteration in flight. Not for models with experts, virtual stages or sharded
-  /// gradients.
+  /// then those of the next rank's first micro-batch, and compares the fingerprints of the latter
+  /// with that rank's own. With the same weights and samples they are the same, unless one of the
+  /// two ranks computes wrongly. A single rank compares with itself. The run's state does not
+  /// change. The run does this before each iteration of train.replay_interval; on a device it needs
+  /// train.deterministic. CommunicationError on all ranks, naming the iteration, both ranks and the
+  /// first parameter. Collective over the world; waits for the iteration in flight. Not for models
+  /// with experts, virtual stages or sharded gradients.
   void replay();
 
-  /// What becomes of each gradient, measured: see audit(). Between iterations, on all ranks. The
-  /// run goes on as without it.
+  /// Measures what happens to each gradient: see lockstep::audit(). Call it between iterations, on
+  /// all ranks. It does not change how the run continues.
   AuditReport audit();
 
  private:

@@ -17,25 +17,25 @@ class ShardReader;
 struct CheckpointSource;
 
 /// A complete checkpoint, on disk or in the memory of the ranks. Reads any part of any tensor,
-/// whatever the layout that saved it, and only the blocks of the files that hold it, each checked.
-/// Needs no libtorch. Not for several threads at once.
+/// whatever layout saved it. Reads only the blocks of the files that hold the part, and checks each
+/// block. Needs no libtorch. Not thread-safe.
 class CheckpointReader {
  public:
-  /// Opens `folder`, or the newest checkpoint in it, also where a run saves there and removes
-  /// others meanwhile. FileError: there is none, a manifest that is damaged.
+  /// Opens `folder`, or the newest checkpoint in it, even while a run saves there and removes
+  /// others. FileError: there is no checkpoint, or its manifest is damaged.
   explicit CheckpointReader(const std::string& folder);
-  /// One in memory, which is complete, and stays as it is.
+  /// Opens one in memory, which is complete and does not change.
   explicit CheckpointReader(CheckpointSource source);
   ~CheckpointReader();
   CheckpointReader(const CheckpointReader&) = delete;
   CheckpointReader& operator=(const CheckpointReader&) = delete;
 
-  /// Of the checkpoint itself.
+  /// Path of the checkpoint itself.
   const std::string& path() const { return path_; }
   const Manifest& manifest() const { return manifest_; }
 
-  /// Whether it is still on disk as it was opened: a run that saves there may have removed it, or
-  /// have saved the step anew.
+  /// Whether the checkpoint is still on disk as it was opened: a run that saves there may have
+  /// removed it, or saved the step again.
   bool is_unchanged() const;
   /// CRC-32 of the manifest: the same for all who have opened the same save.
   uint32_t checksum() const { return manifest_checksum_; }
@@ -44,19 +44,20 @@ class CheckpointReader {
   const ManifestTensor* find(const std::string& name, const std::string& state = "") const;
 
   /// Reads `part` of `tensor`, in the tensor's dtype, into `out`. FileError names file, tensor and
-  /// bytes of what is damaged, and a tensor that a shard's own header does not have where the
-  /// manifest says.
+  /// bytes of damaged data, or a tensor that is not where the manifest says according to the
+  /// shard's own header.
   void read(const ManifestTensor& tensor, const TensorPart& part, char* out);
 
-  /// From now on read() reads nothing, fills `out` with zeros and tells `note` what it would read:
-  /// bytes offset ... offset + count - 1 of file number `file`. Empty: it reads again.
+  /// From now on read() reads nothing, fills `out` with zeros and calls `note` with what it would
+  /// read: bytes offset ... offset + count - 1 of file number `file`. With an empty `note`, read()
+  /// reads again.
   using Note = std::function<void(int64_t file, int64_t offset, int64_t count)>;
   void note_reads(Note note) { note_ = std::move(note); }
 
   /// The configuration of the run that saved. FileError if it is damaged.
   Config config();
 
-  /// Bytes that were read from files other than the manifest.
+  /// Bytes read so far from files other than the manifest.
   int64_t bytes_read() const;
 
  private:
@@ -73,9 +74,10 @@ class CheckpointReader {
   std::vector<std::unique_ptr<ShardReader>> shards_;
 };
 
-/// Calls `use` with what `folder` means. Where that returns false or throws FileError, and the
-/// checkpoint is not on disk any more as it was opened, calls it again with what `folder` means by
-/// then: a run that saves there removes what is older than checkpoint.keep, also while it is read.
+/// Calls `use` with the checkpoint that `folder` refers to. If `use` returns false or throws
+/// FileError, and the checkpoint is no longer on disk as it was opened, calls `use` again with the
+/// checkpoint that `folder` refers to by then: a run that saves there removes checkpoints beyond
+/// checkpoint.keep, even while they are being read.
 void with_newest_checkpoint(const std::string& folder,
                             const std::function<bool(CheckpointReader&)>& use);
 
@@ -85,14 +87,14 @@ inline constexpr const char* kConfigName = "config.textproto";
 /// Something that is wrong with a checkpoint.
 struct CheckpointDamage {
   std::string file;
-  std::string tensor;  ///< empty where it is in none
-  int64_t offset = 0;  ///< bytes from the front of the file
+  std::string tensor;  ///< empty if it is in none
+  int64_t offset = 0;  ///< bytes from the start of the file
   std::string message;
 };
 
-/// Reads all of a checkpoint: every block's checksum, and whether each shard is a safetensors file
-/// whose tensors lie where the manifest says. The first damage of each file; empty if all is good.
-/// FileError where there is no checkpoint or its manifest is damaged.
+/// Reads a whole checkpoint and checks every block's checksum, and that each shard is a safetensors
+/// file whose tensors are where the manifest says. Returns the first damage in each file; empty if
+/// all is good. FileError if there is no checkpoint or its manifest is damaged.
 std::vector<CheckpointDamage> verify_checkpoint(const std::string& folder);
 std::vector<CheckpointDamage> verify_checkpoint(const CheckpointReader& checkpoint);
 

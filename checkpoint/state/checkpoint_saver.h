@@ -13,24 +13,24 @@
 namespace lockstep {
 
 struct CheckpointSaverOptions {
-  std::string folder;  ///< that all ranks see
-  int64_t keep = 0;    ///< newest checkpoints that stay; 0: all; see PartialCheckpoint::commit()
-  /// save() returns once the state is copied to memory of the host, or from a device once that is
-  /// launched.
+  std::string folder;  ///< visible to all ranks
+  int64_t keep = 0;    ///< newest checkpoints to keep; 0: all; see PartialCheckpoint::commit()
+  /// save() returns once the state is copied to host memory or, for state on a device, once the
+  /// copy is launched.
   bool async = false;
   AsyncWhenBusy when_busy = AsyncWhenBusy::wait;
-  /// With `async`: state on the CPU is copied by the thread too, and nothing of it may change
-  /// before finish_copy().
+  /// With `async`: the thread also copies state on the CPU, which must not change before
+  /// finish_copy().
   bool copy_in_background = false;
-  std::string job_id = {};  ///< that the manifests have
+  std::string job_id = {};  ///< written to the manifests
 };
 
 /// What save() did.
 struct SaveResult {
   std::string path;        ///< of the checkpoint; empty if it was skipped
   std::string last_error;  ///< why the save before this one failed, with `async`; else empty
-  /// What went wrong beside this save, with `async` the one before: an old checkpoint that cannot
-  /// be removed. Else empty.
+  /// What went wrong besides this save (with `async`, the save before): an old checkpoint that
+  /// cannot be removed. Else empty.
   std::string problem;
 };
 
@@ -39,11 +39,11 @@ struct SaveResult {
 /// adds the configuration and, when all are done, the manifest, which completes the checkpoint; see
 /// checkpoint_folder.h. The state that is saved must have the same names and parts every time.
 ///
-/// With `async` a thread of each rank writes, from a copy of its share, whose memory stays for the
-/// next save. The ranks' threads meet through files in the checkpoint's folder, so that no
-/// communication of the training is in their way. State on a device is copied to page-locked
-/// memory, of which there is a second piece once it is needed: where the last save is still being
-/// written, the next one is copied at once and written behind it.
+/// With `async` a thread on each rank writes from a copy of the rank's share; the memory of the
+/// copy is reused by the next save. The ranks' threads synchronize through files in the
+/// checkpoint's folder, so they do not get in the way of the training's communication. State on a
+/// device is copied to page-locked memory, with a second buffer once it is needed: if the last save
+/// is still being written, the next one is copied at once and written after it.
 class CheckpointSaver {
  public:
   CheckpointSaver(const ParallelState& parallel_state, CheckpointSaverOptions options);
@@ -52,13 +52,14 @@ class CheckpointSaver {
   CheckpointSaver(const CheckpointSaver&) = delete;
   CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
-  /// Saves `tensors` as what holds after progress.iteration. Collective over the world. FileError,
-  /// on all ranks, if any of them failed: what was there before is as it was, and the next save may
-  /// be tried. It is a DivergenceError where a weight is not finite. With `async` a failure is
-  /// told at the next save() or finish() after it is known. `may_skip`: options.when_busy decides
-  /// what to do while the last save is going on, and to wait from a device means to wait for the
-  /// save before the last; otherwise this one waits for all. `unproven`: no loss has been computed
-  /// with these weights yet, so the newest checkpoint from before them stays, too.
+  /// Saves `tensors` as the state after progress.iteration. Collective over the world. All ranks
+  /// throw FileError if any of them failed: earlier checkpoints are unchanged, and the next save
+  /// may be tried. The error is a DivergenceError if a weight is not finite. With `async` a failure
+  /// is reported by the next save() or finish() after it is known. `may_skip`: options.when_busy
+  /// decides what to do while the last save is in progress; for state on a device, to wait means to
+  /// wait for the save before the last. Without `may_skip` this save waits for all earlier ones.
+  /// `unproven`: no loss has been computed with these weights yet, so the newest checkpoint before
+  /// this one is kept, too.
   SaveResult save(const std::vector<StateTensor>& tensors, const TrainingProgress& progress,
                   const Config& config, bool may_skip = false, bool unproven = false);
 

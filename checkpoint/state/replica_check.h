@@ -9,34 +9,34 @@
 
 namespace lockstep {
 
-/// Finds out whether ranks that hold copies of the same values still do, and whether values are
-/// still what they were, by fingerprints of their bits (kernels::fingerprint). A bit that flips in
-/// memory or on the way, or an update that one rank computes wrong, is found where nothing else
-/// would tell: the run would go on with ranks that train different models.
+/// Checks, by fingerprints of the bits (kernels::fingerprint), whether ranks with copies of the
+/// same values still agree, and whether values are unchanged. It detects a bit that flipped in
+/// memory or in transit, and an update that one rank computed wrongly. Nothing else would: the run
+/// would continue with ranks that train different models.
 ///
 ///     ReplicaCheck check(trainer_state, parallel_state);
 ///     ... a step ...
 ///     check.compare("iteration 12");
 class ReplicaCheck {
  public:
-  /// `tensors` are what this rank holds; their memory must stay. Two ranks hold copies of what both
-  /// list under one name and state, as the same part. Collective over the world, once.
+  /// `tensors` are the tensors of this rank; their memory must stay valid. Two ranks hold copies if
+  /// both list the same part under the same name and state. Collective over the world, once.
   ReplicaCheck(std::vector<StateTensor> tensors, const ParallelState& state);
 
-  /// Compares all copies. CommunicationError on all ranks where some differ, beginning with `when`:
-  /// names the first tensor, how many others there are, and which ranks differ from the majority;
-  /// where there is none, which ranks hold what. Collective over the world: an all-reduce of 16
-  /// bytes for each part that several ranks of the world hold; waits for it. It also notes what
-  /// unchanged() compares with.
+  /// Compares all copies. If some differ, all ranks throw CommunicationError. Its message begins
+  /// with `when` and names the first tensor, the number of others, and the ranks that differ from
+  /// the majority or, without a majority, which ranks hold what. Collective over the world: an
+  /// all-reduce with 16 bytes for each part that several ranks of the world hold; waits for it. It
+  /// also records the fingerprints that unchanged() compares with.
   void compare(const std::string& when);
 
-  /// Whether this rank's tensors still have the bits of the last compare(), which also tells of
-  /// tensors without a copy. CommunicationError on all ranks, as above, naming the ranks on which
-  /// some have changed. Collective over the world: an all-reduce of 8 bytes; where some have
+  /// Checks that this rank's tensors still have the bits of the last compare(), including tensors
+  /// without a copy. If some have changed, all ranks throw CommunicationError, as above, naming the
+  /// ranks on which they have. Collective over the world: an all-reduce of 8 bytes; if some have
   /// changed, also an all-gather of a text.
   void unchanged(const std::string& when) const;
 
-  /// Parts that several ranks hold, of the whole model.
+  /// Number of parts of the whole model that several ranks hold.
   size_t num_shared() const { return shared_.size(); }
 
  private:

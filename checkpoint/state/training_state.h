@@ -13,8 +13,8 @@
 #include "lockstep/optimizer/optimizer.h"
 #include "lockstep/parallel_state/parallel_state.h"
 
-/// What a run keeps in a checkpoint, described so that any other layout can read it: each tensor by
-/// its global name and the part of it that this rank holds. The parts follow from the parameters'
+/// What a run keeps in a checkpoint, described so that any other layout can read it: each tensor
+/// has its global name and the part that this rank holds. The parts follow from the parameters'
 /// descriptions; no layer is named here.
 namespace lockstep {
 
@@ -26,7 +26,8 @@ struct StateTensor {
   at::Tensor values;  ///< [part.range.numel()], a view of the run's memory on any device
 };
 
-/// Where a run stands. The same on all ranks, but for metrics_checksum, of which rank 0's counts.
+/// Where a run stands. The same on all ranks, except metrics_checksum, for which only rank 0's
+/// value counts.
 struct TrainingProgress {
   int64_t iteration = 0;
   int64_t consumed_samples = 0;
@@ -46,31 +47,32 @@ bool scale_adapts_itself(const Config& config);
 /// contiguous. CommunicationError: one that a rank of such an axis does not have.
 std::vector<StateTensor> model_state(const torch::nn::Module& model, const ParallelState& state);
 
-/// The optimizer's state, as far as this rank holds it. Collective as model_state().
+/// This rank's part of the optimizer's state. Collective as model_state().
 std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const ParallelState& state);
 
-/// The reduced gradients of `models`, with the state "gradient", but for those that the distributed
-/// optimizer shards. Between finalize_model_grads() and the next backward. Collective as
+/// The reduced gradients of `models`, with the state "gradient", except those that the distributed
+/// optimizer shards. Call it between finalize_model_grads() and the next backward. Collective as
 /// model_state().
 std::vector<StateTensor> whole_gradients(const std::vector<DistributedDataParallel*>& models,
                                          const ParallelState& state);
 
-/// Fills `targets` from a checkpoint, converted to their dtypes. Weights in fp32 or fp64 come from
-/// master weights where the checkpoint has narrower ones beside them; master weights come from the
-/// weights where it has none. FileError with the path: a tensor that is missing, has another shape
-/// or is damaged.
+/// Fills `targets` from a checkpoint, converted to their dtypes. Weights in fp32 or fp64 are loaded
+/// from the master weights if the checkpoint's own weights are narrower. Master weights are loaded
+/// from the weights if the checkpoint has no master weights. FileError with the path: a tensor that
+/// is missing, has another shape or is damaged.
 void load_state(CheckpointReader& checkpoint, const std::vector<StateTensor>& targets);
 
 /// Whether the checkpoint holds the optimizer's state.
 bool has_optimizer_state(const Manifest& manifest);
 
-/// FileError, on all ranks, naming a tensor of the checkpoint that belongs to none of `weights`,
-/// those of the model that the ranks hold. Collective: one all-reduce of a byte a tensor.
+/// FileError, on all ranks, if a tensor of the checkpoint belongs to none of `weights`, the model's
+/// weights that the ranks hold; names the tensor. Collective: one all-reduce of one byte per
+/// tensor.
 void check_no_weight_left(const CheckpointReader& checkpoint,
                           const std::vector<StateTensor>& weights, const ParallelState& state);
 
-/// FileError, on all ranks, where a weight (of the model, or its master) is not finite: names
-/// `path`, the rank, the tensor and how many of its elements; see must_be_finite(). Collective.
+/// FileError, on all ranks, if a weight (of the model, or a master weight) is not finite: names
+/// `path`, the rank, the tensor and the number of such elements; see must_be_finite(). Collective.
 void check_weights_are_finite(const std::string& path, const std::vector<StateTensor>& tensors,
                               const ParallelState& state);
 

@@ -10,8 +10,9 @@
 
 #include "lockstep/core/placement.h"
 
-/// Parameters as data: what a layer states before any rank makes its piece. The layer that makes a
-/// parameter and the planner that never does read the same statement. Nothing here needs libtorch.
+/// Parameters as data: what a layer declares before any rank creates its piece. The layer, which
+/// creates the parameter, and the planner, which never does, read the same declaration. Nothing
+/// here needs libtorch.
 namespace lockstep {
 
 /// Every element starts at `value`.
@@ -61,7 +62,7 @@ LocalPiece local_piece(const ParamSpec& spec, const MeshPlace& place);
 
 /// What a module and the modules below it hold, in the order in which they register it.
 struct ModuleSpec {
-  std::string name = {};  ///< under which the parent has it; empty for the root
+  std::string name = {};  ///< name in the parent; empty for the root
   std::vector<ParamSpec> params = {};
   std::vector<ModuleSpec> children = {};
 

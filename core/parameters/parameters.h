@@ -15,24 +15,24 @@
 
 namespace lockstep {
 
-/// What a rank needs beside a specification to make its piece of a parameter. By default it is one
-/// process that holds the whole.
+/// What a rank needs, besides a specification, to create its piece of a parameter. The default is
+/// one process that holds the whole parameter.
 struct ParamOrigin {
   at::TensorOptions options = {};  ///< dtype and device
   uint64_t seed = 1234;            ///< of the initial values
   std::string name = {};  ///< global name of the module that is being built, ends in "." or empty
   MeshPlace place = {};   ///< of this rank
-  /// Outside the tensor-parallel regions each of several ranks of tp has only its part of the
-  /// tokens.
+  /// Whether there are several tp ranks of which each has only its part of the tokens outside the
+  /// tensor-parallel regions.
   bool splits_sequence = false;
 
-  /// That of a child which is registered under `child_name`.
+  /// The origin of a child that is registered under `child_name`.
   ParamOrigin child(const std::string& child_name) const {
     return {options, seed, name + child_name + ".", place, splits_sequence};
   }
 };
 
-/// Descriptions of the parameters below a module, by their dotted names from it: "weight",
+/// Descriptions of the parameters below a module, by their dotted names relative to it: "weight",
 /// "0.bias".
 using ParamDescriptions = std::map<std::string, ParamDescription>;
 
@@ -48,19 +48,19 @@ class DescribedModule : public torch::nn::Module {
   /// under this dotted name; nullptr if this module described none.
   const ParamDescription* description(const std::string& name) const;
 
-  /// Whether one of its parameters was made for ranks of tp that each have only a part of the
+  /// Whether one of its parameters was created for tp ranks that each have only a part of the
   /// tokens.
   bool splits_sequence() const { return splits_sequence_; }
 
  protected:
-  /// Creates this rank's piece of `spec`, fills it with its initial values (the key is origin.name +
-  /// spec.name) and registers it under spec.name. UsageError, with the global name: a dimension
+  /// Creates this rank's piece of `spec`, fills it with its initial values (the key is origin.name
+  /// + spec.name) and registers it under spec.name. UsageError, with the global name: a dimension
   /// below 1, too many elements, a standard deviation that is not finite or is negative,
   /// unpadded_rows outside 1 to the number of rows; and the errors of local_piece() and
   /// ParamDescription::validate().
   at::Tensor add(const ParamSpec& spec, const ParamOrigin& origin);
 
-  /// Makes and registers the child that `spec` states under `name`: Child(context.child(name),
+  /// Creates and registers the child that `spec` lists under `name`: Child(context.child(name),
   /// spec.child(name), more...). `context` is a ParamOrigin, a ParallelContext, a LayerContext or
   /// another type with child(). The key of the initial values and the path of the module in a
   /// checkpoint follow from this one name.
@@ -71,7 +71,7 @@ class DescribedModule : public torch::nn::Module {
                                                          std::forward<More>(more)...));
   }
 
-  /// The same for a child that takes its sizes: Child(context.child(name), sizes...).
+  /// The same for a child that is constructed from sizes: Child(context.child(name), sizes...).
   template <class Child, class Context, class... Sizes>
   std::shared_ptr<Child> add_child(const Context& context, const std::string& name,
                                    Sizes&&... sizes) {
@@ -86,15 +86,15 @@ class DescribedModule : public torch::nn::Module {
     return register_module(name, make(context.child(name), spec.child(name)));
   }
 
-  /// torch::nn::Module::register_parameter plus a description. UsageError if it contradicts itself
-  /// (see ParamDescription::validate).
+  /// torch::nn::Module::register_parameter plus a description. UsageError if the description
+  /// contradicts itself (see ParamDescription::validate).
   at::Tensor& register_described_parameter(const std::string& name, at::Tensor tensor,
                                            ParamDescription description);
 
   /// torch::nn::Module::register_module for a `child` (shared pointer or holder) that does not
-  /// describe its parameters. All of them that it has now, those below it included, have
-  /// default_description() with the gradient in state `over_tp` when it leaves backward. Between
-  /// the tensor-parallel regions that is ParallelContext::replicated_gradient_state():
+  /// describe its parameters. All parameters that it has now, including those of its children, get
+  /// default_description(), with `over_tp` as the state of their gradients over tp after backward.
+  /// Between the tensor-parallel regions pass ParallelContext::replicated_gradient_state():
   ///
   ///     norm_ = register_described_module("norm", torch::nn::LayerNorm(options),
   ///                                       context.replicated_gradient_state());
@@ -106,8 +106,8 @@ class DescribedModule : public torch::nn::Module {
     return registered;
   }
 
-  /// The same with a description for each of its parameters. UsageError: one that contradicts
-  /// itself, a name that `child` has no parameter for.
+  /// The same with a description for each of its parameters. UsageError: a description that
+  /// contradicts itself, or a name for which `child` has no parameter.
   template <class Child>
   auto register_described_module(const std::string& name, Child child,
                                  const ParamDescriptions& descriptions) {
@@ -140,12 +140,12 @@ struct NamedParameter {
 ParamDescription default_description(const at::Tensor& parameter);
 
 /// All parameters of `module` in the order of their registration, frozen ones included. A tensor
-/// that is registered more than once (a tied weight) appears once, under its first name. Of several
-/// modules that describe a parameter the innermost counts.
+/// that is registered more than once (a tied weight) appears once, under its first name. If several
+/// modules describe a parameter, the innermost one counts.
 ///
-/// Where some module splits_sequence(), the gradient over tp of a trained parameter that nobody
-/// describes is GradientState::undeclared, which the fronts refuse by name: it could be this rank's
-/// term alone.
+/// If splits_sequence() holds for some module, the gradient over tp of a trained parameter without
+/// a description is GradientState::undeclared, because it might be only this rank's term of a sum.
+/// The fronts refuse such a parameter and name it.
 std::vector<NamedParameter> collect_parameters(const torch::nn::Module& module);
 
 /// Fills `local` with normal random values that depend on (seed, name, global index of the element)

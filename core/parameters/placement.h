@@ -34,8 +34,8 @@ struct Shard {
   bool operator==(const Shard&) const = default;
 };
 
-/// How terms are combined, those of a Partial tensor and those of a collective. `avg` is PyTorch's
-/// name of the average.
+/// How the terms of a Partial tensor or of a collective are combined. `avg` is PyTorch's name for
+/// the average.
 enum class ReduceOp { sum, average, max, min, avg = average };
 
 /// "sum", "average", "max", "min"
@@ -76,9 +76,9 @@ enum class TiedStages { all, first_and_last, first };
 const char* to_string(TiedStages stages);
 
 /// One parameter of the model that has several copies, on different pipeline stages or in different
-/// model chunks of a rank. Every copy gets the sum of the gradients of all copies. Each of the named
-/// stages holds at least one copy, no copy is frozen, and all start from the same values (call
-/// fill_normal() with the same name for each).
+/// model chunks of a rank. Every copy gets the sum of the gradients of all copies. Each of the
+/// named stages must hold at least one copy, no copy may be frozen, and all must start from the
+/// same values (call fill_normal() with the same name for each).
 struct Tie {
   std::string name = {};  ///< the same for all copies: "word_embeddings"
   TiedStages stages = TiedStages::first_and_last;
@@ -95,15 +95,15 @@ enum class StageCopies {
 /// as a whole; other optimizers update all parameters element by element.
 enum class ParamUpdate {
   elementwise,
-  matrix,  ///< two dimensions or more, of which the last one is the columns
+  matrix,  ///< at least two dimensions; the last one is the columns
 };
 
 /// Everything that the framework needs to know about one parameter. Buffers, collectives, norms,
 /// optimizer shards and initial weights are derived from it; nothing else looks at the layer.
 struct ParamDescription {
   /// Placement of the weight; axes that are not listed have Replicate. Only tp, etp and ep may cut
-  /// it. Where two axes cut one dimension, the one that MeshAxis names first cuts first: etp before
-  /// ep. Over pp Replicate says nothing: `stages` and `tie` do.
+  /// it. If two axes cut one dimension, the one that MeshAxis lists first cuts first: etp before
+  /// ep. Over pp, Replicate has no meaning: see `stages` and `tie`.
   std::map<MeshAxis, Placement> placements = {};
 
   /// State of the local gradient; axes that are not listed have default_gradient_state().
@@ -112,8 +112,8 @@ struct ParamDescription {
   /// An expert parameter lives on the axes etp, ep, edp and pp instead of tp, cp, dp and pp.
   bool is_expert = false;
 
-  /// Which stages hold the parameter. A gradient that is partial over pp means `all` as well; a
-  /// tied parameter names its stages itself.
+  /// Which stages hold the parameter. A gradient that is partial over pp implies `all`; for a tied
+  /// parameter, `tie` names the stages.
   StageCopies stages = StageCopies::one;
 
   /// Set if the parameter is tied to copies elsewhere.
@@ -122,22 +122,23 @@ struct ParamDescription {
   /// Decoupled weight decay applies. False for biases and normalization weights.
   bool apply_weight_decay = true;
 
-  /// The table of the words' embeddings or the weight of the output layer, which may have a
-  /// learning rate of their own (optimizer.decoupled_lr).
+  /// A word embedding table or output layer weight. These may have their own learning rate
+  /// (optimizer.decoupled_lr).
   bool is_embedding_or_output = false;
 
-  /// Set where dimension 0 of the whole parameter ends with rows of padding, of which each layout
-  /// has its own number (the vocabulary): how many rows come before them. Padding has no gradient,
-  /// and a checkpoint leaves it out.
+  /// Set if dimension 0 of the whole parameter ends with padding rows whose number depends on the
+  /// layout (the vocabulary): the number of rows before the padding. Padding has no gradient, and a
+  /// checkpoint leaves it out.
   std::optional<int64_t> unpadded_rows = {};
 
   ParamUpdate update = ParamUpdate::elementwise;
 
-  /// Set where dimension 0 of the whole parameter holds several matrices in blocks that repeat: how
-  /// many rows each matrix has in a block, as the queries, the key and the value of a query group.
+  /// Set if dimension 0 of the whole parameter holds several matrices in repeating blocks: the
+  /// number of rows of each matrix in a block. Example: the queries, the key and the value of a
+  /// query group.
   std::vector<int64_t> rows_of_matrices = {};
 
-  /// The axes that the parameter lives on: tp, cp, dp, pp, of an expert etp, ep, edp, pp.
+  /// The axes that the parameter lives on: tp, cp, dp, pp; for an expert etp, ep, edp, pp.
   std::array<MeshAxis, 4> axes() const;
   bool lives_on(MeshAxis axis) const;
 
@@ -148,16 +149,16 @@ struct ParamDescription {
   /// sequence (dp and cp, for experts edp), `complete` on the others.
   GradientState default_gradient_state(MeshAxis axis) const;
 
-  /// Whether every pipeline stage holds a copy: `stages` says so, or a gradient that is partial
-  /// over pp.
+  /// Whether every pipeline stage holds a copy: `stages` is `all`, or the gradient is partial over
+  /// pp.
   bool is_on_all_stages() const;
 
-  /// The same, or the parameter is tied. Such a parameter lies alone in its bucket, so that the
+  /// The same, or the parameter is tied. Such a parameter has a bucket of its own, so that the
   /// shards of its copies line up (see LayoutParam::shared_embedding).
   bool is_on_several_stages() const { return tie || is_on_all_stages(); }
 
   /// Throws UsageError naming `parameter` if the description contradicts itself: an axis that the
-  /// parameter does not live on, a weight that is Partial, a Shard over another axis than tp, etp
+  /// parameter does not live on, a weight that is Partial, a Shard over an axis other than tp, etp
   /// and ep, a gradient that is partial over an axis whose ranks hold different pieces, a tie
   /// without a name, a tie beside copies on all stages or a gradient that is partial over pp; or if
   /// a gradient is undeclared.

@@ -76,14 +76,15 @@ struct GradientSynchronizerOptions {
 class GradientSynchronizer {
  public:
   /// `param_groups`: those of the optimizer. `bucket_size_mb`: in MiB. `require_accumulations`:
-  /// backwards of a step. Sends nothing yet. UsageError: a size that is not positive, a count below
+  /// backwards per step. Sends nothing yet. UsageError: a size that is not positive, a count below
   /// 1, an undefined tensor, a parameter in two groups, a name twice in one group, a token group
-  /// without per_token or the other way round, a parameter without a mesh that is described as cut,
-  /// partial, tied or an expert's. Ranks that wait for this one in bind() are told.
+  /// without per_token or per_token without a token group, a parameter without a mesh that is
+  /// described as cut, partial, tied or an expert's. Ranks that wait for this one in bind() are
+  /// notified.
   GradientSynchronizer(std::vector<MeshParameters> param_groups, double bucket_size_mb,
                        int64_t require_accumulations, GradientSynchronizerOptions options = {});
   /// The parameters of `module` as one group, treated as their descriptions say. UsageError also as
-  /// of mesh_parameters().
+  /// mesh_parameters().
   GradientSynchronizer(const torch::nn::Module& module, const ParallelState& state,
                        double bucket_size_mb, int64_t require_accumulations,
                        GradientSynchronizerOptions options = {});
@@ -92,49 +93,53 @@ class GradientSynchronizer {
   GradientSynchronizer(const GradientSynchronizer&) = delete;
   GradientSynchronizer& operator=(const GradientSynchronizer&) = delete;
 
-  /// Makes the buckets, zeroed, with the gradients as views of them, and hooks the parameters.
-  /// Parameters that do not require a gradient are left out. Collective over the ranks that share
-  /// parameters: connects their groups and compares what they hold, the dtypes of the gradients,
-  /// complete_axes, descriptions, and reduction, bucket size, backwards of a step and
-  /// allow_unused_parameters (CommunicationError, on every rank, with the first difference). Of a
-  /// described module also, over tp, dp and cp, whether each parameter is trained, cut ones too.
-  /// UsageError: bound already, here or by another front; a Partial parameter; complete_axes on
-  /// which it is not replicated; a gradient dtype that is not stated; a parameter that is no leaf,
-  /// sparse, or expanded. If some ranks find that, the others throw CommunicationError.
+  /// Allocates zeroed buckets, makes the gradients views of them, and installs hooks on the
+  /// parameters. Parameters that do not require a gradient are left out. Collective over the ranks
+  /// that share parameters: connects their groups and compares their parameters, gradient dtypes,
+  /// complete_axes, descriptions, reduction, bucket size, backwards per step and
+  /// allow_unused_parameters. If these differ, every rank throws CommunicationError with the first
+  /// difference. For a described module bind() also compares, over tp, dp and cp, whether each
+  /// parameter is trained, including parameters that are cut. UsageError: a parameter that is
+  /// already bound, here or by another front; a Partial parameter; complete_axes on which the
+  /// parameter is not replicated; a gradient dtype that is not set; a parameter that is not a leaf,
+  /// is sparse or is expanded. If only some ranks find such an error, the others throw
+  /// CommunicationError.
   void bind();
 
-  /// Waits for reductions that are under way, removes the hooks, frees the buckets; gradients
-  /// become undefined.
+  /// Waits for reductions in progress, removes the hooks and frees the buckets. Gradients become
+  /// undefined.
   void unbind();
 
   /// Returns when all gradients are reduced (on CUDA: makes the current stream wait). From then on
-  /// they are the same on all ranks that were reduced over. Without any bucket it does nothing.
+  /// they are the same on all ranks of their reduction. Without any bucket it does nothing.
   void wait();
 
-  /// The same for per_token. `num_tokens`: those of this rank in all micro-batches of the step (one
-  /// element). They are summed over the token group, and all gradients, local ones too, divided by
-  /// the sum (by 1 where it is 0).
+  /// The same for per_token. `num_tokens`: this rank's tokens in all micro-batches of the step (one
+  /// element). They are summed over the token group, and all gradients, including local ones, are
+  /// divided by the sum (by 1 if it is 0).
   void wait(const at::Tensor& num_tokens);
 
-  /// Sets the gradients to zero, those of local parameters to undefined, makes them views again if
-  /// somebody replaced them, and begins a step. UsageError while a reduction is under way: wait()
-  /// first.
+  /// Sets the gradients to zero and those of local parameters to undefined, makes replaced
+  /// gradients views again, and begins a step. UsageError while a reduction is in progress: call
+  /// wait() first.
   void zero_grad();
 
-  /// Gives up a step in which something threw and begins the next one, on all ranks. See
+  /// Abandons a step in which something threw and begins the next one, on all ranks. See
   /// DistributedDataParallel::abandon_step().
   void abandon_step();
 
-  /// Backwards of each following step, for batches that differ in their micro-batches. Between
-  /// steps only. All ranks that share parameters set the same count: nothing compares it after
-  /// bind(), and where it differs some wait for others until the timeout.
+  /// Sets the backwards per step for all following steps, for batches with different numbers of
+  /// micro-batches. Call it between steps only. All ranks that share parameters must set the same
+  /// count. It is not compared after bind(): if it differs, some ranks wait for others until the
+  /// timeout.
   void set_required_accumulations(int64_t count);
-  /// The same, under the name that DistributedDataParallel has.
+  /// The same, under the name that DistributedDataParallel uses.
   void set_num_microbatches(int64_t count) { set_required_accumulations(count); }
 
-  /// The gradient of `parameter`, a DTensor, as what it is now: Partial on the axes that are
-  /// reduced, Replicate on them after wait(). UsageError: not one of the parameters, plain, or
-  /// without a gradient; before wait(), the mean of an expert's, which no placement says.
+  /// The gradient of `parameter`, a DTensor, with its current placements: Partial on the axes that
+  /// are reduced, and Replicate on them after wait(). UsageError: `parameter` is not one of this
+  /// object's parameters, is plain, or has no gradient; before wait(), also the mean of an expert's
+  /// gradient, which no placement can express.
   DTensor grad(const MeshParameter& parameter) const;
 
   /// "unbound", "idle", "accumulating 1/2", "reducing", "ready"; "local" if there is no bucket.

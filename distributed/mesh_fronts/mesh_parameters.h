@@ -14,13 +14,13 @@
 
 namespace lockstep {
 
-/// A parameter for the fronts that read off placements what has to be reduced: a DTensor, or a
-/// plain tensor, which is this rank's own business.
+/// A parameter for the fronts that derive from placements what to reduce: a DTensor, or a plain
+/// tensor, which has no mesh.
 ///
 /// The parameters of a module that describes them (DescribedModule) come from mesh_parameters();
-/// the fronts then treat each as its description says. A list that is made by hand describes
-/// nothing: there a gradient counts as a term of the sum over every axis on which its parameter is
-/// replicated, unless complete_axes names it.
+/// the fronts then treat each as its description says. A list that you make by hand has no
+/// descriptions: a gradient then counts as a term of the sum over every axis on which its parameter
+/// is replicated, unless complete_axes names the axis.
 ///
 /// A DTensor parameter is one whose local part is the leaf that autograd knows:
 ///
@@ -40,17 +40,18 @@ struct MeshParameter {
   at::Tensor tensor;               ///< what this rank holds
   std::optional<DTensor> dtensor;  ///< unset: plain
   std::string name;                ///< for messages
-  /// Axes of the mesh on which the gradient leaves backward the same on all ranks, though the
-  /// parameter is replicated there and reduced elsewhere: a layer norm's weight over tp. The
-  /// placement cannot tell it.
+  /// Mesh axes on which the gradient is already the same on all ranks after backward, although the
+  /// parameter is replicated there and its gradient is reduced over other axes: a layer norm's
+  /// weight over tp. The placement cannot express this.
   std::vector<std::string> complete_axes;
-  /// What the module says of the parameter; unset: nothing.
+  /// The module's description of the parameter; unset: none.
   std::optional<ParamDescription> description = {};
 };
 
-/// A list of them without repetition: of a tied weight, which a module holds twice, the first
-/// stays. Parameters without a name are called "parameter 3", by their position. A list with an
-/// undefined tensor is refused by what takes it, so that other ranks can be told.
+/// A list of parameters without duplicates: of a tied weight, which a module holds twice, only the
+/// first entry is kept. Parameters without a name are called "parameter 3", by their position. The
+/// functions that take a list refuse one with an undefined tensor, so that they can notify other
+/// ranks.
 class MeshParameters {
  public:
   MeshParameters() = default;
@@ -60,9 +61,9 @@ class MeshParameters {
   /// Plain tensors, such as module.parameters().
   MeshParameters(const std::vector<at::Tensor>& tensors);
   MeshParameters(const std::vector<DTensor>& tensors);
-  /// The parameters of a module, under their dotted names. They are plain, so nothing knows over
-  /// which ranks they lie: a front refuses those whose description asks for more than it then does.
-  /// See mesh_parameters().
+  /// The parameters of a module, under their dotted names. They are plain tensors without a mesh,
+  /// so a front refuses those whose description requires more than the front can do for plain
+  /// tensors. See mesh_parameters().
   MeshParameters(const torch::nn::Module& module);
 
   auto begin() const { return parameters_.begin(); }
@@ -72,7 +73,7 @@ class MeshParameters {
 
   /// UsageError if one of the tensors was undefined, with its position and name.
   void check() const;
-  /// What check() will say; empty if nothing.
+  /// The message of check()'s error; empty if there is none.
   const std::string& fault() const { return fault_; }
   /// The job of the first DTensor; nullptr if all are plain.
   const ParallelState* job() const;
@@ -84,12 +85,12 @@ class MeshParameters {
 
 /// The parameters of `module` on the meshes of `state`, as their descriptions say: dense ones over
 /// the axes tp, cp, dp, experts over etp, ep, edp, and over pp too where every stage holds a copy.
-/// complete_axes are the axes on which the gradient is described as complete. The pieces of an axis
-/// are taken to be of one size. A module that no DescribedModule is part of is dense and replicated
-/// everywhere. Sends nothing.
+/// complete_axes are the axes on which the gradient is described as complete. The pieces along an
+/// axis are assumed to have the same size. The parameters of a module that contains no
+/// DescribedModule are dense and replicated everywhere. Sends nothing.
 ///
-/// GradientSynchronizer, all_reduce_grads and clip_grad_norm_ take a module and a ParallelState as
-/// well, which is the same. What they then do of each gradient:
+/// GradientSynchronizer, all_reduce_grads and clip_grad_norm_ also take a module and a
+/// ParallelState, with the same effect. How they then treat each gradient:
 ///
 ///     described                      reduced over                       "mean" divides by
 ///     dense                          dp and cp                          ranks of dp-cp
@@ -98,9 +99,9 @@ class MeshParameters {
 ///     expert                         edp                                ranks of dp-cp
 ///     partial-sum over pp            pp as well, as one group           as above
 ///
-/// UsageError, naming the parameter and what to use instead; ranks that wait for this one are told:
-/// a tied parameter that may have a copy on another stage or in another tensor; a gradient that is
-/// not partial-sum over an axis of several ranks that splits the batch.
+/// UsageError, naming the parameter and what to use instead; ranks that wait for this one are
+/// notified: a tied parameter that may have a copy on another stage or in another tensor; a
+/// gradient that is not partial-sum over an axis of several ranks that splits the batch.
 MeshParameters mesh_parameters(const torch::nn::Module& module, const ParallelState& state);
 
 /// The axes of the mesh along which a DTensor is replicated and along which it is sharded, in the

@@ -22,18 +22,18 @@ namespace lockstep {
 
 /// Options of a Reducer; the same on all ranks.
 struct ReducerOptions {
-  /// Bytes at which a bucket closes: of the first one, the second, ...; the last number holds from
-  /// there on. Buckets are filled in the order in which gradients got ready in the first iteration,
-  /// so the small one is the first to be reduced.
+  /// Bytes at which a bucket is closed: the first bucket, the second, ...; the last number applies
+  /// to all further buckets. Buckets are filled in the order in which gradients became ready in the
+  /// first iteration, so the small bucket is reduced first.
   std::vector<int64_t> bucket_bytes_caps = {1 << 20, 25 << 20};
-  /// The same for the first iteration, where buckets are filled in the order of registration and
+  /// The same for the first iteration, in which buckets are filled in the order of registration and
   /// reduced in reverse. Empty: bucket_bytes_caps.
   std::vector<int64_t> initial_bucket_bytes_caps = {};
   /// Instead of initial_bucket_bytes_caps: the buckets of the first iteration, in the order in
   /// which they are reduced, as positions among the trained parameters.
   std::vector<std::vector<size_t>> bucket_indices = {};
-  /// Whether buckets are filled anew before the second iteration. Never with
-  /// find_unused_parameters, unless the graph is static.
+  /// Whether buckets are rebuilt before the second iteration. Never with find_unused_parameters,
+  /// unless the graph is static.
   bool rebuild_buckets = true;
   /// Parameters may lack a gradient, and different ones on each rank and in each iteration. A
   /// parameter counts as used if a backward on any rank has given it a gradient since the previous
@@ -60,15 +60,15 @@ struct ReducerOptions {
   std::optional<at::ScalarType> reduce_dtype = {};
   /// Refuses gradients that are NaN or infinite before they are sent. Not with a hook.
   bool check_for_nan_in_grad = false;
-  /// The ranks start from the parameters (and module buffers) of the first one.
+  /// All ranks start from the parameters (and module buffers) of the first rank.
   bool broadcast_parameters = true;
 };
 
 /// Options of Reducer::join.
 struct ReducerJoinOptions {
-  /// Divide by all ranks; otherwise by those that still have inputs.
+  /// Divide by the number of all ranks; otherwise by the number of ranks that still have inputs.
   bool divide_by_initial_world_size = true;
-  /// When the first rank has run out of inputs all ranks throw UsageError.
+  /// All ranks throw UsageError once the first rank has run out of inputs.
   bool throw_on_early_termination = false;
 };
 
@@ -97,24 +97,24 @@ struct ReducerJoinOptions {
 /// names, and the other ranks raise CommunicationError instead of waiting.
 class Reducer {
  public:
-  /// Reduces the parameters that require a gradient, over `group`, whose ranks all make this call.
-  /// Compares parameters and options of the ranks: where they differ every rank throws
-  /// CommunicationError with the first difference. UsageError: nothing is trained, an undefined
-  /// tensor, a parameter or a name that is listed twice, a parameter that is reduced already,
-  /// buckets that do not hold each parameter once. ConfigError: options that do not go together. If
-  /// these are found on some ranks only, the others throw CommunicationError. Parameters that are
-  /// registered with the module later are not reduced. Embeddings of `module` with sparse gradients
-  /// join sparse_parameters.
+  /// Reduces the gradients of the parameters that require one over `group`, all of whose ranks must
+  /// make this call. The ranks compare their parameters and options. If these differ, every rank
+  /// throws CommunicationError with the first difference. UsageError: no parameter is trained, an
+  /// undefined tensor, a parameter or a name that is listed twice, a parameter that is already
+  /// being reduced, or buckets that do not hold each parameter once. ConfigError: options that
+  /// cannot be combined. If only some ranks find such an error, the others throw
+  /// CommunicationError. Parameters that are registered with the module later are not reduced.
+  /// Embeddings of `module` with sparse gradients join sparse_parameters.
   ///
-  /// A group does not tell what else a description asks for. UsageError, by name, for a parameter
-  /// of `module` whose gradient is declared partial over another axis than dp and cp, for an expert
-  /// and for a tie.
+  /// A group alone does not tell which other reductions a description requires. So this is a
+  /// UsageError, naming the parameter, if a gradient in `module` is declared partial over an axis
+  /// other than dp and cp, and for experts and tied parameters.
   Reducer(const torch::nn::Module& module, const ProcessGroup& group, ReducerOptions options = {});
-  /// Over the dp-cp group of `state`, for a module that describes its parameters. UsageError, by
-  /// name, where a mean over dp-cp would be wrong: a gradient that is partial over another axis of
-  /// several ranks, an expert that is replicated over other ranks, a tie with several pipeline
-  /// stages. CommunicationError, by name, for a parameter that some ranks of tp, dp and cp train
-  /// and others have frozen.
+  /// Over the dp-cp group of `state`, for a module that describes its parameters. UsageError,
+  /// naming the parameter, if a mean over dp-cp would be wrong: a gradient that is partial over
+  /// another axis of several ranks, an expert that is replicated over other ranks, a tie with
+  /// several pipeline stages. CommunicationError, naming the parameter, for one that some ranks of
+  /// tp, dp and cp train and others have frozen.
   Reducer(const torch::nn::Module& module, const ParallelState& state, ReducerOptions options = {});
   Reducer(std::vector<NamedParameter> parameters, const ProcessGroup& group,
           const ReducerOptions& options = {});
@@ -137,24 +137,27 @@ class Reducer {
   /// or the last forward. Backward itself finishes the iteration when all gradients have arrived.
   void finalize_backward();
 
-  /// While the guard lives gradients are accumulated and nothing is reduced. Guards nest.
+  /// While the guard exists, gradients are accumulated and nothing is reduced. Guards can be
+  /// nested.
   using NoSyncGuard = lockstep::NoSyncGuard;
   [[nodiscard]] NoSyncGuard no_sync();
 
-  /// Sets the gradients that are there to zero, a bucket at a time.
+  /// Sets existing gradients to zero, bucket by bucket.
   void zero_grad_buffer();
-  /// The same, under the name that all fronts have.
+  /// The same, under the name that all fronts share.
   void zero_grad() { zero_grad_buffer(); }
 
-  /// Buckets are combined by `hook` from now on. Once, between iterations; UsageError otherwise.
-  /// The hooks of all ranks have the same CommHook::identity(): the first prepare_for_forward()
-  /// compares them, with 8 bytes a rank, and throws CommunicationError on every rank where they
-  /// differ or some ranks have none. Later all ranks register together: then this call compares.
+  /// From now on `hook` combines the buckets. Call it at most once, between iterations; otherwise
+  /// UsageError. The hooks of all ranks must have the same CommHook::identity(). The first
+  /// prepare_for_forward() compares them, with 8 bytes per rank, and throws CommunicationError on
+  /// every rank if they differ or if some ranks have no hook. After that, all ranks must register
+  /// together, and this call compares.
   void register_comm_hook(std::shared_ptr<CommHook> hook);
 
-  /// For the next iteration: the rows (sorted, distinct) that the gradients of sparse parameters
-  /// have on any rank, by name, the same on all ranks. Then only these are sent, in one all-reduce.
-  /// Where the ranks have other rows the sums do not meet, and the all-reduce fails at the timeout.
+  /// For the next iteration, gives the rows (sorted, distinct) in which the gradient of a sparse
+  /// parameter has entries on any rank, by parameter name. They must be the same on all ranks. Then
+  /// only these rows are sent, in one all-reduce. If the rows differ between ranks, the all-reduces
+  /// do not match and fail at the timeout.
   void set_sparse_metadata(std::map<std::string, at::Tensor> rows);
 
   /// Runs `iterations`; some ranks may run fewer than others. A rank that has finished adds zeros
@@ -172,13 +175,14 @@ class Reducer {
   const std::vector<std::vector<size_t>>& bucket_indices() const;
   std::vector<BucketInfo> buckets() const;
   bool has_rebuilt_buckets() const;
-  /// On how many ranks each trained parameter was used in the last iteration. With
-  /// find_unused_parameters; with static_graph that of the first one.
+  /// On how many ranks each trained parameter was used in the last iteration. Available with
+  /// find_unused_parameters; with static_graph, the counts of the first iteration.
   const std::vector<int32_t>& used_counts() const;
   /// Whether this rank has left the same parameters unused in all iterations so far.
   bool ddp_graph_static() const;
 
-  /// Times are taken in the first ten iterations and in every `rate`-th. ConfigError below 1.
+  /// Times are taken in the first ten iterations and in every `rate`-th. ConfigError if `rate` is
+  /// below 1.
   void set_ddp_runtime_logging_sample_rate(int64_t rate);
   /// When each trained parameter got its gradient in the last sampled iteration, ns since backward
   /// began.

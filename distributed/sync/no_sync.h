@@ -4,10 +4,11 @@
 
 namespace lockstep {
 
-/// While one lives, or a copy of it, gradients are accumulated and nothing is reduced. Guards nest.
+/// While a guard or a copy of it exists, gradients are accumulated and nothing is reduced. Guards
+/// can be nested.
 using NoSyncGuard = std::shared_ptr<const void>;
 
-/// The guards of one front that live. They may outlive it.
+/// Counts the live guards of one front. Guards may outlive the front.
 class NoSyncDepth {
  public:
   [[nodiscard]] NoSyncGuard enter() {

@@ -27,28 +27,28 @@ struct GPTModelOptions {
   at::ScalarType dtype = at::kFloat;  ///< of the parameters: Float, Double, BFloat16 or Half
   c10::Device device = c10::kCPU;
   uint64_t seed = 1234;  ///< of the initial weights and of dropout
-  /// Where backward leaves the weight gradients of linear layers while it defers them; may be null.
+  /// Where backward stores deferred weight gradients of linear layers; may be null.
   std::shared_ptr<DeferredGradients> deferred = {};
-  /// Scale of the losses that routers of experts add; may be null, for a loss that is a sum.
+  /// Scale of the auxiliary losses of expert routers; may be null for a loss that is a sum.
   std::shared_ptr<const TokenLossScale> loss_scale = {};
   /// With a rank: low-rank adapters are trained, and all other parameters are frozen.
   LoraConfig lora = {};
   /// In the transformer layers that it covers, the linear layers of attention and MLP multiply in
-  /// 8-bit floats. Whoever trains calls Fp8Scaling::end_step() after each step.
+  /// 8-bit floats. The training loop must call Fp8Scaling::end_step() after each step.
   Fp8Options fp8 = {};
 };
 
-/// What goes into a stage. All ranks of tp get the same, apart from `hidden` with sequence
-/// parallelism. Each rank of cp gets its part of the sequences (see cut_for_context).
+/// The input of a stage. It is the same on all tp ranks, except `hidden` with sequence parallelism.
+/// Each rank of cp gets its part of the sequences (see cut_for_context).
 struct GPTInput {
-  at::Tensor tokens = {};  ///< [batch, sequence] of int64; where the stage has the embedding
-  at::Tensor labels = {};  ///< [batch, sequence] of int64; where the stage has the loss, or nowhere
-  at::Tensor hidden = {};  ///< what the stage before gave; where this one has no embedding
-  TokenPositions positions = {};  ///< default: from 0 on, over cp those of this rank's part
+  at::Tensor tokens = {};  ///< [batch, sequence] of int64; set if the stage has the embedding
+  at::Tensor labels = {};  ///< [batch, sequence] of int64; optional, if the stage has the loss
+  at::Tensor hidden = {};  ///< output of the previous stage; set if this one has no embedding
+  TokenPositions positions = {};  ///< default: from 0 on; over cp those of this rank's part
 };
 
 /// The layers of a GPTModel, children `layers.N` with N counted over the whole model, and
-/// `final_layernorm` where the stage has the loss.
+/// `final_layernorm` if the stage has the loss.
 class TransformerBlock : public DescribedModule {
  public:
   TransformerBlock(const LayerContext& context, const GPTStage& stage);
@@ -74,40 +74,40 @@ class TransformerBlock : public DescribedModule {
 };
 
 /// The reference decoder-only language model, or a stage of it, cut over the ranks of tp. Children:
-/// `embedding`, `decoder`, and `output_layer` where its weight is not tied to the word embedding.
+/// `embedding`, `decoder`, and `output_layer` if its weight is not tied to the word embedding.
 /// Parameter names are those of Megatron Core's GPTModel
-/// ("decoder.layers.0.self_attention.linear_qkv.weight") and the same on every layout: a stage has
-/// those of its layers. Where the output layer is tied and stands on another stage than the
-/// embedding, both have a parameter "embedding.word_embeddings.weight" with a Tie
+/// ("decoder.layers.0.self_attention.linear_qkv.weight") and are the same on every layout: a stage
+/// has those of its layers. If the output layer is tied and is on a different stage from the
+/// embedding, both stages have a parameter "embedding.word_embeddings.weight" with a Tie
 /// ("word_embeddings").
 ///
-/// Initial weights depend on (seed, parameter's name, element's index) alone: normal values of
-/// standard deviation init_method_std, for linear_proj and linear_fc2 init_method_std /
-/// sqrt(2 num_layers); norms 1; biases 0. Dropout works while the module is training (train(),
-/// eval()), and draws the same numbers on every layout. The adapters of GPTModelOptions::lora start
-/// as adapter_params() says, so that at first they change nothing.
+/// Initial weights depend only on (seed, parameter's name, element's index): normal values of
+/// standard deviation init_method_std, for linear_proj and linear_fc2 init_method_std / sqrt(2
+/// num_layers); norms 1; biases 0. Dropout is active in training mode (train(), eval()), and draws
+/// the same numbers on every layout. The adapters of GPTModelOptions::lora start as
+/// adapter_params() says, so at first they change nothing.
 class GPTModel : public DescribedModule {
  public:
   /// The whole model in one process. `config` need not be resolved. ConfigError names a field that
   /// cannot be used.
   explicit GPTModel(const TransformerConfig& config, const GPTModelOptions& options = {});
 
-  /// The part `stage` of the model, cut over tp and, for experts, over ep and expert-tp, for
-  /// sequences that are cut over cp. Connects these groups, so all their ranks must make the same
-  /// call. `parallel` has the sizes of `state`
-  /// (UsageError otherwise) and may ask for sequence_parallel. ConfigError comes before anything is
-  /// connected.
+  /// The stage `stage` of the model, cut over tp and, for experts, over ep and expert-tp; sequences
+  /// are cut over cp. Connects these groups, so all their ranks must make the same call. `parallel`
+  /// must have the sizes of `state` (otherwise UsageError) and may set sequence_parallel.
+  /// ConfigError is thrown before anything is connected.
   GPTModel(const TransformerConfig& config, const ParallelConfig& parallel,
            const ParallelState& state, const GPTStage& stage, const GPTModelOptions& options = {});
 
-  /// Runs the stage. With the loss and `labels`: the loss of each token [batch, sequence] in nats,
-  /// in fp32 (fp64 for a model in fp64), the same on all ranks of tp; labels may be kIgnoredLabel.
-  /// label_smoothing counts while the model is training (train(), eval()).
-  /// With the loss and no labels: the logits [batch, sequence, vocabulary], gathered over tp.
-  /// With positions.cache the tokens follow those that the cache has, which gets theirs: see
-  /// KeyValueCache.
-  /// Without the loss: activations [sequence, batch, hidden_size], with sequence parallelism this
-  /// rank's [sequence / ranks, batch, hidden_size], which are the next stage's `hidden`.
+  /// Runs the stage.
+  /// - With the loss and `labels`: the loss of each token [batch, sequence] in nats, in fp32 (fp64
+  ///   for a model in fp64), the same on all ranks of tp. Labels may be kIgnoredLabel.
+  ///   label_smoothing applies in training mode (train(), eval()).
+  /// - With the loss and no labels: the logits [batch, sequence, vocabulary], gathered over tp.
+  ///   With positions.cache the tokens follow those in the cache and are added to it: see
+  ///   KeyValueCache.
+  /// - Without the loss: activations [sequence, batch, hidden_size], with sequence parallelism this
+  ///   rank's [sequence / ranks, batch, hidden_size], which are the next stage's `hidden`.
   ///
   /// UsageError, before anything is sent: an input that is missing or has another shape, a sequence
   /// longer than seq_length or, with sequence parallelism, not divisible by the ranks of tp, token

@@ -14,11 +14,11 @@
 namespace lockstep {
 
 /// One learned vector per token id, for looking tokens up or for scoring them. Parameter: `weight`
-/// [rows / ranks, width], the rows cut over tp: one a token id, and padding, which is zero and
-/// stays so. The others start as normal values, the same on every layout.
+/// [rows / ranks, width], with the rows cut over tp: one row per token id, then padding, which is
+/// zero and stays zero. The other rows start with normal values, the same on every layout.
 class VocabParallelEmbedding : public DescribedModule {
  public:
-  /// Rows are padded to a multiple of the ranks of tp. `init_std`: standard deviation of the
+  /// Rows are padded to a multiple of the number of tp ranks. `init_std`: standard deviation of the
   /// initial values.
   VocabParallelEmbedding(const ParallelContext& context, int64_t vocab_size, int64_t width,
                          double init_std, TableUse use);
@@ -27,11 +27,11 @@ class VocabParallelEmbedding : public DescribedModule {
   /// `spec` as vocab_parallel_embedding_params() states it.
   VocabParallelEmbedding(const ParallelContext& context, const ModuleSpec& spec, TableUse use);
 
-  /// `tokens` [batch, sequence] of int64 -> [sequence, batch, width], by an all-reduce of
-  /// what each rank has of it; with sequence parallelism this rank's [sequence / ranks, ...], by a
-  /// reduce-scatter. Over several ranks an id outside of the vocabulary gives zeros:
-  /// check_token_ids() looks for them, as GPTModel does. UsageError, by the layer's name: tokens of
-  /// another number of dimensions, or of a dtype other than int64 and int32.
+  /// `tokens` [batch, sequence] of int64 -> [sequence, batch, width], by an all-reduce of the
+  /// ranks' parts; with sequence parallelism this rank's [sequence / ranks, ...], by a
+  /// reduce-scatter. Over several ranks an id outside the vocabulary gives zeros; check_token_ids()
+  /// finds such ids, and GPTModel calls it. UsageError, naming the layer: tokens with another
+  /// number of dimensions, or a dtype other than int64 and int32.
   at::Tensor embed(const at::Tensor& tokens) const;
 
   /// `hidden` [sequence, batch, width], the same on all ranks of tp, or with sequence
@@ -39,15 +39,15 @@ class VocabParallelEmbedding : public DescribedModule {
   /// batch, rows / ranks]. Collectives: those of parallel_linear().
   at::Tensor logits(const at::Tensor& hidden) const;
 
-  /// The losses of logits() [sequence, batch, rows / ranks] under `labels` [sequence, batch] of
-  /// int64, which embed() takes the other way round: -log of the label's probability, [sequence *
-  /// batch]; see vocab_parallel_cross_entropy(). UsageError, by the layer's name: logits of another
+  /// The losses of logits() [sequence, batch, rows / ranks] for `labels` [sequence, batch] of int64
+  /// (note that embed() takes [batch, sequence]): -log of the label's probability, [sequence *
+  /// batch]; see vocab_parallel_cross_entropy(). UsageError, naming the layer: logits of another
   /// width, labels of another shape or dtype.
   at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels) const;
 
-  /// The losses of logits(hidden) under `labels` [tokens] of int64 in the order of the flattened
-  /// hidden: [tokens]. At once, or, with `chunk_size`, of so many tokens at a time; see
-  /// parallel_linear_cross_entropy().
+  /// The losses [tokens] of logits(hidden) for `labels` [tokens] of int64, in the order of the
+  /// flattened `hidden`. With `chunk_size`, that many tokens are processed at a time, otherwise all
+  /// at once; see parallel_linear_cross_entropy().
   at::Tensor losses(const at::Tensor& hidden, const at::Tensor& labels,
                     std::optional<int64_t> chunk_size, double label_smoothing) const;
 
@@ -62,8 +62,8 @@ class VocabParallelEmbedding : public DescribedModule {
   at::Tensor weight_;
 };
 
-/// One learned vector per position. Parameter: `weight` [seq_length, hidden_size], on every rank,
-/// starts as normal values of standard deviation init_method_std.
+/// One learned vector per position. Parameter: `weight` [seq_length, hidden_size], held by every
+/// rank; it starts with normal values of standard deviation init_method_std.
 class PositionEmbedding : public DescribedModule {
  public:
   explicit PositionEmbedding(const LayerContext& context);
@@ -79,8 +79,8 @@ class PositionEmbedding : public DescribedModule {
   at::Tensor weight_;
 };
 
-/// Word embedding, plus learned positions where config.position_embedding_type asks for them, with
-/// dropout. Children: `word_embeddings`, `position_embeddings`.
+/// Word embedding, plus learned positions if config.position_embedding_type asks for them, followed
+/// by dropout. Children: `word_embeddings`, `position_embeddings`.
 class LanguageModelEmbedding : public DescribedModule {
  public:
   LanguageModelEmbedding(const LayerContext& context, TableUse use);

@@ -13,31 +13,32 @@ namespace lockstep {
 
 class LowRankAdapter;
 
-/// y = x W^T (+ b); each rank of tp computes a part of y's features. Parameters: `weight`
-/// [out..., in] and `bias` [out...], cut along the last dimension of `out`. If `out` has one
-/// dimension, each rank gets consecutive rows. If it is {blocks, rows}, each rank gets its rows of
-/// every block, and its part of y holds the blocks one after the other; SwiGLU needs this for its
-/// gate and the other half. Muon takes the weight for a matrix, and a bias never. Where the
-/// specification has `lora_A` and `lora_B` (see adapter_params()), y gets what LowRankAdapter adds.
+/// y = x W^T (+ b); each rank of tp computes a part of y's features. Parameters: `weight` [out...,
+/// in] and `bias` [out...], cut along the last dimension of `out`. If `out` has one dimension, each
+/// rank gets consecutive rows. If it is {blocks, rows}, each rank gets its rows of every block, and
+/// its part of y holds the blocks one after the other; SwiGLU needs this for its gate and the other
+/// half. Muon treats the weight as a matrix, but never the bias. If the specification has `lora_A`
+/// and `lora_B` (see adapter_params()), the output of a LowRankAdapter is added to y.
 ///
-/// All ranks of tp train the weight, or none: with sequence parallelism a rank that has frozen it
-/// sends less in backward than the others, which wait for it until the timeout.
-/// DistributedDataParallel refuses that. Otherwise see parallel_linear(), its errors included.
+/// Either all tp ranks train the weight or none does: with sequence parallelism a rank that has
+/// frozen it sends less in backward than the others, which wait for it until the timeout.
+/// DistributedDataParallel refuses such a model. For everything else, errors included, see
+/// parallel_linear().
 class ColumnParallelLinear : public DescribedModule {
  public:
   /// `spec` as column_parallel_linear_params() states it.
   ColumnParallelLinear(const ParallelContext& context, const ModuleSpec& spec);
 
-  /// `out` counts over all ranks; its last number must divide by them (UsageError). The weight
-  /// starts as normal values of standard deviation `init_std`, the bias as zero.
-  /// `rows_of_matrices`: see ParamDescription.
+  /// `out` is the size over all ranks; its last number must be divisible by the number of ranks
+  /// (UsageError). The weight starts with normal values of standard deviation `init_std`, the bias
+  /// with zeros. `rows_of_matrices`: see ParamDescription.
   ColumnParallelLinear(const ParallelContext& context, int64_t in_features,
                        std::vector<int64_t> out, bool bias, double init_std,
                        std::vector<int64_t> rows_of_matrices = {});
 
   /// `input` [sequence, batch, in], the same on all ranks, or with sequence parallelism this rank's
   /// [sequence / ranks, batch, in] -> [sequence, batch, out / ranks]. Collectives: those of
-  /// parallel_linear(), and those of LowRankAdapter, whose dropout alone needs `tokens`.
+  /// parallel_linear() and LowRankAdapter. Only the adapter's dropout needs `tokens`.
   at::Tensor forward(const at::Tensor& input, const TokenPositions& tokens = {}) const;
 
   const at::Tensor& weight() const { return weight_; }
@@ -49,7 +50,7 @@ class ColumnParallelLinear : public DescribedModule {
   std::shared_ptr<const LowRankAdapter> adapter_;  ///< may be null
 };
 
-/// y = x W^T (+ b), of which each rank of tp has a part of the features of x and computes a term.
+/// y = x W^T (+ b); each rank of tp has a part of x's features and computes one term of the sum.
 /// Parameters: `weight` [out, in], cut along `in`, and `bias` [out], on every rank; adapters as
 /// above.
 class RowParallelLinear : public DescribedModule {
@@ -57,8 +58,8 @@ class RowParallelLinear : public DescribedModule {
   /// `spec` as row_parallel_linear_params() states it.
   RowParallelLinear(const ParallelContext& context, const ModuleSpec& spec);
 
-  /// `in_features` counts over all ranks and must divide by them (UsageError). Initial values as
-  /// above.
+  /// `in_features` is the size over all ranks and must be divisible by their number (UsageError).
+  /// Initial values as above.
   RowParallelLinear(const ParallelContext& context, int64_t in_features, int64_t out_features,
                     bool bias, double init_std);
 
@@ -75,9 +76,9 @@ class RowParallelLinear : public DescribedModule {
   std::shared_ptr<const LowRankAdapter> adapter_;  ///< may be null
 };
 
-/// y = x W^T, whole on every rank of tp: nothing is sent. Parameter: `weight` [out, in]. It works
-/// between the tensor-parallel regions: without sequence parallelism the gradient of y must be the
-/// same on all ranks.
+/// y = x W^T, computed in full on every rank of tp: nothing is sent. Parameter: `weight` [out, in].
+/// Use it between the tensor-parallel regions: without sequence parallelism the gradient of y must
+/// be the same on all ranks.
 class ReplicatedLinear : public DescribedModule {
  public:
   /// `spec` as replicated_linear_params() states it.
@@ -91,9 +92,9 @@ class ReplicatedLinear : public DescribedModule {
   at::Tensor weight_;
 };
 
-/// How the input of a column-parallel product comes: see LinearInput.
+/// How the input of a column-parallel product is distributed: see LinearInput.
 LinearInput column_parallel_input(const ParallelContext& context);
-/// What becomes of the output of a row-parallel one: see LinearOutput.
+/// How the output of a row-parallel product is combined: see LinearOutput.
 LinearOutput row_parallel_output(const ParallelContext& context);
 
 }  // namespace lockstep

@@ -9,25 +9,26 @@
 
 namespace lockstep {
 
-/// RMSNorm or LayerNorm over the last dimension. Parameters: `weight` [width], starts at 1, and
-/// with LayerNorm `bias` [width], starts at 0. Neither has
-/// weight decay. Both are the same on all ranks of tp; with sequence parallelism each of these sees
-/// its part of the tokens, so that their gradients are terms of a sum.
+/// RMSNorm or LayerNorm over the last dimension. Parameters: `weight` [width], which starts at 1,
+/// and with LayerNorm `bias` [width], which starts at 0. Neither has weight decay. Both are
+/// replicated over tp; with sequence parallelism each tp rank sees its part of the tokens, so the
+/// gradients are terms of a sum.
 class Norm : public DescribedModule {
  public:
-  /// `epsilon` is added to the mean square, or to the variance. UsageError: it is no finite number
-  /// >= 0.
+  /// `epsilon` is added to the mean square, or to the variance. UsageError if it is not a finite
+  /// number >= 0.
   Norm(const ParallelContext& context, int64_t width, Normalization kind, double epsilon);
   /// By config: hidden_size, normalization, layernorm_epsilon.
   explicit Norm(const LayerContext& context);
   /// `spec` as norm_params() states it.
   Norm(const LayerContext& context, const ModuleSpec& spec);
 
-  /// `input` [..., width] of the dtype of the weights, or bf16 or fp16 beside fp32 -> the same
-  /// shape. UsageError naming the layer for another. Backward with create_graph is a UsageError.
+  /// `input` [..., width] in the dtype of the weights, or in bf16 or fp16 if the weights are fp32
+  /// -> the same shape. UsageError, naming the layer, for another shape or dtype. Backward with
+  /// create_graph is a UsageError.
   at::Tensor forward(const at::Tensor& input) const;
 
-  /// What goes past a network, and what goes into it.
+  /// The residual, which bypasses a network, and the normalized input of the network.
   struct Branches {
     at::Tensor residual;
     at::Tensor normalized;
@@ -36,8 +37,8 @@ class Norm : public DescribedModule {
   /// `input` itself and forward(input). In backward the gradients of both are added in one pass.
   Branches beside(const at::Tensor& input) const;
 
-  /// input + residual, of the same shape and dtype (UsageError), and forward() of this sum, in one
-  /// pass forward and one backward.
+  /// input + residual, of the same shape and dtype (UsageError), and forward() of this sum, with
+  /// one pass in forward and one in backward.
   Branches of_sum(const at::Tensor& input, const at::Tensor& residual) const;
 
  private:

@@ -19,22 +19,22 @@ namespace lockstep {
 struct GradScalerState {
   double scale = 1;
   int64_t growth_tracker = 0;      ///< steps without overflow since the scale changed
-  int64_t hysteresis_tracker = 0;  ///< overflows that are left before the scale shrinks
+  int64_t hysteresis_tracker = 0;  ///< overflows left until the scale shrinks
   bool operator==(const GradScalerState&) const = default;
 };
 
-/// What the loss is multiplied by.
+/// Holds the factor by which the loss is multiplied.
 class GradScaler {
  public:
   virtual ~GradScaler() = default;
 
   double scale() const { return state_.scale; }
-  /// Takes note of a step; `found_inf`: some gradient of some rank was not finite.
+  /// Records a step; `found_inf`: some gradient of some rank was not finite.
   virtual void update(bool found_inf) = 0;
 
   const GradScalerState& state() const { return state_; }
-  /// Goes on from `state`. ConfigError: a scale that is no positive number, a negative counter of
-  /// steps.
+  /// Continues from `state`. ConfigError: a scale that is not a positive number, a negative counter
+  /// of steps.
   void restore(const GradScalerState& state);
 
  protected:
@@ -42,7 +42,7 @@ class GradScaler {
   GradScalerState state_;
 };
 
-/// The same factor always. ConfigError: a scale that is no positive number.
+/// A constant factor. ConfigError: a scale that is not a positive number.
 class ConstantGradScaler final : public GradScaler {
  public:
   explicit ConstantGradScaler(double scale);
@@ -59,10 +59,10 @@ struct DynamicGradScalerOptions {
   int64_t hysteresis = 2;          ///< overflows
 };
 
-/// Shrinks at overflow and grows after a time without. As Megatron Core's DynamicGradScaler:
-/// `hysteresis` overflows are tolerated before the scale shrinks by backoff_factor, never below
-/// min_scale; that patience comes back only when growth_interval steps in a row had no overflow,
-/// when the scale grows by growth_factor.
+/// The scale shrinks at overflow and grows after a period without overflow, as in Megatron Core's
+/// DynamicGradScaler. Overflow number `hysteresis` and each later one multiply the scale by
+/// backoff_factor, but never below min_scale. After growth_interval steps in a row without overflow
+/// the scale is multiplied by growth_factor, and only then does the count of overflows start again.
 class DynamicGradScaler final : public GradScaler {
  public:
   /// ConfigError naming the number: min_scale > 0, initial_scale >= min_scale, growth_factor > 1,

@@ -13,14 +13,13 @@
 /// Learning rates and weight decay that differ between parameters.
 namespace lockstep {
 
-/// What takes the place of the configuration's numbers for the parameters that `applies_to`
-/// accepts:
+/// Replaces the configuration's numbers for the parameters that `applies_to` accepts:
 ///
 ///     {.applies_to = matches_name("*.bias", "*norm*"), .wd_mult = 0}
 ///
-/// Several overrides may apply to one parameter where each sets other fields, or the same values.
-/// Every rank gives the same overrides. A parameter that lies in parts on several ranks has one
-/// name there; decide by the name or the description, not by the tensor.
+/// Several overrides may apply to one parameter if they set different fields, or the same values.
+/// Every rank must pass the same overrides. A parameter that is cut over several ranks has the same
+/// name on all of them; decide by the name or the description, not by the tensor.
 struct ParamOverride {
   std::function<bool(const NamedParameter&)> applies_to = {};
   std::optional<double> max_lr = {};   ///< in place of optimizer.lr
@@ -29,8 +28,8 @@ struct ParamOverride {
                                        ///< parameter's description has apply_weight_decay = false
 };
 
-/// Accepts the parameters whose whole name is like one of `patterns`, in which * stands for any
-/// characters, dots too, or none, and ? for one: "decoder.layers.*.mlp.*".
+/// Accepts the parameters whose whole name matches one of `patterns`. In a pattern * matches any
+/// number of characters, including dots, and ? matches one: "decoder.layers.*.mlp.*".
 std::function<bool(const NamedParameter&)> matches_name(std::vector<std::string> patterns);
 template <std::convertible_to<std::string>... Patterns>
 std::function<bool(const NamedParameter&)> matches_name(const Patterns&... patterns) {
@@ -60,11 +59,11 @@ enum class ListedParams {
 
 /// Puts parameters with equal settings into one group. First comes the group with the
 /// configuration's learning rates and wd_mult 1, whether it has parameters or not; the others
-/// follow by max_lr, min_lr and wd_mult, upwards, so that ranks with other parameters have what
-/// groups they share in the same order.
+/// follow in ascending order of max_lr, min_lr and wd_mult, so that ranks with different parameters
+/// have their common groups in the same order.
 ///
-/// `config` counts as an override, too: parameters with is_embedding_or_output have
-/// optimizer.decoupled_lr and decoupled_min_lr where these are set.
+/// `config` acts as an override, too: parameters with is_embedding_or_output use
+/// optimizer.decoupled_lr and decoupled_min_lr if these are set.
 ///
 /// ConfigError: overrides that set one field of a parameter to different values, naming the
 /// parameter, the field and both; a min_lr above max_lr; a number that is not finite or below 0; an
@@ -76,7 +75,8 @@ GroupedParams group_params(const std::vector<NamedParameter>& params, const Opti
 /// "max_lr 0.01, min_lr 0, wd_mult 1"
 std::string to_string(const ParamGroup& group);
 
-/// What tells a group from the `first` one: "wd_mult 0"; "default" for that itself.
+/// What distinguishes a group from the `first` one: "wd_mult 0"; "default" for the first one
+/// itself.
 std::string name_of(const ParamGroup& group, const ParamGroup& first);
 
 }  // namespace lockstep

@@ -39,8 +39,8 @@ class OptimizerParamScheduler {
     return learning_rate(samples, config_.lr, config_.min_lr);
   }
 
-  /// The same where lr and min_lr are others, as those of a ParamGroup; lr_warmup_init is not. See
-  /// Optimizer::apply_schedule().
+  /// The same with another lr and min_lr, such as those of a ParamGroup; lr_warmup_init stays the
+  /// same. See Optimizer::apply_schedule().
   double learning_rate(int64_t samples, double max_lr, double min_lr) const;
 
   /// Weight decay of that iteration.

@@ -27,19 +27,19 @@ struct UpdateRange {
   /// Always defined: what multiplies the gradients, whether to step, and in a recorded step the
   /// rule's step_numbers().
   kernels::StepControl control;
-  /// With UpdateUnit::matrix: name, shape and description of the matrix, of which the other tensors
-  /// hold all elements. Its own tensor is not written to. Otherwise null.
+  /// With UpdateUnit::matrix: name, shape and description of the matrix; the other tensors hold all
+  /// its elements. The parameter's own tensor is not written to. Otherwise null.
   const NamedParameter* parameter = nullptr;
 
-  /// Views of the elements of `segment` alone, which is then the only one.
+  /// A range with views of only the elements of `segment`, which is then its only segment.
   UpdateRange part(const kernels::UpdateSegment& segment) const;
   /// New memory: the gradient without the loss scale and clipped, in the dtype of the weights.
   at::Tensor gradient() const;
-  /// Gives `target`, which is the weights or a state, `value`, rounded to its dtype, unless the
-  /// step is to be left out. Nothing waits for the device. UsageError, before anything is written:
-  /// a `value` of another shape.
+  /// Writes `value` to `target`, which is the weights or a state, rounded to the target's dtype,
+  /// unless the step is to be skipped. The host does not wait for the device. UsageError, before
+  /// anything is written: a `value` of another shape.
   void write(const at::Tensor& target, const at::Tensor& value) const;
-  /// The same for the weights, and `copy` follows.
+  /// The same for the weights; also updates `copy`.
   void write_weights(const at::Tensor& value) const;
 };
 
@@ -60,7 +60,7 @@ struct UpdateRange {
 /// One rule may serve several optimizers. examples/update_rule has one with a state.
 class UpdateRule {
  public:
-  /// UsageError as of UpdateStatement::validate().
+  /// UsageError as UpdateStatement::validate().
   explicit UpdateRule(UpdateStatement statement);
   virtual ~UpdateRule() = default;
   UpdateRule(const UpdateRule&) = delete;

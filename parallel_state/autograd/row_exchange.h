@@ -11,17 +11,18 @@
 
 namespace lockstep {
 
-/// all_to_all_rows() in two halves, for what can be computed while the rows are under way. In
-/// backward the rows of the gradient are under way between the same two points: they leave as soon
-/// as the gradient of wait()'s result is complete, and are waited for where that of `x` is needed.
-/// What was recorded between the two, autograd runs in the meantime, because it takes the node that
-/// was recorded last of those that are ready.
+/// all_to_all_rows() in two halves, to overlap the exchange with computation. In backward the
+/// gradient's rows are in flight between the same two points: they are sent as soon as the gradient
+/// of wait()'s result is complete, and waited for where the gradient of `x` is needed. In the
+/// meantime autograd runs what was recorded between the two halves, because it always picks the
+/// most recently recorded node that is ready.
 class RowExchange {
  public:
   struct State;
 
-  /// Starts; arguments, errors and what all ranks must do as of all_to_all_rows(). Backward starts
-  /// too, so both halves of all exchanges must come in the same order on all ranks.
+  /// Starts the exchange. Arguments, errors and the duties of all ranks are those of
+  /// all_to_all_rows(). Backward starts exchanges too, so both halves of all exchanges must come in
+  /// the same order on all ranks.
   RowExchange(const at::Tensor& x, const ProcessGroup& group,
               const std::vector<int64_t>& output_rows, const std::vector<int64_t>& input_rows,
               std::string_view label);
@@ -29,7 +30,7 @@ class RowExchange {
   RowExchange(const RowExchange&) = delete;
   RowExchange& operator=(const RowExchange&) = delete;
 
-  /// The rows that came. Must be called once.
+  /// Returns the received rows. Must be called once.
   at::Tensor wait();
 
  private:

@@ -20,13 +20,14 @@ CollectiveLedger::Added enter_call(const ProcessGroup::State& group,
                                    const CollectiveOperation& operation, std::string_view label,
                                    int64_t numel, std::string_view dtype);
 
-/// One call of a collective: checked, noted, then started.
+/// One call of a collective: it is checked, recorded, then started.
 class CollectiveCall {
  public:
   using Tensors = std::vector<at::Tensor>;
   using Operation = CollectiveOperation;
 
-  /// Sees `group` and `label` until it ends; the work that it starts has its own share of both.
+  /// `group` and `label` must outlive this object; the work that it starts has its own share of
+  /// both.
   CollectiveCall(const ProcessGroup& group, const Operation& operation, std::string_view label)
       : group_(group), operation_(operation), label_(label) {}
 
@@ -46,10 +47,10 @@ class CollectiveCall {
   void check_position(int64_t position) const;
 
   /// Enters the call in the ledger of the group, unless it is a message, and shows it to the
-  /// observer, an exchange as a send and a receive. Not in a group of one rank.
+  /// observer (an exchange as a send and a receive). Do not call it in a group of one rank.
   void note(const Tensors& inputs);
 
-  /// Of the call, from note() on; the same on all ranks that make it.
+  /// The identity of the call, valid after note(); the same on all ranks that make it.
   uint64_t identity() const { return identity_; }
 
   /// Starts it after note(): start(transport of tensors like `example`) -> parts.

@@ -31,8 +31,8 @@ struct CollectiveRecord {
   bool operator==(const CollectiveRecord&) const = default;
 };
 
-/// Is called, on the calling thread, with every collective of a rank in a group of several ranks,
-/// before it starts.
+/// Called on the calling thread for every collective of a rank in a group of several ranks, before
+/// the collective starts.
 using CollectiveObserver = std::function<void(const CollectiveRecord&)>;
 
 }  // namespace lockstep

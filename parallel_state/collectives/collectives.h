@@ -11,25 +11,26 @@
 #include "lockstep/parallel_state/reduction.h"
 #include "lockstep/parallel_state/work.h"
 
-/// Collective communication. Every function must be called by all ranks of the group, in the same
-/// order; send() and receive() by the two ranks that they name. Tensors must be contiguous, of one
-/// dtype in a call, and live on the group's device or, for host data, on the CPU. `label` says what
-/// is communicated ("bucket 3"); it must be the same on all ranks and appears in every error.
+/// Collective communication. All ranks of the group must call every function, in the same order;
+/// send() and receive() are called by the two ranks involved. The tensors of a call must be
+/// contiguous, have one dtype, and live on the group's device or, for host data, on the CPU.
+/// `label` says what is communicated ("bucket 3"); it must be the same on all ranks and appears in
+/// every error.
 ///
-/// Errors: UsageError for a tensor that does not fit. CommunicationError, naming group, operation,
-/// label and rank, when a peer fails, the timeout passes, the ranks do not do the same, or c10d
-/// refuses; then the groups of the job cannot be used any more. In a group of one rank nothing is
-/// sent and the work is done.
+/// Errors: UsageError for a tensor that does not fit the call. CommunicationError, naming group,
+/// operation, label and rank, if a peer fails, the timeout expires, the ranks make different calls,
+/// or c10d refuses the call; after that no group of the job can be used. In a group of one rank
+/// nothing is sent and the returned work is complete.
 ///
-/// Over CUDA all of this is NCCL's. Over the CPU tensors are exchanged between all pairs of ranks
-/// on top of Gloo's connections, because Gloo's own reduce-scatter costs one all-reduce a rank, its
-/// all-gather is slow (see benchmarks/collectives.cpp), and ranks that do not do the same end the
-/// process there or get wrong numbers. Sums add the ranks' terms in the order of the group, bf16
-/// and fp16 in fp32 with one rounding at the end: the bits do not depend on how a tensor is cut
-/// into messages, nor on whether an all-reduce or a reduce-scatter adds them. A build with
-/// LOCKSTEP_HOST_TRANSPORT=OFF has Gloo's own collectives instead, with these dtypes and one
-/// rounding, but without that order; ranks that do not do the same get an error there unless the
-/// sizes differ, which ends the process.
+/// On CUDA, NCCL does all of this. On the CPU, all pairs of ranks exchange tensors over Gloo's
+/// connections, because Gloo's own reduce-scatter costs one all-reduce per rank, its all-gather is
+/// slow (see benchmarks/collectives.cpp), and with Gloo's collectives a mismatch between ranks ends
+/// the process or gives wrong numbers. Sums add the ranks' terms in group order; bf16 and fp16 are
+/// added in fp32 and rounded once at the end. The bits therefore do not depend on how a tensor is
+/// split into messages, or on whether an all-reduce or a reduce-scatter computes the sum. A build
+/// with LOCKSTEP_HOST_TRANSPORT=OFF uses Gloo's own collectives instead, with these dtypes and one
+/// rounding, but without that order. There a mismatch between ranks is an error, except that
+/// different sizes end the process.
 namespace lockstep {
 
 /// Combines `tensor` over the ranks, in place on every rank.
@@ -46,12 +47,12 @@ Work reduce_scatter(const ProcessGroup& group, const at::Tensor& output, const a
 Work all_gather(const ProcessGroup& group, const at::Tensor& output, const at::Tensor& input,
                 std::string_view label);
 
-/// Sends part i of `input` to the rank at position i, and gets its part for this rank as part i of
-/// `output`: `input` and `output` are cut into equal parts along dimension 0.
+/// Sends part i of `input` to the rank at position i, and receives that rank's part for this rank
+/// as part i of `output`. `input` and `output` are split into equal parts along dimension 0.
 Work all_to_all(const ProcessGroup& group, const at::Tensor& output, const at::Tensor& input,
                 std::string_view label);
 
-/// The same with parts of input_rows[i] and output_rows[i] rows of dimension 0.
+/// The same with uneven parts of input_rows[i] and output_rows[i] rows of dimension 0.
 Work all_to_all(const ProcessGroup& group, const at::Tensor& output, const at::Tensor& input,
                 const std::vector<int64_t>& output_rows, const std::vector<int64_t>& input_rows,
                 std::string_view label);
@@ -60,7 +61,8 @@ Work all_to_all(const ProcessGroup& group, const at::Tensor& output, const at::T
 Work broadcast(const ProcessGroup& group, const at::Tensor& tensor, int64_t source,
                std::string_view label);
 
-/// Several tensors in one call, which all ranks list in the same order. On NCCL one launch.
+/// Several tensors in one call; all ranks must list them in the same order. With NCCL this is one
+/// launch.
 Work all_reduce(const ProcessGroup& group, const std::vector<at::Tensor>& tensors,
                 const Reduction& reduction, std::string_view label);
 Work reduce_scatter(const ProcessGroup& group, const std::vector<at::Tensor>& outputs,
@@ -72,10 +74,10 @@ Work broadcast(const ProcessGroup& group, const std::vector<at::Tensor>& tensors
                std::string_view label);
 
 /// For messages on a device: connects these pairs of positions, each in both directions, in the
-/// order of the list, which is the same on all ranks of the group. Returns when this rank's pairs
-/// are connected. Without it the first message of a direction blocks the host until the peer makes
-/// its own, and ranks that receive early can wait for each other in a circle. Pairs that are
-/// connected cost nothing, nor does any for tensors on the CPU.
+/// order of the list, which must be the same on all ranks of the group. Returns when this rank's
+/// pairs are connected. Without this call the first message in each direction blocks the host until
+/// the peer makes the matching call, and ranks that receive early can deadlock. The call costs
+/// nothing for pairs that are already connected, or if tensors live on the CPU.
 void connect_pairs(const ProcessGroup& group,
                    const std::vector<std::pair<int64_t, int64_t>>& pairs);
 
@@ -88,10 +90,11 @@ Work send(const ProcessGroup& group, const at::Tensor& tensor, int64_t destinati
 Work receive(const ProcessGroup& group, const at::Tensor& tensor, int64_t source,
              std::string_view label);
 
-/// Both at once: `sent` goes to the rank at position `destination`, `received`, of its shape and
-/// dtype, is filled by the one at `source`, which may be the same. All ranks of the group must call
-/// it, in one order with its collectives: on NCCL it is one launch on their stream. UsageError for
-/// tensors that overlap in memory.
+/// A send and a receive at once: `sent` goes to the rank at position `destination`, and the rank at
+/// position `source`, which may be the same rank, fills `received`, which must have the shape and
+/// dtype of `sent`. All ranks of the group must call it, in the same order relative to the group's
+/// collectives: with NCCL it is one launch on their stream. UsageError for tensors that overlap in
+/// memory.
 Work exchange(const ProcessGroup& group, const at::Tensor& sent, int64_t destination,
               const at::Tensor& received, int64_t source, std::string_view label);
 

@@ -19,12 +19,12 @@ class FailureBoard;
 struct RecordedCall;
 using RecordedCalls = std::vector<RecordedCall>;
 
-/// Watches a rank's operations on tensors of a device, for which no thread of the host waits, and
-/// those whose start blocks the host. Ten times a second a thread looks whether one has failed or
-/// has not ended within the timeout of its group, or is under way although another rank has posted
-/// a failure. Then it finds out why, as for operations on the CPU, and aborts the rank's
-/// communicators, so that whatever waits for the device goes on, with values that mean nothing.
-/// From then on check() throws.
+/// Watches a rank's operations on device tensors, for which no host thread waits, and operations
+/// whose start blocks the host. Ten times a second a thread checks whether one has failed, has not
+/// ended within its group's timeout, or is still in progress although another rank has posted a
+/// failure. If so, the thread finds out why, as for operations on the CPU, and aborts the rank's
+/// communicators, so that whatever waits for the device continues, with meaningless values. From
+/// then on check() throws.
 class DeviceWatch {
  public:
   explicit DeviceWatch(std::shared_ptr<FailureBoard> failures);
@@ -32,24 +32,24 @@ class DeviceWatch {
   DeviceWatch(const DeviceWatch&) = delete;
   DeviceWatch& operator=(const DeviceWatch&) = delete;
 
-  /// Of a communicator that is to be aborted.
+  /// Adds a communicator that is to be aborted after a failure.
   void include(const std::shared_ptr<Communicator>& communicator);
-  /// Of an operation that is being started, which may block the host.
+  /// Watches an operation that is being started, which may block the host.
   void begin(std::shared_ptr<Work::Operation> operation);
-  /// Of an operation that has been started.
+  /// Watches an operation that has been started.
   void add(std::shared_ptr<Work::Operation> operation);
-  /// Of one that could not be started. CommunicationError as check().
+  /// Drops an operation that could not be started. CommunicationError as check().
   void forget(const Work::Operation& operation);
-  /// Until stop_recording() calls join `calls` (see record()), and add() does nothing.
+  /// Until stop_recording(), calls are appended to `calls` (see record()), and add() does nothing.
   void start_recording(std::shared_ptr<RecordedCalls> calls);
   void stop_recording();
   bool is_recording() const;
-  /// Takes note of a call, in a recording.
+  /// Appends a call to the recording, if there is one.
   void record(const RecordedCall& call);
   /// CommunicationError once an operation has failed: what the thread found out.
   void check() const;
-  /// Returns when all operations have ended, or one or the job has failed. Later ones are not
-  /// watched.
+  /// Returns when all operations have ended, or when one of them or the job has failed. Later ones
+  /// are not watched.
   void finish();
 
  private:

@@ -8,8 +8,8 @@
 
 namespace lockstep {
 
-/// Something of this rank that starts collectives over a group whenever it likes, such as inside a
-/// backward. It counts as a user of the group's ranks while it lives.
+/// Something on this rank that may start collectives over a group at any time, for example inside
+/// backward. It counts as a user of the group's ranks as long as it lives.
 class GroupUser {
  public:
   explicit GroupUser(const ProcessGroup& group);

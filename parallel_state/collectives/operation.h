@@ -32,14 +32,14 @@ std::string trace_name(const Work::Operation& operation);
 [[noreturn]] void fail_operation(const Work::Operation& operation, const std::string& reason);
 
 /// Before an operation on a device is started. The first use of a group, and of each direction of a
-/// pair, blocks the host within c10d until the others come. Where that makes a communicator nothing
-/// can interrupt it, so these members meet in the store first; the rest is watched. Throws
-/// CommunicationError where a member has not come within the group's timeout, has gone, or a rank
+/// pair, blocks the host within c10d until the others come. If this creates a communicator, nothing
+/// can interrupt it, so its members first meet in the store; the rest is watched. Throws
+/// CommunicationError if a member has not come within the group's timeout or has gone, or if a rank
 /// has posted a failure.
 void begin_on_device(const std::shared_ptr<Work::Operation>& operation);
 
-/// call() under the operation's name in traces: that of the launch on a device, elsewhere that of
-/// the thread which does the work.
+/// Runs call() under the operation's name in traces. On a device the name marks the launch,
+/// elsewhere the work of the thread that does it.
 template <class Call>
 Transport::Parts call_traced(const Work::Operation& operation, Call call) {
   const auto name = [&] { return trace_name(operation); };

@@ -12,8 +12,8 @@ class ProcessGroup;
 
 namespace lockstep {
 
-/// Ranks that communicate with each other. A handle: copies name the same group. Made by
-/// ParallelState; a group of one rank has no communicator and its collectives do nothing.
+/// Ranks that communicate with each other. A handle: copies refer to the same group. Created by
+/// ParallelState. A group of one rank has no communicator, and its collectives do nothing.
 class ProcessGroup {
  public:
   struct State;  // holds the c10d group; see process_group_state.h
@@ -27,12 +27,12 @@ class ProcessGroup {
   int64_t size() const { return static_cast<int64_t>(ranks().size()); }
   /// Position of this rank in the group.
   int64_t rank() const;
-  /// Time after which a communication that does not end fails.
+  /// Timeout after which an unfinished communication fails.
   std::chrono::milliseconds timeout() const;
   /// "dp-cp [0, 1]", for messages.
   std::string to_string() const;
 
-  /// Tells the other ranks of the job that this one fails, so that those waiting for it raise
+  /// Tells the other ranks of the job that this one has failed, so that ranks waiting for it throw
   /// CommunicationError with `message` instead of waiting for the timeout. The job's groups cannot
   /// be used afterwards. Never throws.
   void post_failure(const std::string& message) const noexcept;

@@ -25,7 +25,8 @@ class ProgramRecorder {
   /// Returns the operation's number, by which on_wait() knows it.
   virtual uint32_t on_start(const Work::Operation& operation) = 0;
   virtual void on_wait(const Work::Operation& operation) = 0;
-  /// The most bytes that a rank of the group gathers where this one gathers a text of `own`.
+  /// The length in bytes of the longest text of a rank of the group, if this rank gathers a text of
+  /// `own` bytes.
   virtual int64_t longest_text(std::string_view label, int64_t own) = 0;
 };
 

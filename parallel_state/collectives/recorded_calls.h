@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-/// One call of a collective or message, as it is noted each time.
+/// One call of a collective or message, as it is noted at each launch.
 struct RecordedCall {
   std::shared_ptr<const ProcessGroup::State> group;
   CollectiveOperation operation;
@@ -24,8 +24,8 @@ struct RecordedCall {
 /// The calls of a recording, in their order.
 using RecordedCalls = std::vector<RecordedCall>;
 
-/// While it lives, calls with tensors of this rank's device are kept here, and neither noted nor
-/// watched: they are being recorded, and nothing is under way. One at a time.
+/// As long as it lives, calls with tensors of this rank's device are kept here and neither noted
+/// nor watched: they are being recorded, and nothing is in progress. Only one may exist at a time.
 class CallRecorder {
  public:
   /// `world`: of the rank's ParallelState.
@@ -41,9 +41,10 @@ class CallRecorder {
   std::shared_ptr<RecordedCalls> calls_;
 };
 
-/// Around a launch of the recording: note_launch() before it enters its calls into the groups'
-/// ledgers and shows them to the observer, as if each were made now; watch_launch() after it has
-/// the device's current stream watched up to there. CommunicationError where something has failed.
+/// Call these around a launch of the recording. note_launch(), before it, enters the calls into the
+/// groups' ledgers and shows them to the observer, as if each were made now. watch_launch(), after
+/// it, watches the device's current stream up to that point. CommunicationError if something has
+/// failed.
 void note_launch(const RecordedCalls& calls);
 void watch_launch(const RecordedCalls& calls, c10::Device device);
 

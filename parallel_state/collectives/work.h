@@ -4,25 +4,26 @@
 
 namespace lockstep {
 
-/// A communication under way. Keeps its tensors alive. Must be waited for before its tensors are
-/// read or written. A collective whose work is dropped while under way is not cancelled; the works
-/// of send() and receive() must be kept and waited for, or the message may never be sent.
+/// A communication in progress. Keeps its tensors alive. Wait for it before you read or write its
+/// tensors. Dropping the Work of a collective in progress does not cancel the collective. The Work
+/// of a send() or receive() must be kept and waited for, or the message may never be sent.
 class [[nodiscard]] Work {
  public:
   struct Operation;
 
-  /// A work that is done.
+  /// A completed operation.
   Work() = default;
   explicit Work(std::shared_ptr<Operation> operation) : operation_(std::move(operation)) {}
 
-  /// CPU tensors: blocks until the operation has ended. Tensors on a device: makes its current
-  /// stream wait for it. Throws CommunicationError if it failed; the message says, as far as the
-  /// ranks can still tell each other, which rank did what instead. On a device a failure shows
-  /// later, in the first call of this kind or of ParallelState::check_failures() after the timeout.
-  /// A second call does nothing.
+  /// CPU tensors: blocks until the operation has ended. Device tensors: makes the device's current
+  /// stream wait for the operation. Throws CommunicationError if it failed; if the ranks can still
+  /// reach each other, the message says which rank did what instead. On a device a failure is
+  /// reported later, by the first call of wait() or ParallelState::check_failures() after the
+  /// timeout. A second wait() does nothing.
   void wait();
 
-  /// Whether wait() would return at once. A send or receive of CPU tensors tells only after wait().
+  /// Whether wait() would return at once. For a send or receive of CPU tensors it is true only
+  /// after wait().
   bool is_completed() const;
 
  private:

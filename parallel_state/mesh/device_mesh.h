@@ -10,17 +10,16 @@
 
 namespace lockstep {
 
-/// Named axes over ranks of a job, seen from one rank of it; calls are named as in PyTorch's
-/// DeviceMesh. A handle: copies and slices share what they know of the job. Makes no group itself:
-/// those that are asked for are connected then, and equal lists of ranks share one communicator,
-/// also with ParallelState's own groups.
+/// Named axes over ranks of a job, seen from one rank. Calls are named as in PyTorch's DeviceMesh.
+/// A handle: copies and slices share their state. The mesh connects no group until one is
+/// requested; equal lists of ranks share one communicator, also with ParallelState's own groups.
 ///
-/// A rank of the job may hold a mesh that it is not in. Then it can ask for names, sizes and
+/// A rank of the job may hold a mesh that does not contain it. It can then query names, sizes and
 /// coordinates; everything else is a UsageError, as are an unknown axis and an axis named twice.
 class DeviceMesh {
  public:
-  /// Axes of the caller's own over the ranks rank_offset ... rank_offset + product(shape) - 1, the
-  /// last varying fastest: DeviceMesh(state, {2, 4}, {"dp", "tp"}) has tp groups of neighbours.
+  /// Your own axes over the ranks rank_offset ... rank_offset + product(shape) - 1, the last axis
+  /// varying fastest: DeviceMesh(state, {2, 4}, {"dp", "tp"}) has tp groups of consecutive ranks.
   /// ConfigError: see MeshLayout; ranks outside the world.
   DeviceMesh(ParallelState state, const std::vector<int64_t>& shape,
              const std::vector<std::string>& names, int64_t rank_offset = 0);
@@ -50,19 +49,19 @@ class DeviceMesh {
   /// This rank's coordinate on one axis.
   int64_t get_local_rank(const std::string& axis) const;
 
-  /// The part of the mesh that this rank sees along `axes` alone, in the order given. Axes that
-  /// flatten() made from axes of this mesh may be named too.
+  /// The submesh along `axes` that contains this rank, with the axes in the given order. `axes` may
+  /// include axes that flatten() has created from axes of this mesh.
   DeviceMesh slice(const std::vector<std::string>& axes) const;
   DeviceMesh operator[](const std::string& axis) const { return slice({axis}); }
 
-  /// One axis in place of all, with the ranks in the same order, as in
-  /// mesh.slice({"dp", "cp"}).flatten(), whose axis is "dp_cp" and which mesh["dp_cp"] gives from
-  /// then on. UsageError: a name that an axis, or another selection of axes, has already.
+  /// A mesh with one axis in place of all axes, and the ranks in the same order. For example,
+  /// mesh.slice({"dp", "cp"}).flatten() has the axis "dp_cp", and from then on mesh["dp_cp"]
+  /// returns it. UsageError: a name that an axis, or another selection of axes, already has.
   DeviceMesh flatten(std::string name = "") const;
 
-  /// This rank's group along `axes`, all of the mesh if none is named. Whichever order they are
-  /// named in, the group is the same and its ranks are in the order of the mesh. Connected at the
-  /// first call, which all its members must make.
+  /// This rank's group along `axes`, or along all axes if none is named. The order of `axes` does
+  /// not matter: the ranks of the group are in the order of the mesh. The first call connects the
+  /// group, and all its members must make it.
   ProcessGroup get_group(const std::vector<std::string>& axes = {}) const;
 
   /// "dp=2 x tp=4"

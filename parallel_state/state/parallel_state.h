@@ -41,8 +41,8 @@ struct ParallelStateOptions {
   /// Sizes of the axes. world_size is taken from the launch environment if there is one.
   ParallelSizes sizes = {};
   /// Where tensors live: the CPU (Gloo), or one CUDA device (NCCL, and Gloo for host data), which
-  /// becomes the current one of the thread that constructs ParallelState. Other threads that use
-  /// the library make it current themselves, as c10::DeviceGuard does.
+  /// becomes the current device of the thread that constructs the ParallelState. Other threads that
+  /// use the library must make it current themselves, for example with c10::DeviceGuard.
   c10::Device device = c10::kCPU;
   /// Timeout after which an unfinished communication fails.
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
@@ -52,8 +52,8 @@ struct ParallelStateOptions {
   /// if there is one.
   std::string run_id = {};
   /// What else must be the same on all ranks, such as fields of a configuration or a fingerprint of
-  /// a layout. World size, sizes and code build are always compared. In the same order on all
-  /// ranks.
+  /// a layout. World size, sizes and code build are always compared. List it in the same order on
+  /// all ranks.
   std::vector<AnnouncedField> announcement = {};
   /// Options of the groups of a kind.
   std::map<GroupKind, GroupOptions> group_options = {};
@@ -66,7 +66,7 @@ struct ParallelStateOptions {
   BackendFactory backend_factory = {};
   /// For tensors on `device`. Unset: NCCL for CUDA; required for a device of another type.
   DeviceBackendFactory device_backend_factory = {};
-  /// Is called with every collective. For tests and tools.
+  /// Called with every collective. For tests and tools.
   CollectiveObserver observer = {};
 };
 
@@ -135,13 +135,13 @@ class ParallelState {
   /// The group of all ranks.
   ProcessGroup world() const;
 
-  /// A group of any ranks, in the order given, under a name of the caller's for messages. Connected
-  /// at the first call, which all its members must make; equal lists of ranks share one
-  /// communicator, also with group(). UsageError: a rank outside the world or twice, a list without
-  /// this rank.
+  /// A group of arbitrary ranks, in the given order; `name` appears in messages. The first call
+  /// connects the group, and all its members must make it. Equal lists of ranks share one
+  /// communicator, also with group(). UsageError: a rank that is outside the world or listed twice,
+  /// or a list without this rank.
   ProcessGroup group_of_ranks(const std::string& name, RankList ranks) const;
 
-  /// Says which training step begins; errors name it beside the collectives of the step.
+  /// Declares which training step begins; errors name the step next to its collectives.
   void begin_step(int64_t step) const;
 
   /// Where the time of this rank's training steps goes. Between its begin() and end() every wait
@@ -156,16 +156,17 @@ class ParallelState {
   /// rank did something else, and what.
   void check_in_step() const;
 
-  /// Where a launcher serves the store of the ranks (torchrun does) and has ended: "the launcher's
-  /// store at HOST:PORT has gone". Groups that are connected can be used on, others cannot be made.
-  /// Asks nobody; costs one system call.
+  /// If a launcher serves the store of the ranks (as torchrun does) and has ended: "the launcher's
+  /// store at HOST:PORT has gone". Connected groups can still be used, but no new group can be
+  /// connected. Communicates nothing; costs one system call.
   std::optional<std::string> lost_launcher() const;
 
-  /// CommunicationError, with ranks and causes, once an operation on tensors of a device failed.
-  /// The rank's communicators are aborted then, and values that the host reads from the device mean
-  /// nothing: call it after reading one. The library does so where it reads. Asks nobody. On the
-  /// CPU, where the operation itself throws, without the causes: so a c10::Error of libtorch that
-  /// follows from one can be told from others.
+  /// Throws CommunicationError, with ranks and causes, once an operation on device tensors has
+  /// failed. The rank's communicators have then been aborted, and values that the host reads from
+  /// the device are meaningless, so call this after reading one. The library does so wherever it
+  /// reads. Communicates nothing. On the CPU the operation itself throws, and this function then
+  /// throws without the causes; this tells you whether a c10::Error of libtorch is the consequence
+  /// of a failed operation.
   void check_failures() const;
 
   /// Tells the other ranks that this one fails; see ProcessGroup::post_failure. Connects nothing.
@@ -178,10 +179,10 @@ class ParallelState {
   std::shared_ptr<Impl> impl_;
 };
 
-/// To be called before the first group of a process that holds several ranks as threads: turns
-/// c10d's flight recorder off (TORCH_FR_BUFFER_SIZE=0, unless it is set), which libtorch 2.11
-/// shares between all groups of a process without a lock, so that ranks as threads crash now and
-/// then.
+/// Call it before the first group in a process that holds several ranks as threads. It turns off
+/// c10d's flight recorder (TORCH_FR_BUFFER_SIZE=0, unless the variable is set). libtorch 2.11
+/// shares the recorder between all groups of a process without a lock, so ranks as threads would
+/// crash now and then.
 void prepare_rank_threads();
 
 }  // namespace lockstep

@@ -6,9 +6,9 @@
 
 #include "lockstep/pipeline/communication_steps.h"
 
-/// On NCCL ranks are connected by their messages: the first one of a direction, from one rank to
-/// another, holds up the host of either end until the other end makes it too. Later ones hold up
-/// nobody. So ranks whose first messages differ can wait for each other in a circle.
+/// With NCCL, messages connect the ranks: the first message from one rank to another blocks the
+/// hosts of both until the other side makes the matching call. Later messages in the same direction
+/// do not block. So ranks whose first messages differ can deadlock.
 namespace lockstep {
 
 using RankPairs = std::vector<std::pair<int64_t, int64_t>>;
@@ -16,10 +16,10 @@ using RankPairs = std::vector<std::pair<int64_t, int64_t>>;
 /// The ranks that exchange messages, the lower one first, in ascending order.
 RankPairs message_pairs(const StepLists& steps);
 
-/// Looks where the hosts are held up when each rank connects its pairs of `connected` first, in the
-/// order of the list, from the first rank of a pair to the second and then back, as connect_pairs()
-/// does, and then takes its steps, with receives as early as early_receives() allows. UsageError
-/// that says at which message each rank is stuck, if they wait for each other.
+/// Simulates where the hosts block. Each rank first connects its pairs of `connected`, in the order
+/// of the list, from the first rank of a pair to the second and then back, as connect_pairs() does.
+/// Then it takes its steps, with receives as early as early_receives() allows. If the ranks wait
+/// for each other, throws UsageError that says at which message each rank is stuck.
 void check_first_messages(const StepLists& steps, const RankPairs& connected);
 
 }  // namespace lockstep

@@ -16,8 +16,8 @@ namespace lockstep {
 
 enum class TaskKind {
   forward,   ///< forward of one micro-batch through one chunk
-  backward,  ///< its backward; where backward is split, the gradient of the input alone
-  weight,    ///< where backward is split, the gradient of the weights
+  backward,  ///< its backward; if backward is split, only the gradient of the input
+  weight,    ///< if backward is split, the gradient of the weights
 };
 
 /// One piece of work of one rank.
@@ -46,7 +46,8 @@ enum class ScheduleFamily {
   /// All forwards, then all backwards, both in the order of the micro-batches.
   gpipe,
   /// Zero bubble, the variant ZB-H1 (Qi et al., "Zero Bubble Pipeline Parallelism", 2023): as 1F1B,
-  /// with the weight part of backward put off where the rank would wait, within 1F1B's memory.
+  /// with the weight part of backward postponed to where the rank would otherwise wait, within
+  /// 1F1B's memory.
   zb_h1,
 };
 
@@ -84,14 +85,14 @@ struct PipelineSchedule {
 
   int64_t pipeline() const { return static_cast<int64_t>(ranks.size()); }
 
-  /// The task whose output `task` of `rank` waits for, on whichever rank; none for the forward of
-  /// the first virtual stage and for weight tasks. For the backward of the last virtual stage it is
-  /// the forward there. (That each backward also needs its own forward is left out.)
+  /// The task, on any rank, whose output `task` of `rank` waits for; none for the forward of the
+  /// first virtual stage and for weight tasks. For the backward of the last virtual stage it is the
+  /// forward there. (The dependency of each backward on its own forward is left out.)
   std::optional<PlacedTask> producer_of(int64_t rank, const PipelineTask& task) const;
 
-  /// The task on another virtual stage that waits for the output of `task` of `rank`: of a forward
-  /// the next stage's forward, of a backward the previous stage's; none at the ends, none for
-  /// weight tasks.
+  /// The task on another virtual stage that waits for the output of `task` of `rank`: for a forward
+  /// the next stage's forward, for a backward the previous stage's backward; none at the ends and
+  /// for weight tasks.
   std::optional<PlacedTask> consumer_of(int64_t rank, const PipelineTask& task) const;
 };
 
@@ -104,8 +105,8 @@ PipelineSchedule make_schedule(const ScheduleOptions& options);
 int64_t num_warmup_microbatches(const ScheduleOptions& options, int64_t rank);
 
 /// The order in which forwards go through the chunks of a rank: pairs of micro-batch and chunk,
-/// group by group, in each group chunk by chunk. Backwards go in the same order with the chunks
-/// counted from the last. (Megatron Core's schedule table.) UsageError: a number below 1.
+/// group by group, and within each group chunk by chunk. Backwards go in the same order, with the
+/// chunks counted from the last. (Megatron Core's schedule table.) UsageError: a number below 1.
 std::vector<std::pair<int64_t, int64_t>> schedule_table(int64_t microbatches, int64_t chunks,
                                                         int64_t group_size);
 

@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
-/// Which layers of a model stand on which pipeline stage. Pure arithmetic, with Megatron Core's
+/// Which layers of a model are on which pipeline stage. Pure arithmetic, with Megatron Core's
 /// meanings and numbers.
 namespace lockstep {
 
-/// What stands on a stage, and its letter in a layout's text.
+/// What can be on a stage, and its letter in a layout's text.
 enum class LayerKind {
   embedding,    ///< E
   transformer,  ///< t
@@ -28,8 +28,8 @@ struct LayerRange {
 /// A model cut into P x V virtual stages; chunk c of rank r is virtual stage c x P + r.
 class StageLayout {
  public:
-  /// What stands on each virtual stage, in their order. ConfigError: a number of virtual stages
-  /// that is 0 or not a multiple of `pipeline`.
+  /// What is on each virtual stage, in order. ConfigError: a number of virtual stages that is 0 or
+  /// not a multiple of `pipeline`.
   StageLayout(std::vector<std::vector<LayerKind>> virtual_stages, int64_t pipeline);
 
   int64_t pipeline() const { return pipeline_; }
@@ -67,7 +67,7 @@ class StageLayout {
 /// bars; otherwise as StageLayout's constructor.
 StageLayout parse_stage_layout(const std::string& text, int64_t pipeline);
 
-/// How to cut a model without a layout: evenly, or evenly but for the first or the last rank.
+/// How to cut a model without a layout: evenly, or evenly except for the first or the last rank.
 struct LayerSplit {
   int64_t num_layers = 1;
   int64_t pipeline = 1;

@@ -22,10 +22,10 @@ struct PowerSgdOptions {
 /// instead of rows * columns: P = M Q is averaged and made orthonormal, then Q = Mᵀ P is averaged.
 /// With error feedback M is the gradient plus what the rank lost in the iteration before. Vectors,
 /// sparse gradients and matrices that shrink too little are all-reduced as they are. An iteration
-/// whose factors are not finite, as after an overflow, leaves no trace in the ones after it.
+/// whose factors are not finite, as after an overflow, has no effect on later iterations.
 ///
-/// What it keeps is kept by parameter, so that it survives a change of the buckets. Memory: with
-/// error feedback one more copy of the compressed gradients.
+/// The hook keeps its state per parameter, so the state survives rebuilt buckets. With error
+/// feedback it needs the memory of one more copy of the compressed gradients.
 class PowerSgdHook : public CommHook {
  public:
   /// ConfigError: a rank below 1, a negative iteration, a rate that is not positive.
