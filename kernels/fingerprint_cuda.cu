@@ -11,17 +11,17 @@
 namespace lockstep::kernels {
 namespace {
 
-constexpr int kThreads = 256, kWarp = 32;
-constexpr int64_t kMaxBlocks = 2048;
+constexpr int kFingerprintThreads = 256, kWarpLanes = 32;
+constexpr int64_t kMostFingerprintBlocks = 2048;
 
 /// The order of a sum of integers does not matter, so blocks add theirs as they end.
 __global__ void fingerprint_kernel(const unsigned char* memory, int64_t bytes,
                                    unsigned long long* result) {
-  const int64_t lanes = int64_t{gridDim.x} * kThreads;
-  uint64_t sum =
-      fingerprint_lane(memory, bytes, int64_t{blockIdx.x} * kThreads + threadIdx.x, lanes);
-  for (int step = kWarp / 2; step > 0; step /= 2) sum += __shfl_down_sync(~0U, sum, step);
-  if (threadIdx.x % kWarp == 0) atomicAdd(result, static_cast<unsigned long long>(sum));
+  const int64_t lanes = int64_t{gridDim.x} * kFingerprintThreads;
+  uint64_t sum = fingerprint_lane(memory, bytes,
+                                  int64_t{blockIdx.x} * kFingerprintThreads + threadIdx.x, lanes);
+  for (int step = kWarpLanes / 2; step > 0; step /= 2) sum += __shfl_down_sync(~0U, sum, step);
+  if (threadIdx.x % kWarpLanes == 0) atomicAdd(result, static_cast<unsigned long long>(sum));
 }
 
 }  // namespace
@@ -30,10 +30,10 @@ at::Tensor fingerprint_cuda(const at::Tensor& bytes) {
   const at::Tensor result = at::zeros({}, bytes.options().dtype(at::kLong));
   const int64_t size = bytes.numel();
   if (size == 0) return result;
-  constexpr int64_t kBlockBytes = kThreads * int64_t{sizeof(WordQuad)};
+  constexpr int64_t kBlockBytes = kFingerprintThreads * int64_t{sizeof(WordQuad)};
   const auto blocks = static_cast<unsigned>(
-      std::clamp<int64_t>((size + kBlockBytes - 1) / kBlockBytes, 1, kMaxBlocks));
-  fingerprint_kernel<<<blocks, kThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(
+      std::clamp<int64_t>((size + kBlockBytes - 1) / kBlockBytes, 1, kMostFingerprintBlocks));
+  fingerprint_kernel<<<blocks, kFingerprintThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(
       bytes.const_data_ptr<uint8_t>(), size,
       reinterpret_cast<unsigned long long*>(result.data_ptr<int64_t>()));
   C10_CUDA_KERNEL_LAUNCH_CHECK();

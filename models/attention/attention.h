@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "lockstep/core/parameters.h"
-#include "lockstep/models/input_check.h"
+#include "lockstep/models/hidden_check.h"
 #include "lockstep/models/layer_context.h"
 #include "lockstep/models/linear.h"
 #include "lockstep/models/normalization.h"

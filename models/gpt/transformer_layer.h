@@ -5,7 +5,7 @@
 #include "lockstep/core/parameters.h"
 #include "lockstep/models/attention.h"
 #include "lockstep/models/dropout.h"
-#include "lockstep/models/input_check.h"
+#include "lockstep/models/hidden_check.h"
 #include "lockstep/models/layer_context.h"
 #include "lockstep/models/mlp.h"
 #include "lockstep/models/normalization.h"

@@ -8,18 +8,18 @@
 namespace lockstep {
 namespace {
 
-[[noreturn]] void refuse_input(const at::Tensor& input, const char* dims, int64_t width,
-                               at::ScalarType dtype, const std::string& label) {
-  fail<UsageError>("{}: found an {}, allowed: [{}, {}] of {}", label,
-                   input.defined() ? "input " + form_of(input) : "undefined input", dims, width,
-                   at::toString(dtype));
-}
-
 bool has_width(const at::Tensor& input, int64_t width, int64_t dims) {
   return input.defined() && input.dim() >= dims && input.size(-1) == width;
 }
 
 }  // namespace
+
+void refuse_input(const at::Tensor& input, const char* dims, int64_t width, at::ScalarType dtype,
+                  const std::string& label) {
+  fail<UsageError>("{}: found an {}, allowed: [{}, {}] of {}", label,
+                   input.defined() ? "input " + form_of(input) : "undefined input", dims, width,
+                   at::toString(dtype));
+}
 
 std::string form_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return "undefined";
@@ -40,17 +40,6 @@ void check_normalized(const at::Tensor& input, const at::Tensor& weight, const s
       (input.scalar_type() != weight.scalar_type() &&
        !(is_narrow(input.scalar_type()) && weight.scalar_type() == at::kFloat))) [[unlikely]]
     refuse_input(input, "...", width, weight.scalar_type(), label);
-}
-
-HiddenCheck::HiddenCheck(const LayerContext& context, const char* kind)
-    : label_(context.name.empty() ? kind : ParallelContext(context).label()),
-      width_(context.config.hidden_size),
-      dtype_(c10::typeMetaToScalarType(context.options.dtype())) {}
-
-void HiddenCheck::operator()(const at::Tensor& hidden) const {
-  if (!has_width(hidden, width_, 3) || hidden.dim() != 3 || hidden.scalar_type() != dtype_)
-      [[unlikely]]
-    refuse_input(hidden, "sequence, batch", width_, dtype_, label_);
 }
 
 }  // namespace lockstep

@@ -3,7 +3,7 @@
 #include <functional>
 #include <memory>
 
-#include "lockstep/models/input_check.h"
+#include "lockstep/models/hidden_check.h"
 #include "lockstep/models/mlp.h"
 
 namespace lockstep {

@@ -183,6 +183,12 @@ Tensor squares(const Tensor& flat) {
   return sum;
 }
 
+Tensor fingerprint(const Tensor& bytes) {
+  Tensor sum = at::empty({}, bytes.options().dtype(at::kLong));
+  note_kernel("fingerprint", {bytes, sum});
+  return sum;
+}
+
 /// A pass over segments of flat tensors, of which some may be undefined.
 void note_update(const char* name, const kernels::UpdateSegments& segments,
                  std::initializer_list<Tensor> whole) {
@@ -254,7 +260,7 @@ std::vector<torch::Library> planned_operators() {
 }
 
 kernels::DeviceKernels planned_kernels() {
-  static_assert(sizeof(kernels::DeviceKernels) == 17 * sizeof(void (*)()),
+  static_assert(sizeof(kernels::DeviceKernels) == 18 * sizeof(void (*)()),
                 "a new kernel needs a line here");
   using kernels::UpdateSegments;
   kernels::DeviceKernels none;
@@ -272,6 +278,7 @@ kernels::DeviceKernels planned_kernels() {
     note_update("sgd", segments, {master, master, grad, momentum, momentum, low_precision});
   };
   none.sum_of_squares = &squares;
+  none.fingerprint = &fingerprint;
   none.grouped_rows = &rows_of_groups;
   none.grouped_matrices = &matrices_of_groups;
   none.grouped_sums = &sums_of_groups;
