@@ -136,7 +136,14 @@ class Conversion(Command):
 
 
 class Import(Conversion):
-    """The checkpoint is there whole, or not; what lies beside it may be missing."""
+    """The checkpoint is there whole, or not; what lies beside it may be missing. A lock that could
+    not be removed is empty, and in nobody's way."""
+
+    def __init__(self, *arguments, **more):
+        super().__init__(*arguments, **more)
+        all_of = self.outputs
+        self.outputs = lambda folder: {name: content for name, content in all_of(folder).items()
+                                       if os.path.basename(name) != "lock"}
 
     def check_between(self, case, folder):
         if complete_steps(folder / self.output):
