@@ -10,6 +10,7 @@
 #include "lockstep/checkpoint/shard_file.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/config_io.h"
+#include "lockstep/core/counted.h"
 #include "lockstep/core/input_file.h"
 #include "lockstep/core/integers.h"
 #include "lockstep/datasets/crc32.h"
@@ -47,11 +48,17 @@ std::vector<std::string> tensors_at(const std::vector<Placed>& placed, int64_t b
   return found;
 }
 
-std::string describe_tensors(const std::vector<std::string>& names) {
-  if (names.empty()) return "no tensor";
-  const std::string first = fmt::format("tensor '{}'", names.front());
-  return names.size() == 1 ? first
-                           : fmt::format("{} or one of the {} behind it", first, names.size() - 1);
+/// "'rank_00000.safetensors': tensor 'w': bytes 0 to 99 do not match ..."
+std::string describe_damage(const std::string& path, const std::vector<std::string>& tensors,
+                            int64_t begin, int64_t end) {
+  const std::string others =
+      tensors.size() < 2
+          ? ""
+          : fmt::format(" ({} in these bytes, too)",
+                        counted(static_cast<int64_t>(tensors.size()) - 1, "other tensor"));
+  return fmt::format("'{}': {}: bytes {} to {} do not match the checksum in the manifest{}", path,
+                     tensors.empty() ? "no tensor" : fmt::format("tensor '{}'", tensors.front()),
+                     begin, end - 1, others);
 }
 
 /// The header of a shard against the manifest.
@@ -224,10 +231,8 @@ std::vector<CheckpointDamage> verify_checkpoint(const CheckpointReader& checkpoi
         const int64_t begin = block * kChecksumBlock;
         const int64_t end = std::min(begin + kChecksumBlock, file.size);
         const std::vector<std::string> tensors = tensors_at(placed, begin, end);
-        found.push_back(
-            {path, tensors.empty() ? "" : tensors.front(), begin,
-             fmt::format("'{}': {}: bytes {} to {} do not match the checksum in the manifest", path,
-                         describe_tensors(tensors), begin, end - 1)});
+        found.push_back({path, tensors.empty() ? "" : tensors.front(), begin,
+                         describe_damage(path, tensors, begin, end)});
       } else if (!placed.empty()) {
         if (auto damage = check_header(reader, placed, "header"))
           found.push_back(std::move(*damage));
