@@ -163,8 +163,11 @@ RunCheckpoints::RunCheckpoints(const CheckpointConfig& config, std::string folde
 }
 
 void RunCheckpoints::doubt(const std::string& folder) {
-  const std::string text = doubt_about_newest(folder);
-  if (!text.empty()) note_ += (note_.empty() ? "" : "; ") + text;
+  try {
+    const std::string text = doubt_about_newest(folder);
+    if (!text.empty()) note_ += (note_.empty() ? "" : "; ") + text;
+  } catch (const FileError&) {  // of a folder that was read a moment ago
+  }
 }
 
 std::optional<std::string> RunCheckpoints::load_after_restart(Trainer& trainer) {

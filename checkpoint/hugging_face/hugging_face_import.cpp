@@ -227,7 +227,8 @@ ImportedModel import_from_hugging_face(const std::string& in, const std::string&
   if (seq_length) config.model.seq_length = std::min(config.model.seq_length, *seq_length);
   check_positions(config.model, path);
   const SafetensorsFolder tensors{from};
-  const std::string file = fs::path(from.folder) / kWeightsFile;
+  const std::string file =
+      fs::path(from.folder) / (is_index(from.weights) ? kWeightsFile : from.weights);
   const std::vector<NewWeight> weights = expected_weights(config, longest, tensors, file);
   const bool is_gpt2 = hugging_face_family(config.model) == HuggingFaceFamily::gpt2;
   const KeptTokenizer tokenizer = choose_tokenizer(from.folder, folder, is_gpt2);

@@ -300,8 +300,6 @@ std::string read_config(const std::string& path) {
   return text;
 }
 
-}  // namespace
-
 /// A sharding strategy brings the switches that it needs, unless the configuration sets them.
 void imply_sharding(proto::DistributedDataParallelConfig* ddp) {
   const std::string& strategy = ddp->data_parallel_sharding_strategy();
@@ -309,6 +307,8 @@ void imply_sharding(proto::DistributedDataParallelConfig* ddp) {
   if (!ddp->has_use_distributed_optimizer()) ddp->set_use_distributed_optimizer(true);
   if (strategy != "optim" && !ddp->has_overlap_grad_reduce()) ddp->set_overlap_grad_reduce(true);
 }
+
+}  // namespace
 
 Config parse_config(std::string_view text, const std::string& origin,
                     const std::vector<std::string>& overrides) {
