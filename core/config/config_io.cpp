@@ -300,14 +300,6 @@ std::string read_config(const std::string& path) {
   return text;
 }
 
-/// A sharding strategy brings the switches that it needs, unless the configuration sets them.
-void imply_sharding(proto::DistributedDataParallelConfig* ddp) {
-  const std::string& strategy = ddp->data_parallel_sharding_strategy();
-  if (strategy == "no_shard") return;
-  if (!ddp->has_use_distributed_optimizer()) ddp->set_use_distributed_optimizer(true);
-  if (strategy != "optim" && !ddp->has_overlap_grad_reduce()) ddp->set_overlap_grad_reduce(true);
-}
-
 }  // namespace
 
 Config parse_config(std::string_view text, const std::string& origin,
@@ -319,7 +311,6 @@ Config parse_config(std::string_view text, const std::string& origin,
   parse_text(std::string(text), origin, &message);
   for (const std::string& assignment : overrides) apply_override(&message, assignment);
   check_fields(message);
-  if (message.has_ddp()) imply_sharding(message.mutable_ddp());
   const Config config = config_from_message(message);
   check_rules(config);
   return resolve(config);

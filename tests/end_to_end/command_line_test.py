@@ -159,18 +159,6 @@ class CommandLine(EndToEnd):
                 self.assertEqual(result.returncode, 2)
                 self.assertEqual(result.stderr.decode(), f"lockstep: {told}\n")
 
-    def test_a_sharding_strategy_brings_the_switches_that_it_needs(self):
-        field = "ddp.data_parallel_sharding_strategy"
-        for strategy, overlaps in (("optim", False), ("optim_grads", True),
-                                   ("optim_grads_params", True)):
-            shown = self.train(self.config, "--set", f"{field}={strategy}", "--set",
-                               "ddp.overlap_grad_reduce=false" if not overlaps else "train.seed=1",
-                               "--print-config").stdout.decode()
-            self.assertIn("use_distributed_optimizer: true", shown)
-            self.assertEqual("overlap_grad_reduce: true" in shown, overlaps)
-            self.assert_failed(self.train(self.config, "--set", f"{field}={strategy}", "--set",
-                                          "ddp.use_distributed_optimizer=false"), 2, field)
-
     def test_libraries_in_the_current_directory_are_not_loaded(self):
         for name in ("libz.so.1", "libstdc++.so.6", "libtorch_cpu.so", "liblockstep_core.so"):
             (self.folder / name).write_text("no library")
