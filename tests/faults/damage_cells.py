@@ -99,7 +99,7 @@ def run_measured(case, command, folder):
 
 class Kind:
     """A kind of file. `path` in the case's folder; `other` in the inputs: what it is swapped with;
-    `strict`: every damage has to show, by a checksum."""
+    `strict`: every damage has to show, by a checksum or a note."""
 
     fields = ()  # of which a message may name one instead of the file
 

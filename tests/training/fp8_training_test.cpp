@@ -13,8 +13,8 @@ namespace {
 using testing::Fields;
 using testing::with;
 
-/// On processors of Intel the last bits of MKL's products depend on where the operands lie in
-/// memory, and buffers of a pipeline stage lie elsewhere.
+/// On an Intel Xeon MKL's products of a pipeline stage had other last bits than those of one
+/// process, with its code for AVX2 and for AVX-512. With this they have the same.
 [[maybe_unused]] const int kSameProducts = ::setenv("MKL_CBWR", "COMPATIBLE", /*overwrite=*/1);
 
 const Fields kFp8 = {"train.precision=fp32",         "train.fp8=hybrid",

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <optional>
 #include <random>
@@ -76,23 +77,25 @@ double largest_error(const Config& config, int64_t world) {
 
 /// When threads of other ranks free depends on the machine's other work: 0.0102 was seen in the
 /// place of 0. So the best of three runs counts, and none may be far off.
-void expect_within(double most, int64_t world, const Overrides& overrides) {
+/// `above`: how much more than measured may be planned, where that is more than `most`.
+void expect_within(double most, int64_t world, const Overrides& overrides, double above = 0) {
   constexpr double kFar = 0.02;
   double error = largest_error(job_of(overrides), world);
-  for (int again = 0; again < 2 && std::abs(error) > most; ++again) {
+  const auto fits = [&] { return error >= -most && error <= std::max(most, above); };
+  for (int again = 0; again < 2 && !fits(); ++again) {
     EXPECT_LE(std::abs(error), kFar);
     const double found = largest_error(job_of(overrides), world);
     if (std::abs(found) < std::abs(error)) error = found;
   }
-  EXPECT_LE(std::abs(error), most)
-      << error << " of " << world << " ranks, " << fmt::to_string(fmt::join(overrides, " "));
+  EXPECT_TRUE(fits()) << error << " of " << world << " ranks, "
+                      << fmt::to_string(fmt::join(overrides, " "));
 }
 
 TEST(PlannedMemory, OfDenseModelsIsThatOfARun) {
   constexpr double kFew = 0.0005;  // indices that the host holds
   // Which micro-batch of ranks as threads needs most depends on when others free, and each of the
-  // eight holds 1,040 bytes of token ids more than the one before it.
-  constexpr double kFewOfThreads = 0.003;
+  // eight holds 1,040 bytes of token ids more than the one before it. They need less than planned.
+  constexpr double kAbove = 0.003;
   expect_within(kFew, 1, {});
   expect_within(0.01, 1, {"train.precision=bf16"});  // some CPUs pack operands
   expect_within(kFew, 1, {"model.recompute_granularity=full"});
@@ -100,12 +103,12 @@ TEST(PlannedMemory, OfDenseModelsIsThatOfARun) {
   expect_within(kFew, 1,
                 {"model.normalization=LayerNorm", "model.activation=gelu",
                  "model.position_embedding_type=learned_absolute"});
-  expect_within(kFewOfThreads, 2, kSharded);
-  expect_within(kFewOfThreads, 2,
-                with(kSharded, {"ddp.data_parallel_sharding_strategy=optim_grads_params"}));
-  expect_within(kFewOfThreads, 2, layout({kTensor}));
-  expect_within(kFewOfThreads, 2, layout({kTensor, kSequence}));
-  expect_within(kFewOfThreads, 2, layout({kContext}));
+  expect_within(kFew, 2, kSharded, kAbove);
+  expect_within(kFew, 2, with(kSharded, {"ddp.data_parallel_sharding_strategy=optim_grads_params"}),
+                kAbove);
+  expect_within(kFew, 2, layout({kTensor}), kAbove);
+  expect_within(kFew, 2, layout({kTensor, kSequence}), kAbove);
+  expect_within(kFew, 2, layout({kContext}), kAbove);
   expect_within(0.02, 2, layout({kPipeline}));
 }
 
