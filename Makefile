@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help train test test-all run-tests mutants program build configure wheel deb image-test plain bench bench-peers bench-experts fuzz faults soak docs format format-check lint clean setup
+.PHONY: help train test test-all run-tests mutants program build configure wheel deb image-test plain bench bench-peers bench-experts fuzzers fuzz faults soak docs format format-check lint clean setup
 
 comma := ,
 LOCKSTEP_CUDA ?= AUTO
@@ -114,17 +114,20 @@ bench-experts: build ## Train configs/moe_tiny.textproto and its dense twin: whi
 	@scripts/setup text
 	@LOCKSTEP_BUILD=$(BUILD) scripts/compare_experts
 
-# libFuzzer is clang's. New inputs that reach further stay in build-fuzz/corpus.
-fuzz: setup ## Fuzz every parser, FUZZ_SECONDS of a processor each
+# libFuzzer is clang's.
+fuzzers: setup
 	@scripts/setup fuzz
 	@cmake -S . -B build-fuzz -G Ninja -DCMAKE_C_COMPILER=clang-16 -DCMAKE_CXX_COMPILER=clang++-16 \
 	  -DLOCKSTEP_FUZZ=ON -DLOCKSTEP_SANITIZE=fuzzer-no-link,address,undefined \
 	  -DLOCKSTEP_CUDA=OFF -DLOCKSTEP_PRECOMPILE=OFF $(CMAKE_ARGS) > /dev/null
 	@ASAN_OPTIONS=detect_leaks=0 ninja -C build-fuzz fuzzers
+
+# New inputs that reach further stay in build-fuzz/corpus.
+fuzz: fuzzers ## Fuzz every parser, FUZZ_SECONDS of a processor each
 	@scripts/fuzz --seconds $(FUZZ_SECONDS)
 
 # The results of a run that was ended stay: FAULTS_ARGS=--resume goes on with it.
-faults: configure ## Break trainings and commands in every way, hours long (FAULTS_ARGS=... for less)
+faults: configure $(if $(findstring --only,$(FAULTS_ARGS)),,fuzzers) ## Break trainings, commands and parsers in every way, hours long (FAULTS_ARGS=... for less)
 	@ninja -C $(BUILD) lockstep fault_injection
 	@mkdir -p $(BUILD)/faults
 	@LOCKSTEP_BUILD=$(abspath $(BUILD)) .venv/bin/python tests/faults/run.py \

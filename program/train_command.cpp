@@ -245,7 +245,7 @@ void train(const Round& round, const TrainArguments& arguments) {
   const std::string folder = save_folder(config, output);
   check_sample(config, folder);
   RunCheckpoints checkpoints(config.checkpoint, folder, state, round.start, &round.copies);
-  auto owned = std::make_unique<Trainer>(config, state);
+  auto owned = std::make_unique<Trainer>(config, state, !checkpoints.will_load());
   Trainer& trainer = *owned;
   for (const std::string& note : trainer.notes()) tell(note);
   tell(early_end_of_decay(config));

@@ -170,12 +170,31 @@ void RunCheckpoints::doubt(const std::string& folder) {
   }
 }
 
-std::optional<std::string> RunCheckpoints::load_after_restart(Trainer& trainer) {
+RunCheckpoints::Found RunCheckpoints::look() {
+  Found found;
   const bool looks_on_disk = !start_.job_id.empty() && !folder_.empty();
-  if (start_.restarts == 0 || (!looks_on_disk && !copies_)) return {};
-  const std::string mine = state_.rank() == 0 ? newest_after_restart(folder_, start_) : "";
-  const std::string path = all_gather_texts(state_.world(), mine, "checkpoint of the job").front();
-  if (copies_ && load_copy(trainer, path)) return kInMemory;
+  if (start_.restarts > 0 && (looks_on_disk || copies_)) {
+    const std::string mine = state_.rank() == 0 ? newest_after_restart(folder_, start_) : "";
+    found.of_job = all_gather_texts(state_.world(), mine, "checkpoint of the job").front();
+    if (copies_) found.copy = look_for_copy(found.of_job);
+  }
+  if (!found.copy && found.of_job.empty() && config_.load)
+    found.named = agree_on_checkpoint(*config_.load, state_);
+  return found;
+}
+
+const RunCheckpoints::Found& RunCheckpoints::found() {
+  if (!found_) found_ = look();
+  return *found_;
+}
+
+bool RunCheckpoints::will_load() {
+  return found().copy || !found().of_job.empty() || !found().named.empty();
+}
+
+std::optional<std::string> RunCheckpoints::load_after_restart(Trainer& trainer) {
+  const std::string path = found().of_job;
+  if (found().copy && load_copy(trainer)) return kInMemory;
   if (path.empty()) return {};
   require<FileError>(load_from(path, trainer, /*finetune=*/false),
                      "'{}' was removed while the job resumed from it", path);
@@ -188,7 +207,7 @@ std::optional<std::string> RunCheckpoints::load_after_restart(Trainer& trainer) 
 std::optional<std::string> RunCheckpoints::load(Trainer& trainer) {
   if (auto resumed = load_after_restart(trainer)) return resumed;
   if (!config_.load) return {};
-  std::string path = agree_on_checkpoint(*config_.load, state_);
+  std::string path = found().named;
   if (path.empty()) {
     require<FileError>(config_.load_if_present,
                        "checkpoint.load: '{}' holds no complete checkpoint; "

@@ -34,6 +34,10 @@ class RunCheckpoints {
                  const ParallelState& parallel_state, JobStart start = {},
                  StateCopies* copies = nullptr);
 
+  /// Whether load() will replace all weights but those of adapters, or throw. Then the run may be
+  /// built without initial values. Collective.
+  bool will_load();
+
   /// Where the launcher has started the job again and the ranks have a copy of the state in memory
   /// that is whole and at least as new as that checkpoint of the job, the run resumes from the
   /// copy, is copied at once, and kInMemory is returned. If not, note() says why.
@@ -82,13 +86,23 @@ class RunCheckpoints {
   /// or saved that step anew meanwhile. Collective.
   bool load_from(const std::string& path, Trainer& trainer, bool finetune);
   std::string known_until(int64_t iteration) const;
+  /// What load() begins with, looked for once.
+  struct Found {
+    std::shared_ptr<CopyLoader> copy;  ///< null: none is whole
+    std::string of_job;                ///< the newest checkpoint that the job has saved
+    std::string named;                 ///< by checkpoint.load; looked for where there is neither
+  };
+  const Found& found();
+  Found look();
   std::optional<std::string> load_after_restart(Trainer& trainer);
   /// Adds doubt_about_newest() to the note.
   void doubt(const std::string& folder);
-  /// Whether the run goes on from a copy in memory. `on_disk`: the newest checkpoint of
-  /// the job, or empty.
-  bool load_copy(Trainer& trainer, const std::string& on_disk);
+  /// Whether the run goes on from the copy in memory; throws if it cannot and the job has no
+  /// checkpoint on disk.
+  bool load_copy(Trainer& trainer);
+  std::shared_ptr<CopyLoader> look_for_copy(const std::string& on_disk);
   std::string read_copy(CopyLoader& loader, Trainer& trainer) const;
+  void note_copy(const std::string& problem);
   void begin_copies();
   void copy(Trainer& trainer);
   bool save_is_due(int64_t iteration) const;
@@ -108,6 +122,7 @@ class RunCheckpoints {
   StateCopies* copies_;                  ///< null: none are made
   std::unique_ptr<StateCopier> copier_;  ///< null: none are made
   std::string note_;
+  std::optional<Found> found_;
 };
 
 }  // namespace lockstep

@@ -4,6 +4,11 @@
 #include "lockstep/training/run_checkpoints.h"
 
 namespace lockstep {
+namespace {
+
+constexpr const char* kNotFromMemory = "; the run does not resume from the ranks' memory";
+
+}  // namespace
 
 void RunCheckpoints::begin_copies() {
   const int64_t others = state_.world_size() - 1;
@@ -33,23 +38,32 @@ std::string RunCheckpoints::read_copy(CopyLoader& loader, Trainer& trainer) cons
   return "";
 }
 
-/// A spike leads back to what the run would have resumed from without the copy.
-bool RunCheckpoints::load_copy(Trainer& trainer, const std::string& on_disk) {
+void RunCheckpoints::note_copy(const std::string& problem) {
+  note_ += (note_.empty() ? "" : "\n") + problem + kNotFromMemory;
+}
+
+std::shared_ptr<CopyLoader> RunCheckpoints::look_for_copy(const std::string& on_disk) {
   const bool reads = state_.rank() == 0 && !on_disk.empty();
   const int64_t least = reads ? CheckpointReader(on_disk).manifest().iteration : 0;
-  CopyLoader loader(state_, *copies_, least);
-  std::string problem = loader.why_none();
-  if (loader.id()) problem = read_copy(loader, trainer);
+  auto loader = std::make_shared<CopyLoader>(state_, *copies_, least);
+  if (loader->id()) return loader;
+  if (!loader->why_none().empty()) note_copy(loader->why_none());
+  copies_->clear();
+  return nullptr;
+}
+
+/// A spike leads back to what the run would have resumed from without the copy.
+bool RunCheckpoints::load_copy(Trainer& trainer) {
+  std::shared_ptr<CopyLoader> loader = std::move(found_->copy);
+  const std::string problem = read_copy(*loader, trainer);
   if (!problem.empty()) {
-    problem += "; the run does not resume from the ranks' memory";
-    note_ += (note_.empty() ? "" : "\n") + problem;
-  }
-  if (!loader.id() || !problem.empty()) {
     copies_->clear();
-    require<FileError>(!loader.id() || !on_disk.empty(), "{}", problem);
+    require<FileError>(!found_->of_job.empty(), "{}{}", problem, kNotFromMemory);
+    note_copy(problem);
     return false;
   }
-  copies_->keep_only(*loader.id());
+  copies_->keep_only(*loader->id());
+  loader.reset();  // its memory goes before the copy takes as much
   copy(trainer);
   const std::string mine =
       state_.rank() == 0 ? checkpoint_to_resume_from(config_, folder_, start_) : "";

@@ -87,7 +87,8 @@ SampleSources Trainer::open_sources(const Config& config) {
   return sources;
 }
 
-Trainer::Trainer(const Config& config, const ParallelState& parallel_state)
+Trainer::Trainer(const Config& config, const ParallelState& parallel_state,
+                 bool perform_initialization)
     : config_(checked(config, parallel_state)),
       parallel_state_(parallel_state),
       stream_(stream_for_graphs(config, parallel_state.device())),
@@ -110,7 +111,7 @@ Trainer::Trainer(const Config& config, const ParallelState& parallel_state)
   if (!config.train.step_batch_size_schedule)
     config_.train.global_batch_size = batches_.full().global;
   if (config.train.deterministic) use_deterministic_operations();
-  model_ = std::make_unique<TrainingModel>(config_, parallel_state);
+  model_ = std::make_unique<TrainingModel>(config_, parallel_state, perform_initialization);
   optimizer_ = make_optimizer(model_->wrappers(), config.optimizer);
   telemetry_ = std::make_unique<IterationTelemetry>(config_, parallel_state_, *optimizer_);
   if (config.train.cuda_graph != CudaGraph::step) return;

@@ -59,9 +59,11 @@ struct TrainCallbacks {
 class Trainer {
  public:
   /// Reads the text, builds this rank's part of the model with its initial weights, and wraps it.
+  /// Without `perform_initialization` call load() before a step: until then the weights are zeros.
   /// Collective over all ranks, with the same `config` (see parallel_options()). Errors as
   /// check_supported(), check_layout() and the parts: ConfigError, FileError.
-  Trainer(const Config& config, const ParallelState& parallel_state);
+  Trainer(const Config& config, const ParallelState& parallel_state,
+          bool perform_initialization = true);
 
   /// One iteration: all micro-batches of this rank, gradient reduction, clipping, update. The
   /// wishes of all ranks determine end(). Every parallel.desync_check_interval iterations the ranks

@@ -18,7 +18,8 @@
 
 namespace lockstep {
 
-TrainingModel::TrainingModel(const Config& config, const ParallelState& parallel_state)
+TrainingModel::TrainingModel(const Config& config, const ParallelState& parallel_state,
+                             bool perform_initialization)
     : config_(config), parallel_state_(parallel_state) {
   if (config.parallel.pipeline_schedule == PipelineScheduleFamily::zb_h1)
     deferred_ = std::make_shared<DeferredGradients>();
@@ -28,7 +29,8 @@ TrainingModel::TrainingModel(const Config& config, const ParallelState& parallel
                                    .deferred = deferred_,
                                    .loss_scale = token_loss_scale_,
                                    .lora = config.lora,
-                                   .fp8 = fp8_options(config.train)};
+                                   .fp8 = fp8_options(config.train),
+                                   .perform_initialization = perform_initialization};
   const int64_t stage = parallel_state.group(GroupKind::pp).rank();
   for (const ModelChunk& chunk : chunks_of_stage(config, stage))
     chunks_.push_back(std::make_shared<GPTModel>(config.model, config.parallel, parallel_state,

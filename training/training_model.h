@@ -44,9 +44,10 @@ class TrainingModel {
   /// Is called for each micro-batch once, in their order.
   using BatchSource = std::function<BatchInput(int64_t microbatch)>;
 
-  /// Builds the chunks with their initial weights. Collective over all ranks. ConfigError as
-  /// stage_layout() and GPTModel.
-  TrainingModel(const Config& config, const ParallelState& parallel_state);
+  /// Builds the chunks with their initial weights (see GPTModelOptions::perform_initialization).
+  /// Collective over all ranks. ConfigError as stage_layout() and GPTModel.
+  TrainingModel(const Config& config, const ParallelState& parallel_state,
+                bool perform_initialization = true);
   TrainingModel(const TrainingModel&) = delete;
   TrainingModel& operator=(const TrainingModel&) = delete;
 

@@ -213,7 +213,9 @@ void CopyLoader::exchange(const std::vector<BlockTransfer>& turn) {
     output_rows[static_cast<size_t>(transfer.from)] += bytes_of(transfer);
     output_bytes += bytes_of(transfer);
   }
-  const at::Tensor input = host_memory(input_bytes, c10::kCPU);
+  if (!given_.defined() || given_.numel() < input_bytes)
+    given_ = host_memory(input_bytes, c10::kCPU);
+  const at::Tensor input = given_.narrow(0, 0, input_bytes);
   memory_.push_back(host_memory(output_bytes, c10::kCPU));
   auto* to = static_cast<char*>(input.data_ptr());
   for (const BlockTransfer& transfer : given) {

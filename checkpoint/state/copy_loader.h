@@ -60,6 +60,7 @@ class CopyLoader {
   std::vector<std::vector<int64_t>> holders_;  ///< of each file
   std::shared_ptr<std::vector<Blocks>> blocks_ = std::make_shared<std::vector<Blocks>>();
   std::vector<at::Tensor> memory_;  ///< that other ranks have filled
+  at::Tensor given_;                ///< what others get in one exchange
   std::unique_ptr<CheckpointReader> checkpoint_;
 };
 

@@ -36,6 +36,7 @@ SavedModel read_model(CheckpointReader& checkpoint, const ParallelConfig* parall
   options.dtype = config.train.precision == Precision::fp64 ? at::kDouble : at::kFloat;
   options.device = device;
   options.lora = config.lora;
+  options.perform_initialization = false;
   const auto model = parallel == nullptr
                          ? std::make_shared<GPTModel>(config.model, options)
                          : std::make_shared<GPTModel>(config.model, config.parallel, state,

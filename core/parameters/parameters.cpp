@@ -128,7 +128,7 @@ at::Tensor initial_piece(const ParamSpec& spec, const ParamOrigin& origin) {
       piece.shape.empty() ? tensor : tensor.narrow(0, 0, rows_before_padding(spec, piece));
   if (const auto* constant = std::get_if<ConstantValue>(&spec.values))
     filled.fill_(constant->value);
-  else
+  else if (origin.perform_initialization)
     fill_normal(filled, std::get<NormalValues>(spec.values).standard_deviation, origin.seed,
                 spec.name, spec.shape, piece.offset);
   return tensor;

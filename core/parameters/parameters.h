@@ -25,10 +25,15 @@ struct ParamOrigin {
   /// Whether there are several tp ranks of which each has only its part of the tokens outside the
   /// tensor-parallel regions.
   bool splits_sequence = false;
+  /// False: zeros instead of random initial values, for a model whose weights are loaded. Constant
+  /// initial values are set in either case.
+  bool perform_initialization = true;
 
   /// The origin of a child that is registered under `child_name`.
   ParamOrigin child(const std::string& child_name) const {
-    return {options, seed, name + child_name + ".", place, splits_sequence};
+    ParamOrigin origin = *this;
+    origin.name += child_name + ".";
+    return origin;
   }
 };
 

@@ -247,7 +247,8 @@ GPTModel::GPTModel(const TransformerConfig& config, const ParallelConfig& parall
          .deferred = options.deferred,
          .loss_scale = options.loss_scale,
          .lora = resolved_lora(config, options.lora),
-         .fp8 = fp8_});
+         .fp8 = fp8_,
+         .perform_initialization = options.perform_initialization});
 }
 
 void GPTModel::build(const LayerContext& context) {

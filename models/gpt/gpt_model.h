@@ -36,6 +36,9 @@ struct GPTModelOptions {
   /// In the transformer layers that it covers, the linear layers of attention and MLP multiply in
   /// 8-bit floats. The training loop must call Fp8Scaling::end_step() after each step.
   Fp8Options fp8 = {};
+  /// False: the weights are loaded, and random initial values would be overwritten. Those of
+  /// adapters are always set.
+  bool perform_initialization = true;
 };
 
 /// The input of a stage. It is the same on all tp ranks, except `hidden` with sequence parallelism.

@@ -28,6 +28,7 @@ struct LayerContext {
   std::shared_ptr<const TokenLossScale> loss_scale = {};  ///< of the routers' losses; null: 1
   LoraConfig lora = {};                  ///< resolved; without a rank there are no adapters
   std::shared_ptr<Fp8Scaling> fp8 = {};  ///< see ParallelContext
+  bool perform_initialization = true;    ///< of the weights; see ParamOrigin
 
   /// The context of a child that is registered under `child_name`.
   LayerContext child(const std::string& child_name) const {
@@ -47,7 +48,7 @@ struct LayerContext {
   /// For the layers that take their sizes alone.
   operator ParallelContext() const {
     return {state,    options, seed, parallel.sequence_parallel, parallel.tp_comm_overlap, name,
-            deferred, lora,    fp8};
+            deferred, lora,    fp8,  perform_initialization};
   }
 
   /// See ParallelContext.

@@ -27,6 +27,13 @@ std::shared_ptr<const Fp8Layer> fp8_layer(const ParallelContext& context,
   return context.fp8 ? context.fp8->add_layer(context.name + "weight", weight) : nullptr;
 }
 
+/// The weights that are loaded may be those of a model without adapters.
+ParamOrigin adapter_origin(const ParallelContext& context) {
+  ParamOrigin origin = context.origin();
+  origin.perform_initialization = true;
+  return origin;
+}
+
 }  // namespace
 
 LinearInput column_parallel_input(const ParallelContext& context) {
@@ -43,8 +50,8 @@ ColumnParallelLinear::ColumnParallelLinear(const ParallelContext& context, const
   options_.fp8 = fp8_layer(context, weight_);
   if (const ParamSpec* bias = spec.find("bias")) bias_ = add(*bias, context.origin());
   if (spec.find("lora_A") == nullptr) return;
-  const at::Tensor a = add(spec.at("lora_A"), context.origin());
-  const at::Tensor b = add(spec.at("lora_B"), context.origin());
+  const at::Tensor a = add(spec.at("lora_A"), adapter_origin(context));
+  const at::Tensor b = add(spec.at("lora_B"), adapter_origin(context));
   adapter_ = std::make_shared<LowRankAdapter>(context, a, b, LowRankAdapter::Beside::columns);
 }
 
@@ -67,8 +74,8 @@ RowParallelLinear::RowParallelLinear(const ParallelContext& context, const Modul
   options_.fp8 = fp8_layer(context, weight_);
   if (const ParamSpec* bias = spec.find("bias")) bias_ = add(*bias, context.origin());
   if (spec.find("lora_A") == nullptr) return;
-  const at::Tensor a = add(spec.at("lora_A"), context.origin());
-  const at::Tensor b = add(spec.at("lora_B"), context.origin());
+  const at::Tensor a = add(spec.at("lora_A"), adapter_origin(context));
+  const at::Tensor b = add(spec.at("lora_B"), adapter_origin(context));
   adapter_ = std::make_shared<LowRankAdapter>(context, a, b, LowRankAdapter::Beside::rows);
 }
 

@@ -29,7 +29,8 @@ ParamOrigin ParallelContext::origin() const {
                 const ProcessGroup group = state.group(group_kind_of(axis));
                 return AxisPlace{group.rank(), group.size()};
               },
-          .splits_sequence = sequence_parallel && state.grids().size(GroupKind::tp) > 1};
+          .splits_sequence = sequence_parallel && state.grids().size(GroupKind::tp) > 1,
+          .perform_initialization = perform_initialization};
 }
 
 }  // namespace lockstep

@@ -42,6 +42,7 @@ struct ParallelContext {
   LoraConfig lora = {};  ///< of adapters that a layer's specification states; see LowRankAdapter
   /// Linear layers multiply in 8-bit floats with these scales. Null: in the dtype of their weights.
   std::shared_ptr<Fp8Scaling> fp8 = {};
+  bool perform_initialization = true;  ///< of the weights; see ParamOrigin
 
   /// The context of a child that is registered under `child_name`.
   ParallelContext child(const std::string& child_name) const {

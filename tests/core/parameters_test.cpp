@@ -103,6 +103,12 @@ TEST(DescribedModule, AddCutsFillsDescribesAndRegisters) {
   }
 }
 
+TEST(DescribedModule, WithoutInitializationOnlyConstantValuesAreSet) {
+  const Parent parent({.perform_initialization = false});
+  EXPECT_TRUE(at::equal(parent.inner->weight, at::zeros({8, 3})));
+  EXPECT_TRUE(at::equal(parent.inner->bias, at::full({3}, 2.0)));
+}
+
 TEST(DescribedModule, AddNamesTheWholeParameterThatCannotBeCut) {
   try {
     const Parent parent({.name = "model.", .place = [](MeshAxis) { return AxisPlace{0, 3}; }});

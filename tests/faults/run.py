@@ -27,6 +27,7 @@ import command_cells  # noqa: E402
 import damage_cells  # noqa: E402
 import disk_cells  # noqa: E402
 import network_cells  # noqa: E402
+import parser_cells  # noqa: E402
 import process_cells  # noqa: E402
 import resize_cells  # noqa: E402
 import stay_cells  # noqa: E402
@@ -34,7 +35,7 @@ import stranger_cells  # noqa: E402
 from table import write_table  # noqa: E402
 
 MODULES = (process_cells, resize_cells, stay_cells, command_cells, call_cells, damage_cells,
-           disk_cells, network_cells, stranger_cells)
+           disk_cells, network_cells, stranger_cells, parser_cells)
 CELLS = [cell for module in MODULES for cell in module.CELLS]
 HERE = pathlib.Path(__file__).resolve()
 

@@ -65,7 +65,7 @@ class LoraTrainingTest : public ::testing::Test {
         world,
         [&](const ParallelState& state) {
           RunCheckpoints checkpoints(config.checkpoint, folder, state);
-          Trainer trainer(config, state);
+          Trainer trainer(config, state, !checkpoints.will_load());
           checkpoints.load(trainer);
           TrainCallbacks callbacks;
           callbacks.iteration = [&](const IterationMetrics& metrics) {

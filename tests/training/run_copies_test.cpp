@@ -50,7 +50,7 @@ class RunCopiesTest : public ::testing::Test {
                        [&](const ParallelState& state) {
                          RunCheckpoints checkpoints(config.checkpoint, "", state, {"job", round},
                                                     &copies[static_cast<size_t>(state.rank())]);
-                         Trainer trainer(config, state);
+                         Trainer trainer(config, state, !checkpoints.will_load());
                          body(trainer, checkpoints, state);
                        },
                        {.sizes = parallel_options(config, c10::kCPU).sizes, .log = log});
