@@ -113,6 +113,25 @@ void fill_normal_row(double* out, int64_t length, double standard_deviation,
   }
 }
 
+/// Normals of a block of a global tensor, whose elements count on over its rows.
+struct NormalBlock {
+  std::vector<int64_t> sizes, global_shape, offset;
+  double standard_deviation;
+  CounterStream stream;
+
+  void fill(double* out, int64_t first, int64_t last) const {
+    const int64_t row_length = sizes.empty() ? 1 : sizes.back();
+    while (first < last) {
+      const int64_t column = first % row_length;
+      const int64_t count = std::min(row_length - column, last - first);
+      const int64_t index = index_of_row(first / row_length, sizes, global_shape, offset) + column;
+      fill_normal_row(out, count, standard_deviation, stream, index);
+      out += count;
+      first += count;
+    }
+  }
+};
+
 /// How many of the rows of a piece come before the padding.
 int64_t rows_before_padding(const ParamSpec& spec, const LocalPiece& piece) {
   const int64_t end = spec.description.unpadded_rows.value_or(spec.shape[0]);
@@ -203,20 +222,25 @@ void fill_normal(at::Tensor& local, double standard_deviation, uint64_t seed, st
                       "of {}",
                       name, dims, global_shape.size(), offset.size());
   if (local.is_meta()) return;
-  const CounterStream stream(seed, name);
-  at::Tensor values = at::empty(local.sizes(), at::kDouble);
-  auto* const out = values.mutable_data_ptr<double>();
-  const int64_t row_length = dims == 0 ? 1 : local.size(-1);
-  const int64_t rows = row_length == 0 ? 0 : local.numel() / row_length;
-  constexpr int64_t kGrain = 1 << 13;  // elements that are worth a thread
-  parallel_for(0, rows, ceil_div(kGrain, std::max<int64_t>(row_length, 1)),
-               [&](int64_t begin, int64_t end) {
-                 for (int64_t row = begin; row < end; ++row)
-                   fill_normal_row(out + row * row_length, row_length, standard_deviation, stream,
-                                   index_of_row(row, local.sizes(), global_shape, offset));
-               });
-  at::NoGradGuard no_grad;
-  local.copy_(values);
+  const NormalBlock block = {local.sizes().vec(), global_shape.vec(), offset.vec(),
+                             standard_deviation, CounterStream(seed, name)};
+  const bool in_place = local.is_cpu() && local.is_contiguous();
+  const at::Tensor host =
+      in_place ? local.detach() : at::empty(local.sizes(), local.options().device(at::kCPU));
+  const at::Tensor flat = host.view({-1});
+  constexpr int64_t kPart = 1 << 13;  // elements that are worth a thread
+  parallel_for(0, ceil_div(flat.numel(), kPart), 1, [&](int64_t begin, int64_t end) {
+    const at::NoGradGuard no_grad;
+    std::array<double, kPart> values;
+    for (int64_t first = begin * kPart; first < std::min(end * kPart, flat.numel());
+         first += kPart) {
+      const int64_t count = std::min(kPart, flat.numel() - first);
+      block.fill(values.data(), first, first + count);
+      flat.narrow(0, first, count).copy_(at::from_blob(values.data(), {count}, at::kDouble));
+    }
+  });
+  const at::NoGradGuard no_grad;
+  if (!in_place) local.copy_(host);
 }
 
 }  // namespace lockstep

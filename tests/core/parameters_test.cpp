@@ -5,6 +5,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "lockstep/core/error.h"
+#include "lockstep/core/philox.h"
 
 namespace lockstep {
 namespace {
@@ -154,6 +155,49 @@ TEST(FillNormal, LowerPrecisionsAreRoundedFromTheSameValues) {
   fill_normal(wide, 1, 1, "w", {8, 8});
   fill_normal(narrow, 1, 1, "w", {8, 8});
   EXPECT_TRUE(at::equal(narrow, wide.to(at::kBFloat16)));
+}
+
+/// Element by element.
+at::Tensor normals(at::IntArrayRef shape, double standard_deviation, uint64_t seed,
+                   std::string_view name) {
+  const CounterStream stream(seed, name);
+  at::Tensor values = at::empty(shape, at::kDouble);
+  for (int64_t i = 0; i < values.numel(); ++i)
+    values.mutable_data_ptr<double>()[i] =
+        standard_deviation * stream.normal_pair(static_cast<uint64_t>(i) / 2)[i % 2];
+  return values;
+}
+
+TEST(FillNormal, LargeTensorsHaveTheValuesOfTheirElements) {
+  for (const std::vector<int64_t>& shape :
+       std::vector<std::vector<int64_t>>{{53, 1001}, {70001}, {3, 30011}, {2, 3, 5003}}) {
+    const at::Tensor expected = normals(shape, 0.3, 5, "large");
+    for (const int threads : {1, 3}) {
+      const int before = at::get_num_threads();
+      at::set_num_threads(threads);
+      at::Tensor filled = at::empty(shape, at::kDouble), rounded = at::empty(shape, at::kHalf);
+      fill_normal(filled, 0.3, 5, "large", shape);
+      fill_normal(rounded, 0.3, 5, "large", shape);
+      at::set_num_threads(before);
+      EXPECT_TRUE(at::equal(filled, expected)) << at::IntArrayRef(shape) << " " << threads;
+      EXPECT_TRUE(at::equal(rounded, expected.to(at::kHalf))) << at::IntArrayRef(shape);
+    }
+  }
+}
+
+TEST(FillNormal, FillsStridedTrainedAndEmptyTensors) {
+  const at::Tensor expected = normals({130, 90}, 1, 5, "w");
+  at::Tensor strided = at::empty({90, 130}, at::kDouble).t();
+  fill_normal(strided, 1, 5, "w", {130, 90});
+  EXPECT_TRUE(at::equal(strided, expected));
+  at::Tensor trained = at::zeros({130, 90}, at::kDouble).set_requires_grad(true);
+  fill_normal(trained, 1, 5, "w", {130, 90});
+  EXPECT_TRUE(at::equal(trained, expected));
+  EXPECT_TRUE(trained.is_leaf());
+  at::Tensor one = at::zeros({}, at::kDouble), none = at::zeros({4, 0}, at::kDouble);
+  fill_normal(one, 1, 5, "w", {});
+  fill_normal(none, 1, 5, "w", {4, 0});
+  EXPECT_EQ(one.item<double>(), expected[0][0].item<double>());
 }
 
 TEST(FillNormal, WrongRankIsRefused) {

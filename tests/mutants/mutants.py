@@ -6,6 +6,7 @@ import collections
 
 from device_mutants import DEVICE_MUTANTS
 from graph_mutants import GRAPH_MUTANTS
+from resume_mutants import RESUME_MUTANTS
 
 Mutant = collections.namedtuple("Mutant", "name kind source old new tests")
 
@@ -311,11 +312,6 @@ MUTANTS = [Mutant(*fields) for fields in [
      "if (--state_.hysteresis_tracker <= 0)",
      "if (--state_.hysteresis_tracker < 0)",
      ["param_scheduler_test", "optimizer_test"]),
-    ("steps-lost-on-resume", "the optimizer's step counter is lost on resume",
-     "training/trainer_checkpoint.cpp",
-     "progress.num_steps = manifest.optimizer_steps;",
-     "progress.num_steps = 0 * manifest.optimizer_steps;",
-     ["checkpoint_test"]),
     # Products in 8-bit floats
     ("fp8-scale-of-one-rank", "delayed scales are those of this rank's own values",
      "models/layers/fp8_scaling.cpp",
@@ -337,26 +333,6 @@ MUTANTS = [Mutant(*fields) for fields in [
      "operand == Fp8Operand::output_gradient;",
      "operand == Fp8Operand::input;",
      ["output_layer_test:Fp8*"]),
-    ("copy-not-invalidated", "a copy that is being made counts as whole",
-     "checkpoint/state/state_copies.cpp",
-     "part.is_whole = false;",
-     "if (false) part.is_whole = false;",
-     ["state_copies_test:StateCopies*"]),
-    ("newer-copy-overwritten", "a copy takes the memory of the last whole one",
-     "checkpoint/state/state_copies.cpp",
-     "a && a->id < b->id;",
-     "a && b->id < a->id;",
-     ["state_copies_test:StateCopies*"]),
-    ("spike-forgotten-by-copies", "a run that resumes from a copy forgets that it has gone back",
-     "training/trainer_checkpoint.cpp",
-     "came_from_ = manifest.spikes.came_from;",
-     "came_from_ = {};",
-     ["spikes_test:SpikeRecoveryTest.ASecond*"]),
-    ("data-position-off-by-one", "a resumed run repeats a sample",
-     "training/trainer_checkpoint.cpp",
-     "consumed_samples_ = manifest.consumed_samples;",
-     "consumed_samples_ = manifest.consumed_samples - 1;",
-     ["checkpoint_test"]),
     ("learning-rate-one-late", "the scheduler is one step behind",
      "training/trainer.cpp",
      "apply_schedule(scheduler_, consumed_samples_);",
@@ -394,7 +370,7 @@ MUTANTS = [Mutant(*fields) for fields in [
      "bias ? std::optional(bias->contiguous()) : bias",
      "bias",
      ["matrix_product_test"]),
-] + DEVICE_MUTANTS + GRAPH_MUTANTS]
+] + RESUME_MUTANTS + DEVICE_MUTANTS + GRAPH_MUTANTS]
 
 # Why each that no test sees is let live.
 SURVIVORS = {}

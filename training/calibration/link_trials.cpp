@@ -19,11 +19,44 @@ using Kind = CollectiveOperation::Kind;
 
 constexpr int64_t kRanks = 2;
 constexpr std::array<int64_t, 6> kBytes = {256, 4096, 65536, 524288, 2 << 20, 8 << 20};
+constexpr double kBetween = 0.5e-3;  // seconds of computing before each operation
+constexpr double kLeast = 1e-6;      // of an operation, where the computing varies by more
+
+/// Of both ranks, which do not arrive at the same time.
+void average(Machine::Link& link, const Machine::Link& other) {
+  for (size_t i = 0; i < link.collectives.size(); ++i)
+    for (size_t k = 0; k < kBytes.size(); ++k) {
+      Machine::Point& point = link.collectives[i].points[k];
+      point.seconds = (point.seconds + other.collectives[i].points[k].seconds) / 2;
+    }
+}
+
+/// What a rank does between two operations of a step: matrix products, and passes over memory that
+/// caches do not hold.
+class Computation {
+ public:
+  void run() {
+    for (int64_t i = 0; i < count_; ++i) {
+      at::mm(matrix_, matrix_);
+      const int64_t piece = next_++ % kPieces;
+      sum_.copy_(memory_[piece]).add_(memory_[kPieces - 1 - piece]);
+    }
+  }
+  void repeat(int64_t count) { count_ = count; }
+
+ private:
+  static constexpr int64_t kPieces = 96;
+  at::Tensor matrix_ = at::rand({128, 128});
+  at::Tensor memory_ = at::rand({kPieces, 1 << 17}), sum_ = at::rand({1 << 17});
+  int64_t next_ = 0, count_ = 1;
+};
 
 /// One of the two ranks.
 class LinkRank {
  public:
-  explicit LinkRank(const ParallelState& state) : group_(state.world()), rank_(state.rank()) {}
+  explicit LinkRank(const ParallelState& state) : group_(state.world()), rank_(state.rank()) {
+    computation_.repeat(agreed(kBetween / median_seconds(0.05, [this] { computation_.run(); })));
+  }
 
   Machine::Link measure() {
     Machine::Link link;
@@ -35,9 +68,6 @@ class LinkRank {
       }
       link.collectives.push_back(std::move(times));
     }
-    const std::vector<Machine::Point>& reductions = link.collectives.front().points;
-    link.latency_s = reductions.front().seconds / 2;  // an all-reduce of two ranks has two steps
-    link.bytes_per_s = reductions.back().work / reductions.back().seconds;
     link.occupancy = occupancy();
     return link;
   }
@@ -52,18 +82,23 @@ class LinkRank {
        {"send", Kind::send},
        {"exchange", Kind::exchange}}};
 
-  /// Of one operation whose input has `bytes` on each rank. Both ranks make as many.
+  /// What one operation whose input has `bytes` on each rank adds to the computing before it. Both
+  /// ranks make as many. In a step ranks do not arrive together, and the first has to be woken.
   double seconds(Kind kind, int64_t bytes) {
     const at::Tensor input = at::full({bytes / 4}, 0.0, at::kFloat);  // sums stay what they are
     const at::Tensor output = at::rand({(kind == Kind::all_gather ? kRanks : 1) * bytes / 4});
     const int64_t count = std::clamp<int64_t>((40 << 20) / bytes, 8, 200);
-    std::vector<double> samples;
-    for (int64_t i = -2; i < count; ++i) {
-      const double taken = seconds_of([&] { run(kind, input, output); });
-      if (i >= 0) samples.push_back(taken / rounds(kind));
+    std::vector<double> alone, both;
+    for (int64_t i = 0; i < count + 2; ++i) {
+      alone.push_back(seconds_of([&] { computation_.run(); }));
+      both.push_back(seconds_of([&] {
+        computation_.run();
+        run(kind, input, output);
+      }));
     }
     barrier(group_, "calibration");
-    return median_of(std::move(samples));
+    const double added = median_of(std::move(both)) - median_of(std::move(alone));
+    return std::max(kLeast, added / rounds(kind));
   }
 
   /// Operations of one run().
@@ -101,6 +136,13 @@ class LinkRank {
     }
   }
 
+  /// The largest of both ranks, rounded up.
+  int64_t agreed(double number) const {
+    const at::Tensor largest = at::full({1}, number, at::kDouble);
+    all_reduce(group_, largest, ReduceOp::max, kLabel).wait();
+    return static_cast<int64_t>(largest.item<double>()) + 1;
+  }
+
   /// How much longer kernels take that cover an all-reduce, as a share of it.
   double occupancy() {
     const at::Tensor reduced = at::full({kBytes.back() / 4}, 0.0, at::kFloat),
@@ -111,9 +153,7 @@ class LinkRank {
     for (int i = 0; i < 3; ++i) alone.push_back(seconds_of([&] { reduce().wait(); }));
     const double each = median_seconds(0.05, product);
     // Both ranks cover it alike.
-    const at::Tensor count = at::full({1}, 3 * median_of(alone) / each);
-    all_reduce(group_, count, ReduceOp::max, kLabel).wait();
-    const auto products = static_cast<int64_t>(count.item<float>()) + 1;
+    const int64_t products = agreed(3 * median_of(alone) / each);
     const auto cover = [&] {
       for (int64_t i = 0; i < products; ++i) product();
     };
@@ -132,6 +172,7 @@ class LinkRank {
   static constexpr const char* kLabel = "calibration";
   ProcessGroup group_;
   int64_t rank_;
+  Computation computation_;
 };
 
 }  // namespace
@@ -143,7 +184,12 @@ Machine::Link measure_link(int threads) {
     const at::NoGradGuard no_grad;
     links[static_cast<size_t>(state.rank())] = LinkRank(state).measure();
   });
-  return links[0];
+  Machine::Link& link = links[0];
+  average(link, links[1]);
+  const std::vector<Machine::Point>& reductions = link.collectives.front().points;
+  link.latency_s = reductions.front().seconds / 2;  // an all-reduce of two ranks has two steps
+  link.bytes_per_s = reductions.back().work / reductions.back().seconds;
+  return link;
 }
 
 }  // namespace lockstep
