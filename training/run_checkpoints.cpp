@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/checkpoint/copy_loader.h"
@@ -183,18 +184,15 @@ RunCheckpoints::Found RunCheckpoints::look() {
   return found;
 }
 
-const RunCheckpoints::Found& RunCheckpoints::found() {
-  if (!found_) found_ = look();
-  return *found_;
-}
-
 bool RunCheckpoints::will_load() {
-  return found().copy || !found().of_job.empty() || !found().named.empty();
+  if (!found_) found_ = look();
+  return found_->copy || !found_->of_job.empty() || !found_->named.empty();
 }
 
-std::optional<std::string> RunCheckpoints::load_after_restart(Trainer& trainer) {
-  const std::string path = found().of_job;
-  if (found().copy && load_copy(trainer)) return kInMemory;
+std::optional<std::string> RunCheckpoints::load_after_restart(Trainer& trainer,
+                                                              const Found& found) {
+  const std::string& path = found.of_job;
+  if (found.copy && load_copy(trainer, found)) return kInMemory;
   if (path.empty()) return {};
   require<FileError>(load_from(path, trainer, /*finetune=*/false),
                      "'{}' was removed while the job resumed from it", path);
@@ -205,9 +203,10 @@ std::optional<std::string> RunCheckpoints::load_after_restart(Trainer& trainer) 
 }
 
 std::optional<std::string> RunCheckpoints::load(Trainer& trainer) {
-  if (auto resumed = load_after_restart(trainer)) return resumed;
+  const Found found = found_ ? *std::exchange(found_, {}) : look();
+  if (auto resumed = load_after_restart(trainer, found)) return resumed;
   if (!config_.load) return {};
-  std::string path = found().named;
+  std::string path = found.named;
   if (path.empty()) {
     require<FileError>(config_.load_if_present,
                        "checkpoint.load: '{}' holds no complete checkpoint; "

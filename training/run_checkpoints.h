@@ -86,20 +86,19 @@ class RunCheckpoints {
   /// or saved that step anew meanwhile. Collective.
   bool load_from(const std::string& path, Trainer& trainer, bool finetune);
   std::string known_until(int64_t iteration) const;
-  /// What load() begins with, looked for once.
+  /// What load() begins with.
   struct Found {
     std::shared_ptr<CopyLoader> copy;  ///< null: none is whole
     std::string of_job;                ///< the newest checkpoint that the job has saved
     std::string named;                 ///< by checkpoint.load; looked for where there is neither
   };
-  const Found& found();
   Found look();
-  std::optional<std::string> load_after_restart(Trainer& trainer);
+  std::optional<std::string> load_after_restart(Trainer& trainer, const Found& found);
   /// Adds doubt_about_newest() to the note.
   void doubt(const std::string& folder);
   /// Whether the run goes on from the copy in memory; throws if it cannot and the job has no
   /// checkpoint on disk.
-  bool load_copy(Trainer& trainer);
+  bool load_copy(Trainer& trainer, const Found& found);
   std::shared_ptr<CopyLoader> look_for_copy(const std::string& on_disk);
   std::string read_copy(CopyLoader& loader, Trainer& trainer) const;
   void note_copy(const std::string& problem);
@@ -122,7 +121,7 @@ class RunCheckpoints {
   StateCopies* copies_;                  ///< null: none are made
   std::unique_ptr<StateCopier> copier_;  ///< null: none are made
   std::string note_;
-  std::optional<Found> found_;
+  std::optional<Found> found_;  ///< by will_load(), for the load() that follows
 };
 
 }  // namespace lockstep

@@ -53,17 +53,16 @@ std::shared_ptr<CopyLoader> RunCheckpoints::look_for_copy(const std::string& on_
 }
 
 /// A spike leads back to what the run would have resumed from without the copy.
-bool RunCheckpoints::load_copy(Trainer& trainer) {
-  std::shared_ptr<CopyLoader> loader = std::move(found_->copy);
-  const std::string problem = read_copy(*loader, trainer);
+bool RunCheckpoints::load_copy(Trainer& trainer, const Found& found) {
+  const std::string problem = read_copy(*found.copy, trainer);
   if (!problem.empty()) {
     copies_->clear();
-    require<FileError>(!found_->of_job.empty(), "{}{}", problem, kNotFromMemory);
+    require<FileError>(!found.of_job.empty(), "{}{}", problem, kNotFromMemory);
     note_copy(problem);
     return false;
   }
-  copies_->keep_only(*loader->id());
-  loader.reset();  // its memory goes before the copy takes as much
+  copies_->keep_only(*found.copy->id());
+  found.copy->free_memory();  // before the copy takes as much
   copy(trainer);
   const std::string mine =
       state_.rank() == 0 ? checkpoint_to_resume_from(config_, folder_, start_) : "";

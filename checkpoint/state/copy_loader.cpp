@@ -248,6 +248,12 @@ std::string CopyLoader::first_failure(const std::string& mine, const char* label
   return found == all.end() ? "" : fmt::format("rank {}: {}", found - all.begin(), *found);
 }
 
+void CopyLoader::free_memory() {
+  for (Blocks& blocks : *blocks_) blocks.clear();
+  memory_.clear();
+  given_.reset();
+}
+
 std::string CopyLoader::read(const std::function<void(CheckpointReader&)>& use) {
   std::string failure;
   std::vector<BlockRun> missing;

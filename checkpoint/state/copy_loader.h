@@ -38,6 +38,9 @@ class CopyLoader {
   std::string read(const std::function<void(CheckpointReader&)>& use);
   const CheckpointReader& checkpoint() const { return *checkpoint_; }
 
+  /// Frees what other ranks have sent. Nothing can be read after that.
+  void free_memory();
+
  private:
   class File;
   /// Where the blocks of a file are; nullptr: not here.

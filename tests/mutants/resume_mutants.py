@@ -13,7 +13,7 @@ RESUME_MUTANTS = [
      ["state_copies_test:StateCopies*"]),
     ("loads-in-any-case", "a run that finds no checkpoint trains from zeros",
      "training/run_checkpoints.cpp",
-     "return found().copy || !found().of_job.empty() || !found().named.empty();",
+     "return found_->copy || !found_->of_job.empty() || !found_->named.empty();",
      "return true;",
      ["trainer_test:SkippedInitialization*"]),
     ("adapters-of-zeros", "adapters of a loaded model have no initial values",
