@@ -115,7 +115,7 @@ bench-experts: build ## Train configs/moe_tiny.textproto and its dense twin: whi
 	@LOCKSTEP_BUILD=$(BUILD) scripts/compare_experts
 
 # libFuzzer is clang's.
-fuzzers: setup
+fuzzers: setup ## Build the fuzz targets
 	@scripts/setup fuzz
 	@cmake -S . -B build-fuzz -G Ninja -DCMAKE_C_COMPILER=clang-16 -DCMAKE_CXX_COMPILER=clang++-16 \
 	  -DLOCKSTEP_FUZZ=ON -DLOCKSTEP_SANITIZE=fuzzer-no-link,address,undefined \
