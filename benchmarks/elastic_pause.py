@@ -126,9 +126,11 @@ def measure(options, size):
           f"{options.losses} losses", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         run = Run(options.build, settings, pathlib.Path(folder))
-        step = run.seconds_of_step()
-        pauses = [run.lose_a_rank(number) - step for number in range(options.losses)]
-        run.end()
+        try:
+            step = run.seconds_of_step()
+            pauses = [run.lose_a_rank(number) - step for number in range(options.losses)]
+        finally:
+            run.end()
     of_bytes = [seconds_of_bytes(state + state // 2) for _ in range(options.losses)]
     show("an iteration, s", [step])
     show("the bytes, s", of_bytes)

@@ -1,6 +1,6 @@
 """Random inputs for every parser: a million each, by libFuzzer with the sanitizers.
 
-`make fuzzers` builds the programs. LOCKSTEP_FUZZERS says in which folder they lie."""
+`make fuzzers` builds the programs."""
 
 import os
 import pathlib
@@ -12,7 +12,7 @@ from case import HUNG, SILENT, Cell, Skipped, shorten
 from support import SOURCE
 
 FUZZ = pathlib.Path(SOURCE) / "tests/fuzz"
-FUZZERS = pathlib.Path(os.environ.get("LOCKSTEP_FUZZERS", f"{SOURCE}/build-fuzz/fuzz"))
+FUZZERS = pathlib.Path(SOURCE) / "build-fuzz/fuzz"
 CASES, INPUTS = 4, 250_000  # of a parser, and of a case
 SECONDS_OF_AN_INPUT = 20
 TOO_LONG = 70  # libFuzzer's exit status for an input that takes longer
