@@ -59,8 +59,8 @@ struct TrainCallbacks {
 class Trainer {
  public:
   /// Reads the text, builds this rank's part of the model with its initial weights, and wraps it.
-  /// Without `perform_initialization` call load() before a step: until then weights that would start
-  /// at random are zeros.
+  /// Without `perform_initialization` call load() before a step: until then those weights are zeros
+  /// that would start at random.
   /// Collective over all ranks, with the same `config` (see parallel_options()). Errors as
   /// check_supported(), check_layout() and the parts: ConfigError, FileError.
   Trainer(const Config& config, const ParallelState& parallel_state,
