@@ -63,10 +63,18 @@ def megatron_python():
     return None
 
 
+_reserved = []
+
+
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port of the loopback interface that nobody listens at, and which the system gives to nobody
+    else while this test runs. A program that sets SO_REUSEADDR, as every store does, can listen at
+    it, because the socket that reserves it does not listen."""
+    holder = socket.socket()
+    _reserved.append(holder)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    return holder.getsockname()[1]
 
 
 def run(*arguments, timeout=240, **environment):

@@ -4,6 +4,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <deque>
+#include <mutex>
+
 #include "lockstep/parallel_state/launch_environment.h"
 #include "lockstep/parallel_state/network.h"
 
@@ -30,8 +33,13 @@ class ReservedPort {
   int socket_, number_;
 };
 
-/// One that others may get from now on.
-inline int free_port() { return ReservedPort().number(); }
+/// Of a ReservedPort that lives until the program ends.
+inline int free_port() {
+  static std::mutex mutex;
+  static std::deque<ReservedPort> ports;
+  const std::lock_guard lock(mutex);
+  return ports.emplace_back().number();
+}
 
 /// What torchrun tells one of `world` ranks of a host, where rank 0 serves the store at `port`.
 inline LaunchEnvironment environment_of(int rank, int world, int port) {
