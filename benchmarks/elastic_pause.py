@@ -1,8 +1,9 @@
 """How long a run pauses after it has lost a rank, beside the time that its bytes take.
-python benchmarks/elastic_pause.py BUILD [--losses 5] [--sizes HIDDENxLAYERS ...] [--limit 2]
+python benchmarks/elastic_pause.py BUILD [--losses 5] [--spares 0] [--sizes HIDDENxLAYERS ...]
+    [--limit 2]
 
 Two data-parallel ranks with copies in memory (train.elastic = dp, checkpoint.in_memory_replicas =
-1) lose one by SIGKILL, again and again; a new process takes its place. The pause is the time from
+1) lose one by SIGKILL, again and again; a new process or a spare takes its place. The pause is the time from
 the kill to the next finished iteration, less the time of an iteration.
 
 The bytes: the new rank gets the whole state, and then each rank sends a copy of its half to the
@@ -36,9 +37,9 @@ SETTINGS = ["model.num_attention_heads=8", "model.seq_length=32", "train.micro_b
 
 
 class Run:
-    def __init__(self, build, settings, folder):
-        command = [build / "lockstep", "launch", "-n", 2, "--starter", "own",
-                   "--max-restarts", 99, "--", "train", ROOT / "configs/tiny.textproto",
+    def __init__(self, build, settings, folder, spares):
+        command = [build / "lockstep", "launch", "-n", 2, "--starter", "own", "--spares", spares,
+                   "--max-restarts", 0 if spares else 99, "--", "train", ROOT / "configs/tiny.textproto",
                    "--output", folder]
         for field in settings:
             command += ["--set", field]
@@ -125,7 +126,7 @@ def measure(options, size):
     print(f"hidden size {hidden}, {layers} layers: a state of {state / 1e6:.1f} MB, "
           f"{options.losses} losses", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(options.build, settings, pathlib.Path(folder))
+        run = Run(options.build, settings, pathlib.Path(folder), options.spares)
         try:
             step = run.seconds_of_step()
             pauses = [run.lose_a_rank(number) - step for number in range(options.losses)]
@@ -144,6 +145,7 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--losses", type=int, default=5)
+    parser.add_argument("--spares", type=int, default=0)
     parser.add_argument("--sizes", nargs="+", default=["128x4", "512x8", "1024x8"],
                         metavar="HIDDENxLAYERS")
     parser.add_argument("--limit", type=float, default=2)

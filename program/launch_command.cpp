@@ -27,6 +27,7 @@ struct LaunchArguments {
   std::string rendezvous;
   std::string starter = "auto";
   int64_t max_restarts = 0;
+  int64_t spares = 0;
   std::string program;
   std::vector<std::string> arguments;
 };
@@ -93,6 +94,14 @@ bool trains_elastically(const LaunchArguments& given) {
   return false;
 }
 
+void check_spares(const LaunchArguments& given, bool elastic) {
+  require<ConfigError>(given.spares == 0 || (elastic && given.starter != "torchrun"),
+                       "--spares: found {}; spares take the place of lost ranks on one host, where "
+                       "`train` has train.elastic = dp and lockstep's own starter; otherwise "
+                       "allowed: 0",
+                       given.spares);
+}
+
 /// The torchrun to use; empty for the own starter.
 std::string chosen_torchrun(const LaunchArguments& given, bool elastic) {
   const bool needs_own = given.nodes == 1 && (given.max_restarts > 0 || elastic);
@@ -157,8 +166,10 @@ void run(const LaunchArguments& given) {
   LaunchedProgram ranks = {.file = program,
                            .arguments = given.arguments,
                            .ranks = static_cast<int>(given.ranks),
+                           .spares = static_cast<int>(given.spares),
                            .max_restarts = static_cast<int>(given.max_restarts),
                            .elastic = given.nodes == 1 && trains_elastically(given)};
+  check_spares(given, ranks.elastic);
   if (!given.rendezvous.empty()) {
     const Rendezvous rendezvous = parse_rendezvous(given.rendezvous);
     ranks.master_address = rendezvous.host;
@@ -222,6 +233,13 @@ void add_launch_command(CLI::App& program, const std::vector<std::string>& argum
       ->capture_default_str()
       ->check(check_at_least(0))
       ->check(check_between(0, 1'000'000));
+  command
+      ->add_option("--spares", given->spares,
+                   "Number of further processes that wait, ready to train, and take the place of "
+                   "lost ranks at once; for train.elastic = dp. On GPUs each needs one of its own")
+      ->capture_default_str()
+      ->check(check_at_least(0))
+      ->check(check_between(0, 65536));
   command
       ->add_option("--program", given->program,
                    "Run this program instead of lockstep, such as your own training loop")

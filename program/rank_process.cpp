@@ -14,6 +14,7 @@
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/core/check.h"
+#include "lockstep/parallel_state/launch_channel.h"
 #include "lockstep/parallel_state/network.h"
 
 namespace lockstep {
@@ -23,9 +24,10 @@ constexpr int kCannotRun = 1;
 
 /// In the new process.
 [[noreturn]] void become_rank(const LaunchedProgram& program, const RankRound& round, int rank) {
+  for (const char* const of_outer_launcher : {"TORCHELASTIC_USE_AGENT_STORE", kSpareVariable})
+    ::unsetenv(of_outer_launcher);
   for (const auto& [name, value] : variables_of_rank(program, round, rank))
     ::setenv(name.c_str(), value.c_str(), /*overwrite=*/1);
-  ::unsetenv("TORCHELASTIC_USE_AGENT_STORE");  // of a launcher around this one
   std::vector<char*> arguments = {const_cast<char*>(program.file.c_str())};
   for (const std::string& argument : program.arguments)
     arguments.push_back(const_cast<char*>(argument.c_str()));
@@ -54,13 +56,15 @@ int ReservedPort::number() const {
 
 VariableList variables_of_rank(const LaunchedProgram& program, const RankRound& round, int rank) {
   const std::string position = std::to_string(rank), ranks = std::to_string(round.ranks);
-  return {{"RANK", position},
-          {"LOCAL_RANK", position},
-          {"WORLD_SIZE", ranks},
-          {"LOCAL_WORLD_SIZE", ranks},
-          {"MASTER_ADDR", program.master_address},
-          {"MASTER_PORT", std::to_string(round.master_port)},
-          {"TORCHELASTIC_RESTART_COUNT", std::to_string(round.number)}};
+  VariableList variables = {{"RANK", position},
+                            {"LOCAL_RANK", position},
+                            {"WORLD_SIZE", ranks},
+                            {"LOCAL_WORLD_SIZE", ranks},
+                            {"MASTER_ADDR", program.master_address},
+                            {"MASTER_PORT", std::to_string(round.master_port)},
+                            {"TORCHELASTIC_RESTART_COUNT", std::to_string(round.number)}};
+  if (round.spare_of) variables.emplace_back(kSpareVariable, std::to_string(round.spare_of));
+  return variables;
 }
 
 pid_t start_rank(const LaunchedProgram& program, const RankRound& round, int rank,

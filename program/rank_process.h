@@ -16,6 +16,7 @@ struct LaunchedProgram {
   std::string file;                    ///< a path, or a name on PATH
   std::vector<std::string> arguments;  ///< without the program's own name
   int ranks = 1;
+  int spares = 0;  ///< further processes, which wait until ranks are lost; see run_rank_processes()
   std::string master_address = "127.0.0.1";
   int master_port = 0;  ///< 0: a free one, which is kept from others while the ranks run
   int max_restarts = 0;
@@ -42,10 +43,11 @@ class ReservedPort {
 struct RankRound {
   int ranks = 1;
   int master_port = 0;
-  int number = 0;  ///< 0 for the first
+  int number = 0;    ///< 0 for the first
+  int spare_of = 0;  ///< not 0: the rank waits as a spare of so many ranks, which meet without it
 };
 
-/// torchrun's variables for rank `rank` of a round.
+/// torchrun's variables for rank `rank` of a round; for a spare LOCKSTEP_SPARE_OF, too.
 VariableList variables_of_rank(const LaunchedProgram& program, const RankRound& round, int rank);
 
 /// Starts a process as rank `rank`, with `channel` where that is not null; returns its id, or -1

@@ -11,9 +11,9 @@
 #include <cstring>
 #include <optional>
 
-#include "lockstep/checkpoint/copy_holders.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/counted.h"
+#include "lockstep/program/rank_member.h"
 
 namespace lockstep {
 namespace {
@@ -26,12 +26,12 @@ constexpr std::chrono::seconds kGrace{10};
 constexpr std::chrono::seconds kTimeToLeave{15};
 /// What a stopped rank is granted once all others wait, or have ended.
 constexpr std::chrono::seconds kTimeToContinue{2};
+/// What ranks may take to resume before new spares start, which would slow them down.
+constexpr std::chrono::seconds kTimeToResume{10};
 /// Of ranks that have not told theirs yet: the longest default of the configuration.
 constexpr std::chrono::minutes kLongestTimeout{10};
 constexpr int kFailed = 1;
-constexpr int kRefused = 2;
-constexpr int kStopped = 3;
-constexpr int kDiverged = 4;
+constexpr int kRefused = 2, kStopped = 3, kDiverged = 4;
 
 template <class... Arguments>
 void tell(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
@@ -39,38 +39,27 @@ void tell(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
                fmt::format(format, std::forward<Arguments>(arguments)...).c_str());
 }
 
-struct Member {
-  pid_t process = 0;      ///< 0: it has ended
-  int rank = 0;           ///< in this round; below 0: none, it is a spare
-  bool waits = false;     ///< for the next round
-  bool stopped = false;   ///< by a signal
-  bool is_spare = false;  ///< in the round that begins
-  std::vector<HeldCopy> copies = {};
-  std::unique_ptr<RankChannel> channel;
-
-  bool runs() const { return process > 0; }
-  bool is_stopped() const { return runs() && stopped; }
-  bool is_active() const { return runs() && !waits; }
-  std::string name() const { return rank < 0 ? "a spare rank" : fmt::format("rank {}", rank); }
-};
+using Member = RankMember;
 
 class Ranks {
  public:
   explicit Ranks(const LaunchedProgram& program)
-      : program_(program), members_(static_cast<size_t>(program.ranks)) {}
+      : program_(program), members_(static_cast<size_t>(program.ranks + program.spares)) {}
 
   int run() {
     begin_round(program_.ranks);
+    start_spares();
     for (;;) {
       while (count(&Member::runs) > 0) {
         take_events();
         if (can_begin_next_round()) begin_next_round();
-        if (!meets_ && !ends_ && count(&Member::is_active) == 0) end_waiting(status_, "");
+        if (!meets_ && !ends_ && count(&Member::trains) == 0) end_waiting(status_, "");
       }
       if (!may_start_again()) break;
       ++restarts_;
       tell("starting the ranks again (restart {} of {})", restarts_, program_.max_restarts);
       begin_round(program_.ranks);
+      start_spares();
     }
     if (meets_ && !told_to_end_ && !over_)
       tell("no rank is left; {}", newest_checkpoint_in(folder_));
@@ -94,8 +83,9 @@ class Ranks {
   /// Gives the first `ranks` members a rank: those that wait learn of it, a process takes the place
   /// of those that have ended.
   void begin_round(int ranks) {
-    RankRound round{.ranks = ranks, .master_port = program_.master_port, .number = rounds_++};
-    if (round.master_port == 0) round.master_port = port_.emplace(program_.master_address).number();
+    round_ = {.ranks = ranks, .master_port = program_.master_port, .number = rounds_++};
+    if (round_.master_port == 0)
+      round_.master_port = port_.emplace(program_.master_address).number();
     ends_ = failed_ = meets_ = false;
     status_ = over_ = num_lost_ = 0;
     deadline_.reset();
@@ -105,23 +95,32 @@ class Ranks {
       member.rank = i < static_cast<size_t>(ranks) ? static_cast<int>(i) : -1;
       if (member.rank < 0) continue;
       if (!member.runs()) {
-        start(member, round);
+        start(member, round_, member.rank);
       } else {
         member.waits = false;
-        member.channel->give({variables_of_rank(program_, round, member.rank), {}, ""});
+        member.channel->give({variables_of_rank(program_, round_, member.rank), {}, ""});
       }
     }
   }
 
-  void start(Member& member, const RankRound& round) {
+  /// As many as there are to be.
+  void start_spares() {
+    spares_due_.reset();
+    RankRound round = round_;
+    round.spare_of = std::exchange(round.ranks, static_cast<int>(members_.size()));
+    for (int i = program_.ranks; i < round.ranks; ++i)
+      if (Member& spare = members_[static_cast<size_t>(i)]; !spare.runs()) start(spare, round, i);
+  }
+
+  void start(Member& member, const RankRound& round, int position) {
     member = {.rank = member.rank, .channel = nullptr};
     if (program_.elastic) member.channel = std::make_unique<RankChannel>();
-    member.process = start_rank(program_, round, member.rank, signals_, member.channel.get());
+    member.process = start_rank(program_, round, position, signals_, member.channel.get());
     if (member.process < 0) {
       const std::string reason = std::strerror(errno);
       send(SIGKILL);
-      fail<UsageError>("launch: rank {} of {} cannot be started: {}", member.rank, round.ranks,
-                       reason);
+      fail<UsageError>("launch: {} of {} cannot be started: {}", member.name(),
+                       counted(program_.ranks, "rank"), reason);
     }
     if (member.channel) member.channel->keep_own_end();
   }
@@ -132,10 +131,14 @@ class Ranks {
       polled.push_back({.fd = member.runs() && member.channel ? member.channel->descriptor() : -1,
                         .events = POLLIN,
                         .revents = 0});
+    const auto next = deadline_ && spares_due_ ? std::min(deadline_, spares_due_)
+                      : deadline_              ? deadline_
+                                               : spares_due_;
     const auto left =
-        deadline_ ? std::chrono::ceil<milliseconds>(*deadline_ - Clock::now()) : milliseconds(-1);
-    const int patience = deadline_ ? static_cast<int>(std::max<int64_t>(0, left.count())) : -1;
-    if (::poll(polled.data(), polled.size(), patience) == 0) return pass_deadline();
+        next ? std::chrono::ceil<milliseconds>(*next - Clock::now()) : milliseconds(-1);
+    const int patience = next ? static_cast<int>(std::max<int64_t>(0, left.count())) : -1;
+    if (::poll(polled.data(), polled.size(), patience) == 0)
+      return next == spares_due_ ? replace_spares() : pass_deadline();
     for (size_t i = 0; i < members_.size(); ++i)
       if (polled[i + 1].revents != 0) take_word(members_[i]);
     while (const int signal = signals_.next()) take_signal(signal);
@@ -178,6 +181,7 @@ class Ranks {
     const std::string end =
         fmt::format("{} (process {}) {}", member.name(), process, end_of_process(status));
     const bool others = count(&Member::runs) > 0;
+    if (member.rank < 0 && told_to_end_) return;
     if (member.rank < 0) return tell("{}{}", end, others ? "; the others stay" : "");
     const bool with_the_others = code == kStopped || code == kDiverged;
     if (status_ == 0 || !with_the_others) status_ = code;
@@ -218,6 +222,7 @@ class Ranks {
   void end_waiting(int status, const std::string& reason) {
     ends_ = true;
     meets_ = false;
+    spares_due_.reset();
     status_ = status;
     reason_ = reason;
     deadline_ = Clock::now() + kGrace;
@@ -244,6 +249,7 @@ class Ranks {
     member.copies = parse_held_copies(waiting.copies);
     fits_ = waiting;
     if (ends_) return member.channel->give({{}, status_, reason_});
+    if (member.rank < 0) return;  // a spare is there
     failed_ = true;
     if (!meets_) kill_stopped();  // for which the others have waited
     begin_meeting(
@@ -292,17 +298,21 @@ class Ranks {
   }
 
   void begin_next_round() {
+    spares_due_.reset();
     const int before = static_cast<int>(
         std::count_if(members_.begin(), members_.end(), [](auto& m) { return m.rank >= 0; }));
     const auto left = count(&Member::runs);
     if (over_) return end_waiting(over_, "the run was ending");
     if (stop_signal_) return end_waiting(kStopped, reason_of_stop());
     if (told_to_end_) return end_waiting(kFailed, "the run was ending");
+    const int64_t spares = put_spares_in_place(members_, program_.ranks);
+    if (spares > 0 && left >= program_.ranks) return begin_round_with_spares(spares);
     if (restarts_ < program_.max_restarts) {
       ++restarts_;
-      tell("ranks that stay: {}, that start anew: {} (restart {} of {})", left,
-           program_.ranks - left, restarts_, program_.max_restarts);
-      return begin_round(program_.ranks);
+      tell("ranks that stay: {}, that start anew: {} (restart {} of {})", left, program_.ranks - left,
+           restarts_, program_.max_restarts);
+      begin_round(program_.ranks);
+      return start_spares();
     }
     if (num_lost_ == 0)
       return end_waiting(kFailed, fmt::format("no rank is lost, and --max-restarts {} is used up",
@@ -317,32 +327,29 @@ class Ranks {
       return end_waiting(kFailed, reason);
     }
     tell("going on with {} (before: {}, spare: {})", counted(*fit, "rank"), before, left - *fit);
-    renumber(static_cast<size_t>(*fit));
+    put_first(members_, static_cast<size_t>(*fit));
     begin_round(static_cast<int>(*fit));
   }
 
-  /// `count` of those that run come first, in the order of their ranks, then the spares.
-  void renumber(size_t count) {
-    const auto place = [](const Member& m) {
-      return std::pair(!m.runs() ? 3 : m.is_spare ? 2 : m.rank < 0 ? 1 : 0, m.rank);
-    };
-    const auto sort = [&] {
-      std::stable_sort(members_.begin(), members_.end(),
-                       [&](const Member& a, const Member& b) { return place(a) < place(b); });
-    };
-    for (Member& member : members_) member.is_spare = false;
-    sort();
-    std::vector<std::vector<HeldCopy>> copies;
-    for (const Member& member : members_)
-      if (member.runs()) copies.push_back(member.copies);
-    for (size_t i = 0; i < copies.size(); ++i) members_[i].is_spare = true;
-    for (const size_t i : ranks_that_go_on(copies, count)) members_[i].is_spare = false;
-    sort();
+  /// With all ranks again.
+  void begin_round_with_spares(int64_t taken) {
+    tell("ranks that stay: {}, spares that take part: {}", program_.ranks - taken, taken);
+    begin_round(program_.ranks);
+    if (restarts_ < program_.max_restarts) spares_due_ = Clock::now() + kTimeToResume;
+  }
+
+  void replace_spares() {
+    ++restarts_;
+    tell("new spares: {} (restart {} of {})",
+         static_cast<int64_t>(members_.size()) - count(&Member::runs), restarts_,
+         program_.max_restarts);
+    start_spares();
   }
 
   const LaunchedProgram& program_;
   BlockedSignals signals_;
   std::vector<Member> members_;
+  RankRound round_;
   std::optional<ReservedPort> port_;  ///< of the last round
   int rounds_ = 0, restarts_ = 0;
   int num_lost_ = 0;          ///< in this round
@@ -357,7 +364,8 @@ class Ranks {
   std::string folder_;  ///< of the checkpoints, as a rank has told
   WaitingRank fits_;
   std::optional<milliseconds> timeout_;
-  std::optional<Clock::time_point> deadline_;  ///< of ranks that are to end, or to wait
+  std::optional<Clock::time_point> deadline_;    ///< of ranks that are to end, or to wait
+  std::optional<Clock::time_point> spares_due_;  ///< when new ones replace those that took part
 };
 
 }  // namespace

@@ -24,7 +24,9 @@ namespace lockstep {
 /// With `elastic` the others stay (see launch_channel.h): they leave their round, say so and wait.
 /// One that does not within its own timeout and 15 s more, or that a signal has stopped while all
 /// others wait or have ended, is killed and lost as well. A lost spare does not count. Then a
-/// process takes the place of each lost rank, which is one restart. Without one left the ranks that
+/// process takes the place of each lost rank, which is one restart. `spares` processes, started with
+/// the ranks, wait for losses: while they suffice they take the places at once, and new processes
+/// become the next spares, which is one restart where any is left. Without one left the ranks that
 /// stay go on alone, as many as the configuration fits; the others wait as spares, take part again
 /// after a further loss, and end with the run. If no number of ranks fits, or none is lost and no
 /// restart is left, all end with status 1. After a first SIGTERM or SIGINT to this process a rank

@@ -57,25 +57,24 @@ class Rounds {
         train_(train),
         environment_(read_launch_environment()),
         start_(read_job_start()) {
-    if (config_.train.elastic == Elastic::dp) {
-      channel_ = LaunchChannel::of_this_process();
-      keep_global_batch(config_, environment_.world_size, folder_, start_);
-    }
-    check_replicas_in_memory(config_, channel_ != nullptr, environment_.world_size);
-    check_layout(config_, environment_.world_size);
+    if (config_.train.elastic == Elastic::dp) channel_ = LaunchChannel::of_this_process();
+    is_spare_ = channel_ && LaunchChannel::spare_of() > 0;
+    first_world_size_ = is_spare_ ? LaunchChannel::spare_of() : environment_.world_size;
+    if (config_.train.elastic == Elastic::dp)
+      keep_global_batch(config_, first_world_size_, folder_, start_);
+    check_replicas_in_memory(config_, channel_ != nullptr, first_world_size_);
+    check_layout(config_, first_world_size_);
     device_ = choose_device(config_.train.device, environment_);
-    first_world_size_ = environment_.world_size;
   }
 
   void run() {
     if (channel_) channel_->announce(parallel_options(config_, device_).timeout, absolute_folder());
+    if (is_spare_) take_next_order();
     while (const auto lost = lost_in_round()) {
       std::cerr << fmt::format("lockstep: {}; this rank stays\n",
                                told_by_rank(environment_.rank, *lost))
                 << std::flush;
-      take(channel_->wait_for_order({fitting_world_sizes(config_, first_world_size_),
-                                     limits_of_world_size(config_),
-                                     format_held_copies(copies_.held())}));
+      take_next_order();
     }
   }
 
@@ -99,8 +98,13 @@ class Rounds {
     }
   }
 
-  void take(const LaunchOrder& order) {
+  void take_next_order() {
+    const LaunchOrder order =
+        channel_->wait_for_order({fitting_world_sizes(config_, first_world_size_),
+                                  limits_of_world_size(config_),
+                                  format_held_copies(copies_.held())});
     if (order.status) end(*order.status, order.reason);
+    is_spare_ = false;
     const EnvironmentReader read = over(order.round, environment_of_process());
     environment_ = read_launch_environment(read);
     start_ = read_job_start(read);
@@ -112,7 +116,7 @@ class Rounds {
   }
 
   [[noreturn]] void end(int status, const std::string& reason) const {
-    if (reason.empty()) throw ExitStatus{status, ""};
+    if (reason.empty() || is_spare_) throw ExitStatus{status, ""};
     const char* const what = status == kStatusOfStop ? "the run ends: " : "the run cannot go on: ";
     throw ExitStatus{status, told_by_rank(environment_.rank,
                                           what + reason + "; " + newest_checkpoint_in(folder_))};
@@ -126,6 +130,7 @@ class Rounds {
   c10::Device device_ = c10::kCPU;
   StateCopies copies_;
   std::unique_ptr<LaunchChannel> channel_;  ///< null: nothing comes after a lost rank
+  bool is_spare_ = false;                   ///< until its first order
   int64_t first_world_size_ = 0;            ///< no round has more ranks
 };
 

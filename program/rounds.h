@@ -24,7 +24,8 @@ struct Round {
 ///
 /// With train.elastic = dp, where `lockstep launch` has started this rank, a CommunicationError (a
 /// rank is lost, or nobody answers) does not end it. Whatever belongs to the round goes, the rank
-/// waits for its launcher's word and begins the next one, with its device and in its process.
+/// waits for its launcher's word and begins the next one, with its device and in its process. A
+/// spare (LaunchChannel::spare_of()) waits for that word before its first round.
 /// `folder` is where the run saves, and from where it resumes; empty: nowhere. ConfigError:
 /// checkpoint.in_memory_replicas of ranks that do not stay, or are too few.
 void run_rounds(Config config, const std::string& folder,

@@ -99,6 +99,11 @@ std::unique_ptr<LaunchChannel> LaunchChannel::of_this_process() {
   return std::make_unique<LaunchChannel>(descriptor);
 }
 
+int LaunchChannel::spare_of() {
+  const char* const value = std::getenv(kSpareVariable);
+  return value ? number_in<int>(value) : 0;
+}
+
 void LaunchChannel::announce(std::chrono::milliseconds timeout, const std::string& folder) const {
   socket_.send(fmt::format("{}\n{}\n{}", kTimeout, timeout.count(), folder));
 }

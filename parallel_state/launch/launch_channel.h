@@ -18,6 +18,10 @@
 /// which the rank finds by its descriptor in LOCKSTEP_LAUNCH_CHANNEL.
 namespace lockstep {
 
+/// Where set, this process is a spare of a run of so many ranks: it takes part in no round before
+/// the launcher tells it to.
+inline constexpr char kSpareVariable[] = "LOCKSTEP_SPARE_OF";
+
 /// Environment variables and their values.
 using VariableList = std::vector<std::pair<std::string, std::string>>;
 
@@ -63,6 +67,9 @@ class LaunchChannel {
   explicit LaunchChannel(int descriptor) : socket_(descriptor) {}
   /// The one that the launcher gave to this process; null where it gave none.
   static std::unique_ptr<LaunchChannel> of_this_process();
+  /// How many ranks the run has of which this process is a spare; 0 where it is a rank from the
+  /// start. A spare waits for an order before its first round.
+  static int spare_of();
 
   /// Says how long this rank waits for others before it takes them for lost, and where it saves;
   /// empty: nowhere.

@@ -1,5 +1,5 @@
-"""Ranks that are killed while the others stay in their processes (train.elastic = dp): new ones take
-their places, or the run goes on with fewer."""
+"""Ranks that are killed while the others stay in their processes (train.elastic = dp): new ones or
+spares take their places, or the run goes on with fewer."""
 
 import signal
 import time
@@ -46,9 +46,9 @@ def kill_some(case, training, life, kills, several):
         kept = {rank: pid for rank, pid in pids.items() if rank not in victims}
 
 
-def replace(case, *more):
+def replace(case, *more, spares=0):
     training = Training(case, choose_layout(case, SEVERAL), True, *ELASTIC, *more,
-                        options=("--max-restarts", "20"))
+                        options=("--max-restarts", "20", "--spares", str(spares)))
     life = training.start()
     kill_some(case, training, life, len(kills_of(case)), several=True)
     statuses = life.wait(240)
@@ -60,6 +60,12 @@ def replace(case, *more):
 
 def resume_from_memory(case):
     replace(case, *COPIES)
+
+
+def replace_by_spares(case):
+    """Spares are killed, too. A restart covers what they do not."""
+    replace(case, *(COPIES if case.random.random() < 0.5 else ()),
+            spares=case.draw(case.random.randint(1, 3)))
 
 
 class Shrinking(Resized):
@@ -100,6 +106,7 @@ def go_on_with_fewer(case, kind=Shrinking):
 CELLS = [Cell("SIGKILL, ranks that stay", "step, save, meeting", replace, 24, 1),
          Cell("SIGKILL, ranks that stay, copies in memory", "step, save, meeting",
               resume_from_memory, 24, 1),
+         Cell("SIGKILL, spares", "step, save, meeting", replace_by_spares, 24, 1),
          Cell("SIGKILL, fewer ranks that stay", "step, save, meeting", go_on_with_fewer, 24, 1),
          Cell("SIGKILL, fewer ranks that stay, copies in memory", "step, save, meeting",
               lambda case: go_on_with_fewer(case, ShrinkingWithCopies), 24, 1)]

@@ -169,7 +169,7 @@ class Life:
         return not self.any_ended()
 
     def pids(self):
-        """The process of each rank that there is, by rank."""
+        """The process of each rank that there is, by rank; of a spare by its process."""
         if not self.launched:
             return {rank: process.pid for rank, process in enumerate(self.processes)
                     if process.poll() is None}
@@ -184,9 +184,10 @@ class Life:
                 variables = pathlib.Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
             except OSError:
                 continue
+            is_spare = any(variable.startswith(b"LOCKSTEP_SPARE_OF=") for variable in variables)
             for variable in variables:
                 if variable.startswith(b"RANK="):
-                    found[int(variable[5:])] = child
+                    found[child if is_spare else int(variable[5:])] = child
         return found
 
     def send(self, number, victims):

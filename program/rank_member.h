@@ -1,0 +1,42 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "lockstep/checkpoint/copy_holders.h"
+#include "lockstep/parallel_state/launch_channel.h"
+
+namespace lockstep {
+
+/// A process of `lockstep launch`: a rank, or a spare.
+struct RankMember {
+  pid_t process = 0;      ///< 0: it has ended
+  int rank = 0;           ///< in this round; below 0: none, it is a spare
+  bool waits = false;     ///< for the next round
+  bool stopped = false;   ///< by a signal
+  bool is_spare = false;  ///< in the round that begins
+  std::vector<HeldCopy> copies = {};
+  std::unique_ptr<RankChannel> channel;
+
+  bool runs() const { return process > 0; }
+  bool is_stopped() const { return runs() && stopped; }
+  bool is_active() const { return runs() && !waits; }
+  bool trains() const { return is_active() && rank >= 0; }
+  std::string name() const { return rank < 0 ? "a spare rank" : fmt::format("rank {}", rank); }
+};
+
+/// Exchanges each of the first `ranks` members that has ended with a spare that runs, of those
+/// after them, as long as there are any. The ranks that stay keep their positions. Returns how many.
+int64_t put_spares_in_place(std::vector<RankMember>& members, int ranks);
+
+/// Sorts so that `count` of those that run come first, in the order of their ranks: those that hold
+/// a whole copy of the state together, if any do. Then come the spares, and those that have ended.
+void put_first(std::vector<RankMember>& members, size_t count);
+
+}  // namespace lockstep

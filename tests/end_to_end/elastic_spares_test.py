@@ -1,0 +1,191 @@
+"""lockstep launch --spares: processes that wait take the place of lost ranks, without a restart.
+
+LOCKSTEP_ELASTIC_SEED sets when which ranks are killed (default 1)."""
+
+import pathlib
+import signal
+import time
+import unittest
+
+from elastic_copies_test import COPIES, IN_MEMORY
+from elastic_test import COMMON, Elastic, numbers_of, settings
+from launch_test import alive
+from support import LOCKSTEP, run
+
+
+def variable(pid, name):
+    for pair in pathlib.Path(f"/proc/{pid}/environ").read_text().split("\0"):
+        if pair.startswith(name + "="):
+            return pair[len(name) + 1:]
+    return None
+
+
+class Spares(Elastic):
+    def spares(self):
+        return [pid for pid in self.ranks() if variable(pid, "LOCKSTEP_SPARE_OF")]
+
+    def trains(self, pid):
+        """A process that waits takes no time of a processor."""
+        def ticks():
+            fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            return int(fields[11]) + int(fields[12])
+        before = ticks()
+        time.sleep(0.5)
+        return ticks() > before
+
+    def lose(self, number, *victims):
+        """Kills them in the middle of the run; round `number` begins."""
+        self.wait_for_iteration(self.last_iteration() + self.random.randint(3, 9))
+        time.sleep(self.random.uniform(0, 0.05))
+        before = self.ranks()
+        self.kill(*victims)
+        self.wait_for_round(number)
+        return self.check_stay(before, *victims)
+
+
+class TakingPart(Spares):
+    def test_spares_replace_ranks_bit_for_bit_until_none_is_left(self):
+        """Without a restart. Then fewer ranks go on."""
+        self.begin(3, options=("--spares", 2), iterations=200)
+        self.wait_for_round(0)
+        ranks = self.ranks()
+        spares = self.spares()
+        self.assertEqual([variable(pid, "LOCKSTEP_SPARE_OF") for pid in spares], ["3", "3"])
+        self.assertFalse(self.trains(spares[0]))
+        left = self.lose(1, ranks[1])
+        self.assertEqual(sorted(left), sorted(set(ranks) - {ranks[1]}))  # nothing new
+        self.assertTrue(self.trains(spares[0]) or self.trains(spares[1]))
+        left = self.lose(2, ranks[0])
+        self.assertEqual(sorted(left), sorted([ranks[2], *spares]))
+        self.assertIn("ranks that stay: 2, spares that take part: 1", self.told())
+        same = self.last_iteration()
+        left = self.lose(3, spares[0])
+        self.assertEqual(sorted(left), sorted([ranks[2], spares[1]]))
+        self.assertIn("going on with 2 ranks (before: 3, spare: 0)", self.told())
+        self.check_done()
+        self.check_like_one_process(iterations=200)
+        self.assertEqual(numbers_of(self.output)[:same],
+                         self.undisturbed(3, iterations=200)[:same])
+
+    def test_several_at_once_and_a_restart_for_those_that_no_spare_replaces(self):
+        pairs = ("ddp.use_distributed_optimizer=true", "model.hidden_dropout=0.1")
+        self.begin(4, *pairs, options=("--spares", 2, "--max-restarts", 1), iterations=150)
+        self.wait_for_round(0)
+        ranks, spares = self.ranks(), self.spares()
+        victims = [pid for pid in ranks if pid not in spares][1:4]
+        left = self.lose(1, *victims)
+        self.assertIn("ranks that stay: 3, that start anew: 1 (restart 1 of 1)", self.told())
+        self.assertEqual([pid for pid in spares if pid in left], spares)
+        self.wait_for(lambda: len(self.spares()) == 4)  # of the first ones, and as many new ones
+        self.lose(2, spares[1])
+        self.assertIn("ranks that stay: 3, spares that take part: 1", self.told())
+        self.check_done()
+        self.check_bit_for_bit(4, *pairs, iterations=150)
+
+    def test_new_spares_start_while_restarts_are_left(self):
+        self.begin(2, options=("--spares", 1, "--max-restarts", 1), iterations=100000)
+        self.wait_for_round(0)
+        ranks = self.ranks()
+        left = self.lose(1, ranks[0])
+        self.wait_for(lambda: "new spares: 1 (restart 1 of 1)" in self.told())
+        self.wait_for(lambda: len(self.ranks()) == 3)
+        new = [pid for pid in self.ranks() if pid not in left]
+        self.lose(2, ranks[1])
+        self.assertEqual(sorted(self.ranks()), sorted([self.spares()[0], *new]))
+        self.process.terminate()
+        self.check_done(status=3)
+
+    def test_the_newest_copy_in_memory_is_where_they_begin(self):
+        self.begin(3, *COPIES, options=("--spares", 2), without="checkpoint.save_interval")
+        self.wait_for_round(0)
+        for number in range(2):
+            self.wait_for_iteration(self.last_iteration() + 5)
+            ranks = [pid for pid in self.ranks() if variable(pid, "RANK") == str(number)]
+            at = self.last_iteration()
+            self.kill(ranks[0])
+            self.wait_for_round(number + 1)
+            loaded = int(self.told().rsplit(IN_MEMORY, 1)[1].split("\n")[0])
+            self.assertGreaterEqual(loaded, at - 1, self.told())
+        self.check_done()
+        self.check_bit_for_bit(3, *COPIES)
+
+    def test_a_rank_that_stops_is_replaced(self):
+        self.begin(3, options=("--spares", 1))
+        self.wait_for_round(0)
+        ranks = self.ranks()
+        self.wait_for_iteration(6)
+        self.kill(ranks[1], number=signal.SIGSTOP)
+        self.wait_for_round(1)
+        self.assertIn("spares that take part: 1", self.told())
+        self.check_done()
+        self.check_bit_for_bit(3)
+
+
+class Waiting(Spares):
+    def end_of(self, pid):
+        deadline = time.monotonic() + 20
+        while alive(pid):
+            self.assertLess(time.monotonic(), deadline, self.told())
+            time.sleep(0.01)
+
+    def test_they_end_with_the_run_and_say_nothing(self):
+        for end, status in ((None, 0), (signal.SIGTERM, 3), (signal.SIGINT, 3)):
+            with self.subTest(end=end):
+                self.output = self.folder / str(status) / str(end)
+                self.begin(2, options=("--spares", 2), iterations=20 if end is None else 100000)
+                self.wait_for_round(0)
+                spares = self.spares()
+                self.wait_for_iteration(4)
+                if end is not None:
+                    self.process.send_signal(end)
+                self.check_done(status=status)
+                self.assertNotIn("spare", self.told())
+                for pid in spares:
+                    self.end_of(pid)
+
+    def test_one_that_is_lost_changes_nothing(self):
+        self.begin(2, options=("--spares", 1))
+        self.wait_for_round(0)
+        spare = self.spares()[0]
+        self.wait_for(lambda: not self.trains(spare))  # it is there
+        self.kill(spare)
+        self.wait_for(lambda: f"a spare rank (process {spare}) was killed by signal 9" in self.told())
+        self.check_done()
+        self.assertNotIn("ranks that stay", self.told())
+        self.check_bit_for_bit(2)
+
+    def test_one_that_never_gets_ready_keeps_nobody(self):
+        """It is suspended as soon as it is there."""
+        self.begin(2, options=("--spares", 1), iterations=20)
+        self.wait_for(lambda: len(self.ranks()) == 3 and self.spares())
+        spare = self.spares()[0]
+        self.kill(spare, number=signal.SIGSTOP)
+        self.check_done()
+        self.end_of(spare)
+
+    def test_the_run_meets_without_one_that_never_gets_ready(self):
+        self.begin(3, options=("--spares", 1), iterations=100)
+        self.wait_for(lambda: len(self.ranks()) == 4 and self.spares())
+        spare = self.spares()[0]
+        self.kill(spare, number=signal.SIGSTOP)
+        self.wait_for_round(0)
+        ranks = [pid for pid in self.ranks() if pid != spare]
+        self.wait_for_iteration(8)
+        self.kill(ranks[2])
+        self.wait_for_round(1)
+        self.assertIn("going on with 2 ranks", self.told())
+        self.check_done()
+        self.check_like_one_process()
+
+    def test_what_cannot_have_spares_is_refused(self):
+        for words, elastic in ((("--spares", 1), "none"),
+                               (("--spares", 1, "--starter", "torchrun"), "dp"),
+                               (("--spares", -1), "dp"), (("--spares", "x"), "dp")):
+            result = run(LOCKSTEP, "launch", "-n", 2, *words, "--", "train", self.config,
+                         *settings(*COMMON, f"train.elastic={elastic}"))
+            self.assertEqual(result.returncode, 2, (words, result.stderr))
+            self.assertRegex(result.stderr.decode(), f"--spares: found '?{words[1]}")
+
+
+if __name__ == "__main__":
+    unittest.main()
