@@ -77,6 +77,7 @@ void sort_in_model_order(CheckpointReader& checkpoint, std::vector<ManifestTenso
 }
 
 void inspect(const CheckpointArguments& arguments) {
+  note_doubt(arguments.folder);
   CheckpointReader checkpoint(arguments.folder);
   Manifest manifest = checkpoint.manifest();
   sort_in_model_order(checkpoint, manifest.tensors);
@@ -105,6 +106,7 @@ void inspect(const CheckpointArguments& arguments) {
 }
 
 void verify(const CheckpointArguments& arguments) {
+  note_doubt(arguments.folder);
   std::string path;
   Manifest manifest;
   std::vector<CheckpointDamage> damage;

@@ -19,15 +19,12 @@ struct ConversionArguments {
   bool adapters = false;
 };
 
-void print_note(const std::string& note) {
-  if (!note.empty()) std::cerr << "lockstep: " + note + "\n";
-}
-
 void run_export(const ConversionArguments& arguments) {
   const ExportOptions options = {
       .dtype = arguments.dtype == "bf16" ? ExportDtype::bf16 : ExportDtype::fp32,
       .max_shard_size = parse_file_size(arguments.max_shard_size, "--max-shard-size"),
       .adapters = arguments.adapters};
+  note_doubt(arguments.folder);
   print_note(export_to_hugging_face(arguments.folder, arguments.hugging_face, options));
   std::cout << arguments.hugging_face << std::endl;
 }

@@ -56,6 +56,11 @@ std::string config_help();
 /// configs/tiny.textproto on two ranks.
 void keep_freed_memory();
 
+/// "lockstep: ..." on standard error; nothing of an empty note.
+void print_note(const std::string& note);
+/// doubt_about_newest() of a folder whose newest checkpoint the command uses, as a note.
+void note_doubt(const std::string& checkpoints);
+
 /// Ends the program with `status` and, unless it is empty, `message`.
 struct ExitStatus {
   int status;

@@ -41,6 +41,7 @@ TokenSequence read_input(const EvaluateArguments& arguments, const Config& confi
 void run(const EvaluateArguments& arguments) {
   const at::NoGradGuard no_grad;
   const c10::Device device = choose_device(DeviceChoice::auto_, LaunchEnvironment{});
+  note_doubt(arguments.checkpoint);
   const SavedModel saved = load_model(arguments.checkpoint, device);
   const TokenSequence text = read_input(arguments, saved.config);
   const int64_t length = saved.config.model.seq_length;

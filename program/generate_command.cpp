@@ -150,6 +150,7 @@ void write_texts(const GenerateArguments& arguments, const std::vector<std::stri
 void run_as_rank(const GenerateArguments& arguments, const std::vector<std::string>& prompts,
                  const StopStrings& stop) {
   const LaunchEnvironment environment = read_launch_environment();
+  if (environment.rank == 0) note_doubt(arguments.checkpoint);
   require<ConfigError>(rank_count(arguments.parallel) == environment.world_size,
                        "--tensor, --pipeline, --expert: found a product of {}, allowed: {}, the "
                        "ranks that were started",
@@ -174,6 +175,7 @@ void run(const GenerateArguments& arguments) {
   const StopStrings stop(arguments.stop);
   const std::vector<std::string> prompts = prompts_of(arguments);
   if (rank_count(arguments.parallel) > 1) return run_as_rank(arguments, prompts, stop);
+  note_doubt(arguments.checkpoint);
   const c10::Device device = choose_device(DeviceChoice::auto_, LaunchEnvironment{});
   write_texts(arguments, prompts, stop,
               {load_model(arguments.checkpoint, device), ParallelState::single_process()});

@@ -22,6 +22,7 @@ struct ScoreArguments {
 void run_score(const ScoreArguments& arguments) {
   const std::string text = read_to_end(arguments.input);
   const auto requests = parse_score_requests(text, arguments.input);
+  note_doubt(arguments.checkpoint);
   const SavedModel saved =
       load_model(arguments.checkpoint, choose_device(DeviceChoice::auto_, LaunchEnvironment{}));
   const TransformerConfig& model = saved.config.model;

@@ -199,6 +199,31 @@ class Checkpoints(EndToEnd):
         for command in (("checkpoint", "verify", folder), *commands):
             self.assert_failed(run(LOCKSTEP, *command), 1, str(manifest), "checksum")
 
+    def test_a_doubtful_newest_checkpoint_is_noted_by_whoever_uses_it(self):
+        """A bit of the first name in `latest` has flipped, so that the one before it counts."""
+        output, _ = self.train("out", "checkpoint.save_interval=6", "checkpoint.keep=2")
+        folder = output / "checkpoint"
+        requests = self.folder / "requests.jsonl"
+        requests.write_text('{"context": "a", "continuation": "b"}\n')
+        commands = [("checkpoint", "inspect", folder), ("checkpoint", "verify", folder),
+                    ("checkpoint", "export", folder, "--hf", self.folder / "exported"),
+                    ("evaluate", folder, "--input", self.folder / "text"),
+                    ("generate", folder, "--prompt", "a", "--max-tokens", 1),
+                    ("score", folder, "--input", requests)]
+        latest = folder / "latest"
+        for text, note in ((latest.read_text(), b""),
+                           (latest.read_text().replace("step_12", "step_13", 1),
+                            f"lockstep: '{latest}' begins with 'step_13', which is not there, so "
+                            "step_6 counts as the newest; step_12 is complete too, but not listed. "
+                            "If the file is damaged, remove it: then the highest step counts\n"
+                            .encode())):
+            latest.write_text(text)
+            for command in commands:
+                with self.subTest(command[:2], note=note):
+                    result = run(LOCKSTEP, *command)
+                    self.assertEqual(result.returncode, 0, result.stderr)
+                    self.assertEqual(result.stderr, note)
+
     def test_evaluate_is_the_validation_of_the_run(self):
         text = (self.folder / "text").read_bytes()
         cut = len(text) * 9 // 10
