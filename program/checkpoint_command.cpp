@@ -2,11 +2,13 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <unordered_map>
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
 #include "lockstep/checkpoint/checkpoint_reader.h"
 #include "lockstep/checkpoint/safetensors_header.h"
+#include "lockstep/checkpoint/shard_file.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/counted.h"
 #include "lockstep/parallel_state/parallel_axes.h"
@@ -76,12 +78,24 @@ void sort_in_model_order(CheckpointReader& checkpoint, std::vector<ManifestTenso
       [&](const ManifestTensor& a, const ManifestTensor& b) { return place(a) < place(b); });
 }
 
+/// FileError: a file of the checkpoint is missing, or has another size.
+void check_files(const CheckpointReader& checkpoint) {
+  for (const ManifestFile& file : checkpoint.manifest().files)
+    ShardReader(checkpoint.path(), file);
+}
+
 void inspect(const CheckpointArguments& arguments) {
   note_doubt(arguments.folder);
-  CheckpointReader checkpoint(arguments.folder);
-  Manifest manifest = checkpoint.manifest();
-  sort_in_model_order(checkpoint, manifest.tensors);
-  Json json = {{"path", checkpoint.path()},
+  std::string path;
+  Manifest manifest;
+  with_newest_checkpoint(arguments.folder, [&](CheckpointReader& checkpoint) {
+    path = checkpoint.path();
+    manifest = checkpoint.manifest();
+    check_files(checkpoint);
+    sort_in_model_order(checkpoint, manifest.tensors);
+    return true;
+  });
+  Json json = {{"path", path},
                {"iteration", manifest.iteration},
                {"consumed_samples", manifest.consumed_samples},
                {"optimizer_steps", manifest.optimizer_steps},
@@ -105,20 +119,35 @@ void inspect(const CheckpointArguments& arguments) {
     print_table(json, manifest);
 }
 
+/// What verify() found.
+struct Verified {
+  std::string path;
+  std::optional<Manifest> manifest;  ///< none: it is damaged itself
+  std::vector<CheckpointDamage> damage;
+};
+
+Verified verify_newest(const std::string& folder) {
+  Verified found;
+  try {
+    with_newest_checkpoint(folder, [&](const CheckpointReader& checkpoint) {
+      found = {checkpoint.path(), checkpoint.manifest(), verify_checkpoint(checkpoint)};
+      return found.damage.empty();
+    });
+  } catch (const FileError& error) {
+    if (!has_checkpoint(folder)) throw;
+    const std::string path = find_checkpoint(folder);
+    found = {path, std::nullopt, {{path + "/" + kManifestName, "", 0, error.what()}}};
+  }
+  return found;
+}
+
 void verify(const CheckpointArguments& arguments) {
   note_doubt(arguments.folder);
-  std::string path;
-  Manifest manifest;
-  std::vector<CheckpointDamage> damage;
-  with_newest_checkpoint(arguments.folder, [&](const CheckpointReader& checkpoint) {
-    path = checkpoint.path();
-    manifest = checkpoint.manifest();
-    damage = verify_checkpoint(checkpoint);
-    return damage.empty();
-  });
+  const auto [path, readable, damage] = verify_newest(arguments.folder);
+  const Manifest manifest = readable.value_or(Manifest{});
   Json json = {{"path", path},
                {"ok", damage.empty()},
-               {"iteration", manifest.iteration},
+               {"iteration", readable ? Json(manifest.iteration) : Json()},
                {"files", manifest.files.size()},
                {"bytes", total_bytes(manifest)},
                {"damage", Json::array()}};
@@ -161,9 +190,20 @@ CLI::App* add_checkpoint_command(CLI::App& program) {
       program.add_subcommand("checkpoint", "Inspect, verify and convert checkpoints");
   checkpoint->require_subcommand(1);
   add_check(*checkpoint, "inspect",
-            "Print the contents of a checkpoint; shapes are in elements, sizes in bytes", inspect);
+            "Print the contents of a checkpoint; shapes are in elements, sizes in bytes", inspect)
+      ->footer(
+          "Reads the manifest and looks whether all files are there with their sizes; `lockstep "
+          "checkpoint verify` reads the files.\n"
+          "JSON: path, iteration, consumed_samples (sequences), optimizer_steps, parameters (number "
+          "of elements), bytes (of all files), layout (of the run that saved it), files (name, "
+          "bytes), tensors (name, state: empty for a weight, dtype, shape of the whole tensor, "
+          "pieces: in how many it lies), checkpoints (the complete ones in DIR, the newest first).");
   add_check(*checkpoint, "verify",
-            "Read every byte of a checkpoint and compare it with the checksums", verify);
+            "Read every byte of a checkpoint and compare it with the checksums", verify)
+      ->footer(
+          "JSON: path, ok, iteration, files (how many), bytes (of all files), damage (file, tensor: "
+          "the first one in these bytes, offset in bytes, message). iteration is null where the "
+          "manifest is damaged. The exit status is 1 if there is damage.");
   return checkpoint;
 }
 

@@ -10,6 +10,11 @@
 /// it, so that they say what --help says.
 namespace lockstep {
 
+/// What every --help and every manual page says of the program's exit status.
+inline constexpr char kExitStatus[] =
+    "0 done; 1 failed while running; 2 unusable arguments or configuration; 3 stopped early by "
+    "SIGTERM or SIGINT, state saved; 4 stopped because the training diverged.";
+
 /// An option, or an argument that is told by its place.
 struct OptionText {
   std::string name;           ///< "--set", or "CONFIG" for an argument

@@ -49,6 +49,17 @@ std::string paragraphs(const std::string& text) {
   return result;
 }
 
+/// What follows the schema, whose first line alone is not indented.
+std::string after_schema(const std::string& footer) {
+  std::string rest;
+  std::istringstream lines(footer);
+  std::string line;
+  std::getline(lines, line);
+  while (std::getline(lines, line))
+    if (!line.starts_with(' ')) rest += line + "\n";
+  return rest;
+}
+
 std::string page_name(const std::string& command) {
   std::string name = "lockstep" + (command.empty() ? "" : "-" + command);
   std::replace(name.begin(), name.end(), ' ', '-');
@@ -112,13 +123,15 @@ std::string page(const CommandText& command, const std::vector<CommandText>& all
   text += ".SH SYNOPSIS\n" + synopsis(command);
   if (!command.commands.empty()) text += ".SH COMMANDS\n" + commands_inside(command, all);
   text += ".SH OPTIONS\n" + options(command);
+  std::string footer = command.footer;
   if (ends_with_schema(command)) {
     text += ".SH CONFIGURATION\nText protobuf; \\fB\\-\\-set\\fR takes each of these paths.\n";
     for (const ConfigField& field : fields)
       text += tagged(bold(field.path), field.meaning + " (" + facts_of(field) + ")");
-  } else if (const std::string notes = paragraphs(command.footer); !notes.empty()) {
-    text += ".SH NOTES\n" + notes;
+    footer = after_schema(footer);
   }
+  if (const std::string notes = paragraphs(footer); !notes.empty()) text += ".SH NOTES\n" + notes;
+  text += ".SH EXIT STATUS\n" + escaped(kExitStatus) + "\n";
   if (!command.name.empty()) text += ".SH SEE ALSO\n.BR lockstep (1)\n";
   return text;
 }

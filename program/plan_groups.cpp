@@ -70,6 +70,10 @@ void add_plan_groups_command(CLI::App& plan) {
                  "Print only the number of groups of each kind, and their size in ranks")
       ->excludes(rank);
   command->add_flag("--json", arguments->json, "Print one JSON document");
+  command->footer(
+      "JSON: world_size, order, sizes (ranks of each axis; etp and edp are those of experts), and "
+      "groups: for each kind a list of groups, each a list of ranks. With --summary, for each kind "
+      "count and size (in ranks) instead.");
   command->callback([command, arguments] { plan_groups(*command, *arguments); });
 }
 

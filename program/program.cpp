@@ -11,6 +11,7 @@
 #include "lockstep/core/check.h"
 #include "lockstep/core/nearest_name.h"
 #include "lockstep/datasets/mapped_files.h"
+#include "lockstep/program/command_texts.h"
 #include "lockstep/program/commands.h"
 #include "lockstep/program/named_configs.h"
 #include "lockstep/program/standard_descriptors.h"
@@ -118,6 +119,15 @@ int end_of_parsing(const CLI::App& program, const CLI::ParseError& parsed) {
   return 0;
 }
 
+/// Tells the exit status below every help text.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  std::string make_footer(const CLI::App* app) const override {
+    const std::string footer = app->get_footer();
+    return footer + (footer.empty() ? "" : "\n\n") + "Exit status: " + kExitStatus + "\n";
+  }
+};
+
 }  // namespace
 
 int run_program(int argc, char** argv, const std::function<void(CLI::App& program)>& add_commands) {
@@ -128,10 +138,7 @@ int run_program(int argc, char** argv, const std::function<void(CLI::App& progra
   try {
     program.require_subcommand(1);
     program.set_version_flag("--version", "lockstep " LOCKSTEP_VERSION);
-    program.footer(
-        "Exit status: 0 done; 1 failed while running; 2 unusable arguments or configuration; "
-        "3 stopped early by SIGTERM or SIGINT, state saved; 4 stopped because the training "
-        "diverged.");
+    program.formatter(std::make_shared<HelpFormatter>());
     add_commands(program);
     check_command(program, argc, argv);
     program.parse(argc, argv);

@@ -155,6 +155,16 @@ class Reporter {
   std::unique_ptr<TensorBoardFile> tensorboard_;
 };
 
+constexpr char kMetricsHelp[] =
+    "OUTPUT/metrics.jsonl has a JSON object for each iteration: iteration (from 1), lm_loss (nats, "
+    "mean over the tokens of the global batch), grad_norm (2-norm before clipping), learning_rate, "
+    "consumed_samples (sequences, of all iterations so far), num_tokens (of the global batch), "
+    "iteration_ms (milliseconds), tokens_per_second (of all ranks together), skipped (true: nothing "
+    "was updated), model_tflops_per_device (TFLOP/s), memory_bytes and peak_memory_bytes (of rank "
+    "0). A validation adds iteration, validation_loss (nats, mean over tokens) and perplexity (its "
+    "exponential), the test of a finished run iteration, test_loss and test_perplexity. Some "
+    "settings add fields, which docs/formats.md lists.";
+
 std::string save_folder(const Config& config, const std::string& output) {
   if (config.checkpoint.save) return *config.checkpoint.save;
   return output.empty() ? "" : output + "/checkpoint";
@@ -362,6 +372,7 @@ void add_train_command(CLI::App& program) {
       "with which factor, by sending integers in place of gradients. End with an error if the "
       "result differs from `lockstep plan audit`. Writes OUTPUT/audit.json");
   command->footer([] { return config_help(); });
+  command->footer(kMetricsHelp);
   command->callback([arguments] { run(*arguments); });
 }
 

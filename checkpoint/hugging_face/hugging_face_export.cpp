@@ -75,7 +75,8 @@ std::string export_adapters(CheckpointReader& checkpoint, const Config& config,
 std::string export_checkpoint(CheckpointReader& checkpoint, const std::string& out,
                               const ExportOptions& options) {
   const at::NoGradGuard no_grad;
-  const Config config = whole_config(checkpoint.config());
+  Config config = whole_config(checkpoint.config());
+  config.data.tokenizer = find_moved_tokenizer(config.data.tokenizer, checkpoint.path());
   const at::ScalarType dtype = scalar_type_of(options.dtype);
   if (options.adapters) return export_adapters(checkpoint, config, out, dtype);
   const std::string config_json = format_hugging_face_config(

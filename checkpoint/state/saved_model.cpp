@@ -4,6 +4,7 @@
 
 #include "lockstep/checkpoint/checkpoint_reader.h"
 #include "lockstep/checkpoint/checkpoint_saver.h"
+#include "lockstep/checkpoint/companion_files.h"
 #include "lockstep/checkpoint/folder_lock.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/core/config_io.h"
@@ -30,6 +31,7 @@ GPTStage stage_of_rank(const Config& config, const ParallelState& state) {
 SavedModel read_model(CheckpointReader& checkpoint, const ParallelConfig* parallel,
                       const ParallelState& state, c10::Device device) {
   Config config = checkpoint.config();
+  config.data.tokenizer = find_moved_tokenizer(config.data.tokenizer, checkpoint.path());
   if (parallel != nullptr) config.parallel = *parallel;
   config = resolve_for_device(config, device.is_cpu());
   GPTModelOptions options;

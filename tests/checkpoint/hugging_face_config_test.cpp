@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <set>
 
 #include "lockstep/checkpoint/companion_files.h"
@@ -354,6 +356,27 @@ TEST(HuggingFaceConfig, LayersWithExperts) {
   EXPECT_TRUE(throws_with<FileError>(
       [] { parse_family("qwen3_moe", R"(,"num_hidden_layers":100000000,"mlp_only_layers":[1])"); },
       "'num_hidden_layers': found 100000000"));
+}
+
+TEST(MovedTokenizer, IsFoundBesideTheCheckpointOfItsImport) {
+  const testing::TemporaryFolder folder;
+  const std::string root = folder.path(), kept = root + "/moved/hugging_face";
+  std::filesystem::create_directories(kept);
+  for (const char* const name : {"/tokenizer.json", "/vocab.json", "/merges.txt"})
+    std::ofstream(kept + name) << "{}";
+  const std::string checkpoint = root + "/moved/step_0", gone = root + "/before";
+  for (const std::string& from : {checkpoint, checkpoint + "/../step_0"}) {
+    EXPECT_EQ(find_moved_tokenizer("hf:" + gone + "/hugging_face/tokenizer.json", from),
+              "hf:" + kept + "/tokenizer.json");
+    EXPECT_EQ(find_moved_tokenizer("gpt2:" + gone + "/hugging_face", from), "gpt2:" + kept);
+  }
+  for (const std::string& same :
+       {std::string("byte"), "hf:" + gone + "/tokenizer.json", "gpt2:" + gone,
+        "sentencepiece:" + gone + "/hugging_face/tokenizer.model",
+        "hf:" + kept + "/tokenizer.json", "gpt2:" + kept})
+    EXPECT_EQ(find_moved_tokenizer(same, checkpoint), same);
+  EXPECT_EQ(find_moved_tokenizer("gpt2:" + gone + "/hugging_face", root + "/step_0"),
+            "gpt2:" + gone + "/hugging_face");
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ import re
 import subprocess
 import unittest
 
-from support import BUILD, SOURCE, EndToEnd, clean_environment, metrics
+from support import BUILD, LOCKSTEP, SOURCE, EndToEnd, clean_environment, metrics
 
 PYTHON = pathlib.Path(os.environ.get("LOCKSTEP_HUGGING_FACE_PYTHON",
                                      SOURCE / ".venv-hugging-face" / "bin" / "python"))
@@ -86,6 +86,13 @@ class BringAModel(EndToEnd):
         self.assertEqual(iterations[0]["num_tokens"], 2 * 2048)
         loaded = json.loads(self.python(LOAD, self.folder / "runs/tuned-hf",
                                         self.folder / "Qwen3-0.6B"))
+        runs = self.folder / "runs"
+        (runs / "qwen").rename(runs / "elsewhere")  # with the tokenizer
+        moved = subprocess.run([LOCKSTEP, "generate", runs / "elsewhere", "--prompt", "Once",
+                                "--max-tokens", "2"], capture_output=True, check=False,
+                               env=clean_environment())
+        self.assertEqual(moved.returncode, 0, moved.stderr)
+        self.assertTrue(moved.stdout.startswith(b"Once"))
         self.assertGreater(loaded["tokens"], 3)
         self.assertGreater(loaded["moved"], 1e-4)
 

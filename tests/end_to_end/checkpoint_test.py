@@ -190,14 +190,22 @@ class Checkpoints(EndToEnd):
         for command in commands:
             self.assert_failed(run(LOCKSTEP, *command), 1, str(shard), "tensor '", "bytes ")
         shard.write_bytes(whole[:-1])
-        for command in (("checkpoint", "verify", folder), *commands):
+        for command in (("checkpoint", "verify", folder), ("checkpoint", "inspect", folder),
+                        *commands):
             self.assert_failed(run(LOCKSTEP, *command), 1, str(shard), f"allowed: {len(whole)}")
         shard.unlink()
-        self.assert_failed(run(LOCKSTEP, "checkpoint", "verify", folder), 1, str(shard))
+        for command in ("verify", "inspect"):
+            self.assert_failed(run(LOCKSTEP, "checkpoint", command, folder), 1, str(shard))
         manifest = shard.parent / "manifest.textproto"
         manifest.write_bytes(manifest.read_bytes().replace(b"iteration: 12", b"iteration: 13"))
         for command in (("checkpoint", "verify", folder), *commands):
             self.assert_failed(run(LOCKSTEP, *command), 1, str(manifest), "checksum")
+        found = json.loads(self.check("checkpoint", "verify", folder, "--json", status=1).stdout)
+        self.assertEqual((found["path"], found["ok"], found["iteration"], found["files"]),
+                         (str(shard.parent), False, None, 0))
+        self.assertEqual(found["damage"], [{"file": str(manifest), "tensor": "", "offset": 0,
+                                            "message": found["damage"][0]["message"]}])
+        self.assertIn("checksum", found["damage"][0]["message"])
 
     def test_a_doubtful_newest_checkpoint_is_noted_by_whoever_uses_it(self):
         """A bit of the first name in `latest` has flipped, so that the one before it counts."""
