@@ -77,7 +77,8 @@ void check(const LaunchArguments& given) {
                        given.nodes);
 }
 
-/// Whether the ranks train with train.elastic = dp. What cannot be read is theirs to tell.
+/// Whether the ranks train with train.elastic = dp. What cannot be read is theirs to tell, unless
+/// there are to be spares, which depend on it.
 bool trains_elastically(const LaunchArguments& given) {
   if (given.arguments.empty() || given.arguments.front() != "train") return false;
   CLI::App train;
@@ -90,6 +91,7 @@ bool trains_elastically(const LaunchArguments& given) {
     return load_config(path, overrides).train.elastic == Elastic::dp;
   } catch (const CLI::Error&) {
   } catch (const Error&) {
+    if (given.spares > 0) throw;
   }
   return false;
 }

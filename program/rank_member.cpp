@@ -11,7 +11,7 @@ int64_t put_spares_in_place(std::vector<RankMember>& members, int ranks) {
   int64_t taken = 0;
   for (auto lost = members.begin(); lost != first_spare; ++lost) {
     if (lost->runs()) continue;
-    const auto spare = std::find_if(first_spare, members.end(), std::mem_fn(&RankMember::runs));
+    const auto spare = std::find_if(first_spare, members.end(), std::mem_fn(&RankMember::waits));
     if (spare == members.end()) break;
     std::swap(*lost, *spare);
     ++taken;
@@ -21,7 +21,12 @@ int64_t put_spares_in_place(std::vector<RankMember>& members, int ranks) {
 
 void put_first(std::vector<RankMember>& members, size_t count) {
   const auto place = [](const RankMember& m) {
-    return std::pair(!m.runs() ? 3 : m.is_spare ? 2 : m.rank < 0 ? 1 : 0, m.rank);
+    return std::pair(!m.runs()    ? 4
+                     : !m.waits   ? 3
+                     : m.is_spare ? 2
+                     : m.rank < 0 ? 1
+                                  : 0,
+                     m.rank);
   };
   const auto sort = [&] {
     std::stable_sort(
@@ -32,7 +37,7 @@ void put_first(std::vector<RankMember>& members, size_t count) {
   sort();
   std::vector<std::vector<HeldCopy>> copies;
   for (const RankMember& member : members)
-    if (member.runs()) copies.push_back(member.copies);
+    if (member.waits) copies.push_back(member.copies);
   for (size_t i = 0; i < copies.size(); ++i) members[i].is_spare = true;
   for (const size_t i : ranks_that_go_on(copies, count)) members[i].is_spare = false;
   sort();

@@ -25,18 +25,20 @@ struct RankMember {
   std::unique_ptr<RankChannel> channel;
 
   bool runs() const { return process > 0; }
-  bool is_stopped() const { return runs() && stopped; }
-  bool is_active() const { return runs() && !waits; }
-  bool trains() const { return is_active() && rank >= 0; }
+  /// A spare whose process is not ready yet. Nobody waits for it.
+  bool starts() const { return runs() && !waits && rank < 0; }
+  bool trains() const { return runs() && !waits && rank >= 0; }
+  bool is_stopped() const { return runs() && stopped && !starts(); }
   std::string name() const { return rank < 0 ? "a spare rank" : fmt::format("rank {}", rank); }
 };
 
-/// Exchanges each of the first `ranks` members that has ended with a spare that runs, of those
+/// Exchanges each of the first `ranks` members that has ended with a spare that waits, of those
 /// after them, as long as there are any. The ranks that stay keep their positions. Returns how many.
 int64_t put_spares_in_place(std::vector<RankMember>& members, int ranks);
 
-/// Sorts so that `count` of those that run come first, in the order of their ranks: those that hold
-/// a whole copy of the state together, if any do. Then come the spares, and those that have ended.
+/// Sorts so that `count` of those that wait come first, in the order of their ranks: those that hold
+/// a whole copy of the state together, if any do. Then come the spares, first those that wait, and
+/// those that have ended.
 void put_first(std::vector<RankMember>& members, size_t count);
 
 }  // namespace lockstep

@@ -76,8 +76,15 @@ class Ranks {
   }
 
   bool can_begin_next_round() const {
-    return meets_ && count(&Member::runs) > 0 && count(&Member::is_active) == 0 &&
-           count(&Member::is_stopped) == 0;
+    return meets_ && count(&Member::runs) > 0 && count(&Member::trains) == 0 &&
+           count(&Member::is_stopped) == 0 && !awaits_spare();
+  }
+  /// Whether the next round would have too few ranks without a spare that is still starting.
+  bool awaits_spare() const {
+    const bool starts = std::any_of(members_.begin(), members_.end(), [](const Member& member) {
+      return member.starts() && !member.stopped;
+    });
+    return starts && restarts_ == program_.max_restarts && count(&Member::waits) < program_.ranks;
   }
 
   /// Gives the first `ranks` members a rank: those that wait learn of it, a process takes the place
@@ -150,13 +157,14 @@ class Ranks {
     told_to_end_ = true;
     send(signal);
     for (const Member& member : members_)
-      if (member.is_stopped()) ::kill(member.process, SIGCONT);  // else it does not see that signal
+      if (member.runs() && member.stopped)
+        ::kill(member.process, SIGCONT);  // else it does not see that signal
   }
 
   /// Ranks that wait are told by their channel.
   void send(int signal) {
     for (const Member& member : members_)
-      if (member.is_active() || (member.runs() && signal == SIGKILL))
+      if (member.runs() && (!member.waits || signal == SIGKILL))
         ::kill(member.process, signal);
   }
 
@@ -181,7 +189,7 @@ class Ranks {
     const std::string end =
         fmt::format("{} (process {}) {}", member.name(), process, end_of_process(status));
     const bool others = count(&Member::runs) > 0;
-    if (member.rank < 0 && told_to_end_) return;
+    if (member.rank < 0 && (told_to_end_ || code == kRefused)) return;  // the ranks tell
     if (member.rank < 0) return tell("{}{}", end, others ? "; the others stay" : "");
     const bool with_the_others = code == kStopped || code == kDiverged;
     if (status_ == 0 || !with_the_others) status_ = code;
@@ -227,7 +235,12 @@ class Ranks {
     reason_ = reason;
     deadline_ = Clock::now() + kGrace;
     for (const Member& member : members_)
-      if (member.runs() && member.waits) member.channel->give({{}, status, reason});
+      if (member.starts()) {
+        ::kill(member.process, SIGKILL);
+      } else if (member.waits) {
+        member.channel->give({{}, status, reason});
+        ::kill(member.process, SIGCONT);
+      }
   }
 
   void take_word(Member& member) {
@@ -266,23 +279,25 @@ class Ranks {
 
   void tell_active(const std::string& reason) const {
     for (const Member& member : members_)
-      if (member.is_active() && member.channel) member.channel->tell_round_is_over(reason);
+      if (member.trains() && member.channel) member.channel->tell_round_is_over(reason);
   }
 
   void kill_stopped() {
     for (const Member& member : members_)
-      if (member.is_active() && member.stopped) kill_late(member);
+      if (member.trains() && member.stopped) kill_late(member);
   }
 
   static void kill_late(const Member& member) {
     tell("{} (process {}) {} and is killed", member.name(), member.process,
-         member.stopped ? "is stopped" : "does not leave the round in time");
+         member.stopped    ? "is stopped"
+         : member.starts() ? "does not start in time"
+                           : "does not leave the round in time");
     ::kill(member.process, SIGKILL);
   }
 
   void watch_stopped() {
     const bool all = std::all_of(members_.begin(), members_.end(), [](const Member& member) {
-      return !member.is_active() || member.stopped;
+      return !member.trains() || member.stopped;
     });
     if (meets_ && all && count(&Member::is_stopped) > 0)
       deadline_ =
@@ -292,7 +307,8 @@ class Ranks {
   void pass_deadline() {
     deadline_.reset();
     for (const Member& member : members_) {
-      if (meets_ && (member.is_active() || member.is_stopped())) kill_late(member);
+      const bool is_late = member.trains() || (member.starts() && awaits_spare());
+      if (meets_ && (is_late || member.is_stopped())) kill_late(member);
       if (!meets_ && member.runs()) ::kill(member.process, SIGKILL);
     }
   }
@@ -301,7 +317,7 @@ class Ranks {
     spares_due_.reset();
     const int before = static_cast<int>(
         std::count_if(members_.begin(), members_.end(), [](auto& m) { return m.rank >= 0; }));
-    const auto left = count(&Member::runs);
+    const auto left = count(&Member::waits);
     if (over_) return end_waiting(over_, "the run was ending");
     if (stop_signal_) return end_waiting(kStopped, reason_of_stop());
     if (told_to_end_) return end_waiting(kFailed, "the run was ending");

@@ -86,12 +86,16 @@ CopyLoader::CopyLoader(const ParallelState& state, const StateCopies& copies, in
     of_ranks.push_back(parse_held_copies(text.substr(end + 1)));
   }
   choice_ = choose_copy(of_ranks, least);
+  holds_any_ = std::any_of(of_ranks.begin(), of_ranks.end(),
+                           [](const std::vector<HeldCopy>& held) { return !held.empty(); });
   if (choice_.id) open(copies.find(*choice_.id));
 }
 
 CopyLoader::~CopyLoader() = default;
 
 std::string CopyLoader::why_none() const {
+  if (!holds_any_ && state_.world_size() > 1)  // a lone rank keeps none
+    return "no rank that is left has a copy of the state";
   if (!choice_.lost) return "";
   return fmt::format(
       "the copy of iteration {} is not whole: no rank that is left has the part of rank {}",

@@ -27,7 +27,8 @@ class CopyLoader {
   CopyLoader(const CopyLoader&) = delete;
   CopyLoader& operator=(const CopyLoader&) = delete;
 
-  /// Empty where no copy is whole; then why that is so, where there was one.
+  /// Empty where no copy is whole, or none that counts; then why that is so, unless all that are
+  /// whole are too old.
   const std::optional<CopyId>& id() const { return choice_.id; }
   std::string why_none() const;
 
@@ -59,6 +60,7 @@ class CopyLoader {
 
   ParallelState state_;
   CopyChoice choice_;
+  bool holds_any_ = false;                     ///< any rank, any copy
   std::string config_;                         ///< text
   std::vector<std::vector<int64_t>> holders_;  ///< of each file
   std::shared_ptr<std::vector<Blocks>> blocks_ = std::make_shared<std::vector<Blocks>>();

@@ -8,7 +8,7 @@ import time
 import unittest
 
 from elastic_copies_test import COPIES, IN_MEMORY
-from elastic_test import COMMON, Elastic, numbers_of, settings
+from elastic_test import COMMON, TIMEOUT, Elastic, numbers_of, settings
 from launch_test import alive
 from support import LOCKSTEP, run
 
@@ -109,6 +109,19 @@ class TakingPart(Spares):
         self.check_done()
         self.check_bit_for_bit(3, *COPIES)
 
+    def test_copies_that_are_all_lost_are_told(self):
+        self.begin(2, *COPIES, options=("--spares", 2))
+        self.wait_for_round(0)
+        ranks = [pid for pid in self.ranks() if pid not in self.spares()]
+        self.wait_for_iteration(9)
+        self.kill(*ranks)
+        self.wait_for_round(1)
+        self.assertIn("no rank that is left has a copy of the state; the run does not resume from "
+                      "the ranks' memory", self.told())
+        self.assertRegex(self.told(), r"loaded \S+/step_(8|12), iteration")
+        self.check_done()
+        self.check_bit_for_bit(2, *COPIES)
+
     def test_a_rank_that_stops_is_replaced(self):
         self.begin(3, options=("--spares", 1))
         self.wait_for_round(0)
@@ -154,14 +167,73 @@ class Waiting(Spares):
         self.assertNotIn("ranks that stay", self.told())
         self.check_bit_for_bit(2)
 
-    def test_one_that_never_gets_ready_keeps_nobody(self):
-        """It is suspended as soon as it is there."""
-        self.begin(2, options=("--spares", 1), iterations=20)
-        self.wait_for(lambda: len(self.ranks()) == 3 and self.spares())
-        spare = self.spares()[0]
-        self.kill(spare, number=signal.SIGSTOP)
+    def end_in_time(self, spare, iterations, seconds=5):
+        """The run ends, and soon after its last line."""
+        self.wait_for_iteration(iterations)
+        began = time.monotonic()
         self.check_done()
+        self.assertLess(time.monotonic() - began, seconds, self.told())
         self.end_of(spare)
+
+    def test_the_end_of_the_run_waits_for_none_that_is_suspended(self):
+        for ready, iterations in ((False, 20), (True, 600)):
+            with self.subTest(ready=ready):
+                self.output = self.folder / str(ready)
+                self.begin(2, options=("--spares", 1), iterations=iterations)
+                self.wait_for(lambda: len(self.ranks()) == 3 and self.spares())
+                spare = self.spares()[0]
+                if ready:
+                    self.wait_for(lambda spare=spare: not self.trains(spare))
+                self.kill(spare, number=signal.SIGSTOP)
+                self.end_in_time(spare, iterations)
+
+    def slow_spares(self, seconds):
+        """A program whose spares take so long to start."""
+        path = self.folder / "slow"
+        path.write_text(f'#!/bin/bash\n[ -z "$LOCKSTEP_SPARE_OF" ] || sleep {seconds}\n'
+                        f'exec "{LOCKSTEP}" "$@"\n')
+        path.chmod(0o755)
+        return "--program", path
+
+    def test_the_end_of_the_run_waits_for_none_that_starts(self):
+        self.begin(2, options=("--spares", 1, *self.slow_spares(60)), iterations=20)
+        self.wait_for(lambda: len(self.ranks()) == 3)
+        self.end_in_time(self.spares()[0], 20)
+
+    def test_a_restart_does_not_wait_for_one_that_starts(self):
+        self.begin(2, options=("--spares", 1, "--max-restarts", 1, *self.slow_spares(60)))
+        self.wait_for_round(0)
+        ranks = [pid for pid in self.ranks() if pid not in self.spares()]
+        self.wait_for_iteration(8)
+        began = time.monotonic()
+        self.kill(ranks[1])
+        self.wait_for_round(1)
+        self.assertLess(time.monotonic() - began, TIMEOUT)
+        self.assertIn("ranks that stay: 1, that start anew: 1 (restart 1 of 1)", self.told())
+        self.check_done()
+        self.check_bit_for_bit(2)
+
+    def test_without_a_restart_a_loss_waits_for_one_that_starts(self):
+        self.begin(2, options=("--spares", 1, *self.slow_spares(5)), iterations=2000)
+        self.wait_for_round(0)
+        ranks = [pid for pid in self.ranks() if pid not in self.spares()]
+        self.kill(ranks[0])
+        self.wait_for_round(1)
+        self.assertIn("ranks that stay: 1, spares that take part: 1", self.told())
+        self.process.terminate()
+        self.check_done(status=3)
+
+    def test_a_loss_does_not_wait_forever(self):
+        self.begin(2, "parallel.distributed_timeout_seconds=1",
+                   options=("--spares", 1, *self.slow_spares(100)),
+                   without="parallel.distributed_timeout")
+        self.wait_for_round(0)
+        ranks = [pid for pid in self.ranks() if pid not in self.spares()]
+        self.kill(ranks[0])
+        self.wait_for(lambda: "going on with 1 rank" in self.told())
+        self.assertIn("does not start in time and is killed", self.told())
+        self.check_done()
+        self.check_like_one_process()
 
     def test_the_run_meets_without_one_that_never_gets_ready(self):
         self.begin(3, options=("--spares", 1), iterations=100)
@@ -178,6 +250,9 @@ class Waiting(Spares):
         self.check_like_one_process()
 
     def test_what_cannot_have_spares_is_refused(self):
+        result = run(LOCKSTEP, "launch", "-n", 2, "--spares", 1, "--", "train", self.config,
+                     *settings(*COMMON, "optimizer.lr=-1"))
+        self.assert_failed(result, 2, "optimizer.lr: found -1")
         for words, elastic in ((("--spares", 1), "none"),
                                (("--spares", 1, "--starter", "torchrun"), "dp"),
                                (("--spares", -1), "dp"), (("--spares", "x"), "dp")):
