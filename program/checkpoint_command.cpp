@@ -80,8 +80,7 @@ void sort_in_model_order(CheckpointReader& checkpoint, std::vector<ManifestTenso
 
 /// FileError: a file of the checkpoint is missing, or has another size.
 void check_files(const CheckpointReader& checkpoint) {
-  for (const ManifestFile& file : checkpoint.manifest().files)
-    ShardReader(checkpoint.path(), file);
+  for (const ManifestFile& file : checkpoint.manifest().files) ShardReader(checkpoint.path(), file);
 }
 
 void inspect(const CheckpointArguments& arguments) {
@@ -192,16 +191,19 @@ CLI::App* add_checkpoint_command(CLI::App& program) {
   add_check(*checkpoint, "inspect",
             "Print the contents of a checkpoint; shapes are in elements, sizes in bytes", inspect)
       ->footer(
-          "Reads the manifest and looks whether all files are there with their sizes; `lockstep "
-          "checkpoint verify` reads the files.\n"
-          "JSON: path, iteration, consumed_samples (sequences), optimizer_steps, parameters (number "
+          "Reads the manifest, and checks that all files exist and have the right size; `lockstep "
+          "checkpoint verify` reads the files themselves.\n"
+          "JSON: path, iteration, consumed_samples (sequences), optimizer_steps, parameters "
+          "(number "
           "of elements), bytes (of all files), layout (of the run that saved it), files (name, "
           "bytes), tensors (name, state: empty for a weight, dtype, shape of the whole tensor, "
-          "pieces: in how many it lies), checkpoints (the complete ones in DIR, the newest first).");
+          "pieces: how many it is stored in), checkpoints (the complete ones in DIR, the newest "
+          "first).");
   add_check(*checkpoint, "verify",
             "Read every byte of a checkpoint and compare it with the checksums", verify)
       ->footer(
-          "JSON: path, ok, iteration, files (how many), bytes (of all files), damage (file, tensor: "
+          "JSON: path, ok, iteration, files (how many), bytes (of all files), damage (file, "
+          "tensor: "
           "the first one in these bytes, offset in bytes, message). iteration is null where the "
           "manifest is damaged. The exit status is 1 if there is damage.");
   return checkpoint;

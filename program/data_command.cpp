@@ -182,9 +182,9 @@ void add_data_command(CLI::App& program) {
   look->add_flag("--json", arguments->json, "Print one JSON document");
   look->footer(
       "JSON: prefix, documents, sequences, tokens, dtype (of an id), bytes (of PREFIX.bin), "
-      "min_length and max_length (of a sequence, in tokens), min_id and max_id (0 without ids, or "
-      "if they are no integers), modes (whether PREFIX.idx has a mode for each sequence), crc32 (of "
-      "PREFIX.bin, in hexadecimal).");
+      "min_length and max_length (of a sequence, in tokens), min_id and max_id (0 if there are no "
+      "ids, or if they are not integers), modes (whether PREFIX.idx has a mode for each sequence), "
+      "crc32 (of PREFIX.bin, in hexadecimal).");
   look->callback([arguments] { inspect(*arguments); });
 
   CLI::App* const join = data->add_subcommand(

@@ -91,7 +91,8 @@ void add_evaluate_command(CLI::App& program) {
       ->check(check_path);
   command->add_flag("--json", arguments->json, "Print one JSON document");
   command->footer(
-      "JSON: loss (nats, mean over the predicted tokens), perplexity (its exponential), tokens (how "
+      "JSON: loss (nats, mean over the predicted tokens), perplexity (its exponential), tokens "
+      "(how "
       "many were predicted).");
   command->callback([arguments] { run(*arguments); });
 }

@@ -237,8 +237,8 @@ void add_launch_command(CLI::App& program, const std::vector<std::string>& argum
       ->check(check_between(0, 1'000'000));
   command
       ->add_option("--spares", given->spares,
-                   "Number of further processes that wait, ready to train, and take the place of "
-                   "lost ranks at once; for train.elastic = dp. On GPUs each needs one of its own")
+                   "Number of extra processes that wait, ready to train, and replace lost ranks at "
+                   "once. Needs train.elastic = dp. Each takes a GPU of its own, after the ranks'")
       ->capture_default_str()
       ->check(check_at_least(0))
       ->check(check_between(0, 65536));

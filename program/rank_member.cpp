@@ -21,17 +21,11 @@ int64_t put_spares_in_place(std::vector<RankMember>& members, int ranks) {
 
 void put_first(std::vector<RankMember>& members, size_t count) {
   const auto place = [](const RankMember& m) {
-    return std::pair(!m.runs()    ? 4
-                     : !m.waits   ? 3
-                     : m.is_spare ? 2
-                     : m.rank < 0 ? 1
-                                  : 0,
-                     m.rank);
+    return std::pair(!m.runs() ? 4 : !m.waits ? 3 : m.is_spare ? 2 : m.rank < 0 ? 1 : 0, m.rank);
   };
   const auto sort = [&] {
-    std::stable_sort(
-        members.begin(), members.end(),
-        [&](const RankMember& a, const RankMember& b) { return place(a) < place(b); });
+    std::stable_sort(members.begin(), members.end(),
+                     [&](const RankMember& a, const RankMember& b) { return place(a) < place(b); });
   };
   for (RankMember& member : members) member.is_spare = false;
   sort();

@@ -1,13 +1,12 @@
 #pragma once
 
+#include <fmt/format.h>
 #include <sys/types.h>
 
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
-
-#include <fmt/format.h>
 
 #include "lockstep/checkpoint/copy_holders.h"
 #include "lockstep/parallel_state/launch_channel.h"
@@ -25,7 +24,7 @@ struct RankMember {
   std::unique_ptr<RankChannel> channel;
 
   bool runs() const { return process > 0; }
-  /// A spare whose process is not ready yet. Nobody waits for it.
+  /// A spare whose process is not ready yet.
   bool starts() const { return runs() && !waits && rank < 0; }
   bool trains() const { return runs() && !waits && rank >= 0; }
   bool is_stopped() const { return runs() && stopped && !starts(); }

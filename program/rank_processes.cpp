@@ -164,8 +164,7 @@ class Ranks {
   /// Ranks that wait are told by their channel.
   void send(int signal) {
     for (const Member& member : members_)
-      if (member.runs() && (!member.waits || signal == SIGKILL))
-        ::kill(member.process, signal);
+      if (member.runs() && (!member.waits || signal == SIGKILL)) ::kill(member.process, signal);
   }
 
   void take_changes() {
@@ -325,8 +324,9 @@ class Ranks {
     if (spares > 0 && left >= program_.ranks) return begin_round_with_spares(spares);
     if (restarts_ < program_.max_restarts) {
       ++restarts_;
-      tell("ranks that stay: {}, that start anew: {} (restart {} of {})", left, program_.ranks - left,
-           restarts_, program_.max_restarts);
+      const auto stay = std::min<int64_t>(left, program_.ranks);
+      tell("ranks that stay: {}, that start anew: {} (restart {} of {})", stay,
+           program_.ranks - stay, restarts_, program_.max_restarts);
       begin_round(program_.ranks);
       return start_spares();
     }

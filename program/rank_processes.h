@@ -24,13 +24,16 @@ namespace lockstep {
 /// With `elastic` the others stay (see launch_channel.h): they leave their round, say so and wait.
 /// One that does not within its own timeout and 15 s more, or that a signal has stopped while all
 /// others wait or have ended, is killed and lost as well. A lost spare does not count. Then a
-/// process takes the place of each lost rank, which is one restart. `spares` processes, started with
-/// the ranks, wait for losses: while they suffice they take the places at once, and new processes
-/// become the next spares, which is one restart where any is left. Without one left the ranks that
+/// process takes the place of each lost rank, which is one restart. Without one left the ranks that
 /// stay go on alone, as many as the configuration fits; the others wait as spares, take part again
 /// after a further loss, and end with the run. If no number of ranks fits, or none is lost and no
 /// restart is left, all end with status 1. After a first SIGTERM or SIGINT to this process a rank
 /// that a signal kills, be it before it took signals itself, ends the others with status 3.
+///
+/// `spares` processes (see LaunchChannel::spare_of()) start with the ranks and wait for losses. Where
+/// as many wait as ranks are lost, they take those places, which is no restart. Ten seconds later
+/// new processes become the next spares, which is one, if any is left. A spare that is still
+/// starting is waited for after a loss only if no restart is left, and killed when the run ends.
 ///
 /// Returns, of the last start, the exit status of the first rank that failed, 1 where a signal
 /// killed it; else the first status that is not 0; else 0. CommunicationError where no port is

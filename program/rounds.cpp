@@ -99,10 +99,9 @@ class Rounds {
   }
 
   void take_next_order() {
-    const LaunchOrder order =
-        channel_->wait_for_order({fitting_world_sizes(config_, first_world_size_),
-                                  limits_of_world_size(config_),
-                                  format_held_copies(copies_.held())});
+    const LaunchOrder order = channel_->wait_for_order(
+        {fitting_world_sizes(config_, first_world_size_), limits_of_world_size(config_),
+         format_held_copies(copies_.held())});
     if (order.status) end(*order.status, order.reason);
     is_spare_ = false;
     const EnvironmentReader read = over(order.round, environment_of_process());

@@ -372,8 +372,8 @@ TEST(MovedTokenizer, IsFoundBesideTheCheckpointOfItsImport) {
   }
   for (const std::string& same :
        {std::string("byte"), "hf:" + gone + "/tokenizer.json", "gpt2:" + gone,
-        "sentencepiece:" + gone + "/hugging_face/tokenizer.model",
-        "hf:" + kept + "/tokenizer.json", "gpt2:" + kept})
+        "sentencepiece:" + gone + "/hugging_face/tokenizer.model", "hf:" + kept + "/tokenizer.json",
+        "gpt2:" + kept})
     EXPECT_EQ(find_moved_tokenizer(same, checkpoint), same);
   EXPECT_EQ(find_moved_tokenizer("gpt2:" + gone + "/hugging_face", root + "/step_0"),
             "gpt2:" + gone + "/hugging_face");

@@ -122,6 +122,9 @@ class TakingPart(Spares):
         self.check_done()
         self.check_bit_for_bit(2, *COPIES)
 
+    def test_none_takes_part_where_none_is_lost(self):
+        self.check_failure_without_loss("--spares", 1)
+
     def test_a_rank_that_stops_is_replaced(self):
         self.begin(3, options=("--spares", 1))
         self.wait_for_round(0)
