@@ -2,6 +2,7 @@
 
 LOCKSTEP_ELASTIC_SEED sets when which ranks are killed (default 1)."""
 
+import os
 import pathlib
 import signal
 import time
@@ -191,16 +192,24 @@ class Waiting(Spares):
                 self.end_in_time(spare, iterations)
 
     def slow_spares(self, seconds):
-        """A program whose spares take so long to start."""
-        path = self.folder / "slow"
-        path.write_text(f'#!/bin/bash\n[ -z "$LOCKSTEP_SPARE_OF" ] || sleep {seconds}\n'
-                        f'exec "{LOCKSTEP}" "$@"\n')
+        """A program whose spares take so long to start. They wait at a pipe, because the program
+        `sleep` would outlive a shell that is killed."""
+        path, pipe = self.folder / "slow", self.folder / "pipe"
+        os.mkfifo(pipe)
+        path.write_text(f"""#!/bin/bash
+if [ -n "$LOCKSTEP_SPARE_OF" ]; then
+  exec 3<>"{pipe}"
+  read -t {seconds} -u 3
+  exec 3>&-
+fi
+exec "{LOCKSTEP}" "$@"
+""")
         path.chmod(0o755)
         return "--program", path
 
     def test_the_end_of_the_run_waits_for_none_that_starts(self):
         self.begin(2, options=("--spares", 1, *self.slow_spares(60)), iterations=20)
-        self.wait_for(lambda: len(self.ranks()) == 3)
+        self.wait_for(self.spares)
         self.end_in_time(self.spares()[0], 20)
 
     def test_a_restart_does_not_wait_for_one_that_starts(self):
