@@ -1,5 +1,7 @@
 #include "lockstep/distributed/read_watch.h"
 
+#include <atomic>
+#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -18,7 +20,9 @@ using c10::ThreadLocalDebugInfo;
 std::unique_ptr<at::ObserverContext> on_operator(const at::RecordFunction& call);
 
 /// The watches of one thread. libtorch's callbacks are plain functions of a thread. What it calls
-/// debug information goes along with them to the threads on which autograd runs a backward.
+/// debug information goes along with them to the threads on which autograd runs a backward. Several
+/// of these run at once: the nodes of CPU tensors run on the thread that called backward, those of
+/// device tensors on a thread of the device.
 class ThreadWatches final : public c10::DebugInfoBase {
  public:
   /// null: none, and none of the thread whose backward this one runs.
@@ -39,6 +43,7 @@ class ThreadWatches final : public c10::DebugInfoBase {
   }
 
   void add(std::shared_ptr<ReadWatch::Slot> slot) {
+    const std::lock_guard lock(mutex_);
     slots_.push_back({std::move(slot)});
     if (handle_ == at::INVALID_CALLBACK_HANDLE)
       handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(lockstep::on_operator)
@@ -47,13 +52,14 @@ class ThreadWatches final : public c10::DebugInfoBase {
   }
 
   void on_call(c10::ArrayRef<const c10::IValue> inputs) {
-    if (busy_) return;  // an observer's own operator
-    busy_ = true;
+    if (busy_ == std::this_thread::get_id()) return;  // an observer's own operator
+    const std::lock_guard lock(mutex_);
+    busy_ = std::this_thread::get_id();
     for (const c10::IValue& input : inputs) visit(input);
     for (size_t i = 0; i < slots_.size(); ++i)
       if (std::exchange(slots_[i].read, false))
         if (ReadObserver* const observer = slots_[i].slot->observer.load()) observer->on_operator();
-    busy_ = false;
+    busy_ = std::thread::id();
     if (std::this_thread::get_id() == thread_) drop_stopped();
   }
 
@@ -102,8 +108,9 @@ class ThreadWatches final : public c10::DebugInfoBase {
   }
 
   std::thread::id thread_ = std::this_thread::get_id();
+  std::recursive_mutex mutex_;  ///< of what follows, but for busy_
   std::vector<Watched> slots_;
-  bool busy_ = false;
+  std::atomic<std::thread::id> busy_;  ///< who tells the observers
   at::CallbackHandle handle_ = at::INVALID_CALLBACK_HANDLE;
 };
 
