@@ -24,9 +24,9 @@ struct RankMember {
   std::unique_ptr<RankChannel> channel;
 
   bool runs() const { return process > 0; }
-  /// A spare whose process is not ready yet.
-  bool starts() const { return runs() && !waits && rank < 0; }
-  bool trains() const { return runs() && !waits && rank >= 0; }
+  /// A spare whose process is not ready yet. Without a channel it is about to end.
+  bool starts() const { return runs() && !waits && rank < 0 && channel; }
+  bool trains() const { return runs() && !waits && !starts(); }
   bool is_stopped() const { return runs() && stopped && !starts(); }
   std::string name() const { return rank < 0 ? "a spare rank" : fmt::format("rank {}", rank); }
 };
