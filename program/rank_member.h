@@ -32,7 +32,8 @@ struct RankMember {
 };
 
 /// Exchanges each of the first `ranks` members that has ended with a spare that waits, of those
-/// after them, as long as there are any. The ranks that stay keep their positions. Returns how many.
+/// after them, as long as there are any. The ranks that stay keep their positions. Returns how
+/// many.
 int64_t put_spares_in_place(std::vector<RankMember>& members, int ranks);
 
 /// Sorts so that `count` of those that wait come first, in the order of their ranks: those that hold

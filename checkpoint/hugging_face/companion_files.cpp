@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
+#include "lockstep/checkpoint/moved_tokenizer.h"
 #include "lockstep/core/check.h"
 #include "lockstep/core/input_file.h"
 #include "lockstep/datasets/json_field.h"
@@ -17,7 +18,6 @@ namespace {
 namespace paths = std::filesystem;
 
 constexpr int64_t kLongestCompanion = int64_t{1} << 30;
-constexpr const char* kKept = "hugging_face";
 constexpr const char* kTokenizerJson = "tokenizer.json";
 constexpr const char* kTokenizerModel = "tokenizer.model";
 constexpr const char* kVocabulary = "vocab.json";
@@ -30,7 +30,7 @@ constexpr const char* kCompanions[] = {
 bool has_file(const paths::path& path) { return kind_of_file(path) == FileKind::regular; }
 
 paths::path kept_in(const std::string& folder) {
-  return paths::weakly_canonical(paths::absolute(folder)) / kKept;
+  return paths::weakly_canonical(paths::absolute(folder)) / kKeptFolder;
 }
 
 /// A form in which a tokenizer comes, for data.tokenizer.
@@ -119,20 +119,6 @@ void keep_companions(const std::string& in, const std::string& folder) {
     if (has_file(from))
       write_file(kept / name, {read_file(from, kLongestCompanion, /*follow_links=*/true)});
   }
-}
-
-std::string find_moved_tokenizer(const std::string& name, const std::string& checkpoint) {
-  const size_t colon = name.find(':');
-  if (colon == std::string::npos) return name;
-  const paths::path path = name.substr(colon + 1);
-  const bool is_folder = name.starts_with("gpt2:");
-  const paths::path folder = is_folder ? path : path.parent_path();
-  if (folder.filename() != kKept || kind_of_file(path) != FileKind::none) return name;
-  const paths::path beside =
-      kept_in(paths::weakly_canonical(paths::absolute(checkpoint)).parent_path());
-  const paths::path moved = is_folder ? beside : beside / path.filename();
-  const bool is_there = is_folder ? has_file(moved / kVocabulary) : has_file(moved);
-  return is_there ? name.substr(0, colon + 1) + moved.string() : name;
 }
 
 std::set<int64_t> ends_of_text(const Config& config, const Tokenizer& tokenizer) {

@@ -28,11 +28,6 @@ KeptTokenizer choose_tokenizer(const std::string& in, const std::string& folder,
 /// Copies the companions of `in` to `folder`/hugging_face. FileError.
 void keep_companions(const std::string& in, const std::string& folder);
 
-/// data.tokenizer of a checkpoint of an import whose folder has been moved since: where nothing is
-/// at the path of `name`, which lay in a folder hugging_face, and a file of that name lies in the
-/// folder hugging_face beside `checkpoint`, that one; otherwise `name`.
-std::string find_moved_tokenizer(const std::string& name, const std::string& checkpoint);
-
 struct Companions {
   std::map<std::string, std::string> files;  ///< path of the original, by name
   std::string generation_config;             ///< its text

@@ -10,6 +10,7 @@
 #include "lockstep/checkpoint/hugging_face.h"
 #include "lockstep/checkpoint/hugging_face_config.h"
 #include "lockstep/checkpoint/hugging_face_weights.h"
+#include "lockstep/checkpoint/moved_tokenizer.h"
 #include "lockstep/checkpoint/peft_adapters.h"
 #include "lockstep/checkpoint/safetensors.h"
 #include "lockstep/checkpoint/saved_weights.h"

@@ -4,8 +4,8 @@
 
 #include "lockstep/checkpoint/checkpoint_reader.h"
 #include "lockstep/checkpoint/checkpoint_saver.h"
-#include "lockstep/checkpoint/companion_files.h"
 #include "lockstep/checkpoint/folder_lock.h"
+#include "lockstep/checkpoint/moved_tokenizer.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/planner/stage_shapes.h"

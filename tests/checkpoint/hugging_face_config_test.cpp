@@ -10,6 +10,7 @@
 #include <set>
 
 #include "lockstep/checkpoint/companion_files.h"
+#include "lockstep/checkpoint/moved_tokenizer.h"
 #include "lockstep/core/config_io.h"
 #include "lockstep/core/error.h"
 #include "lockstep/tests/support/temporary_folder.h"
