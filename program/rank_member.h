@@ -36,9 +36,9 @@ struct RankMember {
 /// many.
 int64_t put_spares_in_place(std::vector<RankMember>& members, int ranks);
 
-/// Sorts so that `count` of those that wait come first, in the order of their ranks: those that hold
-/// a whole copy of the state together, if any do. Then come the spares, first those that wait, and
-/// those that have ended.
+/// Sorts so that `count` of those that wait come first, in the order of their ranks: those that
+/// hold a whole copy of the state together, if any do. Then come the spares, first those that wait,
+/// and those that have ended.
 void put_first(std::vector<RankMember>& members, size_t count);
 
 }  // namespace lockstep
