@@ -30,9 +30,9 @@ namespace lockstep {
 /// restart is left, all end with status 1. After a first SIGTERM or SIGINT to this process a rank
 /// that a signal kills, be it before it took signals itself, ends the others with status 3.
 ///
-/// `spares` processes (see LaunchChannel::spare_of()) start with the ranks and wait for losses. Where
-/// as many wait as ranks are lost, they take those places, which is no restart. Ten seconds later
-/// new processes become the next spares, which is one, if any is left. A spare that is still
+/// `spares` processes (see LaunchChannel::spare_of()) start with the ranks and wait for losses.
+/// Where as many wait as ranks are lost, they take those places, which is no restart. Ten seconds
+/// later new processes become the next spares, which is one, if any is left. A spare that is still
 /// starting is waited for after a loss only if no restart is left, and killed when the run ends.
 ///
 /// Returns, of the last start, the exit status of the first rank that failed, 1 where a signal
