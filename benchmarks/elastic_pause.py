@@ -3,8 +3,9 @@ python benchmarks/elastic_pause.py BUILD [--losses 5] [--spares 0] [--sizes HIDD
     [--limit 2]
 
 Two data-parallel ranks with copies in memory (train.elastic = dp, checkpoint.in_memory_replicas =
-1) lose one by SIGKILL, again and again; a new process or a spare takes its place. The pause is the time from
-the kill to the next finished iteration, less the time of an iteration.
+1) lose one by SIGKILL, again and again; a new process takes its place, or with --spares one of so
+many spares, of which there must be one for each loss. The pause is the time from the kill to the
+next finished iteration, less the time of an iteration.
 
 The bytes: the new rank gets the whole state, and then each rank sends a copy of its half to the
 other. Their time is that of as many bytes on a loopback connection between two processes, into
@@ -39,8 +40,8 @@ SETTINGS = ["model.num_attention_heads=8", "model.seq_length=32", "train.micro_b
 class Run:
     def __init__(self, build, settings, folder, spares):
         command = [build / "lockstep", "launch", "-n", 2, "--starter", "own", "--spares", spares,
-                   "--max-restarts", 0 if spares else 99, "--", "train", ROOT / "configs/tiny.textproto",
-                   "--output", folder]
+                   "--max-restarts", 0 if spares else 99, "--", "train",
+                   ROOT / "configs/tiny.textproto", "--output", folder]
         for field in settings:
             command += ["--set", field]
         self.metrics, self.told = folder / "metrics.jsonl", folder / "stderr"
