@@ -13,6 +13,7 @@ using Lanes = uint64_t __attribute__((vector_size(64)));
 constexpr int64_t kLanes = sizeof(Lanes) / sizeof(uint64_t);
 constexpr int64_t kWord = sizeof(uint32_t);
 constexpr int64_t kRow = sizeof(Lanes) / kWord;  ///< words
+constexpr int64_t kAhead = 4096;                 ///< bytes; the hardware fetches none across pages
 constexpr int64_t kPeriod = int64_t{1} << 31;    ///< words until the multipliers begin again
 
 uint64_t term(const unsigned char* memory, int64_t bytes, uint32_t multiplier) {
@@ -27,15 +28,18 @@ uint32_t multiplier_of(int64_t word) { return static_cast<uint32_t>(word) * 2 + 
 /// in the loop: the sum over rows of what a column has so far counts row r (rows - r) times.
 LOCKSTEP_VECTOR_CLONES
 uint64_t rows_loop(const unsigned char* memory, int64_t rows, uint32_t start) {
-  Lanes low{}, high{}, sums_of_low{}, sums_of_high{};
+  Lanes both{}, high{}, sums_of_both{}, sums_of_high{};
   for (int64_t row = 0; row < rows; ++row) {
+    const unsigned char* const at = memory + row * static_cast<int64_t>(sizeof(Lanes));
+    __builtin_prefetch(at + kAhead);
     Lanes words;
-    std::memcpy(&words, memory + row * static_cast<int64_t>(sizeof(words)), sizeof(words));
-    low += words & 0xffffffff;
+    std::memcpy(&words, at, sizeof(words));
+    both += words;
     high += words >> 32;
-    sums_of_low += low;
+    sums_of_both += both;
     sums_of_high += high;
   }
+  const Lanes low = both - (high << 32), sums_of_low = sums_of_both - (sums_of_high << 32);
   const auto all = static_cast<uint64_t>(rows);
   const auto of_column = [&](uint64_t words, uint64_t sums, int64_t column) {
     return words * (start + 2 * static_cast<uint64_t>(column)) + 2 * kRow * (all * words - sums);

@@ -182,7 +182,7 @@ bool Trainer::loss_scale_is_in_doubt() const {
 IterationMetrics Trainer::train_step(RunEnd wish) {
   start_step(wish);
   settle();
-  if (replica_check_is_due(iteration_)) check_replicas();
+  check_recorded_step();
   const IterationMetrics metrics = settled_.back();
   settled_.pop_back();  // what run() has not told before, because a callback threw, stays
   return metrics;
@@ -219,6 +219,7 @@ void Trainer::start_step(RunEnd wish) {
                               .limits = limits_});
   const int64_t interval = config_.parallel.desync_check_interval;
   if (interval > 0 && iteration_ % interval == 0) parallel_state_.check_in_step();
+  remember_state();
 }
 
 at::Tensor Trainer::launch(const BatchSizes& batch, RunEnd wish) {
@@ -241,7 +242,7 @@ at::Tensor Trainer::launch(const BatchSizes& batch, RunEnd wish) {
 
 at::Tensor Trainer::update_after(const at::Tensor& loss, const at::Tensor& of_host) {
   const InPart update = telemetry_->in(StepPart::optimizer);
-  check_unchanged();
+  check_state_of_step();
   model_->finalize_gradients(of_host[0]);
   model_->update_fp8_scales();
   check_gradients();
@@ -325,8 +326,8 @@ bool Trainer::settle() {
 bool Trainer::may_run_ahead(const TrainCallbacks& callbacks) const {
   if (parallel_state_.device().is_cpu() || iteration_ >= config_.train.train_iters) return false;
   if (optimizer_->is_offloaded()) return false;  // settle() updates
-  if (validation_is_due() || replica_check_is_due(iteration_) || replay_is_due(iteration_ + 1))
-    return false;
+  if (validation_is_due() || replay_is_due(iteration_ + 1)) return false;
+  if (recorded_ && replica_check_is_due(iteration_)) return false;
   if (!callbacks.checkpoint) return true;
   return callbacks.checkpoint_is_due && !callbacks.checkpoint_is_due(iteration_);
 }
@@ -342,11 +343,10 @@ void Trainer::tell_iterations(const TrainCallbacks& callbacks) {
 RunEnd Trainer::run(const TrainCallbacks& callbacks) {
   const TrainConfig& train = config_.train;
   const auto checkpoint = [&](bool last) {
-    if (!callbacks.checkpoint) return;
-    const bool saves =
-        last || !callbacks.checkpoint_is_due || callbacks.checkpoint_is_due(iteration_);
-    if (saves && train.replica_check_interval) check_replicas();
-    callbacks.checkpoint(last);
+    const bool saves = callbacks.checkpoint &&
+                       (!callbacks.checkpoint_is_due || callbacks.checkpoint_is_due(iteration_));
+    if ((last || saves) && checks_replicas()) check_replicas();
+    if (callbacks.checkpoint) callbacks.checkpoint(last);
   };
   if (iteration_ > 0 && iteration_ >= train.train_iters) return end_ = RunEnd::done;
   end_ = train.train_iters == 0 ? RunEnd::done : RunEnd::none;
@@ -355,7 +355,7 @@ RunEnd Trainer::run(const TrainCallbacks& callbacks) {
     tell_iterations(callbacks);
     if (!may_run_ahead(callbacks)) settle();
     tell_iterations(callbacks);
-    if (!in_flight_ && replica_check_is_due(iteration_)) check_replicas();
+    if (!in_flight_) check_recorded_step();
     if (std::exchange(goes_back_, false) && go_back(callbacks)) continue;
     if (end_ != RunEnd::none || in_flight_) continue;
     if (validation_is_due()) validate_and_tell(callbacks);

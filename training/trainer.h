@@ -99,7 +99,7 @@ class Trainer {
   /// checkpoint, so it ends the run as diverged.
   ///
   /// With train.replica_check_interval the copies are also compared before each checkpoint that is
-  /// due, so that what is saved is what all ranks have.
+  /// due, so that what is saved is what all ranks have, and at the end of a completed run.
   RunEnd run(const TrainCallbacks& callbacks);
 
   /// The first chunk of the model on this rank; the whole model if tp and pp have one rank. With
@@ -144,13 +144,14 @@ class Trainer {
   void load(CheckpointReader& checkpoint, bool weights_only);
 
   /// Compares the copies that several ranks hold: weights, registered buffers and the optimizer's
-  /// state. Sharded weights (optim_grads_params) have no copies. In an iteration of
-  /// train.replica_check_interval reduced gradients are compared, too, unless they are sharded. In
-  /// the following iteration, before the update, each rank also checks that its weights and state
-  /// are unchanged, including those without copies: only load() may write them in between. Neither
-  /// is done if train.cuda_graph records the step. CommunicationError on all ranks, naming
-  /// iteration, tensor and ranks; see ReplicaCheck. Collective over the world; waits for the
-  /// iteration in flight.
+  /// state. Sharded weights (optim_grads_params) have no copies. An iteration of
+  /// train.replica_check_interval does this before its update; weights and state without a copy are
+  /// then compared with what they were after the update before, since when only load() may have
+  /// written them. It also compares the reduced gradients, unless they are sharded. Where
+  /// train.cuda_graph records the step, the state is compared after the iteration, and neither
+  /// gradients nor values without a copy are. CommunicationError on all ranks, naming iteration,
+  /// tensor and ranks; see ReplicaCheck. Collective over the world; waits for the iteration in
+  /// flight.
   void check_replicas();
 
   /// Each data-parallel rank computes the gradients of its first micro-batch of the next iteration,
@@ -207,9 +208,16 @@ class Trainer {
   bool replay_is_due(int64_t iteration) const;
   /// Of the gradients of the first micro-batch that data-parallel rank `rank` has next.
   std::vector<int64_t> gradient_fingerprints(int64_t rank);
-  /// Before the gradients of the iteration that is launched are finalized, and after.
-  void check_unchanged();
+  bool checks_replicas() const;
+  ReplicaCheck& state_check();
+  /// In the iteration that is launched, before its gradients are finalized and after.
+  void check_state_of_step();
   void check_gradients();
+  /// After its update, for the check of the next one.
+  void remember_state();
+  void forget_state();
+  /// After a recorded iteration, which is not looked into.
+  void check_recorded_step();
   void tell_iterations(const TrainCallbacks& callbacks);
   static SampleSources open_sources(const Config& config);
   BatchInput training_batch();

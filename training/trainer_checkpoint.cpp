@@ -96,6 +96,7 @@ bool Trainer::starts_adapters(CheckpointReader& checkpoint) const {
 
 void Trainer::go_on_from(const CheckpointReader& checkpoint, bool weights_only) {
   compared_after_ = {};
+  forget_state();
   check_weights_are_finite(checkpoint.path(), state(/*with_optimizer=*/!weights_only),
                            parallel_state_);
   if (weights_only) return optimizer_->reload_model_params();

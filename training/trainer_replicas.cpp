@@ -4,41 +4,71 @@
 #include "lockstep/training/trainer.h"
 
 namespace lockstep {
+namespace {
+
+std::string before_update_of(int64_t iteration) {
+  return fmt::format("iteration {}, before its update", iteration);
+}
+
+}  // namespace
+
+bool Trainer::checks_replicas() const {
+  if (parallel_state_.device().is_meta()) return false;  // a planned rank has no values
+  return config_.train.replica_check_interval.has_value();
+}
 
 bool Trainer::replica_check_is_due(int64_t iteration) const {
-  const std::optional<int64_t>& interval = config_.train.replica_check_interval;
-  if (parallel_state_.device().is_meta()) return false;  // a planned rank has no values
-  return interval && iteration > 0 && iteration % *interval == 0;
+  return checks_replicas() && iteration > 0 &&
+         iteration % *config_.train.replica_check_interval == 0;
+}
+
+ReplicaCheck& Trainer::state_check() {
+  if (state_check_) return *state_check_;
+  std::vector<StateTensor> tensors = optimizer_state(*optimizer_, parallel_state_);
+  if (config_.ddp.data_parallel_sharding_strategy != ShardingStrategy::optim_grads_params)
+    for (const auto& chunk : model_->chunks()) {
+      std::vector<StateTensor> weights = model_state(*chunk, parallel_state_);
+      std::move(weights.begin(), weights.end(), std::back_inserter(tensors));
+    }
+  state_check_ = std::make_unique<ReplicaCheck>(std::move(tensors), parallel_state_);
+  return *state_check_;
 }
 
 void Trainer::check_replicas() {
   settle();
   if (compared_after_ == iteration_) return;
   model_->finish_param_sync();
-  if (!state_check_) {
-    std::vector<StateTensor> tensors = optimizer_state(*optimizer_, parallel_state_);
-    if (config_.ddp.data_parallel_sharding_strategy != ShardingStrategy::optim_grads_params)
-      for (const auto& chunk : model_->chunks()) {
-        std::vector<StateTensor> weights = model_state(*chunk, parallel_state_);
-        std::move(weights.begin(), weights.end(), std::back_inserter(tensors));
-      }
-    state_check_ = std::make_unique<ReplicaCheck>(std::move(tensors), parallel_state_);
-  }
-  state_check_->compare(fmt::format("after iteration {}", iteration_));
+  state_check().compare(fmt::format("after iteration {}", iteration_));
   compared_after_ = iteration_;
 }
 
-void Trainer::check_unchanged() {
-  if (!replica_check_is_due(iteration_) || compared_after_ != iteration_ || recorded_) return;
-  state_check_->unchanged(fmt::format("iteration {}, before its update", iteration_ + 1));
+void Trainer::check_recorded_step() {
+  if (recorded_ && replica_check_is_due(iteration_)) check_replicas();
+}
+
+void Trainer::check_state_of_step() {
+  if (recorded_ || !replica_check_is_due(iteration_ + 1)) return;
+  model_->finish_param_sync();
+  state_check().compare(before_update_of(iteration_ + 1));
 }
 
 void Trainer::check_gradients() {
-  if (!replica_check_is_due(iteration_ + 1) || recorded_) return;
+  if (recorded_ || !replica_check_is_due(iteration_ + 1)) return;
   if (!gradient_check_)
     gradient_check_ = std::make_unique<ReplicaCheck>(
         whole_gradients(model_->wrappers(), parallel_state_), parallel_state_);
-  gradient_check_->compare(fmt::format("iteration {}, before its update", iteration_ + 1));
+  if (gradient_check_->num_shared() > 0) gradient_check_->compare(before_update_of(iteration_ + 1));
+}
+
+void Trainer::remember_state() {
+  if (recorded_) return;
+  if (!replica_check_is_due(iteration_ + 1)) return forget_state();
+  if (optimizer_->is_offloaded()) settle();  // which makes the update
+  state_check().remember();
+}
+
+void Trainer::forget_state() {
+  if (state_check_) state_check_->forget();
 }
 
 }  // namespace lockstep

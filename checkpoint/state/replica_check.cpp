@@ -50,6 +50,19 @@ std::string describe_groups(const std::map<int64_t, std::vector<int64_t>>& ranks
                      list_ranks(most));
 }
 
+/// Those of a device are read together. State that is offloaded lies on the host.
+std::vector<int64_t> on_host(const std::vector<at::Tensor>& fingerprints) {
+  std::vector<at::Tensor> of_device;
+  for (const at::Tensor& one : fingerprints)
+    if (!one.is_cpu()) of_device.push_back(one);
+  const at::Tensor read = of_device.empty() ? at::Tensor() : at::stack(of_device).cpu();
+  const int64_t* next = of_device.empty() ? nullptr : read.const_data_ptr<int64_t>();
+  std::vector<int64_t> values;
+  for (const at::Tensor& one : fingerprints)
+    values.push_back(one.is_cpu() ? *one.const_data_ptr<int64_t>() : *next++);
+  return values;
+}
+
 }  // namespace
 
 ReplicaCheck::ReplicaCheck(std::vector<StateTensor> tensors, const ParallelState& state)
@@ -70,53 +83,61 @@ ReplicaCheck::ReplicaCheck(std::vector<StateTensor> tensors, const ParallelState
     if (unit.holders.size() < 2) continue;
     const auto found = own.find(unit.key);
     shared_.push_back({std::move(unit.holders), found == own.end() ? -1 : found->second});
+    if (found != own.end()) own.erase(found);
   }
+  for (const auto& [key, index] : own) alone_.push_back(static_cast<size_t>(index));
 }
 
-std::vector<int64_t> ReplicaCheck::fingerprints() const {
-  // Those of a device are read together. State that is offloaded lies on the host.
-  std::vector<at::Tensor> of_device;
-  std::vector<int64_t> values;
-  for (const StateTensor& tensor : tensors_) {
-    const at::Tensor one = kernels::fingerprint(tensor.values);
-    if (!one.is_cpu()) of_device.push_back(one);
-    values.push_back(one.is_cpu() ? one.item<int64_t>() : 0);
-  }
-  if (of_device.empty()) return values;
-  const at::Tensor read = at::stack(of_device).cpu();
-  const auto* next = read.const_data_ptr<int64_t>();
-  for (size_t i = 0; i < tensors_.size(); ++i)
-    if (!tensors_[i].values.is_cpu()) values[i] = *next++;
-  return values;
+void ReplicaCheck::remember() {
+  remembered_.clear();
+  for (const size_t i : alone_) remembered_.push_back(kernels::fingerprint(tensors_[i].values));
 }
 
 void ReplicaCheck::compare(const std::string& when) {
-  last_ = fingerprints();
-  const size_t count = shared_.size();
-  if (count == 0) return;
+  std::vector<at::Tensor> prints = remembered_;
+  for (size_t i = 0; i < remembered_.size(); ++i)
+    prints.push_back(kernels::fingerprint(tensors_[alone_[i]].values));
+  for (const Shared& shared : shared_)
+    if (shared.own >= 0)
+      prints.push_back(kernels::fingerprint(tensors_[static_cast<size_t>(shared.own)].values));
+  const std::vector<int64_t> values = on_host(prints);
+  auto next = values.begin();
+  const auto now = next + static_cast<std::ptrdiff_t>(remembered_.size());
+  std::vector<size_t> changed;
+  for (size_t i = 0; i < remembered_.size(); ++i, ++next)
+    if (*next != now[static_cast<std::ptrdiff_t>(i)]) changed.push_back(alone_[i]);
+  next += static_cast<std::ptrdiff_t>(remembered_.size());
+  std::vector<int64_t> copies;
+  for (const Shared& shared : shared_) copies.push_back(shared.own < 0 ? kNothing : *next++);
+  compare_over_ranks(when, copies, changed);
+}
+
+void ReplicaCheck::compare_over_ranks(const std::string& when, const std::vector<int64_t>& copies,
+                                      const std::vector<size_t>& changed) const {
   // The maximum of the values and of their complements, which is the complement of the minimum.
-  const at::Tensor extremes = at::full({2, static_cast<int64_t>(count)}, kNothing, at::kLong);
+  const size_t count = copies.size();
+  const at::Tensor extremes = at::full({2 * static_cast<int64_t>(count) + 1}, kNothing, at::kLong);
   auto* const values = extremes.mutable_data_ptr<int64_t>();
   for (size_t i = 0; i < count; ++i) {
     if (shared_[i].own < 0) continue;
-    const int64_t value = last_[static_cast<size_t>(shared_[i].own)];
-    values[i] = value;
-    values[count + i] = ~value;
+    values[i] = copies[i];
+    values[count + i] = ~copies[i];
   }
+  values[2 * count] = static_cast<int64_t>(changed.size());
   all_reduce(state_.world(), extremes, ReduceOp::max, "fingerprints of copies").wait();
   std::vector<size_t> differing;
   for (size_t i = 0; i < count; ++i)
     if (values[i] != ~values[count + i]) differing.push_back(i);
-  if (!differing.empty()) fail_for(when, differing, last_);
+  if (!differing.empty()) fail_for_copies(when, differing, copies[differing.front()]);
+  if (values[2 * count] > 0) fail_for_changes(when, changed);
 }
 
-void ReplicaCheck::fail_for(const std::string& when, const std::vector<size_t>& differing,
-                            const std::vector<int64_t>& own) const {
+void ReplicaCheck::fail_for_copies(const std::string& when, const std::vector<size_t>& differing,
+                                   int64_t own_of_first) const {
   const Shared& first = shared_[differing.front()];
-  const bool holds = first.own >= 0;
-  const std::string mine = holds ? fmt::format("{} {}", own[static_cast<size_t>(first.own)],
-                                               describe(tensors_[static_cast<size_t>(first.own)]))
-                                 : "";
+  std::string mine;
+  if (first.own >= 0)
+    mine = fmt::format("{} {}", own_of_first, describe(tensors_[static_cast<size_t>(first.own)]));
   const auto texts = all_gather_texts(state_.world(), mine, "copies that differ");
   std::map<int64_t, std::vector<int64_t>> ranks_of;
   std::string name;
@@ -131,18 +152,11 @@ void ReplicaCheck::fail_for(const std::string& when, const std::vector<size_t>& 
                            describe_groups(ranks_of, first.holders.size()));
 }
 
-void ReplicaCheck::unchanged(const std::string& when) const {
-  const std::vector<int64_t> now = fingerprints();
+void ReplicaCheck::fail_for_changes(const std::string& when,
+                                    const std::vector<size_t>& changed) const {
   std::string mine;
-  size_t count = 0;
-  for (size_t i = 0; i < now.size() && i < last_.size(); ++i) {
-    if (now[i] == last_[i]) continue;
-    if (count++ == 0) mine = describe(tensors_[i]);
-  }
-  const at::Tensor most = at::full({}, static_cast<int64_t>(count), at::kLong);
-  all_reduce(state_.world(), most, ReduceOp::max, "values that changed").wait();
-  if (most.item<int64_t>() == 0) return;
-  if (count > 1) mine += fmt::format(" (and {} others)", count - 1);
+  if (!changed.empty()) mine = describe(tensors_[changed.front()]);
+  if (changed.size() > 1) mine += fmt::format(" (and {} others)", changed.size() - 1);
   const auto texts = all_gather_texts(state_.world(), mine, "values that changed");
   std::vector<std::string> found;
   for (size_t rank = 0; rank < texts.size(); ++rank)

@@ -105,7 +105,8 @@ TEST_F(ReplicaCheckTest, NamesTheRankThatDiffersFromTheMajority) {
   for (const std::string state : {"", "exp_avg", "exp_avg_sq"}) {
     const Config of_run = three_ranks({"train.replica_check_interval=3"});
     for (const std::string& error : errors(of_run, 3, flip_on(1, name, state))) {
-      EXPECT_NE(error.find("after iteration 3: copies of "), std::string::npos) << error;
+      EXPECT_NE(error.find("iteration 3, before its update: copies of "), std::string::npos)
+          << error;
       EXPECT_NE(error.find("rank 1 differs from ranks 0, 2"), std::string::npos) << error;
       EXPECT_NE(error.find(name + "'"), std::string::npos) << error;
     }
@@ -201,6 +202,59 @@ TEST_F(ReplicaCheckTest, NothingIsSavedOfARunWhoseCopiesDiffer) {
   EXPECT_EQ(bad, 0);
 }
 
+/// Each iteration compares twice: the state before its gradients are reduced, and then these. Parts
+/// that one rank alone holds are not communicated.
+TEST_F(ReplicaCheckTest, ComparesWithOneAllReduceEach) {
+  for (const bool shards : {false, true}) {
+    const Config of_run = config(with(kEach, shards ? kShards : Fields{}), {});
+    testing::CollectiveLog log;
+    RankThreadOptions options = options_of(of_run);
+    options.log = &log;
+    std::atomic<int64_t> weights = 0, state_parts = 0;
+    run_ranks(
+        2,
+        [&](const ParallelState& state) {
+          Trainer trainer(of_run, state);
+          weights = static_cast<int64_t>(trainer.state(false).size());
+          state_parts = static_cast<int64_t>(trainer.state(true).size());
+          for (int i = 0; i < 3; ++i) trainer.train_step();
+        },
+        options);
+    const int64_t of_state = shards ? weights : state_parts, of_gradients = weights;
+    for (int64_t rank = 0; rank < 2; ++rank) {
+      std::vector<int64_t> bytes;
+      for (const CollectiveRecord& call : log.of_rank(rank))
+        if (call.label == "fingerprints of copies") bytes.push_back(call.bytes);
+      std::vector<int64_t> expected;
+      for (int i = 0; i < 3; ++i) {
+        expected.push_back(16 * of_state + 8);
+        if (!shards) expected.push_back(16 * of_gradients + 8);
+      }
+      EXPECT_EQ(bytes, expected) << shards;
+    }
+  }
+}
+
+/// No iteration follows that would compare what the last update has left, and nothing is saved.
+TEST_F(ReplicaCheckTest, TheLastUpdateIsComparedAtTheEnd) {
+  const Config of_run = three_ranks(with(kEach, {"train.train_iters=3"}));
+  const auto found = errors_of_ranks(
+      3,
+      [&](const ParallelState& state) {
+        Trainer trainer(of_run, state);
+        TrainCallbacks callbacks;
+        callbacks.iteration = [&](const IterationMetrics& metrics) {
+          if (metrics.iteration != 3 || state.rank() != 2) return;
+          const auto tensors = trainer.state(true);
+          flip(find(tensors, "decoder.final_layernorm.weight", "exp_avg").values, 9);
+        };
+        trainer.run(callbacks);
+      },
+      options_of(of_run));
+  for (const std::string& error : found)
+    EXPECT_NE(error.find("after iteration 3: copies of exp_avg of"), std::string::npos) << error;
+}
+
 TEST_F(ReplicaCheckTest, ReducedGradientsAreComparedBeforeTheyAreUsed) {
   run_ranks(3, [&](const ParallelState& state) {
     TrainingModel model(three_ranks(), state);
@@ -234,43 +288,28 @@ TEST_F(ReplicaCheckTest, FindsAThousandFlippedBits) {
           trainer.train_step();
           const std::vector<StateTensor> tensors = trainer.state(true);
           ReplicaCheck check(tensors, state);
+          check.remember();
           check.compare("before");
           std::mt19937 random(7);  // the same on all ranks, so that they know what to expect
           int found = 0;
           for (int i = 0; i < 500; ++i) {
             const auto rank = static_cast<int64_t>(random() % 3);
             const uint64_t which = random(), where = random();
-            std::string name, copies = "", changed = "";
             if (state.rank() == rank) {
               const StateTensor& tensor = tensors[which % tensors.size()];
               const auto bit =
                   static_cast<int64_t>(where % static_cast<uint64_t>(bits(tensor.values)));
               flip(tensor.values, bit);
-              name = name_of(tensor);
-              changed = fmt::format("rank {}: {}", rank, name);
+              const std::string name = name_of(tensor);
               const bool has_copies = !shards || tensor.state.empty();
-              if (has_copies)
-                copies = fmt::format("copies of {} differ: rank {} differs", name, rank);
-              const auto error_of = [&](const auto& call) -> std::string {
-                try {
-                  call();
-                } catch (const CommunicationError& error) {
-                  return error.what();
-                }
-                return "";
-              };
-              const std::string still = error_of([&] { check.unchanged("x"); });
-              const std::string other = error_of([&] { check.compare("x"); });
-              found += still.find(changed) != std::string::npos &&
-                       (has_copies ? other.find(copies) != std::string::npos : other.empty());
+              found += testing::throws_with<CommunicationError>(
+                  [&] { check.compare("x"); },
+                  has_copies ? fmt::format("copies of {} differ: rank {} differs", name, rank)
+                             : fmt::format("nothing wrote: rank {}: {}", rank, name));
               flip(tensor.values, bit);
             } else {
-              EXPECT_THROW(check.unchanged("x"), CommunicationError);
-              try {
-                check.compare("x");
-              } catch (const CommunicationError&) {
-              }
-              ++found;
+              found += testing::throws_with<CommunicationError>([&] { check.compare("x"); },
+                                                                fmt::format("rank {}", rank));
             }
             check.compare("afterwards");
           }
