@@ -62,7 +62,6 @@ bool RunCheckpoints::load_copy(Trainer& trainer, const Found& found) {
     return false;
   }
   copies_->keep_only(*found.copy->id());
-  found.copy->free_memory();  // before the copy takes as much
   copy(trainer);
   const std::string mine =
       state_.rank() == 0 ? checkpoint_to_resume_from(config_, folder_, start_) : "";

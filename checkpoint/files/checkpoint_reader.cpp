@@ -1,7 +1,6 @@
 #include "lockstep/checkpoint/checkpoint_reader.h"
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 
 #include "lockstep/checkpoint/checkpoint_folder.h"
@@ -167,13 +166,10 @@ void CheckpointReader::read(const ManifestTensor& tensor, const TensorPart& part
   for (const ManifestPiece& piece : tensor.pieces)
     for_each_overlap(part, piece.part, [&](int64_t target, int64_t source, int64_t count) {
       const int64_t offset = piece.offset + (source - piece.part.range.first) * element;
-      char* const to = out + (target - part.range.first) * element;
-      if (note_) {
-        note_(piece.file, offset, count * element);
-        std::memset(to, 0, static_cast<size_t>(count * element));
-      } else {
-        shard(piece.file, what).read(offset, count * element, to, what);
-      }
+      if (note_) note_(piece.file, offset, count * element);
+      if (!dry_)
+        shard(piece.file, what)
+            .read(offset, count * element, out + (target - part.range.first) * element, what);
       copied += count;
     });
   require<FileError>(copied == part.range.numel(), "'{}': {}: {} of {} elements are there", path_,

@@ -48,11 +48,16 @@ class CheckpointReader {
   /// shard's own header.
   void read(const ManifestTensor& tensor, const TensorPart& part, char* out);
 
-  /// From now on read() reads nothing, fills `out` with zeros and calls `note` with what it would
-  /// read: bytes offset ... offset + count - 1 of file number `file`. With an empty `note`, read()
-  /// reads again.
+  /// From now on read() calls `note` before each read of a file: of bytes offset ...
+  /// offset + count - 1 of file number `file`. With `dry` it reads nothing then, and leaves `out`
+  /// as it is. An empty `note`: read() reads, and calls nothing.
   using Note = std::function<void(int64_t file, int64_t offset, int64_t count)>;
-  void note_reads(Note note) { note_ = std::move(note); }
+  void note_reads(Note note, bool dry) {
+    note_ = std::move(note);
+    dry_ = dry && note_;
+  }
+  /// Whether read() reads nothing.
+  bool is_dry() const { return dry_; }
 
   /// The configuration of the run that saved. FileError if it is damaged.
   Config config();
@@ -68,6 +73,7 @@ class CheckpointReader {
   std::string path_;
   std::unique_ptr<CheckpointSource> source_;  ///< null: on disk
   Note note_;
+  bool dry_ = false;
   Manifest manifest_;
   uint32_t manifest_checksum_ = 0;
   std::map<std::pair<std::string, std::string>, const ManifestTensor*> tensors_;

@@ -2,10 +2,45 @@
 
 #include <algorithm>
 #include <sstream>
+#include <utility>
 
 #include "lockstep/core/check.h"
 
 namespace lockstep {
+namespace {
+
+using Blocks = std::vector<std::pair<int64_t, int64_t>>;  ///< file and block
+
+/// What rank `to` needs, the last one first.
+Blocks blocks_of(const std::vector<BlockRun>& runs, size_t to,
+                 const std::vector<std::vector<int64_t>>& holders) {
+  Blocks blocks;
+  for (const BlockRun& run : runs) {
+    const std::vector<int64_t>& have = holders.at(static_cast<size_t>(run.file));
+    require<UsageError>(
+        !have.empty() && std::find(have.begin(), have.end(), to) == have.end(),
+        "transfers: rank {} needs blocks {} to {} of file {}, which the ranks [{}] have; "
+        "allowed: one that others have",
+        to, run.first, run.last, run.file, fmt::join(have, ", "));
+    for (int64_t block = run.first; block < run.last; ++block) blocks.emplace_back(run.file, block);
+  }
+  std::reverse(blocks.begin(), blocks.end());
+  return blocks;
+}
+
+/// Of the ranks that have a file, the one that has given the fewest of those that may give more in
+/// this turn; -1 if none may.
+int64_t giver(const std::vector<int64_t>& have, const std::vector<int64_t>& given,
+              const std::vector<int64_t>& gives, int64_t most) {
+  int64_t found = -1;
+  for (const int64_t rank : have)
+    if (gives[static_cast<size_t>(rank)] < most &&
+        (found < 0 || given[static_cast<size_t>(rank)] < given[static_cast<size_t>(found)]))
+      found = rank;
+  return found;
+}
+
+}  // namespace
 
 std::string format_block_runs(const std::vector<BlockRun>& runs) {
   std::string text;
@@ -26,35 +61,24 @@ std::vector<std::vector<BlockTransfer>> plan_transfers(
     const std::vector<std::vector<BlockRun>>& needs,
     const std::vector<std::vector<int64_t>>& holders, int64_t most) {
   const size_t ranks = needs.size();
-  std::vector<int64_t> given(ranks, 0);                         // in all turns
-  std::vector<int64_t> gives(ranks, most), takes(ranks, most);  // in this turn
+  std::vector<Blocks> left(ranks);  // the last one is needed first
+  for (size_t to = 0; to < ranks; ++to) left[to] = blocks_of(needs[to], to, holders);
+  std::vector<int64_t> given(ranks, 0);  // in all turns
   std::vector<std::vector<BlockTransfer>> turns;
-  const auto add = [&](const BlockTransfer& transfer) {
-    const auto from = static_cast<size_t>(transfer.from), to = static_cast<size_t>(transfer.to);
-    if (gives[from] == most || takes[to] == most) {
-      turns.emplace_back();
-      gives.assign(ranks, 0);
-      takes.assign(ranks, 0);
-    }
-    turns.back().push_back(transfer);
-    ++gives[from], ++takes[to], ++given[from];
-  };
-  for (size_t to = 0; to < ranks; ++to)
-    for (const BlockRun& run : needs[to]) {
-      const std::vector<int64_t>& have = holders.at(static_cast<size_t>(run.file));
-      require<UsageError>(
-          !have.empty() && std::find(have.begin(), have.end(), to) == have.end(),
-          "transfers: rank {} needs blocks {} to {} of file {}, which the ranks [{}] have; "
-          "allowed: one that others have",
-          to, run.first, run.last, run.file, fmt::join(have, ", "));
-      for (int64_t block = run.first; block < run.last; ++block)
-        add({*std::min_element(have.begin(), have.end(),
-                               [&](int64_t a, int64_t b) {
-                                 return given[static_cast<size_t>(a)] <
-                                        given[static_cast<size_t>(b)];
-                               }),
-             static_cast<int64_t>(to), run.file, block});
-    }
+  while (
+      std::any_of(left.begin(), left.end(), [](const Blocks& blocks) { return !blocks.empty(); })) {
+    turns.emplace_back();
+    std::vector<int64_t> gives(ranks, 0);
+    for (size_t to = 0; to < ranks; ++to)
+      for (int64_t takes = 0; takes < most && !left[to].empty(); ++takes) {
+        const auto [file, block] = left[to].back();
+        const int64_t from = giver(holders[static_cast<size_t>(file)], given, gives, most);
+        if (from < 0) break;
+        left[to].pop_back();
+        turns.back().push_back({from, static_cast<int64_t>(to), file, block});
+        ++given[static_cast<size_t>(from)], ++gives[static_cast<size_t>(from)];
+      }
+  }
   return turns;
 }
 

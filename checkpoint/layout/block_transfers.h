@@ -28,9 +28,11 @@ struct BlockTransfer {
 };
 
 /// Every block that a rank needs (`needs[rank]`) comes from one of the ranks that have its file
-/// (`holders[file]`), the one that has given the fewest so far, the lowest where several have. The
-/// same on all ranks. In turns: in none of them does a rank give or take more than `most` blocks.
-/// UsageError: a block of a file that nobody has, or that the rank itself has.
+/// (`holders[file]`): of those that may still give one in the turn, the one that has given the
+/// fewest so far, the first in the list where several have. The same on all ranks. In turns: in
+/// none of them does a rank give or take more than `most` blocks. A rank takes them in the order of
+/// its list, and all ranks take together as far as they have different givers. UsageError: a block
+/// of a file that nobody has, or that the rank itself has.
 std::vector<std::vector<BlockTransfer>> plan_transfers(
     const std::vector<std::vector<BlockRun>>& needs,
     const std::vector<std::vector<int64_t>>& holders, int64_t most);

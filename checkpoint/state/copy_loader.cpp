@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <set>
+#include <limits>
 #include <sstream>
 
 #include <ATen/ATen.h>
@@ -18,7 +18,6 @@ namespace lockstep {
 namespace {
 
 constexpr const char* kName = "the ranks' memory";
-constexpr int64_t kMostBlocks = 64;  // that a rank gives or takes in one exchange
 constexpr int64_t kNone = -1;
 
 ManifestFile describe_text(const std::string& name, const std::string& text) {
@@ -76,8 +75,9 @@ struct CopyLoader::Told {
   std::vector<Manifest> parts;  ///< by rank; the first has where the run stood
 };
 
-CopyLoader::CopyLoader(const ParallelState& state, const StateCopies& copies, int64_t least)
-    : state_(state) {
+CopyLoader::CopyLoader(const ParallelState& state, const StateCopies& copies, int64_t least,
+                       int64_t exchange_bytes)
+    : state_(state), exchange_bytes_(exchange_bytes) {
   std::vector<std::vector<HeldCopy>> of_ranks;
   const std::string mine = fmt::format("{}\n{}", least, format_held_copies(copies.held()));
   for (const std::string& text : all_gather_texts(state.world(), mine, "copies in memory")) {
@@ -173,23 +173,31 @@ void CopyLoader::open(const StateCopy* copy) {
   checkpoint_ = std::make_unique<CheckpointReader>(std::move(source));
 }
 
+/// In the order in which they are read first.
 std::vector<BlockRun> CopyLoader::missing_blocks(
     const std::function<void(CheckpointReader&)>& use) {
-  std::set<std::pair<int64_t, int64_t>> missing;
-  checkpoint_->note_reads([&](int64_t file, int64_t offset, int64_t count) {
-    const Blocks& blocks = (*blocks_)[static_cast<size_t>(file)];
-    for (int64_t block = offset / kChecksumBlock; block * kChecksumBlock < offset + count; ++block)
-      if (blocks.at(static_cast<size_t>(block)) == nullptr) missing.emplace(file, block);
-  });
-  use(*checkpoint_);
-  checkpoint_->note_reads({});
   std::vector<BlockRun> runs;
-  for (const auto& [file, block] : missing)
-    if (!runs.empty() && runs.back().file == file && runs.back().last == block)
-      ++runs.back().last;
-    else
-      runs.push_back({file, block, block + 1});
+  int64_t reads = 0;
+  const auto note = [&](int64_t file, int64_t offset, int64_t count) {
+    const Blocks& blocks = (*blocks_)[static_cast<size_t>(file)];
+    for (int64_t b = offset / kChecksumBlock; b * kChecksumBlock < offset + count; ++b) {
+      if (blocks.at(static_cast<size_t>(b)) != nullptr) continue;
+      const bool is_new = last_read_.insert_or_assign({file, b}, reads).second;
+      if (!is_new) continue;
+      if (!runs.empty() && runs.back().file == file && runs.back().last == b)
+        ++runs.back().last;
+      else
+        runs.push_back({file, b, b + 1});
+    }
+    ++reads;
+  };
+  checkpoint_->note_reads(note, /*dry=*/true);
+  use(*checkpoint_);
   return runs;
+}
+
+const char*& CopyLoader::block(const BlockTransfer& transfer) const {
+  return (*blocks_)[static_cast<size_t>(transfer.file)][static_cast<size_t>(transfer.block)];
 }
 
 int64_t CopyLoader::bytes_of(const BlockTransfer& transfer) const {
@@ -197,52 +205,105 @@ int64_t CopyLoader::bytes_of(const BlockTransfer& transfer) const {
   return std::min(kChecksumBlock, file.size - transfer.block * kChecksumBlock);
 }
 
-/// What goes to one rank, or comes from one, lies in the order of the list.
-void CopyLoader::exchange(const std::vector<BlockTransfer>& turn) {
-  std::vector<BlockTransfer> given, taken;
-  for (const BlockTransfer& transfer : turn) {
-    if (transfer.from == state_.rank()) given.push_back(transfer);
-    if (transfer.to == state_.rank()) taken.push_back(transfer);
-  }
-  std::stable_sort(given.begin(), given.end(), [](auto& a, auto& b) { return a.to < b.to; });
-  std::stable_sort(taken.begin(), taken.end(), [](auto& a, auto& b) { return a.from < b.from; });
-  const auto ranks = static_cast<size_t>(state_.world_size());
-  std::vector<int64_t> input_rows(ranks, 0), output_rows(ranks, 0);
-  int64_t input_bytes = 0, output_bytes = 0;
-  for (const BlockTransfer& transfer : given) {
-    input_rows[static_cast<size_t>(transfer.to)] += bytes_of(transfer);
-    input_bytes += bytes_of(transfer);
-  }
-  for (const BlockTransfer& transfer : taken) {
-    output_rows[static_cast<size_t>(transfer.from)] += bytes_of(transfer);
-    output_bytes += bytes_of(transfer);
-  }
-  if (!given_.defined() || given_.numel() < input_bytes)
-    given_ = host_memory(input_bytes, c10::kCPU);
-  const at::Tensor input = given_.narrow(0, 0, input_bytes);
-  memory_.push_back(host_memory(output_bytes, c10::kCPU));
-  auto* to = static_cast<char*>(input.data_ptr());
-  for (const BlockTransfer& transfer : given) {
-    const Blocks& blocks = (*blocks_)[static_cast<size_t>(transfer.file)];
-    std::memcpy(to, blocks[static_cast<size_t>(transfer.block)],
-                static_cast<size_t>(bytes_of(transfer)));
-    to += bytes_of(transfer);
-  }
-  all_to_all(state_.world(), memory_.back(), input, output_rows, input_rows, "blocks in memory")
-      .wait();
-  const auto* from = static_cast<const char*>(memory_.back().const_data_ptr());
-  for (const BlockTransfer& transfer : taken) {
-    (*blocks_)[static_cast<size_t>(transfer.file)][static_cast<size_t>(transfer.block)] = from;
-    from += bytes_of(transfer);
-  }
+int64_t CopyLoader::bytes_of(const std::vector<BlockTransfer>& transfers) const {
+  int64_t bytes = 0;
+  for (const BlockTransfer& transfer : transfers) bytes += bytes_of(transfer);
+  return bytes;
 }
 
-void CopyLoader::fetch(const std::vector<BlockRun>& missing) {
+CopyLoader::Turn CopyLoader::turn_of(const std::vector<BlockTransfer>& transfers) const {
+  Turn turn;
+  for (const BlockTransfer& transfer : transfers) {
+    if (transfer.from == state_.rank()) turn.given.push_back(transfer);
+    if (transfer.to != state_.rank()) continue;
+    turn.taken.push_back(transfer);
+    turn.last_read = std::max(turn.last_read, last_read_.at({transfer.file, transfer.block}));
+  }
+  std::stable_sort(turn.given.begin(), turn.given.end(),
+                   [](auto& a, auto& b) { return a.to < b.to; });
+  std::stable_sort(turn.taken.begin(), turn.taken.end(),
+                   [](auto& a, auto& b) { return a.from < b.from; });
+  return turn;
+}
+
+void CopyLoader::plan_turns(const std::vector<BlockRun>& missing) {
   std::vector<std::vector<BlockRun>> needs;
   for (const std::string& text :
        all_gather_texts(state_.world(), format_block_runs(missing), "blocks that ranks lack"))
     needs.push_back(parse_block_runs(text));
-  for (const auto& turn : plan_transfers(needs, holders_, kMostBlocks)) exchange(turn);
+  for (const auto& transfers : plan_transfers(needs, holders_, exchange_bytes_ / kChecksumBlock))
+    turns_.push_back(turn_of(transfers));
+}
+
+at::Tensor CopyLoader::memory_for(int64_t bytes) {
+  const auto found = std::find_if(free_.begin(), free_.end(),
+                                  [&](const at::Tensor& one) { return one.numel() >= bytes; });
+  if (found == free_.end()) return host_memory(bytes, c10::kCPU);
+  at::Tensor memory = std::move(*found);
+  free_.erase(found);
+  return memory;
+}
+
+/// What goes to one rank, or comes from one, lies in the order of the list.
+void CopyLoader::exchange(Turn& turn) {
+  const auto ranks = static_cast<size_t>(state_.world_size());
+  std::vector<int64_t> input_rows(ranks, 0), output_rows(ranks, 0);
+  for (const BlockTransfer& transfer : turn.given)
+    input_rows[static_cast<size_t>(transfer.to)] += bytes_of(transfer);
+  for (const BlockTransfer& transfer : turn.taken)
+    output_rows[static_cast<size_t>(transfer.from)] += bytes_of(transfer);
+  const int64_t input_bytes = bytes_of(turn.given), output_bytes = bytes_of(turn.taken);
+  if (!given_.defined() || given_.numel() < input_bytes)
+    given_ = host_memory(input_bytes, c10::kCPU);
+  const at::Tensor input = given_.narrow(0, 0, input_bytes);
+  auto* to = static_cast<char*>(input.data_ptr());
+  for (const BlockTransfer& transfer : turn.given) {
+    std::memcpy(to, block(transfer), static_cast<size_t>(bytes_of(transfer)));
+    to += bytes_of(transfer);
+  }
+  turn.memory = memory_for(output_bytes);
+  all_to_all(state_.world(), turn.memory.narrow(0, 0, output_bytes), input, output_rows, input_rows,
+             "blocks in memory")
+      .wait();
+  const auto* from = static_cast<const char*>(turn.memory.const_data_ptr());
+  for (const BlockTransfer& transfer : turn.taken) {
+    block(transfer) = from;
+    from += bytes_of(transfer);
+  }
+}
+
+void CopyLoader::reuse_memory() {
+  for (size_t i = 0; i < next_turn_; ++i) {
+    Turn& turn = turns_[i];
+    if (!turn.memory.defined() || turn.last_read >= reads_) continue;
+    for (const BlockTransfer& transfer : turn.taken) block(transfer) = nullptr;
+    free_.push_back(std::exchange(turn.memory, {}));
+  }
+}
+
+void CopyLoader::make_next_turn() {
+  reuse_memory();
+  read_since_ = 0;
+  exchange(turns_[next_turn_++]);
+}
+
+/// A rank that gives and reads what it has itself does both in turns, so that none waits for the
+/// other.
+void CopyLoader::give_meanwhile(int64_t bytes) {
+  read_since_ += bytes;
+  if (next_turn_ == turns_.size() || !turns_[next_turn_].taken.empty()) return;
+  if (next_turn_ > 0 && read_since_ < exchange_bytes_) return;
+  make_next_turn();
+}
+
+void CopyLoader::await(int64_t file, int64_t offset, int64_t count) {
+  give_meanwhile(count);
+  const Blocks& blocks = (*blocks_)[static_cast<size_t>(file)];
+  const int64_t end = ceil_div(offset + count, kChecksumBlock);
+  for (int64_t b = offset / kChecksumBlock; b < end; ++b)
+    while (blocks.at(static_cast<size_t>(b)) == nullptr && next_turn_ < turns_.size())
+      make_next_turn();
+  ++reads_;
 }
 
 std::string CopyLoader::first_failure(const std::string& mine, const char* label) const {
@@ -253,9 +314,10 @@ std::string CopyLoader::first_failure(const std::string& mine, const char* label
 }
 
 void CopyLoader::free_memory() {
-  for (Blocks& blocks : *blocks_) blocks.clear();
-  memory_.clear();
+  turns_.clear();
+  free_.clear();
   given_.reset();
+  for (Blocks& blocks : *blocks_) blocks.clear();
 }
 
 std::string CopyLoader::read(const std::function<void(CheckpointReader&)>& use) {
@@ -266,14 +328,22 @@ std::string CopyLoader::read(const std::function<void(CheckpointReader&)>& use) 
   } catch (const FileError& error) {
     failure = error.what();
   }
+  checkpoint_->note_reads({}, /*dry=*/false);
   failure = first_failure(failure, "copies that are looked at");
   if (!failure.empty()) return failure;
-  fetch(missing);
+  plan_turns(missing);
+  checkpoint_->note_reads(
+      [this](int64_t file, int64_t offset, int64_t count) { await(file, offset, count); },
+      /*dry=*/false);
   try {
     use(*checkpoint_);
   } catch (const FileError& error) {
     failure = error.what();
   }
+  checkpoint_->note_reads({}, /*dry=*/false);
+  reads_ = std::numeric_limits<int64_t>::max();
+  while (next_turn_ < turns_.size()) make_next_turn();  // the others wait for them
+  free_memory();
   return first_failure(failure, "copies that are read");
 }
 

@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/checkpoint/block_transfers.h"
@@ -20,9 +22,13 @@ namespace lockstep {
 /// any layout can read.
 class CopyLoader {
  public:
+  static constexpr int64_t kBytesOfExchange = int64_t{16} << 20;
+
   /// Agrees on the copy. Collective over the world: some all_gather_texts(). Copies of iterations
   /// before `least` do not count; rank 0's word on that counts.
-  CopyLoader(const ParallelState& state, const StateCopies& copies, int64_t least);
+  /// `exchange_bytes`: what a rank gives or takes in one exchange, at most; whole blocks.
+  CopyLoader(const ParallelState& state, const StateCopies& copies, int64_t least,
+             int64_t exchange_bytes = kBytesOfExchange);
   ~CopyLoader();
   CopyLoader(const CopyLoader&) = delete;
   CopyLoader& operator=(const CopyLoader&) = delete;
@@ -33,39 +39,61 @@ class CopyLoader {
   std::string why_none() const;
 
   /// Calls `use` with the checkpoint: first to note which bytes it reads (see
-  /// CheckpointReader::note_reads()), and once the ranks have sent each other what they lack, to
-  /// read them. Collective over the world. Returns what any rank has found wrong ("rank 2: ..."),
-  /// empty if all have read what they need.
+  /// CheckpointReader::note_reads()), then to read them, in the same order. While it reads, the
+  /// ranks send each other what they lack. What a rank has received is kept until its last read:
+  /// one or two exchanges, unless `use` reads it again later. `use` must not communicate.
+  /// Collective over the world. Returns what any rank has found wrong ("rank 2: ..."), empty if all
+  /// have read what they need. Nothing can be read afterwards.
   std::string read(const std::function<void(CheckpointReader&)>& use);
   const CheckpointReader& checkpoint() const { return *checkpoint_; }
-
-  /// Frees what other ranks have sent. Nothing can be read after that.
-  void free_memory();
 
  private:
   class File;
   /// Where the blocks of a file are; nullptr: not here.
   using Blocks = std::vector<const char*>;
   struct Told;
+  /// An exchange between the ranks.
+  struct Turn {
+    std::vector<BlockTransfer> given, taken;  ///< by this rank, by the rank at the other end
+    int64_t last_read = -1;                   ///< number of the last read of what is taken
+    at::Tensor memory = {};                   ///< of what is taken, while it is needed
+  };
 
   void open(const StateCopy* copy);
   std::string own_text(const StateCopy* copy) const;
   Told gather_texts(const StateCopy* copy) const;
   void add_file(const ManifestFile& file, const char* data, std::vector<int64_t> holders);
   std::vector<BlockRun> missing_blocks(const std::function<void(CheckpointReader&)>& use);
-  void fetch(const std::vector<BlockRun>& missing);
-  void exchange(const std::vector<BlockTransfer>& turn);
+  void plan_turns(const std::vector<BlockRun>& missing);
+  Turn turn_of(const std::vector<BlockTransfer>& transfers) const;
+  /// Makes exchanges until the blocks of `count` bytes from `offset` on are here.
+  void await(int64_t file, int64_t offset, int64_t count);
+  void make_next_turn();
+  void give_meanwhile(int64_t bytes);
+  void exchange(Turn& turn);
+  /// Of what is not read any more.
+  void reuse_memory();
+  at::Tensor memory_for(int64_t bytes);
+  void free_memory();
+  const char*& block(const BlockTransfer& transfer) const;
   int64_t bytes_of(const BlockTransfer& transfer) const;
+  int64_t bytes_of(const std::vector<BlockTransfer>& transfers) const;
   std::string first_failure(const std::string& mine, const char* label) const;
 
   ParallelState state_;
+  int64_t exchange_bytes_;
   CopyChoice choice_;
   bool holds_any_ = false;                     ///< any rank, any copy
   std::string config_;                         ///< text
   std::vector<std::vector<int64_t>> holders_;  ///< of each file
   std::shared_ptr<std::vector<Blocks>> blocks_ = std::make_shared<std::vector<Blocks>>();
-  std::vector<at::Tensor> memory_;  ///< that other ranks have filled
-  at::Tensor given_;                ///< what others get in one exchange
+  std::map<std::pair<int64_t, int64_t>, int64_t> last_read_;  ///< of a file's block that is missing
+  std::vector<Turn> turns_;
+  size_t next_turn_ = 0;
+  int64_t reads_ = 0;             ///< so far
+  int64_t read_since_ = 0;        ///< bytes, since the last turn
+  std::vector<at::Tensor> free_;  ///< that no turn needs
+  at::Tensor given_;              ///< what others get in one exchange
   std::unique_ptr<CheckpointReader> checkpoint_;
 };
 

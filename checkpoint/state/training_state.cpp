@@ -66,6 +66,7 @@ void load_tensor(CheckpointReader& checkpoint, const StateTensor& target) {
                      "'{}': tensor '{}': found shape [{}], allowed: [{}]", checkpoint.path(), key,
                      fmt::join(source->shape, ", "), fmt::join(target.part.box.shape, ", "));
   const at::ScalarType dtype = dtype_of_safetensors(source->dtype);
+  if (checkpoint.is_dry()) return checkpoint.read(*source, target.part, nullptr);
   const bool direct = target.values.device().is_cpu() && target.values.scalar_type() == dtype &&
                       target.values.is_contiguous();
   const at::Tensor memory =

@@ -66,14 +66,14 @@ bool takes_huge_pages(size_t bytes, const at::TensorOptions& options) {
 
 }  // namespace
 
-at::Tensor flat_zeros(int64_t numel, const at::TensorOptions& options) {
-  const size_t bytes = static_cast<size_t>(numel) * options.dtype().itemsize();
-  if (!takes_huge_pages(bytes, options)) return at::zeros({numel}, options);
-  static HugePageAllocator allocator;
-  return at::Tensor(at::detail::empty_generic({numel}, &allocator,
+at::Tensor flat_zeros(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  const size_t bytes =
+      static_cast<size_t>(c10::multiply_integers(sizes)) * options.dtype().itemsize();
+  if (!takes_huge_pages(bytes, options)) return at::zeros(sizes, options);
+  static HugePageAllocator allocator;  // whose memory is new, so that it holds zeros
+  return at::Tensor(at::detail::empty_generic(sizes, &allocator,
                                               c10::DispatchKeySet(c10::DispatchKey::CPU),
-                                              c10::typeMetaToScalarType(options.dtype()), {}))
-      .zero_();
+                                              c10::typeMetaToScalarType(options.dtype()), {}));
 }
 
 }  // namespace lockstep

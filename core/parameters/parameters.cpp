@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "lockstep/core/check.h"
+#include "lockstep/core/flat_tensor.h"
 #include "lockstep/core/integers.h"
 #include "lockstep/core/parallel_for.h"
 #include "lockstep/core/philox.h"
@@ -142,7 +143,7 @@ int64_t rows_before_padding(const ParamSpec& spec, const LocalPiece& piece) {
 at::Tensor initial_piece(const ParamSpec& spec, const ParamOrigin& origin) {
   check_spec(spec);
   const LocalPiece piece = local_piece(spec, origin.place);
-  at::Tensor tensor = at::zeros(piece.shape, origin.options);
+  at::Tensor tensor = flat_zeros(piece.shape, origin.options);
   at::Tensor filled =
       piece.shape.empty() ? tensor : tensor.narrow(0, 0, rows_before_padding(spec, piece));
   if (const auto* constant = std::get_if<ConstantValue>(&spec.values))

@@ -230,6 +230,20 @@ TEST(BlockTransfersTest, EachBlockComesOnceFromARankThatHasIt) {
   }
 }
 
+TEST(BlockTransfersTest, RanksWithDifferentGiversTakeTogetherEachInItsOrder) {
+  const std::vector<BlockRun> of_two = {{0, 6, 8}, {0, 0, 6}}, of_three = {{1, 0, 8}};
+  const auto turns = plan_transfers({{}, {}, of_two, of_three}, {{0}, {1}}, 4);
+  ASSERT_EQ(turns.size(), 2u);
+  std::vector<int64_t> blocks;
+  for (const auto& turn : turns) {
+    EXPECT_EQ(turn.size(), 8u);
+    for (const BlockTransfer& transfer : turn)
+      if (transfer.to == 2) blocks.push_back(transfer.block);
+  }
+  EXPECT_EQ(blocks, std::vector<int64_t>({6, 7, 0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(plan_transfers({{}, {{0, 0, 8}}, {{0, 0, 8}}}, {{0}}, 4).size(), 4u);  // one giver
+}
+
 TEST(BlockTransfersTest, TheRanksThatHaveAFileShareTheWork) {
   const auto turns = plan_transfers({{}, {}, {}, {{0, 0, 30}}}, {{0, 1, 2}}, 100);
   ASSERT_EQ(turns.size(), 1u);

@@ -59,11 +59,19 @@ void sum_losses(const ParallelState& state) {
   all_reduce(state.world(), at::zeros({3}, at::kDouble), ReduceOp::sum, "loss").wait();
 }
 
-/// Whether the ranks together read, on their layout, what held after `iteration`.
-void check_loaded(CopyLoader& loader, int64_t iteration, const ParallelState& state) {
+constexpr int64_t kMebibyte = 1 << 20;
+
+/// Whether the ranks together read, on their layout, what held after `iteration`; `mixed`: twice,
+/// and the second time in another order.
+void check_loaded(CopyLoader& loader, int64_t iteration, const ParallelState& state,
+                  bool mixed = false) {
   ASSERT_TRUE(loader.id()) << iteration;
   const std::vector<StateTensor> targets = state_of(-1, state);
-  EXPECT_EQ(loader.read([&](CheckpointReader& checkpoint) { load_state(checkpoint, targets); }),
+  const std::vector<StateTensor> reversed(targets.rbegin(), targets.rend());
+  EXPECT_EQ(loader.read([&](CheckpointReader& checkpoint) {
+    load_state(checkpoint, targets);
+    if (mixed) load_state(checkpoint, reversed);
+  }),
             "");
   const std::vector<StateTensor> wanted = state_of(iteration, state);
   for (size_t i = 0; i < targets.size(); ++i)
@@ -207,18 +215,20 @@ TEST(StateCopiesTest, RanksThatAreLeftReadTheNewestCopyOnTheirOwnLayout) {
     inside += by_all != *std::max_element(world.finished.begin(), world.finished.end());
     world.lose(lost_ranks, /*replaced=*/between(0, 1) == 0);
     const std::optional<int64_t> wanted = world.newest_held();
+    const int64_t exchange = kMebibyte * between(1, 3);
+    const bool mixed = between(0, 1) == 0;
     if (num_victims <= replicas && by_all > 0) {
       EXPECT_GE(wanted.value_or(0), by_all) << trial;
     }
     testing::run_ranks(static_cast<int64_t>(world.copies.size()), [&](const ParallelState& state) {
       StateCopies& copies = world.copies[static_cast<size_t>(state.rank())];
-      CopyLoader loader(state, copies, /*least=*/state.rank() == 0 ? 1 : 100);
+      CopyLoader loader(state, copies, /*least=*/state.rank() == 0 ? 1 : 100, exchange);
       ASSERT_EQ(loader.id().has_value(), wanted.has_value()) << trial;
       EXPECT_EQ(loader.why_none().empty(), wanted.has_value());
       EXPECT_EQ(loader.why_none() == "no rank that is left has a copy of the state",
                 world.is_empty());
       if (!wanted) return;
-      check_loaded(loader, *wanted, state);
+      check_loaded(loader, *wanted, state, mixed);
       copies.keep_only(*loader.id());
     });
     (wanted ? found : lost) += 1;
@@ -262,6 +272,46 @@ TEST(StateCopiesTest, CopiesFromBeforeTheCheckpointOnDiskDoNotCount) {
   });
 }
 
+/// A new rank reads while it receives, so that it does not hold all twice.
+TEST(StateCopiesTest, WhatARankLacksIsSentPieceByPiece) {
+  World world(2);
+  world.train(1, 0, 1, {});
+  world.lose({1}, /*replaced=*/true);
+  constexpr int64_t kQuarters = 4;
+  std::vector<StateTensor> targets;
+  for (int64_t i = 0; i < kQuarters; ++i) {
+    const FlatRange range = range_of(i, kQuarters);
+    targets.push_back(
+        {"s", "exp_avg", {whole_box({kSharded}), range}, expected_values(-1, 1, range)});
+  }
+  const auto is_read = [&](const StateTensor& one) {
+    return at::equal(one.values, expected_values(6, 1, one.part.range));
+  };
+  std::vector<int64_t> read_before_exchange;
+  testing::CollectiveLog log;
+  testing::RankThreadOptions options = {.log = &log};
+  options.observer = [&](const CollectiveRecord& call) {
+    if (call.label == "blocks in memory" && call.rank == 1)
+      read_before_exchange.push_back(std::count_if(targets.begin(), targets.end(), is_read));
+  };
+  testing::run_ranks(
+      2,
+      [&](const ParallelState& state) {
+        CopyLoader loader(state, world.copies[static_cast<size_t>(state.rank())], 1, kMebibyte);
+        EXPECT_EQ(loader.read([&](CheckpointReader& checkpoint) {
+          if (state.rank() == 1) load_state(checkpoint, targets);
+        }),
+                  "");
+      },
+      options);
+  EXPECT_TRUE(std::all_of(targets.begin(), targets.end(), is_read));
+  EXPECT_EQ(read_before_exchange, std::vector<int64_t>({0, 1, 2, 3}));
+  for (const CollectiveRecord& call : log.of_rank(0))
+    if (call.label == "blocks in memory") {
+      EXPECT_LE(call.bytes, kMebibyte);
+    }
+}
+
 TEST(StateCopiesTest, ALostPartAndADamagedOneAreNamed) {
   World world(3);
   world.train(1, 0, 1, {});
@@ -269,7 +319,7 @@ TEST(StateCopiesTest, ALostPartAndADamagedOneAreNamed) {
   static_cast<char*>(copy->parts.at(1).bytes.data_ptr())[1 << 20] ^= 4;
   world.copies[1].clear();
   testing::run_ranks(3, [&](const ParallelState& state) {
-    CopyLoader loader(state, world.copies[static_cast<size_t>(state.rank())], 1);
+    CopyLoader loader(state, world.copies[static_cast<size_t>(state.rank())], 1, kMebibyte);
     const std::vector<StateTensor> targets = state_of(-1, state);
     const std::string failure =
         loader.read([&](CheckpointReader& checkpoint) { load_state(checkpoint, targets); });
