@@ -1,6 +1,6 @@
 #pragma once
 
-/// The public API in one include: what your own training loop or model needs. Data sets and the
+/// The public API in one include: everything for your own training loop or model. Data sets and the
 /// planner have separate headers.
 
 // Who the ranks are, and how they communicate.

@@ -18,13 +18,15 @@ A100 = published_steps.MACHINE
 H100 = published_steps.SOURCE / "configs/machines/dgx_h100.textproto"
 
 # Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
-# Megatron-LM", arXiv 2104.04473, table 1: TFLOP/s of a GPU, recomputation counted. Its last two
-# rows, 35 and 64 stages, are not planned here.
+# Megatron-LM", arXiv 2104.04473, table 1: TFLOP/s of a GPU, recomputation counted. The last
+# two rows take long: ten minutes and more on two cores.
 WEAK_SCALING = [  # billions, heads, hidden, layers, tensor, pipeline, GPUs, batch, TFLOP/s
     (1.7, 24, 2304, 24, 1, 1, 32, 512, 137), (3.6, 32, 3072, 30, 2, 1, 64, 512, 138),
     (7.5, 32, 4096, 36, 4, 1, 128, 512, 142), (18.4, 48, 6144, 40, 8, 1, 256, 1024, 135),
     (39.1, 64, 8192, 48, 8, 2, 512, 1536, 138), (76.1, 80, 10240, 60, 8, 4, 1024, 1792, 140),
-    (145.6, 96, 12288, 80, 8, 8, 1536, 2304, 148), (310.1, 128, 16384, 96, 8, 16, 1920, 2160, 155)]
+    (145.6, 96, 12288, 80, 8, 8, 1536, 2304, 148), (310.1, 128, 16384, 96, 8, 16, 1920, 2160, 155),
+    (529.6, 128, 20480, 105, 8, 35, 2520, 2520, 163),
+    (1008.0, 160, 25600, 128, 8, 64, 3072, 3072, 163)]
 
 # NVIDIA NeMo 24.07, performance benchmarks, pretraining on DGX H100 in FP8, on Megatron Core: tokens
 # a second of a GPU. Nemotron's rows are left out: their activation is not ours.

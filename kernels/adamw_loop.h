@@ -1,7 +1,7 @@
 #pragma once
 
-// Internal: the CPU loop of AdamW. No libtorch here: inlined beside its headers the loop lost its
-// vectorization.
+// Internal: the CPU loop of AdamW. No libtorch here: next to its headers the loop, once inlined,
+// lost its vectorization.
 
 #include <cstdint>
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: our kernels of CUDA, see DeviceKernels.
+// Internal: our CUDA kernels, see DeviceKernels.
 
 #include <ATen/core/Tensor.h>
 
@@ -45,8 +45,8 @@ at::Tensor grouped_rows_cuda(const at::Tensor& x, const at::Tensor& matrices,
 at::Tensor grouped_matrices_cuda(const at::Tensor& a, const at::Tensor& b, const at::Tensor& ends);
 at::Tensor grouped_sums_cuda(const at::Tensor& x, const at::Tensor& none, const at::Tensor& ends);
 
-/// Sets the contiguous `matrices` [groups, m, n] of groups without rows to zero. A matrix has a
-/// multiple of 16 bytes.
+/// Sets the contiguous `matrices` [groups, m, n] of groups without rows to zero. The size of a
+/// matrix must be a multiple of 16 bytes.
 void zero_empty_groups_cuda(const at::Tensor& matrices, const at::Tensor& ends);
 
 std::unique_ptr<DeviceGraph> make_cuda_graph();

@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: what kernels/ has for CUDA.
+// Internal: the CUDA part of kernels/.
 
 #include "lockstep/kernels/device_graph.h"
 #include "lockstep/kernels/device_kernels.h"

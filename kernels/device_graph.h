@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: launches of a device that are recorded once and run again as a whole.
+// Internal: device launches that are recorded once and replayed as a whole.
 
 #include <functional>
 #include <memory>
@@ -9,14 +9,14 @@
 
 namespace lockstep::kernels {
 
-/// A recording of what was launched on a device, as CUDA's graphs are.
+/// A recording of what was launched on a device, such as a CUDA graph.
 ///
 /// Between begin_capture() and end_capture() nothing runs: what is launched on the current stream,
 /// and on streams that wait for it, is recorded. Memory that is allocated there belongs to the
 /// recording until it is destroyed, and a tensor made there has its values only after replay().
 /// Reading such a tensor on the host, copying from pageable memory, and waiting for what was
-/// launched before the capture are errors; what has joined the current stream's recording must have
-/// joined it again at the end.
+/// launched before the capture are errors. Streams that were forked from the current stream during
+/// the recording must have joined it again by the end.
 class DeviceGraph {
  public:
   virtual ~DeviceGraph() = default;
@@ -26,7 +26,7 @@ class DeviceGraph {
   virtual void end_capture() = 0;
 
   /// Launches the recording on the current stream, any number of times. Addresses are those of the
-  /// capture: inputs go where they lay then.
+  /// capture: write inputs to where they were then.
   virtual void replay() = 0;
 };
 
@@ -34,13 +34,13 @@ using MakeDeviceGraph = std::function<std::unique_ptr<DeviceGraph>()>;
 
 bool has_device_graphs(c10::DeviceType type);
 
-/// UsageError where devices of `type` have no graphs.
+/// UsageError if devices of `type` have no graphs.
 std::unique_ptr<DeviceGraph> make_device_graph(c10::DeviceType type);
 
-/// Of another type than CUDA, before its first use.
+/// For a device type other than CUDA, before its first use.
 void register_device_graphs(c10::DeviceType type, MakeDeviceGraph make);
 
-/// CUDA's; empty where CUDA is not loaded, see cuda_libraries.h.
+/// CUDA's; empty if CUDA is not loaded, see cuda_libraries.h.
 MakeDeviceGraph cuda_graphs();
 
 }  // namespace lockstep::kernels

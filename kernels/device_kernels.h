@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: who updates tensors that are not on the CPU.
+// Internal: the kernels for tensors that are not on the CPU.
 
 #include <optional>
 
@@ -21,9 +21,9 @@ struct NormTensors;
 struct NormGradientTensors;
 struct RotaryTensors;
 
-/// The kernels of a type of device: adamw(), sgd(), sum_of_squares() and grouped products, of
-/// checked operands. They are called with the operands' device current and start on its current
-/// stream. Nothing waits for the device.
+/// The kernels of a type of device: adamw(), sgd(), sum_of_squares() and grouped products, for
+/// checked operands. They are called with the operands' device as the current device, and start on
+/// its current stream. The host does not wait for the device.
 struct DeviceKernels {
   void (*adamw)(const at::Tensor& master, const at::Tensor& grad, const at::Tensor& exp_avg,
                 const at::Tensor& exp_avg_sq, const at::Tensor& low_precision,
@@ -33,12 +33,12 @@ struct DeviceKernels {
               const at::Tensor& low_precision, const UpdateSegments& segments,
               const SgdScalars& scalars, const StepControl& control) = nullptr;
   at::Tensor (*sum_of_squares)(const at::Tensor& flat) = nullptr;
-  /// fingerprint() of a tensor's memory; null: operators of libtorch do it.
+  /// fingerprint() of a tensor's memory; null: libtorch's operators compute it.
   at::Tensor (*fingerprint)(const at::Tensor& bytes) = nullptr;
 
-  /// grouped_rows() and its like, see grouped_mm.h, of operands with rows, in launches that take
-  /// the groups' `ends` from the device's memory. Undefined where they do not take the operands;
-  /// null where the device has none. grouped_sums() takes an undefined `none`.
+  /// grouped_rows() and the like, see grouped_mm.h, for operands with rows, in launches that read
+  /// the groups' `ends` from device memory. They return an undefined tensor if they do not support
+  /// the operands; null if the device has no such kernel. grouped_sums() takes an undefined `none`.
   at::Tensor (*grouped_rows)(const at::Tensor& x, const at::Tensor& matrices,
                              const at::Tensor& ends) = nullptr;
   at::Tensor (*grouped_matrices)(const at::Tensor& a, const at::Tensor& b,
@@ -47,13 +47,14 @@ struct DeviceKernels {
                              const at::Tensor& ends) = nullptr;
 
   /// Operations of layers, see cross_entropy_operands.h, dropout_operands.h, fp8_tensors.h,
-  /// norm_operands.h, rotary_operands.h and swiglu.h, into tensors that are made and have elements.
+  /// norm_operands.h, rotary_operands.h and swiglu.h, into tensors that are allocated and have
+  /// elements.
   void (*cross_entropy)(const CrossEntropyTensors& tensors) = nullptr;
   void (*cross_entropy_losses)(const CrossEntropyTensors& tensors) = nullptr;
   void (*cross_entropy_gradient)(const CrossEntropyTensors& tensors) = nullptr;
   void (*dropout)(const DropoutTensors& tensors) = nullptr;
-  void (*to_fp8)(const Fp8Tensors& tensors) = nullptr;  ///< of fp32, bf16 or fp16
-  /// scaled_mm() of fp8.h, in a dtype that the device gives.
+  void (*to_fp8)(const Fp8Tensors& tensors) = nullptr;  ///< from fp32, bf16 or fp16
+  /// scaled_mm() of fp8.h, in a dtype that the device supports.
   at::Tensor (*scaled_mm)(const Fp8Matrix& a, const Fp8Matrix& b,
                           const std::optional<at::Tensor>& bias, at::ScalarType dtype,
                           bool fast_sums) = nullptr;
@@ -65,16 +66,16 @@ struct DeviceKernels {
                           const at::Tensor& of_inner) = nullptr;
 };
 
-/// What runs for tensors of `type`. UsageError, naming `kernel`, where nothing does.
+/// The kernels for tensors on `type`. UsageError, naming `kernel`, if there are none.
 const DeviceKernels& device_kernels(const char* kernel, c10::DeviceType type);
 
-/// The same, null where nothing does.
+/// The same; null if there are none.
 const DeviceKernels* find_device_kernels(c10::DeviceType type);
 
-/// Of another type than CUDA, before its first use.
+/// For a device type other than CUDA, before its first use.
 void register_device_kernels(c10::DeviceType type, const DeviceKernels& kernels);
 
-/// Ours of CUDA; all null where CUDA is not loaded, see cuda_libraries.h.
+/// Our CUDA kernels; all null if CUDA is not loaded, see cuda_libraries.h.
 DeviceKernels cuda_kernels();
 
 }  // namespace lockstep::kernels

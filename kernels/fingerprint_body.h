@@ -1,7 +1,7 @@
 #pragma once
 
-// Internal: the sum of fingerprint() by lanes, which CUDA's threads are. No libtorch here, see
-// adamw_loop.h.
+// Internal: the sum of fingerprint(), divided among lanes, which are CUDA's threads. No libtorch
+// here, see adamw_loop.h.
 
 #include <cstdint>
 
@@ -13,7 +13,7 @@ struct alignas(16) WordQuad {
   uint32_t words[4];
 };
 
-/// The last word is filled with zeros.
+/// The last word is padded with zeros.
 LOCKSTEP_LANE uint32_t word_at(const unsigned char* memory, int64_t bytes, int64_t word) {
   uint32_t value = 0;
   for (int64_t i = 0; i < 4; ++i)
@@ -25,8 +25,8 @@ LOCKSTEP_LANE uint64_t fingerprint_term(uint32_t word, int64_t index) {
   return uint64_t{word} * (static_cast<uint32_t>(index) * 2 + 1);
 }
 
-/// The terms that lane `lane` of `lanes` adds up: of every lanes-th 16 bytes, and of every lanes-th
-/// word behind them. Where `memory` is not a multiple of 16, it goes byte by byte.
+/// The sum of the terms of lane `lane` of `lanes`: those of every lanes-th 16 bytes, and of every
+/// lanes-th word after them. If `memory` is not a multiple of 16, it reads byte by byte.
 LOCKSTEP_LANE uint64_t fingerprint_lane(const unsigned char* memory, int64_t bytes, int64_t lane,
                                         int64_t lanes) {
   const bool aligned = reinterpret_cast<uintptr_t>(memory) % sizeof(WordQuad) == 0;

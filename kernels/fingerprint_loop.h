@@ -6,7 +6,7 @@
 
 namespace lockstep::kernels {
 
-/// Of `bytes` bytes whose first word is number `first`.
+/// The sum over `bytes` bytes whose first word is number `first`.
 uint64_t fingerprint_loop(const unsigned char* memory, int64_t bytes, int64_t first);
 
 }  // namespace lockstep::kernels

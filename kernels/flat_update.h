@@ -19,18 +19,18 @@ namespace lockstep::kernels {
 /// The operands of an update of `master`, named for messages.
 class FlatUpdate {
  public:
-  /// `kernel` is its name. UsageError: `master` is no contiguous fp32 or fp64 tensor.
+  /// `kernel` is its name. UsageError: `master` is not a contiguous fp32 or fp64 tensor.
   FlatUpdate(const char* kernel, const at::Tensor& master);
 
   /// UsageError unless `tensor` is contiguous, as long as the master weights, on their device, and
-  /// of their dtype or, beside fp32, of bf16 or with `allow_fp16` of fp16.
+  /// of their dtype or, with fp32 master weights, bf16 or, with `allow_fp16`, fp16.
   void check_operand(const char* name, const at::Tensor& tensor, bool allow_fp16) const;
   /// UsageError unless `tensor` is undefined or a bf16 or fp16 copy of fp32 master weights.
   void check_copy(const at::Tensor& tensor) const;
   /// UsageError unless the segments are in order and not empty.
   void check_segments(const UpdateSegments& segments) const;
-  /// UsageError unless `control` is undefined or as StepControl says; `longest` is its length with
-  /// all numbers.
+  /// UsageError unless `control` is undefined or as described at StepControl; `longest` is its
+  /// length with all numbers.
   void check_control(const StepControl& control, int64_t longest) const;
 
  private:
@@ -41,8 +41,8 @@ class FlatUpdate {
   const at::Tensor& master_;
 };
 
-/// On the CPU: `scalars` with what `control` puts in their place, or nothing if the step is to be
-/// left out.
+/// On the CPU: `scalars` with the values that `control` overrides, or nothing if the step is to be
+/// skipped.
 std::optional<AdamWScalars> read_control(const StepControl& control, AdamWScalars scalars);
 std::optional<SgdScalars> read_control(const StepControl& control, SgdScalars scalars);
 
@@ -57,9 +57,9 @@ class FloatBlocks {
 
   explicit FloatBlocks(const at::Tensor& tensor);
 
-  /// Whether there is nothing to convert; also of an undefined tensor.
+  /// Whether there is nothing to convert; true also for an undefined tensor.
   bool is_float() const { return dtype_ == at::kFloat; }
-  /// All values in place, where there is nothing to convert.
+  /// All values in place, if there is nothing to convert.
   float* floats() const { return static_cast<float*>(data_); }
   /// The bits of all values, if they are bf16; else null.
   uint16_t* bf16() const {
@@ -67,7 +67,7 @@ class FloatBlocks {
   }
   /// `n` values from `start` on, in place or in `scratch`; null for an undefined tensor.
   float* read(int64_t start, int64_t n, Scratch& scratch) const;
-  /// Makes `values` those from `start` on; nothing to do where read() gave them in place.
+  /// Stores `values` from `start` on; does nothing if read() returned them in place.
   void write(int64_t start, int64_t n, const float* values) const;
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: what the kernels of to_fp8_matrices() work on.
+// Internal: the operands of the kernels of to_fp8_matrices().
 
 #include <cstdint>
 
@@ -12,14 +12,14 @@ namespace lockstep::kernels {
 inline constexpr int64_t kFp8Multiple = 16;
 
 struct Fp8Tensors {
-  at::Tensor x;        ///< [rows, width], contiguous
-  at::Tensor scale;    ///< fp32 [1, 1]; or [rows, 1] with values, [width, 1] with transposed alone
-  at::Tensor largest;  ///< fp32 [1, 1], which is raised; may be undefined
-  at::Tensor values;   ///< [rows, width] of 8 bits; may be undefined
+  at::Tensor x;           ///< [rows, width], contiguous
+  at::Tensor scale;       ///< fp32 [1, 1]; or [rows, 1] for values, [width, 1] for transposed only
+  at::Tensor largest;     ///< fp32 [1, 1], updated to the maximum; may be undefined
+  at::Tensor values;      ///< [rows, width] of 8 bits; may be undefined
   at::Tensor transposed;  ///< [width, rows] of the same; may be undefined
 };
 
-/// By libtorch's operators, on any device.
+/// With libtorch's operators, on any device.
 void to_fp8_by_operators(const Fp8Tensors& tensors);
 
 }  // namespace lockstep::kernels

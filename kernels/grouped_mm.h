@@ -7,28 +7,27 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
-/// Products of groups of rows, each group with a matrix of its own. Operands have two dimensions,
-/// the groups' matrices three. Rows behind the last group belong to none: they are not read, and
-/// what stands in them in a result is unspecified.
+/// Matrix products of groups of rows, each group with its own matrix. Operands have two dimensions,
+/// the groups' matrices three. Rows after the last group belong to no group: they are not read, and
+/// their contents in a result are unspecified.
 ///
-/// The CPU, and a device without a kernel for the operands, compute a product a group; the results
-/// of the CPU are those of at::mm to the last bit. CUDA computes all in one launch
-/// (at::_grouped_mm) in bf16, on GPUs of compute capability 9 and 10, where all widths are
-/// multiples of 8 and the operands begin at multiples of 16 bytes. What is computed in one launch
-/// takes the groups from the device's memory, so that the host does not wait; otherwise the host
-/// waits for them once, see RowGroups.
+/// The CPU, and a device without a kernel for the operands, compute one product per group; the
+/// results of the CPU are those of at::mm to the last bit. CUDA computes all groups in one launch
+/// (at::_grouped_mm) in bf16, on GPUs of compute capability 9 and 10, if all widths are multiples
+/// of 8 and the operands begin at multiples of 16 bytes. A single launch reads the groups from
+/// device memory, so the host does not wait; otherwise the host waits for them once, see RowGroups.
 namespace lockstep::kernels {
 
-/// Which rows each group has: the groups stand one behind the other.
+/// Which rows each group has: the groups follow one another.
 class RowGroups : public torch::CustomClassHolder {
  public:
-  /// `ends` [groups] of int32, where the next group begins; `rows` of each group, where the host
-  /// knows them.
+  /// `ends` [groups] of int32: where the next group begins; `rows`: the number of rows of each
+  /// group, if the host knows it.
   explicit RowGroups(at::Tensor ends, std::optional<std::vector<int64_t>> rows = {});
 
   int64_t size() const { return ends_.size(0); }
   const at::Tensor& ends() const { return ends_; }
-  /// Rows of each group. Where nobody has given them, the first call waits for the device.
+  /// Number of rows of each group. If it was not passed, the first call waits for the device.
   const std::vector<int64_t>& rows_on_host() const;
 
  private:
@@ -43,11 +42,11 @@ at::Tensor grouped_rows(const at::Tensor& x, const at::Tensor& matrices, const R
 /// rows.
 at::Tensor grouped_matrices(const at::Tensor& a, const at::Tensor& b, const RowGroups& groups);
 
-/// x [rows, width] -> [groups, width]: the sum of each group's rows, added up in their order. CUDA
-/// adds in fp32 and in an order of its own, the same in every run.
+/// x [rows, width] -> [groups, width]: the sum of each group's rows, added in order. CUDA adds in
+/// fp32 and in a different order, which is the same in every run.
 at::Tensor grouped_sums(const at::Tensor& x, const RowGroups& groups);
 
-/// The group of each of `rows` rows: [rows] of int64; the number of groups for a row of none.
+/// The group of each of `rows` rows: [rows] of int64; for a row in no group, the number of groups.
 at::Tensor group_of_rows(const RowGroups& groups, int64_t rows);
 
 }  // namespace lockstep::kernels

@@ -7,16 +7,16 @@
 #include <ATen/core/Tensor.h>
 
 /// The matrix products of linear layers: those of libtorch, except on x86 processors with AVX-512
-/// that are not Intel's. There libtorch's library for fp32 (MKL) takes a path for AVX2, and fp32
-/// products of 2^20 multiplications or more are oneDNN's, which libtorch contains too. Their sums
-/// have another order, so the last bits differ. A product has the same bits in every run with the
-/// same number of threads, whichever library computes it.
+/// that are not Intel's. There libtorch's library for fp32 (MKL) uses its AVX2 path, so oneDNN,
+/// which libtorch also contains, computes fp32 products of 2^20 multiplications or more. Its sums
+/// have a different order, so the last bits differ. A product has the same bits in every run with
+/// the same number of threads, whichever library computes it.
 namespace lockstep::kernels {
 
-/// Whether oneDNN computes large products of `x`: in fp32 on the CPU, on those processors or as the
-/// environment variable LOCKSTEP_ONEDNN says, 0 or 1; never where libtorch was built without it, or
-/// may not use it (at::Context::setUserEnabledMkldnn()). ConfigError as check_matrix_products(), by
-/// the first call for such an `x`.
+/// Whether oneDNN computes large products of `x`: in fp32 on the CPU, on those processors, or as
+/// the environment variable LOCKSTEP_ONEDNN (0 or 1) says; never if libtorch was built without
+/// oneDNN, or may not use it (at::Context::setUserEnabledMkldnn()). ConfigError as for
+/// check_matrix_products(), from the first call for such an `x`.
 bool onednn_multiplies(const at::Tensor& x);
 
 /// ConfigError if LOCKSTEP_ONEDNN is neither 0 nor 1.
@@ -33,12 +33,12 @@ void linear_product_into(at::Tensor result, const at::Tensor& x, const at::Tenso
 /// a b: a [rows, n], b [n, columns] -> [rows, columns].
 at::Tensor product(const at::Tensor& a, const at::Tensor& b);
 
-/// result = a b, both of two dimensions. oneDNN takes up to 16 MiB of temporary memory for this and
-/// for add_product(), or that of 256 rows of `a` and `result`; and a copy of `b` where neither `b`
-/// nor its transpose is contiguous.
+/// result = a b, both with two dimensions. oneDNN uses up to 16 MiB of temporary memory for this
+/// and for add_product(), or that of 256 rows of `a` and `result`; plus a copy of `b` if neither
+/// `b` nor its transpose is contiguous.
 void product_into(at::Tensor result, const at::Tensor& a, const at::Tensor& b);
 
-/// result += a b. oneDNN's from 2^22 multiplications and sums of 64 terms on.
+/// result += a b. oneDNN computes it from 2^22 multiplications and sums of 64 terms on.
 void add_product(const at::Tensor& result, const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace lockstep::kernels

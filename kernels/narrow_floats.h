@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: bf16 and fp16 from and to fp32, as bits. No libtorch here, see adamw_loop.h.
+// Internal: bf16 and fp16 to and from fp32, as bits. No libtorch here, see adamw_loop.h.
 
 #include <bit>
 #include <cstdint>

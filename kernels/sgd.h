@@ -8,7 +8,7 @@
 
 namespace lockstep::kernels {
 
-/// One pass over flat tensors of n elements, as torch.optim.SGD without dampening:
+/// One pass over flat tensors of n elements, like torch.optim.SGD without dampening:
 ///
 ///   g  = grad_scale * grad + weight_decay * p
 ///   b  = momentum * b + g

@@ -8,7 +8,7 @@
 
 namespace lockstep::kernels {
 
-/// `b` may be null, then there is no momentum.
+/// `b` may be null; then there is no momentum.
 void sgd_loop(float* p, const float* g, float* b, int64_t n, const SgdScalars& scalars);
 void sgd_loop(double* p, const double* g, double* b, int64_t n, const SgdScalars& scalars);
 

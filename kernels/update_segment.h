@@ -9,14 +9,14 @@
 
 namespace lockstep::kernels {
 
-/// Elements [start, end) of the flat tensors that an update changes.
+/// The elements [start, end) of the flat tensors, which an update changes.
 struct UpdateSegment {
   int64_t start = 0;
   int64_t end = 0;
 };
 
-/// Segments, in order and not empty. Copies share one list and what a device's kernels made of it,
-/// so that it is uploaded once and not in every step. Of one thread.
+/// Segments, in order and not empty. Copies share one list and what a device's kernels derived from
+/// it, so that it is uploaded once and not in every step. For use by one thread.
 class UpdateSegments {
  public:
   UpdateSegments() = default;
@@ -33,7 +33,8 @@ class UpdateSegments {
   const UpdateSegment& back() const { return list().back(); }
   const UpdateSegment& operator[](size_t i) const { return list()[i]; }
 
-  /// For kernels: make(segments, device) of the first call with that device. Not of an empty list.
+  /// For kernels: the result of make(segments, device) in the first call with that device. Not for
+  /// an empty list.
   template <class Make>
   const at::Tensor& table_on(c10::Device device, Make make) const {
     at::Tensor& table = shared_->table;
@@ -44,7 +45,7 @@ class UpdateSegments {
  private:
   struct Shared {
     std::vector<UpdateSegment> list;
-    at::Tensor table;  ///< as a device's kernels read it
+    at::Tensor table;  ///< in the form that a device's kernels read
   };
   const std::vector<UpdateSegment>& list() const {
     static const std::vector<UpdateSegment> none;

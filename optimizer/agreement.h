@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: what all ranks of a model must have alike before their first update.
+// Internal: what must be the same on all ranks of a model before their first update.
 
 #include <functional>
 
@@ -12,9 +12,9 @@
 namespace lockstep {
 
 /// Compares `config`, the numbers of `overrides` and what `rule` states, unless it is null, over
-/// dp-cp, tp and pp, which together are all ranks. `own_checks` look at the arguments of this rank
-/// first; errors as of check_same_parameters(). Ranks outside of a group that finds a difference
-/// are told.
+/// dp-cp, tp and pp, which together are all ranks. `own_checks` checks the arguments of this rank
+/// first; errors as in check_same_parameters(). Ranks outside a group that finds a difference are
+/// notified.
 void check_same_optimizer(const ParallelState& state, const OptimizerConfig& config,
                           const std::vector<ParamOverride>& overrides, const UpdateStatement* rule,
                           const std::function<void()>& own_checks);

@@ -22,11 +22,11 @@ class OptimizerParamScheduler;
 class CountedRanges;
 class OptimizerState;
 
-/// One range of one parameter, and what the optimizer knows of it.
+/// One range of one parameter, and what the optimizer knows about it.
 struct StateSlice {
   /// A flat tensor of range.numel() elements, a view of the optimizer's memory.
   struct Values {
-    std::string name;  ///< "master", or as the update rule states: "exp_avg", "momentum_buffer"
+    std::string name;  ///< "master", or as the update rule names it: "exp_avg", "momentum_buffer"
     at::Tensor tensor;
   };
   std::string parameter;         ///< as in NamedParameter
@@ -51,8 +51,8 @@ struct OptimizerProgress {
 /// With it the state is sharded over the data-parallel ranks (ZeRO-1): this rank holds master
 /// weights and state of its shard only, updates that shard of the parameters in their buffer, and
 /// gets the other shards by all-gathers; see DistributedDataParallel::update_params(). On the CPU a
-/// skipped step gathers nothing; on CUDA it gathers the unchanged parameters. Bytes of a rank per
-/// parameter element over d ranks with adam, without padding, as parameters + gradients + state:
+/// skipped step gathers nothing; on CUDA it gathers the unchanged parameters. Bytes per parameter
+/// element on each of d ranks, with adam and without padding, as parameters + gradients + state:
 /// bf16 with fp32 gradients 2 + 4 + 12/d; fp32 4 + 4 + 8/d; fp64 8 + 8 + 16/d. Both variants give
 /// the same bits for the same reduced gradients, except for the gradient norm, whose terms are
 /// added in another order.
@@ -96,7 +96,7 @@ class Optimizer {
   /// What step() did.
   struct StepResult {
     double grad_norm = 0;  ///< of the whole model, without the loss scale, before clipping
-    bool skipped = false;  ///< the norm made the step change nothing; see skips_step()
+    bool skipped = false;  ///< the step changed nothing because of the norm; see skips_step()
     std::optional<int64_t> num_zeros = {};  ///< with optimizer.log_num_zeros_in_grad: count_zeros()
   };
 
@@ -140,10 +140,10 @@ class Optimizer {
   /// step() in two halves, for a loop that reads its own numbers from the device together with the
   /// optimizer's. start_step() launches the update and returns the numbers from which finish_step()
   /// computes the result: fp64 [kStepNumbers] on the device of the models. finish_step() takes
-  /// these values on the host. Call it before anything else is done with the optimizer, and with
-  /// offloaded state, for which it makes the update, also before anything else is done with the
-  /// models. On the CPU nothing is launched for a skipped step. `limits` can skip a step too; pass
-  /// `beyond_limits` = true to finish_step() if they did. UsageError: limits after
+  /// these values on the host. Call it before anything else is done with the optimizer. With
+  /// offloaded state finish_step() makes the update, so call it also before anything else is done
+  /// with the models. On the CPU nothing is launched for a skipped step. `limits` can skip a step
+  /// too; pass `beyond_limits` = true to finish_step() if they did. UsageError: limits after
   /// keep_numbers_on_device().
   static constexpr int64_t kStepNumbers = 2;
   at::Tensor start_step() { return start_step(StepLimits{}); }
@@ -151,10 +151,10 @@ class Optimizer {
   StepResult finish_step(const double* numbers, bool beyond_limits = false);
 
   /// For a step that is recorded once and launched many times, as a CUDA graph: from now on the
-  /// updates find learning rates, weight decay and bias corrections in memory of the device, which
-  /// upload_numbers() fills for the next step, before each start_step() and before each launch of
-  /// one that was recorded. finish_step() follows each, as usual. UsageError: an update rule
-  /// without step_numbers(), such as muon; an offloaded state.
+  /// updates read learning rates, weight decay and bias corrections from the device's memory.
+  /// upload_numbers() fills that memory for the next step: call it before each start_step() and
+  /// before each launch of a recorded step. finish_step() follows each, as usual. UsageError: an
+  /// update rule without step_numbers(), such as muon; an offloaded state.
   void keep_numbers_on_device();
   void upload_numbers();
 
@@ -169,12 +169,12 @@ class Optimizer {
   /// and of the parameters in a buffer.
   const std::vector<size_t>& group_of_params() const { return group_of_; }
 
-  /// Sets learning rates and weight decay for an iteration that starts when `samples` are consumed:
-  /// each group's by its own max_lr and min_lr.
+  /// Sets learning rates and weight decay for an iteration that starts when `samples` samples have
+  /// been consumed; each group follows its own max_lr and min_lr.
   void apply_schedule(const OptimizerParamScheduler& scheduler, int64_t samples);
 
   /// Sets the learning rate of all groups with the configuration's max_lr and min_lr. UsageError,
-  /// as for the other two: a number that is not finite or below 0.
+  /// as for the other two: a number that is not finite or is below 0.
   void set_learning_rate(double value);
   /// Sets the learning rate of param_groups()[group]. UsageError: there is no such group.
   void set_learning_rate(size_t group, double value);
@@ -189,8 +189,8 @@ class Optimizer {
   int64_t num_steps() const { return num_steps_; }
 
   /// All that this rank holds, in the order of the models, of their buffers and of the elements in
-  /// a buffer. Every element of every parameter that is trained is on some rank; which others hold
-  /// a copy follows from the description and from DistributedDataParallel::is_sharded().
+  /// a buffer. Every element of every parameter that is trained is on some rank; which other ranks
+  /// hold a copy follows from the description and from DistributedDataParallel::is_sharded().
   std::vector<StateSlice> state_slices() const;
   OptimizerProgress progress() const { return {num_steps_, scaler_->state()}; }
   /// ConfigError: a negative number of steps, and those of GradScaler::restore().
@@ -204,10 +204,10 @@ class Optimizer {
   /// changed (loaded weights, an initialization).
   void reload_model_params();
 
-  /// Bytes of the state, wherever it lies.
+  /// Bytes of the state, wherever it is stored.
   int64_t state_bytes() const;
 
-  /// Whether the state lies in the host's memory, while the models are on a device.
+  /// Whether the state is in the host's memory while the models are on a device.
   bool is_offloaded() const { return offloaded_; }
 
   /// The models whose parameters it updates.

@@ -24,10 +24,10 @@ enum class Offload { none, writes_all, may_leave_some };
 /// Flat tensors of buffer.owned_numel() elements, the ranges of buffer.owned() one after the other.
 class OptimizerState {
  public:
-  /// Allocates them, those of the rule zero, and takes the master weights from the parameters.
-  /// `group_of` has an index for each of buffer.params(). Offloaded: in the host's memory, while
-  /// the parameters are on a device; not with a rule of matrices. ConfigError: parameters of
-  /// another dtype than fp32, fp64, bf16 and fp16; fp64 with a rule that keeps bf16.
+  /// Allocates them, sets those of the rule to zero, and takes the master weights from the
+  /// parameters. `group_of` has an index for each of buffer.params(). Offloaded: in the host's
+  /// memory, while the parameters are on a device; not with a rule of matrices. ConfigError:
+  /// parameters of a dtype other than fp32, fp64, bf16 and fp16; fp64 with a rule that keeps bf16.
   OptimizerState(const ParamAndGradBuffer& buffer, std::shared_ptr<const UpdateRule> rule,
                  std::vector<size_t> group_of, Offload offload = Offload::none);
 
@@ -37,23 +37,24 @@ class OptimizerState {
   void fetch();
 
   /// Updates buffer.owned()[range] of the parameters: step number `step`, from 1, one call of the
-  /// rule for each of `groups`, or for each matrix. Collective where the rule is, as Muon is over
+  /// rule for each of `groups`, or for each matrix. Collective if the rule is, as Muon is over
   /// tensor-parallel ranks.
   void step(size_t range, const std::vector<ParamGroup>& groups, double weight_decay, int64_t step,
             const kernels::StepControl& control);
-  /// For steps that are recorded and launched again: from now on the rule finds its step_numbers()
-  /// in memory of the device. UsageError: it has none.
+  /// For steps that are recorded and launched again: from now on the rule reads its step_numbers()
+  /// from the device's memory. UsageError: it has none.
   void keep_numbers_on_device(size_t groups);
-  /// Gives that memory the numbers of step number `step`, without a wait.
+  /// Writes the numbers of step number `step` to that memory, without a wait.
   void upload_numbers(const std::vector<ParamGroup>& groups, double weight_decay, int64_t step);
 
-  /// Of all parameters of the buffer: autograd refuses to use what it saved of them before.
+  /// Notes a change of all parameters of the buffer: autograd refuses to use what it saved of them
+  /// before.
   void note_change();
 
   /// Adds what it holds to `slices`.
   void list(std::vector<StateSlice>& slices) const;
 
-  /// The parameters from the master weights, and the other way round.
+  /// Sets the parameters from the master weights, and the other way round.
   void write_params();
   void read_params();
 
@@ -91,7 +92,7 @@ class OptimizerState {
   /// If offloaded: the gradients of a step and its parameters, page-locked on the host.
   at::Tensor host_grads_, host_params_;
   at::Tensor master_;  ///< fp32 originals of bf16 and fp16 parameters; undefined for the others
-  std::vector<at::Tensor> of_rule_;  ///< as its statement lists them
+  std::vector<at::Tensor> of_rule_;  ///< as the rule's statement lists them
   at::Tensor numbers_;  ///< fp64 [groups, numbers] of the rule; undefined: it passes them itself
 };
 

@@ -77,9 +77,9 @@ class SendQueue {
   SendQueue(const SendQueue&) = delete;
   SendQueue& operator=(const SendQueue&) = delete;
 
-  /// Sends `tensor`, contiguous, to the rank at position `destination`. Throws what an earlier send
-  /// failed with. `sent`, if any, is called once the other side has the tensor, possibly by another
-  /// thread.
+  /// Sends `tensor`, contiguous, to the rank at position `destination`. Throws the error of an
+  /// earlier send that failed. `sent`, if any, is called once the other side has the tensor,
+  /// possibly by another thread.
   void send(const ProcessGroup& group, const at::Tensor& tensor, int64_t destination,
             const TransferLabel& label, std::function<void()> sent = {});
 
@@ -88,7 +88,7 @@ class SendQueue {
   void send_with_shape(const ProcessGroup& group, const at::Tensor& tensor, int64_t destination,
                        const TransferLabel& label, std::function<void()> sent = {});
 
-  /// Returns when everything has been sent; throws what a send failed with.
+  /// Returns when everything has been sent; throws the error of a send that failed.
   void finish();
   /// Discards unsent tensors and errors. Returns when the thread has finished the send that it
   /// waits for.

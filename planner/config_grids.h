@@ -8,7 +8,7 @@
 /// The grids of ranks that a configuration asks for. Needs no libtorch.
 namespace lockstep {
 
-/// The sizes that `parallel` names; the number of ranks is left to the caller.
+/// The sizes that `parallel` sets; the caller sets the number of ranks.
 ParallelSizes parallel_sizes(const ParallelConfig& parallel);
 
 /// The fewest ranks that both grids fill: the least common multiple of the products of their sizes.

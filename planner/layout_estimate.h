@@ -7,25 +7,26 @@
 #include "lockstep/planner/layout_space.h"
 #include "lockstep/planner/machine.h"
 
-/// About how long a step takes, by a formula: enough to tell which layouts are worth simulating.
-/// Needs no libtorch.
+/// Roughly how long a step takes, by a formula: accurate enough to tell which layouts are worth
+/// simulating. Needs no libtorch.
 namespace lockstep {
 
-/// Estimates of one model and machine. Neighbouring layouts of visit_layouts() cost least.
+/// Estimates for one model and machine. Layouts in the order of visit_layouts() cost least.
 class LayoutEstimator {
  public:
-  /// `config` is resolved. Both are kept by reference.
+  /// `config` is resolved. `config` and `machine` are kept by reference.
   LayoutEstimator(const Config& config, int64_t world_size, const Machine& machine);
 
-  /// Seconds of a training step. A layer is four products of matrices, attention's core and memory
-  /// traffic; each micro-batch adds its tensor-, context- and expert-parallel communication,
-  /// attention hiding context's; the pipeline idles for (stages - 1) / chunks micro-batches; of the
-  /// reductions and gathers over data-parallel ranks remains what the last backward and the next
-  /// forward do not cover. ConfigError where the machine has no link for the layout.
+  /// Seconds of a training step. A layer is four matrix products, attention's core and memory
+  /// traffic. Each micro-batch adds its tensor-, context- and expert-parallel communication;
+  /// attention hides the context-parallel part. The pipeline idles for (stages - 1) / chunks
+  /// micro-batches. Reductions and gathers over data-parallel ranks count only as far as the last
+  /// backward and the next forward do not hide them. ConfigError if the machine has no link for the
+  /// layout.
   double seconds(const JobLayout& layout);
 
-  /// Bytes of weights, gradients and the optimizer's state that some rank needs at least: no more
-  /// than plan_memory() finds, and found faster.
+  /// A lower bound of the bytes of weights, gradients and optimizer state that some rank needs: no
+  /// more than plan_memory() finds, but computed faster.
   double least_bytes(const JobLayout& layout) const;
 
  private:
@@ -38,7 +39,7 @@ class LayoutEstimator {
     int64_t data_parallel = 1;
     double reduce = 0, scatter = 0, gather = 0;  ///< seconds, of all gradients and parameters
   };
-  /// Of one micro-batch in one layer on one rank.
+  /// Seconds of one micro-batch in one layer on one rank.
   struct Layer {
     double products = 0, attention = 0, rest = 0;  ///< of forward; backward takes twice as long
     double tensor = 0, context = 0, expert = 0;    ///< communication of forward and backward

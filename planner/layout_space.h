@@ -13,7 +13,7 @@ namespace lockstep {
 
 /// The fields that `lockstep plan best` chooses; sizes as in ParallelConfig.
 struct JobLayout {
-  /// More than 1: with sequence parallelism, and tp_comm_overlap as the configuration has it.
+  /// If more than 1: with sequence parallelism, and with tp_comm_overlap as in the configuration.
   int64_t tensor = 1;
   int64_t context = 1;
   int64_t pipeline = 1;
@@ -30,11 +30,12 @@ struct JobLayout {
   bool operator==(const JobLayout&) const = default;
 };
 
-/// "parallel.tensor_model_parallel_size=2", ...: what `--set` takes to train `config` so. Fields
-/// that the layout leaves as they are by default, and `config` too, are left out.
+/// "parallel.tensor_model_parallel_size=2", ...: the arguments of `--set` that give `config` this
+/// layout. Fields that have their default both in the layout and in `config` are left out.
 std::vector<std::string> overrides_of(const JobLayout& layout, const Config& config);
 
-/// `config`, which is resolved, with the layout's fields, resolved again. ConfigError as resolve().
+/// `config`, which is resolved, with the layout's fields, resolved again. ConfigError as for
+/// resolve().
 Config with_layout(Config config, const JobLayout& layout);
 
 /// Paths of the fields that layouts set.
@@ -48,11 +49,11 @@ struct LayoutSpace {
 
 /// Calls `visit` with each legal layout of `config` on the ranks: sizes that divide the ranks, the
 /// batch and what they cut, as validate(), config_grids(), batch_sizes(), stage_layout() and
-/// schedule_options() have it. Micro-batches are powers of two, up to 16; with several chunks a
-/// rank has up to 8 of them; the schedule is 1F1B, or the configuration's where it is kept, and
-/// buckets are the configuration's. Layouts that differ in the last fields of JobLayout follow each
-/// other. Returns how many combinations of sizes were looked at.
-/// ConfigError: a kept field that is none of layout_fields(), a `world_size` below 1, or no
+/// schedule_options() require. Micro-batches are powers of two, up to 16; with several chunks a
+/// rank has up to 8 of them; the schedule is 1F1B, or the configuration's if it is kept, and
+/// buckets are the configuration's. Layouts that differ only in the last fields of JobLayout follow
+/// each other. Returns how many combinations of sizes were examined.
+/// ConfigError: a kept field that is not one of layout_fields(), a `world_size` below 1, or no
 /// train.global_batch_size.
 int64_t visit_layouts(const Config& config, const LayoutSpace& space,
                       const std::function<void(const JobLayout&)>& visit);

@@ -6,20 +6,20 @@
 
 #include "lockstep/parallel_state/rank_program.h"
 
-/// What the devices and links of a cluster can do, and what that makes of a kernel or a collective.
+/// The rates of a cluster's devices and links, and how long a kernel or a collective takes on them.
 /// Needs no libtorch.
 namespace lockstep {
 
 struct Machine {
-  /// The share of the peak that work of at least `from` gets.
+  /// The share of the peak that work of size at least `from` reaches.
   struct Efficiency {
     double from = 0, share = 1;
   };
-  /// What a piece of work took. Work as machine.proto counts it.
+  /// How long a piece of work took. Work as machine.proto counts it.
   struct Point {
     double work = 0, seconds = 0;
   };
-  /// Measured times of an operator or a collective, by growing work.
+  /// Measured times of an operator or a collective, by increasing work.
   struct Times {
     std::string name = {};
     std::string dtype = {};  ///< of an operator's result; empty: of any
@@ -28,47 +28,47 @@ struct Machine {
   struct Link {
     double bytes_per_s = 0;  ///< of one device in one direction, as collectives get them
     double latency_s = 0;    ///< of each step of an operation
-    double occupancy = 0;    ///< share of the device that is taken from kernels meanwhile
+    double occupancy = 0;    ///< share of the device that is unavailable to kernels meanwhile
     std::vector<Times> collectives = {};
   };
 
   std::string name = {};
   int64_t ranks_per_host = 1;
-  double half_flops_per_s = 0;  ///< peak of products of bf16 and fp16 matrices
+  double half_flops_per_s = 0;  ///< peak of matrix products in bf16 and fp16
   double wide_flops_per_s = 0;  ///< of fp32 and fp64
   double fp8_flops_per_s = 0;   ///< of 8-bit floats; 0: as bf16
   double memory_bytes_per_s = 0;
   std::vector<Efficiency> matrix = {};  ///< by operations, the largest first
   std::vector<Efficiency> memory = {};  ///< by bytes, the largest first
   Link inside_host = {};
-  Link between_hosts = {};   ///< without bytes_per_s there is none
-  double launch_s = 0;       ///< the host's, of a kernel or a collective
+  Link between_hosts = {};   ///< without bytes_per_s there is no such link
+  double launch_s = 0;       ///< host time to launch a kernel or a collective
   bool synchronous = false;  ///< the host runs the kernels itself
   std::vector<Times> operators = {};
 
-  /// What an operation over a link takes.
+  /// The cost of an operation over a link.
   struct Transfer {
     double seconds = 0;
     double occupancy = 0;
   };
 
-  /// Peak of products of operands of `dtype`, "BFloat16", operations a second.
+  /// Peak of matrix products of `dtype` operands ("BFloat16"), in operations per second.
   double peak_of(const std::string& dtype) const;
 
-  /// Seconds that a device takes for `kernel`: what was measured of its operator and dtype, else
-  /// its products at their rate, and then its bytes.
+  /// Seconds that a device takes for `kernel`: what was measured for its operator and dtype;
+  /// otherwise its matrix products at their rate, and then its bytes.
   double seconds(const ProgramKernel& kernel) const;
 
-  /// From when all ranks have started `call` until it is done, among `ranks`: the latency of its
+  /// The time from when all of `ranks` have started `call` until it is done: the latency of its
   /// steps, and the bytes that plan_links() counts for a rank over the link. All-gathers,
   /// reduce-scatters and broadcasts take the steps of a ring of N ranks on H hosts, H - 1 between
-  /// hosts and N - H inside. All-reduces take twice as many, or where it is less twice those of a
-  /// tree, log2 H between hosts and the chain of a host's ranks. Others take one. What was
-  /// measured of such a collective on the link, between two ranks, takes the place of both, and
-  /// the steps beyond those of two ranks are added. Between hosts the ring passes through as many
-  /// devices of a host as the group has there, but no faster than inside. A message or exchange
-  /// takes the link between its two ends.
-  /// ConfigError where the ranks are on several hosts and there is no link between them.
+  /// hosts and N - H inside. All-reduces take twice as many or, if that is less, twice those of a
+  /// tree: log2 H between hosts and the chain of a host's ranks. Others take one. What was measured
+  /// for such a collective on the link, between two ranks, replaces both, and the steps beyond
+  /// those of two ranks are added. Between hosts the ring passes through as many devices of a host
+  /// as the group has there, but no faster than inside. A message or exchange takes the link
+  /// between its two ends.
+  /// ConfigError if the ranks are on several hosts and there is no link between them.
   Transfer transfer(const ProgramCall& call, const RankList& ranks, int64_t position) const;
 };
 
@@ -76,11 +76,11 @@ struct Machine {
 /// column, or the field, what was found and what is allowed.
 Machine parse_machine(const std::string& text, const std::string& origin);
 
-/// FileError where it cannot be read; else as parse_machine().
+/// FileError if it cannot be read; otherwise as parse_machine().
 Machine load_machine(const std::string& path);
 
-/// A machine file of which parse_machine() makes the same machine, but for the last bits of numbers
-/// in other units.
+/// A machine file from which parse_machine() makes the same machine, except for the last bits of
+/// numbers that the file states in other units.
 std::string machine_text(const Machine& machine);
 
 }  // namespace lockstep

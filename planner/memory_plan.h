@@ -8,45 +8,45 @@
 #include "lockstep/core/config.h"
 #include "lockstep/optimizer/update_statement.h"
 
-/// The memory of a job, worked out from its configuration without a process of it.
+/// The memory of a job, computed from its configuration without running any of its processes.
 namespace lockstep {
 
 struct JobProgram;
 
-/// Of one rank of a pipeline stage. All ranks of a stage hold as much, apart from a rank whose part
-/// of a parameter is smaller because tp does not divide it.
+/// The memory of one rank of a pipeline stage. All ranks of a stage hold the same amount, except a
+/// rank whose part of a parameter is smaller because tp does not divide it.
 struct StageMemory {
   int64_t stage = 0;
-  /// Elements that the rank holds, rows that pad the vocabulary included; without the padding of
+  /// Elements that the rank holds, including rows that pad the vocabulary but not the padding of
   /// buffers.
   int64_t parameters = 0;
-  /// Bytes of the parameter and gradient buffers, padding included. Frozen parameters have no
-  /// gradient and lie in no buffer. Where ddp.data_parallel_sharding_strategy shards the others: of
-  /// the shards, and of what is whole at once in a training step, which is a unit of parameters and
-  /// the next one; of gradients the bucket that gets them and the one that is reduced, or all of
-  /// them with several micro-batches.
+  /// Bytes of the parameter and gradient buffers, including padding. Frozen parameters have no
+  /// gradient and are in no buffer. If ddp.data_parallel_sharding_strategy shards the others, these
+  /// are the bytes of the shards and of what is whole at the same time in a training step: a unit
+  /// of parameters and the next one; for gradients the bucket that is being filled and the one that
+  /// is being reduced, or all buckets with several micro-batches.
   int64_t parameter_bytes = 0;
   int64_t gradient_bytes = 0;
-  /// Bytes of moments and master weights; with ddp.use_distributed_optimizer of one shard. With
-  /// optimizer.offload and train.device = cuda they are among host_bytes.
+  /// Bytes of moments and master weights; with ddp.use_distributed_optimizer those of one shard.
+  /// With optimizer.offload and train.device = cuda they are part of host_bytes.
   int64_t optimizer_bytes = 0;
-  /// Bytes that autograd keeps of the micro-batches in flight, that backward needs on top, and of
-  /// rotary tables; see activation_plan.h. In flight are under 1F1B min(micro-batches, stages -
-  /// stage) of them, with V > 1 chunks a rank one piece of one chunk more than the schedule's
-  /// warm-up (see num_warmup_microbatches()), under GPipe all micro-batches, under ZB-H1
-  /// min(micro-batches, stages).
+  /// Bytes that autograd keeps of the micro-batches in flight, bytes that backward needs in
+  /// addition, and bytes of rotary tables; see activation_plan.h. Micro-batches in flight: under
+  /// 1F1B min(micro-batches, stages - stage) (with V > 1 chunks per rank, one piece of one chunk
+  /// more than the schedule's warm-up, see num_warmup_microbatches()); under GPipe all
+  /// micro-batches; under ZB-H1 min(micro-batches, stages).
   int64_t activation_bytes = 0;
-  /// Bytes of buffers that communication needs beside what it sends: an activation and a gradient
-  /// from the neighbouring stages, and, unless train.device = cuda, room for the terms of the other
-  /// ranks in two reductions of gradients (one where there is one bucket). Gradients and parameters
-  /// themselves are sent from where they lie.
+  /// Bytes of buffers that communication needs besides what it sends: an activation and a gradient
+  /// from the neighbouring stages and, unless train.device = cuda, room for the terms of the other
+  /// ranks in two gradient reductions (one if there is only one bucket). Gradients and parameters
+  /// themselves are sent in place.
   int64_t communication_bytes = 0;
-  /// With train.device = cuda: bytes of the host's memory, beside those of the device. With
-  /// optimizer.offload the state of the optimizer, and of each of its elements a gradient and a
-  /// parameter; with model.offload_activations what layers keep. Without what CUDA's
-  /// allocator of page-locked memory adds, which rounds up to powers of two.
+  /// With train.device = cuda: bytes of host memory, besides those of the device. With
+  /// optimizer.offload, the state of the optimizer, and a gradient and a parameter for each of its
+  /// elements; with model.offload_activations, what layers keep. Does not include what CUDA's
+  /// allocator of page-locked memory adds by rounding up to powers of two.
   int64_t host_bytes = 0;
-  /// recorded_peaks() of the stage, where the job was recorded.
+  /// recorded_peaks() of the stage, if the job was recorded.
   std::optional<int64_t> recorded_peak_bytes = {};
 
   /// Of the device: without host_bytes and recorded_peak_bytes.
@@ -59,20 +59,20 @@ struct MemoryPlan {
 };
 
 /// `config` is resolved. `world_size` unset: the fewest ranks, which is pp times the least common
-/// multiple of tp * cp and expert-tp * ep. `rule`, unless null, is what an update rule states that
-/// is to take the place of optimizer.optimizer; see Optimizer. ConfigError naming the field: sizes
-/// that do not divide. UsageError: bytes that do not fit into 64 bits.
+/// multiple of tp * cp and expert-tp * ep. `rule`, unless null, is the statement of an update rule
+/// that replaces optimizer.optimizer; see Optimizer. ConfigError naming the field: sizes that do
+/// not divide. UsageError: bytes that do not fit into 64 bits.
 MemoryPlan plan_memory(const Config& config, std::optional<int64_t> world_size = {},
                        const UpdateStatement* rule = nullptr);
 
-/// Of each pipeline stage the most bytes that the tensors of one of its ranks take at a time, in
-/// what record_job() has run: making the model, two steps, a validation. Rounded up as CUDA's
-/// allocator does, unless train.device = cpu. Experts get the same number of tokens each.
+/// For each pipeline stage, the most bytes that the tensors of one of its ranks take at any time in
+/// what record_job() runs: building the model, two steps, a validation. Rounded up as CUDA's
+/// allocator does, unless train.device = cpu. All experts get the same number of tokens.
 std::vector<int64_t> recorded_peaks(const JobProgram& job);
 
 /// One JSON document, with a newline: "world_size" and "stages", a list of objects with the names
-/// of StageMemory and "total_bytes"; "host_bytes" only where a stage has some, and
-/// "recorded_peak_bytes" where the job was recorded.
+/// of StageMemory and "total_bytes"; "host_bytes" only if a stage has some, and
+/// "recorded_peak_bytes" only if the job was recorded.
 void write_json(std::ostream& out, const MemoryPlan& plan);
 
 /// The same for people: a row for each stage, in MiB.

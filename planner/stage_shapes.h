@@ -8,8 +8,8 @@
 #include "lockstep/core/placement.h"
 #include "lockstep/models/gpt_params.h"
 
-/// What one rank of a pipeline stage holds of a GPTModel, from the configuration and from what its
-/// layers state of their parameters (gpt_params()).
+/// What one rank of a pipeline stage holds of a GPTModel, according to the configuration and to
+/// what its layers declare about their parameters (gpt_params()).
 namespace lockstep {
 
 /// Widths on one rank of tp.
@@ -28,7 +28,7 @@ struct ModelChunk {
   bool has_embedding = false;  ///< the first piece of the pipeline
   bool has_output = false;     ///< the last one: final norm and output layer
 
-  /// The part of a GPTModel that it is.
+  /// The part of a GPTModel that this chunk is.
   GPTStage stage() const { return {first_layer, num_layers, has_embedding, has_output}; }
 };
 
@@ -36,7 +36,7 @@ struct ShapedParameter {
   std::string name;            ///< as in GPTModel
   std::vector<int64_t> shape;  ///< on this rank
   ParamDescription description;
-  bool trained = true;  ///< else frozen: no gradient, no state of the optimizer
+  bool trained = true;  ///< otherwise frozen: no gradient, no optimizer state
   int64_t unit = 0;     ///< see number_units()
 
   /// UsageError if it does not fit into 64 bits.
@@ -46,7 +46,8 @@ struct ShapedParameter {
 /// `config` is resolved. ConfigError naming the fields that tensor_model_parallel_size must divide.
 LocalWidths local_widths(const Config& config);
 
-/// The chunks of pipeline stage `stage`, one without interleaving. ConfigError as stage_layout().
+/// The chunks of pipeline stage `stage`; a single one without interleaving. ConfigError as
+/// stage_layout().
 std::vector<ModelChunk> chunks_of_stage(const Config& config, int64_t stage);
 
 /// The parameters of `chunk`, in the order in which GPTModel registers them.
@@ -57,13 +58,13 @@ std::vector<ShapedParameter> chunk_parameters(const Config& config, const ModelC
 std::vector<ShapedParameter> model_parameters(const Config& config);
 
 /// Elements of all parameters of the model, whatever the layout; padding of the vocabulary for more
-/// ranks than one is left out.
+/// than one rank is left out.
 int64_t num_parameters(const Config& config);
 
-/// Those of them that are trained: with lora.rank the adapters'.
+/// The elements that are trained: with lora.rank those of the adapters.
 int64_t num_trained_parameters(const Config& config);
 
-/// Those of them that a token meets: of the experts' moe_router_topk of num_experts.
+/// The elements that a token uses: of the experts', moe_router_topk of num_experts.
 int64_t num_active_parameters(const Config& config);
 
 }  // namespace lockstep

@@ -8,19 +8,19 @@
 #include "lockstep/planner/memory_plan.h"
 #include "lockstep/planner/time_simulation.h"
 
-/// What a step takes on a machine, and what of the machine it uses. Needs no libtorch.
+/// How long a step takes on a machine, and how much of the machine it uses. Needs no libtorch.
 namespace lockstep {
 
 struct TimePlan {
   std::string machine;                   ///< its name
   StepTime step;                         ///< of simulate_step()
   double tflops_per_device = 0;          ///< of the model, see model_flops_per_token()
-  double utilisation = 0;                ///< of the peak for the precision's products
-  std::vector<int64_t> peak_bytes = {};  ///< recorded_peaks(), of each stage
+  double utilisation = 0;                ///< of the peak for matrix products in the precision
+  std::vector<int64_t> peak_bytes = {};  ///< recorded_peaks() of each stage
 };
 
-/// Of `config`, which is resolved; `job` is record_job() of it, with kernels. Errors as
-/// simulate_step().
+/// The plan for `config`, which is resolved; `job` is record_job() of it, with kernels. Errors as
+/// for simulate_step().
 TimePlan plan_time(const Config& config, const JobProgram& job, const Machine& machine);
 
 /// One JSON document, with a newline: step_ms, tflops_per_device, utilisation, compute_ms,

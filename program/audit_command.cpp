@@ -69,37 +69,36 @@ void diff(const DiffArguments& arguments) {
 
 void add_side(CLI::App& command, Side& side, const std::string& suffix) {
   command
-      .add_option(
-          side.name, side.what,
-          "A report (audit.json of `lockstep train --audit`, or the output of `lockstep plan "
-          "audit --json`), the folder of a run that has one, or a configuration, whose audit "
-          "is computed")
+      .add_option(side.name, side.what,
+                  "A report (audit.json of `lockstep train --audit`, or the output of `lockstep "
+                  "plan audit --json`), the folder of a run that has one, or a configuration, for "
+                  "which the audit is computed")
       ->required()
       ->check(check_path);
   command
       .add_option("--set-" + suffix, side.overrides,
-                  fmt::format("As --set, but only for {}; applied after --set", side.name))
+                  fmt::format("Like --set, but only for {}; applied after --set", side.name))
       ->type_name("PATH=VALUE")
       ->allow_extra_args(false)
       ->take_all();
   command
       .add_option("--world-size-" + suffix, side.world_size,
-                  fmt::format("As --world-size, but only for {}", side.name))
+                  fmt::format("Like --world-size, but only for {}", side.name))
       ->check(check_integer);
 }
 
 constexpr const char* kDiffFooter =
-    "Two layouts are equivalent if they train the same: each trained parameter gets the same terms "
-    "with the same factor, divided by the same tokens or averaged, counts equally often in the "
-    "gradient norm, has the same number of elements, and is updated by the same rule with the same "
-    "numbers. Ranks, groups, buckets and padding of the vocabulary may differ. Copies of a tied "
-    "parameter count as one, under the name of the first copy.\n"
+    "Two layouts are equivalent if they train identically: each trained parameter gets the same "
+    "terms with the same factor, divided by the same tokens or averaged, counts the same number of "
+    "times in the gradient norm, has the same number of elements, and is updated by the same rule "
+    "with the same numbers. Ranks, groups, buckets and padding of the vocabulary may differ. "
+    "Copies of a tied parameter count as one, under the name of the first copy.\n"
     "JSON: equivalent; parameters (their number); differences; layouts (what may differ). Each "
     "entry of the last two has parameter (empty: the whole job), field, a, b. Fields of "
     "differences: gradient, norm, update, padding, elements, held (by which ranks, if one side "
     "lacks the parameter); for the whole job: scaling, elements in the norm, elements in the count "
     "of zeros.\n"
-    "Exit status: 0 equivalent; 1 not, or a report that cannot be read.";
+    "Exit status: 0 equivalent; 1 not equivalent, or a report cannot be read.";
 
 }  // namespace
 

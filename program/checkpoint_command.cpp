@@ -194,18 +194,16 @@ CLI::App* add_checkpoint_command(CLI::App& program) {
           "Reads the manifest, and checks that all files exist and have the right size; `lockstep "
           "checkpoint verify` reads the files themselves.\n"
           "JSON: path, iteration, consumed_samples (sequences), optimizer_steps, parameters "
-          "(number "
-          "of elements), bytes (of all files), layout (of the run that saved it), files (name, "
-          "bytes), tensors (name, state: empty for a weight, dtype, shape of the whole tensor, "
-          "pieces: how many it is stored in), checkpoints (the complete ones in DIR, the newest "
-          "first).");
+          "(number of elements), bytes (of all files), layout (of the run that saved it), files "
+          "(name, bytes), tensors (name; state, empty for a weight; dtype; shape, of the whole "
+          "tensor; pieces, how many it is stored in), checkpoints (the complete ones in DIR, "
+          "newest first).");
   add_check(*checkpoint, "verify",
             "Read every byte of a checkpoint and compare it with the checksums", verify)
       ->footer(
-          "JSON: path, ok, iteration, files (how many), bytes (of all files), damage (file, "
-          "tensor: "
-          "the first one in these bytes, offset in bytes, message). iteration is null where the "
-          "manifest is damaged. The exit status is 1 if there is damage.");
+          "JSON: path, ok, iteration, files (how many), bytes (of all files), damage (file; "
+          "tensor, the first one in the damaged bytes; offset, in bytes; message). iteration is "
+          "null if the manifest is damaged. The exit status is 1 if there is damage.");
   return checkpoint;
 }
 

@@ -51,7 +51,7 @@ void add_checkpoint_conversions(CLI::App& checkpoint) {
   auto arguments = std::make_shared<ConversionArguments>();
   CLI::App* const to_files =
       add_conversion(checkpoint, "export",
-                     "Write a checkpoint's weights as a model of Hugging Face's transformers, one "
+                     "Write a checkpoint's weights as a model for Hugging Face's transformers, one "
                      "weight at a time",
                      arguments, "Folder for config.json, the weights and the tokenizer's files",
                      "Folder of checkpoint.save, whose newest complete checkpoint is used, or "
@@ -64,10 +64,10 @@ void add_checkpoint_conversions(CLI::App& checkpoint) {
                    "Maximum bytes of tensors in a file, in units of 1000 (KB, MB, GB, TB) or 1024 "
                    "(KiB, ...). Larger models are written as several files and an index")
       ->capture_default_str();
-  to_files->add_flag("--adapters", arguments->adapters,
-                     "Write only the low-rank adapters, as adapter_model.safetensors and "
-                     "adapter_config.json of Hugging Face's peft. Without this option they are "
-                     "merged into the model's weights");
+  to_files->add_flag(
+      "--adapters", arguments->adapters,
+      "Write only the low-rank adapters, as adapter_model.safetensors and adapter_config.json for "
+      "Hugging Face's peft. Without this option they are merged into the model's weights");
   to_files->callback([arguments] { run_export(*arguments); });
   CLI::App* const from_files = add_conversion(
       checkpoint, "import",
@@ -75,7 +75,7 @@ void add_checkpoint_conversions(CLI::App& checkpoint) {
       arguments,
       "Folder with config.json and model.safetensors, or model.safetensors.index.json and its "
       "files; or the path of one of these two",
-      "Folder for the checkpoint, from which checkpoint.load with checkpoint.finetune starts");
+      "Folder for the checkpoint. To start from it, set checkpoint.load and checkpoint.finetune");
   from_files
       ->add_option("--seq-length", arguments->seq_length,
                    "Limit the model.seq_length of the checkpoint to this many tokens")

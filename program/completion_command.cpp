@@ -36,16 +36,16 @@ void write_completion(const CLI::App& program, const CompletionArguments& argume
 void add_completion_command(CLI::App& program) {
   auto arguments = std::make_shared<CompletionArguments>();
   CLI::App* const command =
-      program.add_subcommand("completion", "Print a script that lets a shell complete lockstep");
+      program.add_subcommand("completion", "Print a shell completion script for lockstep");
   command->add_option("SHELL", arguments->shell, "bash or zsh")->required()->check(check_shell);
   command->add_option("--output", arguments->output, "Write the script into this file instead")
       ->type_name("FILE")
       ->check(check_path);
   command->footer(
       "To try it in bash: source <(lockstep completion bash).\n"
-      "For every bash: lockstep completion bash --output "
+      "To install it for bash: lockstep completion bash --output "
       "~/.local/share/bash-completion/completions/lockstep\n"
-      "For every zsh: write _lockstep into a folder of $fpath.");
+      "To install it for zsh: write it as _lockstep into a folder in $fpath.");
   command->callback([&program, arguments] { write_completion(program, *arguments); });
 }
 

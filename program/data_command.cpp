@@ -158,8 +158,8 @@ void add_data_command(CLI::App& program) {
   make->add_flag("--append-eod", arguments->build.append_eod,
                  "End each document with the tokenizer's end-of-document id");
   make->add_option("--json-keys", arguments->build.json_keys,
-                   "Keys of the text in a line of a .jsonl. Several keys, as in text,title, make "
-                   "one data set each: PREFIX_text_document, PREFIX_title_document")
+                   "Keys of the text in a line of a .jsonl. With several keys, as in text,title, "
+                   "each makes its own data set: PREFIX_text_document, PREFIX_title_document")
       ->type_name("KEY")
       ->delimiter(',')
       ->capture_default_str();
@@ -171,7 +171,7 @@ void add_data_command(CLI::App& program) {
   make->add_flag(
       "--skip-bad", arguments->build.skip_bad,
       "Skip lines that are not JSON or have no text, and the unreadable rest of a damaged "
-      "compressed file. Print how many there were and where the first ones are");
+      "compressed file. Print how many were skipped and where the first ones are");
   make->callback([arguments] { build(*arguments); });
 
   CLI::App* const look = data->add_subcommand(

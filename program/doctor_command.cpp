@@ -160,8 +160,8 @@ void write_calibration(const DoctorArguments& arguments) {
 constexpr const char* kDoctorFooter =
     "--calibrate measures this host for `lockstep plan time`: operators of training steps on all "
     "ranks at once, the cost of a kernel launch, and collectives of two ranks. It takes about half "
-    "a minute, in which nothing else should run. It measures CPUs in fp32, and no links between "
-    "hosts.\n"
+    "a minute, during which nothing else should run. It measures CPUs in fp32, and no links "
+    "between hosts.\n"
     "JSON: ok, versions, devices (cpu_cores, cuda: number of GPUs), network (interface and address "
     "that Gloo uses, and all addresses), launch (what the launcher's variables say), self_test. "
     "With --calibrate: machine (the file), name, seconds (that it took).";

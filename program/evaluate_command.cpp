@@ -84,7 +84,7 @@ void add_evaluate_command(CLI::App& program) {
   command
       ->add_option("--input", arguments->input,
                    "Text file, or prefix of a data set. With S = model.seq_length, window i reads "
-                   "the tokens i*S to i*S+S-1 and predicts the next token of each. A partial last "
+                   "the tokens i*S to i*S+S-1 and predicts the token after each. A partial last "
                    "window is dropped")
       ->type_name("FILE")
       ->required()

@@ -255,7 +255,7 @@ void add_generate_command(CLI::App& program) {
       ->check(check_path);
   add_texts(*command, "--prompt", arguments->prompts,
             "Start of the text; may be repeated. Several prompts run through the model together, "
-            "and each gets the same text as alone");
+            "and each gets the same text as it would alone");
   command->add_option("--input", arguments->input, "File with one prompt on each line")
       ->type_name("FILE");
   add_texts(*command, "--stop", arguments->stop,
@@ -263,7 +263,7 @@ void add_generate_command(CLI::App& program) {
   command->add_flag("--ignore-eos", arguments->ignore_eos,
                     "Continue after an end-of-document token instead of ending the text there");
   command->add_flag("--json", arguments->json,
-                    "Print one JSON document: a list with \"prompt\" and \"text\" of each");
+                    "Print one JSON document: a list with \"prompt\" and \"text\" for each");
   add_sampling_options(*command, arguments->options);
   add_layout_options(*command, arguments->parallel);
   command->callback([arguments] { run(*arguments); });

@@ -191,8 +191,8 @@ constexpr char kExamples[] = R"(Examples:
   lockstep launch -n 8 --max-restarts 3 -- train tiny --output runs/tiny
   lockstep launch -n 8 --nodes 4 --node-rank 0 --rendezvous node0:29500 -- train tiny
 The last command runs on the first of four nodes; the others use --node-rank 1, 2 and 3.
-lockstep's own starter exits with the status of the first rank that fails, torchrun exits with 1.
-The own starter gives its ranks a random LOCKSTEP_SECRET, unless the environment sets
+lockstep's own starter exits with the status of the first rank that fails; torchrun exits with 1.
+lockstep's own starter gives its ranks a random LOCKSTEP_SECRET, unless the environment sets
 LOCKSTEP_SECRET or LOCKSTEP_SECRET_FILE.
 OMP_NUM_THREADS is the number of cores divided by the ranks of this host, unless you set it.)";
 
@@ -227,18 +227,19 @@ void add_launch_command(CLI::App& program, const std::vector<std::string>& argum
       ->capture_default_str()
       ->check(CLI::IsMember({"auto", "torchrun", "own"}));
   command
-      ->add_option("--max-restarts", given->max_restarts,
-                   "How often to restart all ranks after one has failed. `train` then resumes from "
-                   "the newest checkpoint that this launch has saved. With train.elastic = dp only "
-                   "lost ranks are restarted; when no restart is left, the other ranks continue "
-                   "without them")
+      ->add_option(
+          "--max-restarts", given->max_restarts,
+          "How many times to restart all ranks after one has failed. `train` then resumes from the "
+          "newest checkpoint that this launch has saved. With train.elastic = dp only lost ranks "
+          "are restarted; when no restarts are left, the other ranks continue without them")
       ->capture_default_str()
       ->check(check_at_least(0))
       ->check(check_between(0, 1'000'000));
   command
-      ->add_option("--spares", given->spares,
-                   "Number of extra processes that wait, ready to train, and replace lost ranks at "
-                   "once. Needs train.elastic = dp. Each takes a GPU of its own, after the ranks'")
+      ->add_option(
+          "--spares", given->spares,
+          "Number of extra processes that wait, ready to train, and replace lost ranks at once. "
+          "Needs train.elastic = dp. Each takes a GPU of its own, after the GPUs of the ranks")
       ->capture_default_str()
       ->check(check_at_least(0))
       ->check(check_between(0, 65536));

@@ -42,22 +42,21 @@ constexpr const char* kAuditFooter =
     "ranks count.\n"
     "JSON: world_size, layout, scaling, and for each of ranks: rank; norm_elements and "
     "zero_elements (elements of the model that the gradient norm and the count of zeros count); "
-    "and for each of its parameters: name; chunk (of the rank's model chunks); shape (on the "
-    "rank); description; "
-    "reduction (its bucket, and the ranks over which it is reduced); first and last (the elements "
-    "whose final gradient the rank holds, a half-open range); terms (numerator, denominator, "
-    "ranks); token_ranks; counted (in the gradient norm, by this rank); update (rule, state, "
-    "learning rates, weight decay, factor and largest norm of the gradients); tie (its name); "
-    "copies (ranks of a model that hold the same elements); replicas (data-parallel ranks that "
-    "hold them); effect (terms and tokens independent of the layout); problem (of a measurement; "
-    "empty here).";
+    "and for each of its parameters: name; chunk (which of the rank's model chunks); shape (on the "
+    "rank); description; reduction (its bucket, and the ranks over which it is reduced); first and "
+    "last (the elements whose final gradient the rank holds, a half-open range); terms (numerator, "
+    "denominator, ranks); token_ranks; counted (in the gradient norm, by this rank); update (rule, "
+    "state, learning rates, weight decay, factor and largest norm of the gradients); tie (its "
+    "name); copies (ranks of a model that hold the same elements); replicas (data-parallel ranks "
+    "that hold them); effect (terms and tokens independent of the layout); problem (of a "
+    "measurement; empty here).";
 
 }  // namespace
 
 void add_plan_audit_command(CLI::App& plan) {
   auto arguments = std::make_shared<AuditArguments>();
   CLI::App* const command = plan.add_subcommand(
-      "audit", "Show which ranks' gradients contribute to each parameter, with which factor");
+      "audit", "Show which ranks' gradients contribute to each parameter, and with which factor");
   add_config_options(*command, arguments->config_path, arguments->overrides);
   add_optional_world_size(*command, arguments->world_size);
   command->add_option("--rank", arguments->ranks, "Ranks to report; unset: all")

@@ -137,13 +137,13 @@ constexpr const char* kBestFooter =
     "Searches all legal layouts of the ranks: tensor (with sequence parallelism), context, "
     "pipeline and expert parallelism, chunks of a pipeline rank, optimizer instances, "
     "micro-batches of 1, 2, 4, 8 and 16 sequences, recomputation and sharding. A formula estimates "
-    "each layout. The best that fit the memory are simulated as `lockstep plan time` does and "
-    "verified as `lockstep plan verify` does. For the fastest three, other pipeline schedules and "
+    "each layout. The best that fit in memory are simulated, as by `lockstep plan time`, and "
+    "verified, as by `lockstep plan verify`. For the fastest three, other pipeline schedules and "
     "bucket sizes are simulated too. Only simulated layouts are listed. train.global_batch_size "
     "must be set and is not changed.\n"
     "Do not set fields in CONFIG that a layout would have to unset: virtual pipeline stages, "
     "model.recompute_num_layers, a split of the layers.\n"
-    "JSON: candidates, legal, too_large, simulated, search_seconds (before simulation); best, the "
+    "JSON: candidates, legal, too_large, simulated, search_seconds (before simulation); best, "
     "fastest first (step_ms, estimated_ms, peak_bytes, parts_ms, set); refused (set, reason).";
 
 }  // namespace
@@ -165,7 +165,7 @@ void add_plan_best_command(CLI::App& plan) {
       ->check(check_at_least(1));
   command
       ->add_option("--keep", options.space.kept,
-                   "Field that keeps its value in CONFIG; may be repeated")
+                   "Field that keeps its value from CONFIG; may be repeated")
       ->type_name("FIELD");
   command->add_flag("--json", arguments->json, "Print one JSON document");
   command->footer(kBestFooter);

@@ -32,11 +32,11 @@ constexpr const char* kMemoryFooter =
     "Memory of one rank of each pipeline stage. JSON: world_size, and for each of stages: stage; "
     "parameters (the number of elements, including rows that pad the vocabulary, without the "
     "padding of buffers); parameter_bytes and gradient_bytes (the buffers, padding included); "
-    "optimizer_bytes (moments and master weights); activation_bytes "
-    "(what backward needs of the micro-batches in flight, and tables of the model); "
-    "communication_bytes (what communication needs beside the buffers); host_bytes (in the host's "
-    "memory, not part of the total; only with optimizer.offload or model.offload_activations and "
-    "train.device = cuda); total_bytes. The text form is in MiB (1048576 bytes).\n"
+    "optimizer_bytes (moments and master weights); activation_bytes (what backward needs of the "
+    "micro-batches in flight, and tables of the model); communication_bytes (what communication "
+    "needs besides the buffers); host_bytes (in the host's memory, not part of the total; only "
+    "with optimizer.offload or model.offload_activations and train.device = cuda); total_bytes. "
+    "The text form is in MiB (1048576 bytes).\n"
     "Not counted: libtorch itself, fragmentation, NCCL's own buffers, short-lived operands of "
     "single operations.";
 

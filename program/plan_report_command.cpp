@@ -66,15 +66,15 @@ constexpr const char* kReportFooter =
     "`lockstep plan CONFIG --world-size N` prints a report of the job: groups, gradient buffers "
     "and buckets, the pipeline's schedule, memory of each stage, and the bytes that all ranks send "
     "in one training step, inside and between hosts. The bytes are those of the recorded program "
-    "of `lockstep train`, see `lockstep plan verify --help`; collectives are counted as rings.\n"
+    "of `lockstep train` (see `lockstep plan verify --help`); collectives are counted as rings.\n"
     "JSON: job, world_size, ranks_per_host, hosts, parameters, flops_of_step; groups (count and "
     "size of each kind); buffers (stage, chunk, group, ranks, parameters, numel, buckets as pairs "
     "of start and end); schedule (family, pipeline, virtual_pipeline, microbatches, "
-    "bubble_fraction, warmup, alive); memory (as stages of `plan memory`, and recorded_peak_bytes: "
-    "peak memory of the tensors of a rank in the recorded program); links (inside_bytes, "
-    "between_bytes, and for each of groups: group, ranks, operations, inside_bytes, between_bytes, "
-    "most_of_a_rank); with --machine also time (machine, and the fields of `plan time`). With "
-    "--machine the machine file sets the number of ranks per host.";
+    "bubble_fraction, warmup, alive); memory (like stages of `plan memory`, plus "
+    "recorded_peak_bytes: peak memory of the tensors of a rank in the recorded program); links "
+    "(inside_bytes, between_bytes, and for each of groups: group, ranks, operations, inside_bytes, "
+    "between_bytes, most_of_a_rank); with --machine also time (machine, and the fields of `plan "
+    "time`). With --machine the machine file sets the number of ranks per host.";
 
 }  // namespace
 

@@ -41,7 +41,7 @@ constexpr const char* kTimeFooter =
     "Simulates the recorded programs of `lockstep train` (see `lockstep plan verify --help`) with "
     "the costs of a machine. A kernel costs its arithmetic and its memory traffic, a collective "
     "costs a latency and its bytes over the link, and streams overlap. Not counted: the host, "
-    "reading of data, contention between streams.\n"
+    "reading data, contention between streams.\n"
     "Machine files: dgx_a100, dgx_h100 and h100_measured are included, and `lockstep doctor "
     "--calibrate` writes one; see docs/planning.md.\n"
     "JSON: step_ms; tflops_per_device and utilisation (operations of the model, without "

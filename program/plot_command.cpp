@@ -52,7 +52,7 @@ void add_plot_command(CLI::App& program) {
       program.add_subcommand("plot", "Draw the loss of one or more runs as an SVG picture");
   command
       ->add_option("RUN", arguments->options.runs,
-                   "Folder that `lockstep train` got as --output, or a metrics.jsonl; all runs are "
+                   "Folder given to `lockstep train` as --output, or a metrics.jsonl; all runs are "
                    "drawn in one picture")
       ->required();
   command

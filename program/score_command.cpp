@@ -55,12 +55,12 @@ void add_score_command(CLI::App& program) {
   command
       ->add_option(
           "--input", arguments->input,
-          "File with one JSON object a line, with the texts \"context\" and "
-          "\"continuation\". Each line is printed with \"logprob\" added, the "
-          "log-likelihood of the continuation in nats, and \"is_greedy\", whether the model "
-          "would generate it greedily. Blank lines are skipped. An empty context stands for "
-          "an end-of-document token. An empty continuation has log-likelihood 0. Of a text "
-          "or a continuation with more than model.seq_length tokens only the end counts")
+          "File with one JSON object on each line, with the texts \"context\" and "
+          "\"continuation\". Each line is printed with two fields added: \"logprob\", the "
+          "log-likelihood of the continuation in nats, and \"is_greedy\", whether the model would "
+          "generate the continuation greedily. Blank lines are skipped. An empty context stands "
+          "for an end-of-document token. An empty continuation has log-likelihood 0. If a text or "
+          "a continuation has more than model.seq_length tokens, only its end counts")
       ->type_name("FILE")
       ->required()
       ->check(check_path);

@@ -160,11 +160,10 @@ constexpr char kMetricsHelp[] =
     "mean over the tokens of the global batch), grad_norm (2-norm before clipping), learning_rate, "
     "consumed_samples (sequences, of all iterations so far), num_tokens (of the global batch), "
     "iteration_ms (milliseconds), tokens_per_second (of all ranks together), skipped (true: "
-    "nothing "
-    "was updated), model_tflops_per_device (TFLOP/s), memory_bytes and peak_memory_bytes (of rank "
-    "0). A validation adds iteration, validation_loss (nats, mean over tokens) and perplexity (its "
-    "exponential), the test of a finished run iteration, test_loss and test_perplexity. Some "
-    "settings add fields, which docs/formats.md lists.";
+    "nothing was updated), model_tflops_per_device (TFLOP/s), memory_bytes and peak_memory_bytes "
+    "(of rank 0). A validation adds iteration, validation_loss (nats, mean over tokens) and "
+    "perplexity (its exponential); the test of a finished run adds iteration, test_loss and "
+    "test_perplexity. Some settings add fields, which docs/formats.md lists.";
 
 std::string save_folder(const Config& config, const std::string& output) {
   if (config.checkpoint.save) return *config.checkpoint.save;
@@ -369,9 +368,9 @@ void add_train_command(CLI::App& program) {
       ->check(check_path);
   command->add_flag(
       "--audit", arguments->audit,
-      "Before the first iteration measure which ranks' gradients contribute to each parameter, and "
-      "with which factor, by sending integers in place of gradients. End with an error if the "
-      "result differs from `lockstep plan audit`. Writes OUTPUT/audit.json");
+      "Before the first iteration, measure which ranks' gradients contribute to each parameter, "
+      "and with which factor, by sending integers in place of gradients. End with an error if the "
+      "result differs from `lockstep plan audit`. Write OUTPUT/audit.json");
   command->footer([] { return config_help(); });
   command->footer(kMetricsHelp);
   command->callback([arguments] { run(*arguments); });

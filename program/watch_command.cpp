@@ -125,7 +125,7 @@ void add_watch_command(CLI::App& program) {
       "watch", "Show a run in the terminal: loss, rates, time, memory, the slowest rank");
   command
       ->add_option("RUN", arguments->run,
-                   "Folder that `lockstep train` got as --output, or a metrics.jsonl")
+                   "Folder given to `lockstep train` as --output, or a metrics.jsonl")
       ->required();
   command->add_flag("--once", arguments->once,
                     "Print the run as it is now and exit. This is the default if standard output "
@@ -133,7 +133,7 @@ void add_watch_command(CLI::App& program) {
   command->add_option("--interval", arguments->interval, "Seconds between updates")
       ->check(check_not_negative)
       ->capture_default_str();
-  command->footer("Ends with the run, or with Ctrl-C, which does not stop the run.");
+  command->footer("Ends when the run ends, or on Ctrl-C, which does not stop the run.");
   command->callback([arguments] { watch(*arguments); });
 }
 

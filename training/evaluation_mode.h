@@ -8,8 +8,8 @@
 
 namespace lockstep {
 
-/// Puts the modules below `module` into evaluation, which turns dropout off, and at the end of its
-/// life each back to what it was.
+/// Puts the modules below `module` into evaluation mode, which turns dropout off. The destructor
+/// restores the mode of each.
 class EvaluationMode {
  public:
   explicit EvaluationMode(const torch::nn::Module& module) {
@@ -18,7 +18,7 @@ class EvaluationMode {
     for (const auto& child : module.children()) child->eval();
   }
   ~EvaluationMode() {
-    // A module takes those below it along, which come after it.
+    // train() also sets the modules below, which come later in the list.
     for (const auto& [module, training] : before_) module->train(training);
   }
   EvaluationMode(const EvaluationMode&) = delete;

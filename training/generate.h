@@ -15,28 +15,30 @@ struct GenerateOptions {
   int64_t max_tokens = 200;
   /// Divides the logits; 0 takes the most likely token.
   double temperature = 0.8;
-  /// Samples among this many most likely tokens; 0: among all.
+  /// Samples from this many of the most likely tokens; 0: from all.
   int64_t top_k = 40;
   uint64_t seed = 1;
-  /// Of these, samples among the fewest most likely whose probabilities reach this sum; 1: all.
+  /// Of these, samples from the smallest set of most likely tokens whose probabilities reach this
+  /// sum; 1: all.
   double top_p = 1;
-  /// Ids that are as large or larger never come; unset: all of the model's come. A model's
-  /// vocabulary can be larger than that of its tokenizer.
+  /// Ids that are this large or larger are never generated; unset: all ids of the model can be. A
+  /// model's vocabulary can be larger than that of its tokenizer.
   std::optional<int64_t> vocabulary_size = {};
-  /// Keeps keys and values, so that each token is read once; false: reads all again for each.
+  /// Keeps keys and values, so that each token is read once; false: reads all tokens again for each
+  /// new one.
   bool use_cache = true;
 };
 
-/// Gets each new token of prompt `prompt`. Whether that goes on.
+/// Called with each new token of prompt `prompt`. Returns whether that prompt is to be continued.
 using TokenListener = std::function<bool(size_t prompt, int64_t token)>;
 
 /// Continues `prompts` (token ids, at least one each) together and returns the new tokens of each.
-/// The model sees the last seq_length tokens, without dropout. A prompt gets the tokens that it
-/// gets alone: the same seed gives the same tokens. `on_token` may be empty. Sequences longer than
-/// seq_length are read again for each token, because the positions in the window change with each.
-/// A model that is cut over the ranks of `state`, as load_model() makes it, is run by all of them
-/// with the same arguments, and all get the same tokens. ConfigError names an option that is out of
-/// its bounds. UsageError: a logit is NaN.
+/// The model sees the last seq_length tokens, without dropout. A prompt gets the same tokens as if
+/// it were alone: the same seed gives the same tokens. `on_token` may be empty. Sequences longer
+/// than seq_length are read again for each token, because the positions in the window change with
+/// each. If the model is cut over the ranks of `state`, as load_model() makes it, all of them must
+/// call this with the same arguments, and all get the same tokens. ConfigError names an option that
+/// is out of bounds. UsageError: a logit is NaN.
 std::vector<std::vector<int64_t>> generate_batch(
     const GPTModel& model, const std::vector<std::vector<int64_t>>& prompts,
     const GenerateOptions& options, const TokenListener& on_token = {},

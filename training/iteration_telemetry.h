@@ -14,38 +14,38 @@
 
 namespace lockstep {
 
-/// What is measured of each iteration beside its loss. Ranks exchange nothing for it but what they
-/// append to numbers that are summed anyway, and with train.log_grad_norm_per_group what
-/// GroupGradNorms does.
+/// What is measured in each iteration besides its loss. For this the ranks exchange only what they
+/// append to numbers that are summed anyway and, with train.log_grad_norm_per_group, what
+/// GroupGradNorms exchanges.
 class IterationTelemetry {
  public:
-  /// Collective as GroupGradNorms. `optimizer` must outlive this object.
+  /// Collective like GroupGradNorms. `optimizer` must outlive this object.
   IterationTelemetry(const Config& config, const ParallelState& parallel_state,
                      const Optimizer& optimizer);
   /// Drops iterations that were not settled.
   ~IterationTelemetry();
 
-  /// An iteration begins; `follows`: on a device, which still works on the one before.
+  /// An iteration begins; `follows`: on a device that is still working on the previous one.
   void begin(bool follows);
   /// It was launched up to its end. On the CPU it goes on until settle().
   void note_launched(IterationMetrics& metrics);
   /// It was given up.
   void abandon() { clock().abandon(); }
 
-  /// The time until this object goes counts for `part`.
+  /// The time until the returned object is destroyed counts for `part`.
   InPart in(StepPart part) const { return InPart(&clock(), part); }
 
-  /// `numbers` of this rank, fp64, that are to be summed over all ranks in `iteration`, with the
-  /// times of this rank appended where the ranks are compared in it: every train.log_interval
-  /// iterations, of those since the last time that are settled, 48 bytes a rank of the world.
+  /// `numbers` of this rank, fp64, which are to be summed over all ranks in `iteration`. If the
+  /// ranks are compared in it, every train.log_interval iterations, the times of this rank are
+  /// appended: those of the iterations settled since the last time, 48 bytes per rank of the world.
   at::Tensor with_rank_times(const at::Tensor& numbers, int64_t iteration);
-  /// `numbers` of the model, fp64 on its device, with the norm of each parameter group appended
-  /// where those are wanted. Gradients are final.
+  /// `numbers` of the model, fp64 on its device, with the norm of each parameter group appended if
+  /// those are wanted. Gradients are final.
   at::Tensor with_group_norms(const at::Tensor& numbers) const;
 
-  /// Sets what is known once the device has come to the end of the iteration: iteration_ms as it
-  /// was measured, if it was, and what this class adds. `appended`: what with_rank_times(), summed
-  /// over the ranks, and with_group_norms() have appended.
+  /// Sets what is known once the device has reached the end of the iteration: iteration_ms, if it
+  /// was measured, and what this class adds. `appended`: what with_rank_times(), summed over the
+  /// ranks, and with_group_norms() have appended.
   void settle(IterationMetrics& metrics, std::span<const double> appended);
 
  private:

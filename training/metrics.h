@@ -18,24 +18,24 @@ struct NamedNumber {
   double value = 0;
 };
 
-/// What one training iteration gave. Equal on all ranks, apart from times, memory and groups.
+/// The results of one training iteration. Equal on all ranks, except times, memory and groups.
 struct IterationMetrics {
   int64_t iteration = 0;  ///< from 1
   double lm_loss = 0;     ///< nats, mean over the tokens of the global batch
   double grad_norm = 0;   ///< before clipping
   double learning_rate = 0;
-  int64_t consumed_samples = 0;  ///< sequences, this iteration's included
+  int64_t consumed_samples = 0;  ///< sequences, including this iteration's
   int64_t num_tokens = 0;        ///< of the global batch
-  /// Those over which lm_loss is a mean, where they are fewer.
+  /// The tokens over which lm_loss is the mean, if they are fewer.
   std::optional<int64_t> num_loss_tokens = {};
   double iteration_ms = 0;
   double tokens_per_second = 0;  ///< of all ranks together
   bool skipped = false;          ///< the gradient was not finite, so nothing was updated
-  /// With train.on_spike, where the update was skipped for it.
+  /// With train.on_spike: the spike for which the update was skipped.
   Spike spike = Spike::none;
   /// Of the gradient, with optimizer.log_num_zeros_in_grad.
   std::optional<int64_t> num_zeros_in_grad = {};
-  double loss_scale = 1;  ///< of this iteration; written where it is not 1
+  double loss_scale = 1;  ///< of this iteration; written if it is not 1
   /// Of word embeddings and output layer, with optimizer.decoupled_lr.
   std::optional<double> decoupled_learning_rate = {};
   /// Of this rank, with train.log_step_times; adds up to iteration_ms.
@@ -45,22 +45,22 @@ struct IterationMetrics {
   std::optional<double> utilisation = {};  ///< that as a share of the device's peak
   /// See memory_use(); of this rank, after the iteration.
   std::optional<int64_t> memory_bytes = {}, peak_memory_bytes = {};
-  /// Of each parameter group of this rank, by its name, where there are several.
+  /// Of each parameter group of this rank, by name, if there are several.
   std::vector<NamedNumber> learning_rates = {};
   /// Of each parameter group of the model, with train.log_grad_norm_per_group.
   std::vector<NamedNumber> grad_norms = {};
-  /// Over the iterations between this one and the last that had it.
+  /// Over the iterations since the last one that had this field.
   std::optional<SlowestRank> slowest_rank = {};
 };
 
-/// What one validation gave.
+/// The results of one validation.
 struct ValidationMetrics {
-  int64_t iteration = 0;       ///< after which it was made
+  int64_t iteration = 0;       ///< after which it ran
   double validation_loss = 0;  ///< nats, mean over tokens
   double perplexity = 0;       ///< exp(validation_loss)
 };
 
-/// What the test of a finished run gave.
+/// The results of the test of a finished run.
 struct TestMetrics {
   int64_t iteration = 0;       ///< the last of the run
   double test_loss = 0;        ///< nats, mean over tokens
@@ -68,7 +68,7 @@ struct TestMetrics {
 };
 
 /// One line of metrics.jsonl, without the newline. Numbers keep full precision; one that is not
-/// finite is null, as JSON has no such number.
+/// finite is written as null, because JSON has no such number.
 std::string to_json(const IterationMetrics& metrics);
 std::string to_json(const ValidationMetrics& metrics);
 std::string to_json(const TestMetrics& metrics);
@@ -79,35 +79,36 @@ std::vector<Scalar> to_scalars(const IterationMetrics& metrics);
 std::vector<Scalar> to_scalars(const ValidationMetrics& metrics);
 std::vector<Scalar> to_scalars(const TestMetrics& metrics);
 
-/// Tells a line of metrics.jsonl from all others: with its times, no two runs write the same one.
+/// Distinguishes a line of metrics.jsonl from all others: because of its times, no two runs write
+/// the same line.
 uint32_t checksum_of_line(std::string_view line);
 
-/// Where a run goes on.
+/// Where a run continues.
 struct MetricsResume {
-  int64_t iteration = 0;  ///< of its checkpoint; 0: it starts anew
-  /// checksum_of_line() of that iteration, as the checkpoint has it. Without it metrics.jsonl is
-  /// taken for the run's.
+  int64_t iteration = 0;  ///< of its checkpoint; 0: it starts from scratch
+  /// checksum_of_line() of that iteration, according to the checkpoint. Without it metrics.jsonl is
+  /// assumed to be the run's.
   std::optional<uint32_t> checksum = {};
 };
 
 /// Writes metrics.jsonl, each line whole and at once, so that a reader can follow the run. The file
 /// holds the lines of one run from its start on, over any number of resumes. Files of other runs
-/// are kept as metrics.previous.jsonl, metrics.previous.2.jsonl and so on, the latest of which has
-/// the highest number.
+/// are kept as metrics.previous.jsonl, metrics.previous.2.jsonl and so on; the latest one has the
+/// highest number.
 class MetricsFile {
  public:
-  /// Begins `folder`/metrics.jsonl; makes the folder. A run that starts anew puts a file that is
-  /// there aside. A run that goes on appends: lines of later iterations, which come again, and a
-  /// torn last line are removed. Where the file is not of this run, it is put aside, and the run's
-  /// lines are copied from the latest file that has them. A link in the place of the file is not
-  /// followed. FileError names what cannot be read or written; what was there is still there then,
-  /// under its name or put aside.
+  /// Begins `folder`/metrics.jsonl; makes the folder. A run that starts from scratch puts an
+  /// existing file aside. A run that resumes appends: it removes lines of later iterations, which
+  /// will be repeated, and a torn last line. If the file belongs to another run, it is put aside,
+  /// and the run's lines are copied from the latest file that has them. A link in place of the file
+  /// is not followed. FileError names what cannot be read or written; what was there is then still
+  /// there, under its name or put aside.
   explicit MetricsFile(const std::string& folder, const MetricsResume& resume = {});
   ~MetricsFile();
   MetricsFile(const MetricsFile&) = delete;
   MetricsFile& operator=(const MetricsFile&) = delete;
 
-  /// What is to be told of files of other runs; empty if there is nothing.
+  /// What to tell the user about files of other runs; empty if there is nothing.
   const std::string& note() const { return note_; }
 
   /// FileError with the path and the system's reason.
@@ -115,7 +116,7 @@ class MetricsFile {
 
  private:
   void go_on(const MetricsResume& resume);
-  /// Returns where the file is then; empty if there was none, or none with a line.
+  /// Returns the new path of the file; empty if there was none, or none with a line.
   std::string put_aside() const;
   void replace_by(const std::string& lines) const;
   [[noreturn]] void fail_to_write() const;

@@ -13,8 +13,8 @@ struct ProfileRange {
   int64_t last = 0;
 };
 
-/// Of "5:7". ConfigError naming --profile: it is not two numbers, the first is below 1 or above the
-/// second, or the second is beyond `train_iters`.
+/// Parses "5:7". ConfigError naming --profile if it is not two numbers, if the first is below 1 or
+/// above the second, or if the second is beyond `train_iters`.
 ProfileRange parse_profile_range(const std::string& text, int64_t train_iters);
 
 /// Records iterations of this process with libtorch's profiler: operators, the names of TraceScope
@@ -25,21 +25,21 @@ class ProfileWindow {
  public:
   /// Makes `folder`. FileError.
   ProfileWindow(const ProfileRange& range, std::string folder, const ParallelState& state);
-  /// Forgets what was not written.
+  /// Discards what was not written.
   ~ProfileWindow();
   ProfileWindow(const ProfileWindow&) = delete;
   ProfileWindow& operator=(const ProfileWindow&) = delete;
 
-  /// To be called before each iteration, from 1: the recording begins where it is in the range.
+  /// Call it before each iteration, from 1 on: recording begins once the iteration is in the range.
   void before(int64_t iteration);
-  /// After an iteration that has ended: writes the trace after the last one. Where that fails,
-  /// problem() says why, and the run goes on.
+  /// Call it after each iteration has ended: writes the trace after the last one. If that fails,
+  /// problem() says why, and the run continues.
   void after(int64_t iteration);
-  /// At the end of the run: writes what was recorded of a range that the run did not reach the end
-  /// of.
+  /// Call it at the end of the run: if the run did not reach the end of the range, writes what was
+  /// recorded.
   void finish();
 
-  /// Whether the trace ends with that iteration, so that no other may be under way then.
+  /// Whether the trace ends with that iteration; no other iteration may be in flight then.
   bool ends_after(int64_t iteration) const { return recording_ && iteration >= range_.last; }
   const std::string& path() const { return path_; }
   bool is_written() const { return written_; }

@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// What the progress line shows beside an iteration's metrics.
+/// What the progress line shows besides an iteration's metrics.
 struct ProgressStatus {
   int64_t train_iters = 0;
   int64_t memory_bytes = 0;  ///< of this process, or of its CUDA device
@@ -17,10 +17,10 @@ struct ProgressStatus {
 };
 
 /// "iteration  120/600 | loss 2.4310 | grad norm 0.812 | lr 1.200e-03 | 35.1k tokens/s | 412 MiB |
-/// 0:42 left", and after the learning rate that of embeddings where they have one of their own.
+/// 0:42 left", and, after the learning rate, that of the embeddings if they have their own.
 std::string progress_line(const IterationMetrics& metrics, const ProgressStatus& status);
 
-/// Shows how training goes: on a terminal one line that is written over, elsewhere a plain line
+/// Shows how training goes: on a terminal one line that is overwritten, elsewhere a plain line
 /// every `log_interval` iterations and for the first and the last one.
 class ProgressDisplay {
  public:

@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: work of the device that is recorded once and launched many times.
+// Internal: device work that is recorded once and launched many times.
 
 #include <functional>
 #include <memory>
@@ -14,25 +14,25 @@
 
 namespace lockstep {
 
-/// What a function launched on this rank's device, its communication included. What the host did in
-/// that function is not repeated, and what it told the device (addresses, numbers passed by value)
-/// stays as it was.
+/// What a function launched on this rank's device, including its communication. What the host did
+/// in that function is not repeated, and what it passed to the device (addresses, numbers by value)
+/// stays the same.
 class RecordedWork {
  public:
   explicit RecordedWork(const ParallelState& parallel_state);
-  /// Waits for the device, which may still be at work on it.
+  /// Waits for the device, which may still be running it.
   ~RecordedWork();
   RecordedWork(const RecordedWork&) = delete;
   RecordedWork& operator=(const RecordedWork&) = delete;
 
   /// Records what `body` launches on the current stream, which must not be the device's default
-  /// one, in the place of what was recorded before. Waits for the device first. Nothing of the work
-  /// is done. Every collective must have run once before, so that its communicator is there.
+  /// stream; it replaces what was recorded before. Waits for the device first. The work is not
+  /// executed. Every collective must have run once before, so that its communicator exists.
   void record(const std::function<void()>& body);
   bool is_recorded() const { return graph_ != nullptr; }
 
-  /// Launches it on the current stream. All ranks that communicate in it must. Errors as of the
-  /// collectives.
+  /// Launches it on the current stream. All ranks that communicate in it must do so. Errors as for
+  /// the collectives.
   void launch() const;
 
  private:
@@ -41,14 +41,14 @@ class RecordedWork {
   RecordedCalls calls_;
 };
 
-/// A micro-batch in memory that stays where it is, for recorded work that reads it.
+/// A micro-batch at a fixed address, for recorded work that reads it.
 class StaticInput {
  public:
-  /// With the shapes of `like`, which has tokens and labels, maybe positions in documents, and no
-  /// documents that bound attention.
+  /// With the shapes of `like`, which has tokens and labels, possibly positions in documents, and
+  /// no documents that bound attention.
   StaticInput(const GPTInput& like, const ParallelState& parallel_state);
 
-  /// Copies a micro-batch there, on the current stream.
+  /// Copies a micro-batch into it, on the current stream.
   void assign(const GPTInput& from);
   const GPTInput& input() const { return input_; }
 

@@ -16,87 +16,87 @@ namespace lockstep {
 
 class CopyLoader;
 
-/// The checkpoint from which a run resumes now, as far as this process can tell alone; empty where
-/// it starts from initial weights. See RunCheckpoints::load().
+/// The checkpoint from which a run resumes now, as far as this process alone can tell; empty if it
+/// starts from initial weights. See RunCheckpoints::load().
 std::string checkpoint_to_resume_from(const CheckpointConfig& config, const std::string& folder,
                                       const JobStart& start);
 
 /// What the fields of `checkpoint` in a run's configuration ask for: loading at the start, saving
-/// and copying on the way, saving at the end. Every rank has one, and makes the same calls.
+/// and copying during the run, saving at the end. Every rank has one and makes the same calls.
 class RunCheckpoints {
  public:
-  /// `folder` is where to save; empty: nowhere. Collective; as long as it lives, no other run can
-  /// save there. Removes what interrupted saves and removals left there. ConfigError:
+  /// `folder` is where to save; empty: nowhere. Collective; as long as this object lives, no other
+  /// run can save there. Removes what interrupted saves and removals left there. ConfigError:
   /// checkpoint.save_interval without a folder. FileError, on all ranks:
-  /// another run has the folder, or it cannot be made. With `copies`, which outlives this object,
-  /// checkpoint.in_memory_replicas is heeded.
+  /// another run has the folder, or it cannot be made. With `copies`, which must outlive this
+  /// object, checkpoint.in_memory_replicas takes effect.
   RunCheckpoints(const CheckpointConfig& config, std::string folder,
                  const ParallelState& parallel_state, JobStart start = {},
                  StateCopies* copies = nullptr);
 
-  /// Whether load() will replace all weights but those of adapters, or throw. Then the run may be
-  /// built without initial values. Collective.
+  /// Whether load() will replace all weights except those of adapters, or throw. If so, the run may
+  /// be built without initial values. Collective.
   bool will_load();
 
-  /// Where the launcher has started the job again and the ranks have a copy of the state in memory
-  /// that is whole and at least as new as that checkpoint of the job, the run resumes from the
-  /// copy, is copied at once, and kInMemory is returned. If not, note() says why.
+  /// If the launcher has restarted the job, and the ranks have in memory a copy of the state that
+  /// is whole and at least as new as the job's newest checkpoint, the run resumes from the copy, a
+  /// new copy is made at once, and kInMemory is returned. If not, note() says why.
   ///
-  /// Where the launcher has started the job again and `folder` has a complete checkpoint of the
-  /// job, the run resumes from the newest of these, whatever the configuration says. Else loads
-  /// what checkpoint.load names into the run. Returns the checkpoint's path, or nothing where there
-  /// is none to load. Rank 0 decides which is the newest; a later one is taken where that is
-  /// removed while it is read. FileError: there is none and checkpoint.load_if_present is not set;
-  /// it is damaged or of another model; it has no state of the optimizer and checkpoint.finetune is
-  /// not set. A checkpoint without adapters gives a run with lora.rank its weights alone, as with
-  /// checkpoint.finetune. ConfigError without that: a field of `model` that is not as it was saved
-  /// and changes what the weights mean, such as the number of heads.
+  /// If the launcher has restarted the job and `folder` has complete checkpoints of the job, the
+  /// run resumes from the newest of these, whatever the configuration says. Otherwise it loads what
+  /// checkpoint.load names. Returns the checkpoint's path, or nothing if there is none to load.
+  /// Rank 0 decides which is the newest; if that one is removed while it is read, a later one is
+  /// taken. FileError: there is none and checkpoint.load_if_present is not set; it is damaged or of
+  /// another model; it has no state of the optimizer and checkpoint.finetune is not set. From a
+  /// checkpoint without adapters, a run with lora.rank loads only the weights, as with
+  /// checkpoint.finetune. ConfigError without checkpoint.finetune: a field of `model` that differs
+  /// from the saved one and changes what the weights mean, such as the number of heads.
   std::optional<std::string> load(Trainer& trainer);
   static constexpr const char* kInMemory = "the ranks' memory";
-  /// What is to be told of load().
+  /// What to tell the user about load().
   const std::string& note() const { return note_; }
 
   /// Goes back to the checkpoint that was saved last, else to the one that the run resumed from.
-  /// Returns its path; empty where there is none. Waits for a save that is under way; where that
-  /// fails, the one before counts, and finish(), called first, tells of it. Collective. FileError
-  /// as of load(). Copies in memory are of what the run leaves, and go.
+  /// Returns its path; empty if there is none. Waits for a save in progress; if that fails, the one
+  /// before counts. To learn of the failure, call finish() first. Collective. FileError as for
+  /// load(). Copies in memory are of the state that the run abandons, so they are dropped.
   std::string go_back(Trainer& trainer);
 
   /// Whether an interval asks for a save or a copy after that iteration.
   bool is_due(int64_t iteration) const;
 
-  /// Copies and saves if the intervals ask for it, saves if the end of the run does. What is to be
-  /// told of it. A save on the way that fails is told and the run goes on; FileError if that at the
-  /// end fails.
+  /// Copies and saves if the intervals ask for it; saves at the end of the run if that is asked
+  /// for. Returns what to tell the user. If a save during the run fails, that is reported and the
+  /// run continues; FileError if the save at the end fails.
   std::string after_iteration(Trainer& trainer, bool last);
 
-  /// Waits for the save that is under way. What is to be told of it. Collective.
+  /// Waits for the save in progress. Returns what to tell the user about it. Collective.
   std::string finish();
 
-  /// Of a run that diverged: "the last checkpoint from before is '...'", of
-  /// Trainer::last_good_iteration() or before; empty if there is none. Where the loss scale is in
-  /// doubt, also the one before, in case that the weights are at fault.
+  /// For a run that diverged: "the last checkpoint from before is '...'", that of
+  /// Trainer::last_good_iteration() or before; empty if there is none. If the loss scale is in
+  /// doubt, also the checkpoint before that one, in case the weights are at fault.
   std::string describe_last_good(const Trainer& trainer) const;
 
   /// The checkpoint that was saved last, else the one that was loaded; empty if there was none.
   const std::string& path() const { return path_; }
 
  private:
-  /// Returns whether it could be read by all ranks: it may be of another run, which has removed it
-  /// or saved that step anew meanwhile. Collective.
+  /// Returns whether all ranks could read it: it may belong to another run, which has meanwhile
+  /// removed it or saved that step again. Collective.
   bool load_from(const std::string& path, Trainer& trainer, bool finetune);
   std::string known_until(int64_t iteration) const;
   /// What load() begins with.
   struct Found {
     std::shared_ptr<CopyLoader> copy;  ///< null: none is whole
     std::string of_job;                ///< the newest checkpoint that the job has saved
-    std::string named;                 ///< by checkpoint.load; looked for where there is neither
+    std::string named;                 ///< by checkpoint.load; looked for if there is neither
   };
   Found look();
   std::optional<std::string> load_after_restart(Trainer& trainer, const Found& found);
   /// Adds doubt_about_newest() to the note.
   void doubt(const std::string& folder);
-  /// Whether the run goes on from the copy in memory; throws if it cannot and the job has no
+  /// Whether the run resumes from the copy in memory; throws if it cannot and the job has no
   /// checkpoint on disk.
   bool load_copy(Trainer& trainer, const Found& found);
   std::shared_ptr<CopyLoader> look_for_copy(const std::string& on_disk);
@@ -114,7 +114,7 @@ class RunCheckpoints {
   std::string path_;
   std::optional<std::string> loaded_;
   int64_t loaded_iteration_ = 0;
-  bool loaded_whole_ = false;  ///< not its weights alone
+  bool loaded_whole_ = false;  ///< not only its weights
   ParallelState state_;
   std::unique_ptr<FolderLock> lock_;  ///< of rank 0
   std::shared_ptr<CheckpointSaver> saver_;

@@ -11,11 +11,11 @@ namespace lockstep {
 bool holds_whole_model(const Config& config);
 
 /// The text that a run writes at its end: train.sample_prompt and what generate() adds to it, at
-/// most train.sample_tokens, as `lockstep generate` would from `checkpoint`. There is never a
-/// second model: where this rank holds the whole model in the arithmetic of load_model(), or there
-/// is no checkpoint (empty), the text comes from the model that was trained; else `trainer` is let
-/// go before the model is loaded. UsageError: no checkpoint, and this rank holds a part of the
-/// model.
+/// most train.sample_tokens, as `lockstep generate` would generate it from `checkpoint`. There is
+/// never a second model in memory: if this rank holds the whole model in the arithmetic of
+/// load_model(), or if there is no checkpoint (empty), the text comes from the trained model;
+/// otherwise `trainer` is destroyed before the model is loaded. UsageError: no checkpoint, and this
+/// rank holds only a part of the model.
 std::string sample_text(std::unique_ptr<Trainer> trainer, const std::string& checkpoint,
                         c10::Device device);
 

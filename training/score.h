@@ -9,12 +9,12 @@ namespace lockstep {
 
 struct Score {
   double logprob = 0;      ///< sum over the continuation's tokens, in nats
-  bool is_greedy = false;  ///< whether each of them is the most likely one in its place
+  bool is_greedy = false;  ///< whether each of them is the most likely token at its position
 };
 
-/// Scores of token sequences, in their order, without dropout. Sequences of similar length go
-/// through the model together. Where none of the tokens is scored, the sum is 0, and is_greedy is
-/// true. UsageError: a logit is NaN.
+/// The scores of token sequences, in their order, without dropout. Sequences of similar length go
+/// through the model together. If none of the tokens is scored, the sum is 0 and is_greedy is true.
+/// UsageError: a logit is NaN.
 std::vector<Score> score(const GPTModel& model, const std::vector<ScoreTokens>& requests);
 
 }  // namespace lockstep

@@ -6,18 +6,18 @@
 
 namespace lockstep {
 
-/// Text that comes in pieces and ends before the first of some strings. What may be the beginning
-/// of one is held back until it is known. Needs no libtorch.
+/// Text that arrives in pieces and ends before the first occurrence of any of some strings. What
+/// may be the beginning of such a string is held back until that is decided. Needs no libtorch.
 class StopStrings {
  public:
   /// ConfigError: one is empty.
   explicit StopStrings(std::vector<std::string> strings);
 
-  /// Takes the next piece and returns what is certain to belong to the text now.
+  /// Takes the next piece and returns what is now certain to belong to the text.
   std::string add(std::string_view piece);
-  /// Whether a string has come; nothing is added after it.
+  /// Whether a stop string has occurred; nothing is added after it.
   bool found() const { return found_; }
-  /// What was held back, where the text ends without any of the strings.
+  /// What was held back, if the text ends without any of the strings.
   std::string rest();
 
  private:

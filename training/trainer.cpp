@@ -242,10 +242,9 @@ at::Tensor Trainer::launch(const BatchSizes& batch, RunEnd wish) {
 
 at::Tensor Trainer::update_after(const at::Tensor& loss, const at::Tensor& of_host) {
   const InPart update = telemetry_->in(StepPart::optimizer);
-  check_state_of_step();
   model_->finalize_gradients(of_host[0]);
   model_->update_fp8_scales();
-  check_gradients();
+  check_before_update();
   const at::Tensor over_ranks = telemetry_->with_group_norms(sum_over_ranks(loss, of_host, "loss"));
   limits_ = looks_for_spikes() ? spikes_.limits() : SpikeLimits{};
   return at::cat({over_ranks, optimizer_->start_step(step_limits(over_ranks))});

@@ -144,14 +144,14 @@ class Trainer {
   void load(CheckpointReader& checkpoint, bool weights_only);
 
   /// Compares the copies that several ranks hold: weights, registered buffers and the optimizer's
-  /// state. Sharded weights (optim_grads_params) have no copies. An iteration of
-  /// train.replica_check_interval does this before its update; weights and state without a copy are
-  /// then compared with what they were after the update before, since when only load() may have
-  /// written them. It also compares the reduced gradients, unless they are sharded. Where
-  /// train.cuda_graph records the step, the state is compared after the iteration, and neither
-  /// gradients nor values without a copy are. CommunicationError on all ranks, naming iteration,
-  /// tensor and ranks; see ReplicaCheck. Collective over the world; waits for the iteration in
-  /// flight.
+  /// state. Of sharded weights (optim_grads_params) it compares the shards. An iteration of
+  /// train.replica_check_interval does this before its update. Weights and state without a copy are
+  /// then compared with their values after the previous update; only load() may write them in
+  /// between. The iteration also compares the reduced gradients, unless they are sharded. If
+  /// train.cuda_graph records the step, the state is compared after the iteration instead, without
+  /// gradients and without values that have no copy. CommunicationError on all ranks, naming
+  /// iteration, tensor and ranks; see ReplicaCheck. Collective over the world; waits for the
+  /// iteration in flight.
   void check_replicas();
 
   /// Each data-parallel rank computes the gradients of its first micro-batch of the next iteration,
@@ -185,47 +185,48 @@ class Trainer {
     SpikeLimits limits = {};
   };
 
-  /// Launches an iteration, and settles the one before on the way. Launches nothing that lasts
-  /// where that one ends the run.
+  /// Launches an iteration and settles the previous one on the way. If that one ends the run,
+  /// nothing that is launched has a lasting effect.
   void start_step(RunEnd wish);
-  /// Both launch an iteration up to its update. Return its numbers on the device, or an undefined
-  /// tensor where the iteration before ends the run: the first operation by operation, the second
-  /// from what was recorded.
+  /// Both launch an iteration up to its update: the first operation by operation, the second from
+  /// what was recorded. They return its numbers on the device, or an undefined tensor if the
+  /// previous iteration ends the run.
   at::Tensor launch(const BatchSizes& batch, RunEnd wish);
   at::Tensor launch_recorded(const BatchSizes& batch, RunEnd wish);
   void record_step(const std::vector<BatchInput>& like);
-  /// What follows backward; `of_host` as of host_numbers() and IterationTelemetry, on the device.
+  /// What follows backward; `of_host` is what host_numbers() and IterationTelemetry return, on the
+  /// device.
   at::Tensor update_after(const at::Tensor& loss, const at::Tensor& of_host);
   /// fp64 [2]: tokens of this rank's micro-batches, and its wish for the end.
   at::Tensor host_numbers(double tokens, RunEnd wish) const;
-  /// Waits for the iteration that is in flight, if there is one; its metrics join settled_. Whether
-  /// it ends the run.
+  /// Waits for the iteration in flight, if there is one; appends its metrics to settled_. Returns
+  /// whether it ends the run.
   bool settle();
   /// Whether the next iteration may be launched before this one is settled.
   bool may_run_ahead(const TrainCallbacks& callbacks) const;
   bool validation_is_due() const;
   bool replica_check_is_due(int64_t iteration) const;
   bool replay_is_due(int64_t iteration) const;
-  /// Of the gradients of the first micro-batch that data-parallel rank `rank` has next.
+  /// Of the gradients of the next first micro-batch of data-parallel rank `rank`.
   std::vector<int64_t> gradient_fingerprints(int64_t rank);
   bool checks_replicas() const;
   ReplicaCheck& state_check();
-  /// In the iteration that is launched, before its gradients are finalized and after.
-  void check_state_of_step();
-  void check_gradients();
+  /// In the iteration that is launched, after its gradients were finalized.
+  void check_before_update();
   /// After its update, for the check of the next one.
   void remember_state();
   void forget_state();
-  /// After a recorded iteration, which is not looked into.
+  /// After a recorded iteration, inside which nothing can be checked.
   void check_recorded_step();
   void tell_iterations(const TrainCallbacks& callbacks);
   static SampleSources open_sources(const Config& config);
   BatchInput training_batch();
   BatchInput batch_input(const Microbatch& microbatch) const;
-  /// Of these samples, of which the first `counted` count.
+  /// Of these samples; only the first `counted` count.
   BatchInput evaluation_batch(SampleSource& source, const std::vector<int64_t>& samples,
                               int64_t counted) const;
-  /// Over the front of `source`, train.eval_iters global batches at most. `label` names the sum.
+  /// Over the beginning of `source`, at most train.eval_iters global batches. `label` names the
+  /// sum.
   double mean_loss(SampleSource& source, const char* label) const;
   /// fp64 [1 + of_host] on the device, the same on all ranks.
   at::Tensor sum_over_ranks(const at::Tensor& loss, const at::Tensor& of_host,
@@ -237,7 +238,7 @@ class Trainer {
   /// For the step of these sums.
   Optimizer::StepLimits step_limits(const at::Tensor& over_ranks) const;
   void note_spike(const IterationMetrics& metrics);
-  /// After a spike. Whether the run goes on elsewhere, or has ended.
+  /// After a spike. Returns whether the run continues elsewhere, or has ended.
   bool go_back(const TrainCallbacks& callbacks);
   void validate_and_tell(const TrainCallbacks& callbacks);
   void test_and_tell(const TrainCallbacks& callbacks);
@@ -273,7 +274,7 @@ class Trainer {
   int64_t launched_ = 0;  ///< iterations of this object
   std::optional<InFlight> in_flight_;
   std::chrono::steady_clock::time_point settled_at_;
-  std::deque<IterationMetrics> settled_;  ///< still to be told
+  std::deque<IterationMetrics> settled_;  ///< still to be reported
   int64_t skipped_steps_ = 0;             ///< in a row, until now
   /// Of the line of the last iteration in metrics.jsonl.
   std::optional<uint32_t> metrics_checksum_;
@@ -282,8 +283,8 @@ class Trainer {
   int64_t left_out_samples_ = 0;
   bool goes_back_ = false;            ///< for the spike that was settled last
   std::optional<int64_t> came_from_;  ///< iteration of the checkpoint that the run went back to
-  std::string spike_again_;           ///< what ended the run, where a spike came again
-  const char* bad_loss_ = nullptr;    ///< kLoss or "validation loss", where that is not a number
+  std::string spike_again_;           ///< what ended the run, if a spike occurred again
+  const char* bad_loss_ = nullptr;    ///< kLoss or "validation loss", if that is not a number
   RunEnd end_ = RunEnd::none;
   std::unique_ptr<ReplicaCheck> state_check_, gradient_check_;           ///< made when first needed
   std::map<int64_t, std::unique_ptr<MicrobatchLoader>> replay_loaders_;  ///< by data-parallel rank

@@ -1,4 +1,5 @@
 #include <iterator>
+#include <set>
 
 #include "lockstep/core/check.h"
 #include "lockstep/training/trainer.h"
@@ -25,12 +26,18 @@ bool Trainer::replica_check_is_due(int64_t iteration) const {
 ReplicaCheck& Trainer::state_check() {
   if (state_check_) return *state_check_;
   std::vector<StateTensor> tensors = optimizer_state(*optimizer_, parallel_state_);
-  if (config_.ddp.data_parallel_sharding_strategy != ShardingStrategy::optim_grads_params)
+  const auto add = [&](std::vector<StateTensor> weights) {
+    std::move(weights.begin(), weights.end(), std::back_inserter(tensors));
+  };
+  std::set<std::string> written;  // when gradients are finalized
+  if (config_.ddp.data_parallel_sharding_strategy == ShardingStrategy::optim_grads_params)
+    add(kept_weights(model_->wrappers(), parallel_state_));
+  else
     for (const auto& chunk : model_->chunks()) {
-      std::vector<StateTensor> weights = model_state(*chunk, parallel_state_);
-      std::move(weights.begin(), weights.end(), std::back_inserter(tensors));
+      add(model_state(*chunk, parallel_state_));
+      for (const auto& buffer : chunk->named_buffers()) written.insert(buffer.key());
     }
-  state_check_ = std::make_unique<ReplicaCheck>(std::move(tensors), parallel_state_);
+  state_check_ = std::make_unique<ReplicaCheck>(std::move(tensors), parallel_state_, written);
   return *state_check_;
 }
 
@@ -46,14 +53,10 @@ void Trainer::check_recorded_step() {
   if (recorded_ && replica_check_is_due(iteration_)) check_replicas();
 }
 
-void Trainer::check_state_of_step() {
+void Trainer::check_before_update() {
   if (recorded_ || !replica_check_is_due(iteration_ + 1)) return;
   model_->finish_param_sync();
   state_check().compare(before_update_of(iteration_ + 1));
-}
-
-void Trainer::check_gradients() {
-  if (recorded_ || !replica_check_is_due(iteration_ + 1)) return;
   if (!gradient_check_)
     gradient_check_ = std::make_unique<ReplicaCheck>(
         whole_gradients(model_->wrappers(), parallel_state_), parallel_state_);

@@ -20,9 +20,9 @@ namespace lockstep {
 
 class TopKRouter;
 
-/// Sums over the tokens of some micro-batches.
+/// Sums over the tokens of several micro-batches.
 struct LossSums {
-  at::Tensor loss;  ///< nats: fp64 [] on the device of the model, so that nobody waits for it
+  at::Tensor loss;  ///< nats: fp64 [] on the model's device, so that the host does not wait for it
   double tokens = 0;
 };
 
@@ -33,84 +33,87 @@ struct BatchInput {
       : input(std::move(of_batch)), labels(number_of_labels) {}
 
   GPTInput input;
-  /// Those that are not kIgnoredLabel. Unset: they are counted, which waits for a device.
+  /// The number of labels other than kIgnoredLabel. Unset: they are counted, which waits for a
+  /// device.
   std::optional<int64_t> labels;
 };
 
-/// What this rank holds of the reference GPT on any layout: its model chunks, the wrapper of each,
-/// and the pipeline that runs micro-batches through all stages.
+/// This rank's part of the reference GPT, on any layout: its model chunks, the wrapper of each, and
+/// the pipeline that runs micro-batches through all stages.
 class TrainingModel {
  public:
-  /// Is called for each micro-batch once, in their order.
+  /// Called once for each micro-batch, in order.
   using BatchSource = std::function<BatchInput(int64_t microbatch)>;
 
   /// Builds the chunks with their initial weights (see GPTModelOptions::perform_initialization).
-  /// Collective over all ranks. ConfigError as stage_layout() and GPTModel.
+  /// Collective over all ranks. ConfigError as for stage_layout() and GPTModel.
   TrainingModel(const Config& config, const ParallelState& parallel_state,
                 bool perform_initialization = true);
   TrainingModel(const TrainingModel&) = delete;
   TrainingModel& operator=(const TrainingModel&) = delete;
 
-  /// All micro-batches of one iteration of this data-parallel rank; zero_grad_buffer() came before.
-  /// Gradients are multiplied by `loss_scale`. They are sums over tokens, or with
-  /// ddp.calculate_per_token_loss = false means: of the means of micro-batches and ranks, whatever
-  /// the number of tokens that count in each. Returns the sums of this pipeline on the ranks
-  /// that hold the loss, zeros on the others. ConfigError as schedule_options().
+  /// Runs all micro-batches of one iteration of this data-parallel rank; call zero_grad_buffer()
+  /// first. Gradients are multiplied by `loss_scale`. They are sums over tokens or, with
+  /// ddp.calculate_per_token_loss = false, means of the means of micro-batches and ranks, however
+  /// many tokens count in each. Returns the sums of this pipeline on the ranks that hold the loss,
+  /// zeros on the others. ConfigError as for schedule_options().
   LossSums forward_backward(int64_t num_microbatches, double loss_scale, const BatchSource& source);
 
-  /// Forward and backward of one micro-batch, whose gradients are not reduced: they are this rank's
-  /// own, in the buffers of wrappers(), until zero_grad_buffer(), which comes before and after it.
-  /// Not for models with experts, virtual stages or sharded gradients.
+  /// Forward and backward of one micro-batch, whose gradients are not reduced: they stay this
+  /// rank's own, in the buffers of wrappers(). Call zero_grad_buffer() before it and after it. Not
+  /// for models with experts, virtual stages or sharded gradients.
   void backward_locally(double loss_scale, const BatchSource& source);
 
-  /// What backward starts from, of the losses of the tokens of one of `num_microbatches`: their
-  /// sum, or their mean / num_microbatches, times `loss_scale`.
+  /// The scalar that backward starts from, given the token losses of one of `num_microbatches`
+  /// micro-batches: their sum, or their mean / num_microbatches, times `loss_scale`.
   at::Tensor loss_of_microbatch(const at::Tensor& losses, int64_t num_microbatches,
                                 double loss_scale) const;
 
-  /// The same without gradients and without dropout; micro-batches may have fewer sequences, and
-  /// tokens whose label is kIgnoredLabel do not count. With experts or sharded parameters all ranks
-  /// must run as many micro-batches, with experts of as many tokens.
+  /// Like forward_backward(), but without gradients and without dropout; micro-batches may have
+  /// fewer sequences, and tokens whose label is kIgnoredLabel do not count. With experts or sharded
+  /// parameters all ranks must run the same number of micro-batches, and with experts these must
+  /// have the same number of tokens.
   LossSums evaluate(int64_t num_microbatches, const BatchSource& source);
 
   /// Begins an iteration.
   void zero_grad_buffer();
 
   /// Reduces and normalizes the gradients; `tokens` are those of forward_backward(), as a number or
-  /// as fp64 [] on the device. Moves the biases of the experts' routers, unless lora.rank freezes
+  /// as fp64 [] on the device. Updates the biases of the experts' routers, unless lora.rank freezes
   /// them.
   void finalize_gradients(double tokens);
   void finalize_gradients(const at::Tensor& tokens);
 
   /// After finalize_gradients(), with train.fp8: the scales of the next iteration.
   void update_fp8_scales();
-  /// Forgets what the forward and backward passes since the last iteration noted for them.
+  /// Discards what the forward and backward passes since the last iteration recorded for them.
   void forget_fp8_values();
-  /// What a checkpoint keeps of delayed scales, beside the weights that they belong to; and to be
-  /// called once it was loaded.
+  /// fp8_state(): what a checkpoint keeps for delayed scales, besides the weights that they belong
+  /// to. look_at_fp8_scales(): call it after a checkpoint was loaded.
   std::vector<StateTensor> fp8_state() const;
   void look_at_fp8_scales();
 
-  /// Instead of finalize_gradients(): the iteration leaves no trace. All ranks must call it.
+  /// Call it instead of finalize_gradients(): the iteration then has no effect. All ranks must call
+  /// it.
   void abandon_step();
 
-  /// Returns when no parameter is under way any more.
+  /// Returns when no parameter is in flight any more.
   void finish_param_sync();
-  /// Gathers all parameters where they are sharded; elsewhere finish_param_sync(). Collective over
-  /// the data-parallel ranks. They stay until the next zero_grad_buffer().
+  /// Gathers all parameters if they are sharded; otherwise finish_param_sync(). Collective over the
+  /// data-parallel ranks. The parameters stay whole until the next zero_grad_buffer().
   void unshard();
 
-  /// The chunks of this rank, in the order of the model; one without virtual stages.
+  /// The chunks of this rank, in model order; a single one without virtual stages.
   const std::vector<std::shared_ptr<GPTModel>>& chunks() const { return chunks_; }
 
-  /// Of the chunks that have parameters.
+  /// The wrappers of the chunks that have parameters.
   std::vector<DistributedDataParallel*> wrappers() const;
 
  private:
   using LossOf = std::function<at::Tensor(const at::Tensor& losses)>;
   LossSums run(int64_t num_microbatches, bool forward_only, const BatchSource& source,
                const LossOf& loss_of);
-  /// The same with backward, all micro-batches but the last from what was recorded of one.
+  /// The same with backward; all micro-batches except the last replay the recording of one.
   LossSums run_recorded(int64_t num_microbatches, double loss_scale, const BatchSource& source,
                         const LossOf& loss_of);
   /// Of micro-batches that are `averaged` in a step.
@@ -148,12 +151,12 @@ class TrainingModel {
 
     RecordedWork work;
     StaticInput input;
-    at::Tensor loss_sum;       ///< to which it adds
+    at::Tensor loss_sum;       ///< that it adds to
     int64_t num_microbatches;  ///< of the iteration for which it was recorded, with its scale
     double loss_scale;
   };
   std::optional<RecordedMicrobatch> recorded_;
-  bool has_run_ = false;  ///< an iteration, so that every communicator is there
+  bool has_run_ = false;  ///< an iteration, so every communicator exists
 
   // Of the run under way.
   std::vector<PipelineStage> stages_;

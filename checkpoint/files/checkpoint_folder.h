@@ -15,36 +15,37 @@
 ///     latest                    names of the steps in the order of their saving, the newest first
 ///
 /// A checkpoint is written into step_N.partial/, each file followed by fsync, the manifest last;
-/// then the folder is renamed, in one step even where step_N/ was there, and `latest` replaced. So
-/// at any moment the newest complete checkpoint is the old or the new one, whole. A file system
-/// that cannot exchange two folders (NFS) takes two steps: step_N/ becomes step_N.old.partial/,
-/// then step_N.partial/ becomes step_N/. Between them, and after a run that ended there, the
-/// checkpoint is found in step_N.old.partial/; the next save or start gives it its name again.
+/// then the folder is renamed, atomically even if step_N/ already existed, and `latest` is
+/// replaced. So at any moment the newest complete checkpoint is the old or the new one, whole. On a
+/// file system that cannot exchange two folders (NFS) it takes two steps: step_N/ becomes
+/// step_N.old.partial/, then step_N.partial/ becomes step_N/. Between the two, and after a run that
+/// ended there, the checkpoint is found in step_N.old.partial/; the next save or start restores its
+/// name.
 ///
-/// What ends in .partial is removed by the next save, and by the next run that may save there when
-/// it starts. A folder step_N/ without a manifest is left alone: nothing tells whether a run or a
-/// person made it, or lost its manifest. Needs no libtorch.
+/// Anything that ends in .partial is removed by the next save, and at the start of the next run
+/// that may save there. A folder step_N/ without a manifest is left alone: it is not known whether
+/// a run or a person created it, or whether its manifest was lost. Needs no libtorch.
 namespace lockstep {
 
 /// "step_12"
 std::string step_name(int64_t iteration);
 
-/// Whether `folder` is a complete checkpoint itself. FileError, here and below, where that cannot
-/// be found out: what cannot be read is no checkpoint that is not there.
+/// Whether `folder` is a complete checkpoint itself. FileError, here and below, if that cannot be
+/// determined: an unreadable checkpoint is not the same as a missing one.
 bool is_checkpoint(const std::string& folder);
 
 /// The folders of complete checkpoints in `folder`, the newest first: in the order of `latest`,
 /// then, for those that it does not name, by iteration. Empty if there is none, or no folder.
-/// FileError: the folder cannot be read; `latest` is no regular file.
+/// FileError: the folder cannot be read; `latest` is not a regular file.
 std::vector<std::string> complete_checkpoints(const std::string& folder);
 
-/// The checkpoint that `folder` means: `folder` itself if it is one, else its newest. FileError if
-/// there is none.
+/// The checkpoint that `folder` refers to: `folder` itself if it is one, otherwise the newest in
+/// it. FileError if there is none.
 std::string find_checkpoint(const std::string& folder);
 
-/// Why find_checkpoint() may have missed the newest: `latest` begins with a name that is not there,
-/// and a checkpoint of a later iteration than the one found is not listed. Interrupted saves leave
-/// no such thing; a damaged `latest` does. Empty where nothing of the kind is so.
+/// Why find_checkpoint() may have missed the newest: `latest` begins with a name that does not
+/// exist, and a checkpoint of a later iteration than the one found is not listed. Interrupted saves
+/// do not cause this; a damaged `latest` does. Empty if there is no such doubt.
 std::string doubt_about_newest(const std::string& folder);
 
 /// The first of complete_checkpoints() whose step is at most `iteration`; empty if there is none.
@@ -54,33 +55,33 @@ std::string newest_until(const std::vector<std::string>& checkpoints, int64_t it
 bool has_checkpoint(const std::string& folder);
 
 /// Removes what interrupted saves and removals left in `folder`, which must be locked. Returns what
-/// of that cannot be removed and why; empty if there is nothing. FileError names what failed.
+/// cannot be removed and why; empty if there is nothing. FileError names what failed.
 std::string remove_leftovers(const std::string& folder);
 
 /// A checkpoint that is being written.
 class PartialCheckpoint {
  public:
-  /// Names it; nothing is made.
+  /// Only names it; creates nothing.
   PartialCheckpoint(std::string folder, int64_t iteration);
 
-  /// Makes the empty folder in which it is written, after removing what interrupted saves and
-  /// removals left. Returns what of that cannot be removed and why; empty if there is nothing.
-  /// FileError names what failed.
+  /// Creates the empty folder that it is written in, after removing what interrupted saves and
+  /// removals left. Returns what cannot be removed and why; empty if there is nothing. FileError
+  /// names what failed.
   std::string begin() const;
-  /// Writes the manifest and makes the checkpoint complete, in the place of an earlier one of the
-  /// same iteration. FileError: it is not complete. Then removes all checkpoints but the newest
-  /// `keep` (0: none) and the newest from before the last `skipped_steps` iterations, from which a
-  /// run that diverges goes on: those were skipped. Checkpoints that were saved meanwhile hold the
-  /// same weights, but may hold a loss scale that has fallen, and count among the `keep`. With
-  /// `unproven` one from an iteration earlier stays, too, because the weights of the last step that
-  /// was not skipped have not given a finite loss and gradient yet.
+  /// Writes the manifest, which completes the checkpoint and replaces an earlier one of the same
+  /// iteration. FileError: it is not complete. Then removes all checkpoints except the newest
+  /// `keep` (0: removes none) and the newest from before the last `skipped_steps` iterations, whose
+  /// updates were skipped: a run that diverges resumes from there. Checkpoints saved since then
+  /// hold the same weights, but may hold a loss scale that has fallen, and count towards `keep`.
+  /// With `unproven` a checkpoint from one iteration earlier stays, too, because the weights of the
+  /// last step that was not skipped have not yet given a finite loss and gradient.
   /// Returns what cannot be removed and why; empty if there is nothing.
   std::string commit(std::string_view manifest, int64_t keep, int64_t skipped_steps = 0,
                      bool unproven = false) const;
   /// Removes what was written. Never throws.
   void discard() const noexcept;
 
-  /// Path of a file of it, before the folder has its final name.
+  /// Path of one of its files, before the folder has its final name.
   std::string file(const std::string& name) const { return partial_ + "/" + name; }
   /// The folder, once complete.
   const std::string& path() const { return final_; }
@@ -96,10 +97,10 @@ class PartialCheckpoint {
   std::string partial_;
 };
 
-/// A file that is written from front to back. The disk begins its work while more is written.
+/// A file that is written from front to back. The disk starts writing while more data arrives.
 class FileWriter {
  public:
-  /// Makes the file. A file or a link of that name is removed first, never followed or written
+  /// Creates the file. A file or a link of that name is removed first, never followed or written
   /// into; anything else is refused. FileError names the path, here and below.
   explicit FileWriter(std::string path);
   ~FileWriter();
@@ -107,7 +108,7 @@ class FileWriter {
   FileWriter& operator=(const FileWriter&) = delete;
 
   void write(std::string_view bytes);
-  /// Waits until all is on disk, and closes the file.
+  /// Waits until everything is on disk, and closes the file.
   void finish();
 
  private:
@@ -116,7 +117,7 @@ class FileWriter {
   std::string path_;
   int file_ = -1;
   int64_t written_ = 0;
-  int64_t begun_ = 0;  ///< bytes that the disk was told of
+  int64_t begun_ = 0;  ///< bytes that the disk was told to write
 };
 
 /// Writes a whole file and waits until it is on disk. FileError names the path.

@@ -23,11 +23,11 @@ class CheckpointFileBytes {
   /// Its name in messages.
   virtual const std::string& path() const = 0;
   virtual int64_t size() const = 0;
-  /// The `count` bytes from `offset` on, all of them. FileError.
+  /// Reads all `count` bytes from `offset` on. FileError.
   virtual void read_at(int64_t offset, char* to, size_t count) const = 0;
 };
 
-/// A checkpoint whose files are in memory. They hold tensors without a header of safetensors.
+/// A checkpoint whose files are in memory. They hold tensors without a safetensors header.
 struct CheckpointSource {
   std::string name;  ///< in messages, in place of a path
   Manifest manifest;

@@ -9,20 +9,20 @@
 
 namespace lockstep {
 
-/// Some files that appear together in a folder, at the end or not at all. They are written into a
-/// temporary folder, which then becomes the folder: where there is none yet, and, by an exchange in
-/// one step, where it holds nothing but files of earlier exports. A folder that holds others too
-/// (or is a mount point, or of a file system without such exchanges) keeps them: the files are
-/// moved into it one by one, and what an earlier export has more is removed. The last of the names
-/// goes first and comes last, so that it never stands beside files of another export, unless it is
-/// the same as before and at most one of the others is not.
+/// Several files that appear together in a folder, at the end or not at all. They are written into
+/// a temporary folder. If the folder does not exist yet, or holds only files of earlier exports,
+/// the temporary folder becomes the folder, in the latter case by an atomic exchange. A folder that
+/// also holds other files (or is a mount point, or is on a file system without such exchanges)
+/// keeps those: the files are moved into it one by one, and additional files of an earlier export
+/// are removed. The last of the names is removed first and added last, so that it is never next to
+/// files of another export, unless it is unchanged and at most one of the others has changed.
 class ExportFolder {
  public:
-  /// Says of a file's name whether it can only be that of an earlier export.
+  /// Whether a file of that name can only come from an earlier export.
   using IsEarlier = std::function<bool(const std::string&)>;
 
-  /// Makes the temporary folder, and removes those of exports that were killed. FileError, with
-  /// `given_as` and the path: it cannot be made.
+  /// Creates the temporary folder, and removes those of exports that were killed. FileError, with
+  /// `given_as` and the path, if it cannot be created.
   ExportFolder(const std::string& folder, std::vector<std::string> names,
                const std::string& given_as, IsEarlier is_earlier = {});
   /// Removes the temporary folder.
@@ -33,9 +33,9 @@ class ExportFolder {
   /// Where to write a file.
   std::string file(const std::string& name) const { return temporary_ / name; }
 
-  /// All files are written, and on disk. FileError names the path; what was in the folder before is
-  /// there still, apart from the last name where files are moved one by one. Returns what cannot be
-  /// removed of this and of killed exports, and why; empty if there is nothing.
+  /// Call it when all files are written and on disk. FileError names the path; what was in the
+  /// folder before is still there, except for the last name if files are moved one by one. Returns
+  /// what cannot be removed of this and of killed exports, and why; empty if there is nothing.
   std::string publish();
 
  private:

@@ -5,23 +5,24 @@
 
 namespace lockstep {
 
-/// Keeps a folder of checkpoints for one process: while it lives, no other on any host that sees
-/// the folder can have it too. It is a lock of the kernel (flock) on the file `lock` of the folder,
-/// which goes with the process however that ends, so what a killed run leaves is in nobody's way.
-/// File systems without such locks do without. Needs no libtorch.
+/// Reserves a folder of checkpoints for one process: while it lives, no other process on any host
+/// that sees the folder can have it. It is a kernel lock (flock) on the file `lock` in the folder.
+/// The lock ends with the process, however that ends, so a killed run does not block others. On
+/// file systems without such locks there is no lock. Needs no libtorch.
 class FolderLock {
  public:
-  /// Makes the folder if it is not there. The folders that it has made go with it if they are empty
-  /// then, as after a run that was refused. FileError names the folder, by `given_as` (such as the
-  /// field that says it), and, as far as they have told, host and process of the run that has it;
-  /// or what failed; or that it is a checkpoint itself, in which others would never be found.
+  /// Creates the folder if it does not exist. The destructor removes the folders that it created if
+  /// they are then empty, as after a run that was refused. FileError names the folder, by
+  /// `given_as` (such as the field that sets it), and, if known, host and process of the run that
+  /// has it; or what failed; or that the folder is itself a checkpoint, in which others would never
+  /// be found.
   explicit FolderLock(const std::string& folder, const std::string& given_as = "checkpoint");
   ~FolderLock();
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
 
  private:
-  /// Removes those folders of a path that were not there at first and are empty in the end.
+  /// Removes those folders of a path that did not exist at first and are empty in the end.
   class MadeFolders {
    public:
     explicit MadeFolders(const std::string& folder);
@@ -34,9 +35,9 @@ class FolderLock {
   };
 
   static void make_folder(const std::string& folder, const std::string& given_as);
-  /// What is written into it may not reach another's file, by a second name of that.
+  /// Checks that what is written into the lock file cannot reach another file through a hard link.
   void check_file(const std::string& given_as) const;
-  /// Whether it was possible to lock the file that is at path_ now.
+  /// Returns whether the file that is now at path_ could be locked.
   bool try_to_lock();
   bool is_at_path() const;
   [[noreturn]] void fail_to_lock() const;

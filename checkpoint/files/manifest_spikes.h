@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-/// `reader` refuses what cannot be: see Reader::check() in manifest.cpp.
+/// `reader` refuses invalid values: see Reader::check() in manifest.cpp.
 template <class Reader>
 ManifestSpikes read_spikes(const proto::CheckpointSpikes& from, const Reader& reader) {
   const ManifestSpikes spikes = {{from.loss().begin(), from.loss().end()},

@@ -14,25 +14,26 @@
 /// bytes. Needs no libtorch.
 namespace lockstep {
 
-/// Reads parts of a file and checks what it reads. Not for several threads at once.
+/// Reads parts of a file and checks what it reads. Not thread-safe.
 class ShardReader {
  public:
-  /// FileError with the path: the file is missing, no regular file (a symbolic link is none), or
-  /// its size is not that of `expected`.
+  /// FileError with the path: the file is missing, is not a regular file (a symbolic link is not),
+  /// or does not have the size of `expected`.
   ShardReader(const std::string& folder, ManifestFile expected);
-  /// The same of a file that is open.
+  /// The same for a file that is already open.
   ShardReader(std::unique_ptr<CheckpointFileBytes> opened, ManifestFile expected);
 
-  /// Bytes offset ... offset + count - 1 into `out`. Reads the blocks that hold them; FileError
-  /// with the path, `what` they are and the bytes of the first block whose checksum does not fit.
+  /// Reads bytes offset ... offset + count - 1 into `out`, by reading the blocks that hold them.
+  /// FileError with the path, `what` they are and the byte range of the first block whose checksum
+  /// does not match.
   void read(int64_t offset, int64_t count, char* out, std::string_view what);
 
-  /// Checks all blocks; returns the block whose checksum does not fit, -1 if there is none.
+  /// Checks all blocks; returns the first block whose checksum does not match, -1 if there is none.
   int64_t find_damage();
 
   const std::string& path() const { return opened_->path(); }
   const ManifestFile& file() const { return expected_; }
-  /// Bytes of it that were read.
+  /// Bytes read from it so far.
   int64_t bytes_read() const { return bytes_read_; }
 
  private:
@@ -44,18 +45,18 @@ class ShardReader {
 
   std::unique_ptr<CheckpointFileBytes> opened_;
   ManifestFile expected_;
-  std::string buffer_;     ///< the last block of which a part was read
+  std::string buffer_;     ///< the last block that was partly read
   int64_t buffered_ = -1;  ///< its number
   int64_t bytes_read_ = 0;
 };
 
-/// Writes a file of a checkpoint from front to back. Errors as of FileWriter.
+/// Writes a file of a checkpoint from front to back. Errors as for FileWriter.
 class ShardWriter {
  public:
   ShardWriter(const std::string& folder, const std::string& name);
 
   void write(std::string_view bytes);
-  /// Waits until all is on disk.
+  /// Waits until everything is on disk.
   ManifestFile finish();
 
  private:
@@ -63,7 +64,7 @@ class ShardWriter {
   ManifestFile written_;
 };
 
-/// A tensor's part, as it is written.
+/// A part of a tensor, as it is written.
 struct ShardContent {
   std::string name;  ///< ManifestTensor::name
   std::string state;
@@ -73,18 +74,19 @@ struct ShardContent {
   int64_t bytes = 0;
 };
 
-/// What was written: the file, and where each content lies in it.
+/// What was written: the file, and where each content is in it.
 struct WrittenShard {
   ManifestFile file;
-  std::vector<int64_t> offsets;  ///< bytes, as the contents
+  std::vector<int64_t> offsets;  ///< in bytes, in the order of the contents
 };
 
-/// Writes `contents` as the safetensors file `name` of `folder` and waits until it is on disk. A
-/// part of a tensor has its place in its name, a whole tensor its key() alone. FileError.
+/// Writes `contents` as the safetensors file `name` of `folder` and waits until it is on disk. The
+/// name of a part of a tensor contains its place, that of a whole tensor is just its key().
+/// FileError.
 WrittenShard write_shard(const std::string& folder, const std::string& name,
                          const std::vector<ShardContent>& contents);
 
-/// Writes a text as a file of `folder`, likewise.
+/// Likewise writes a text as a file of `folder`.
 ManifestFile write_text_file(const std::string& folder, const std::string& name,
                              const std::string& text);
 

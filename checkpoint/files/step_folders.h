@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal. Names and moves of the folders of steps; see checkpoint_folder.h.
+// Internal. Naming and moving step folders; see checkpoint_folder.h.
 
 #include <cstdint>
 #include <filesystem>
@@ -13,44 +13,44 @@ namespace lockstep {
 
 inline constexpr std::string_view kStep = "step_";
 inline constexpr std::string_view kPartial = ".partial";
-/// Of an earlier checkpoint while another takes its place, where the file system cannot exchange
-/// two folders in one step.
+/// Suffix of an earlier checkpoint while another replaces it, if the file system cannot exchange
+/// two folders atomically.
 inline constexpr std::string_view kAside = ".old.partial";
-/// Of a checkpoint that is being removed.
+/// Suffix of a checkpoint that is being removed.
 inline constexpr std::string_view kRemoved = ".removed.partial";
 
-/// Whether this errno of an exchange of two folders says that the file system lacks it, as NFS and
-/// some in user space do, or that the system does.
+/// Whether this errno of an exchange of two folders means that the file system does not support it,
+/// like NFS and some user-space file systems, or that the system does not.
 bool lacks_exchange(int error);
 
-/// N of a folder name "step_N".
+/// The N of a folder name "step_N".
 std::optional<int64_t> step_number(std::string_view name);
 
-/// Where the complete checkpoint `name` of `folder` lies: in its folder, or aside.
+/// Where the complete checkpoint `name` of `folder` is: in its folder, or put aside.
 std::optional<std::filesystem::path> place_of_step(const std::filesystem::path& folder,
                                                    const std::string& name);
 
 // Each throws std::filesystem::filesystem_error, or FileError, with the path.
 
-/// Renames `from` to `to`, in one step; what was at `to` is then at `from`, or aside. Where that
-/// takes more than one step, and the process ends between them, place_of_step() finds what was at
+/// Renames `from` to `to`, atomically; what was at `to` is then at `from`, or put aside. If that
+/// takes more than one step, and the process ends in between, place_of_step() finds what was at
 /// `to`.
 void put_in_place(const std::filesystem::path& from, const std::filesystem::path& to);
 
-/// Removes what saves and removals that were interrupted left. A complete checkpoint that was left
-/// aside gets its name back first. Returns what cannot be removed and why; empty if there is
+/// Removes what interrupted saves and removals left. First it restores the name of a complete
+/// checkpoint that was put aside. Returns what cannot be removed and why; empty if there is
 /// nothing.
 std::string clean_up_steps(const std::filesystem::path& folder);
 
-/// Removes a file, or a folder with all in it; what is not there is no error. Returns "'path'
-/// cannot be removed: why", or nothing.
+/// Removes a file, or a folder with everything in it; a missing path is not an error. Returns
+/// "'path' cannot be removed: why", or nothing.
 std::string remove_tree(const std::filesystem::path& path);
 
-/// Those that are not empty, with "; " between them.
+/// Joins those that are not empty with "; ".
 std::string join_problems(std::vector<std::string> problems);
 
-/// Removes folders of checkpoints: first they lose their names, so that none is ever taken for a
-/// complete one; of one that lies elsewhere, behind a link, the link is removed. Returns what
+/// Removes checkpoint folders. It renames them first, so that none is ever mistaken for a complete
+/// checkpoint; for one that is a link to another place, only the link is removed. Returns what
 /// cannot be removed and why; empty if there is nothing.
 std::string remove_steps(const std::filesystem::path& folder,
                          const std::vector<std::string>& paths);

@@ -22,21 +22,23 @@ struct NewWeight {
   std::vector<int64_t> shape;
 };
 
-/// Writes a checkpoint of iteration 0 with weights alone, one after another, so that only one need
-/// be in memory. It is complete after commit() or, without that, removed. Needs no libtorch.
+/// Writes a checkpoint of iteration 0 with only weights, one after another, so that only one need
+/// be in memory. The checkpoint is complete after commit(); without commit() it is removed. Needs
+/// no libtorch.
 class WeightsWriter {
  public:
-  /// `weights` in the order in which they will come. Locks `folder` (see folder_lock.h). FileError.
+  /// `weights` in the order in which they will be written. Locks `folder` (see folder_lock.h).
+  /// FileError.
   WeightsWriter(const std::string& folder, const Config& config,
                 const std::vector<NewWeight>& weights);
   ~WeightsWriter();
   WeightsWriter(const WeightsWriter&) = delete;
   WeightsWriter& operator=(const WeightsWriter&) = delete;
 
-  /// The bytes of the next weight. FileError.
+  /// Writes the bytes of the next weight. FileError.
   void write(std::string_view bytes);
 
-  /// Returns the path of the checkpoint. FileError; UsageError where weights have not come.
+  /// Returns the path of the checkpoint. FileError; UsageError if weights have not been written.
   std::string commit();
 
  private:
@@ -44,7 +46,7 @@ class WeightsWriter {
   PartialCheckpoint checkpoint_;
   Manifest manifest_;
   std::optional<ShardWriter> shard_;
-  int64_t bytes_ = 0;  ///< of the shard, once all weights have come
+  int64_t bytes_ = 0;  ///< of the shard, once all weights are written
   int64_t written_ = 0;
   bool complete_ = false;
 };

@@ -2,7 +2,8 @@
 
 #include "lockstep/core/config.h"
 
-/// The families of Hugging Face's transformers that GPTModel can be, as data. Needs no libtorch.
+/// The families of Hugging Face's transformers that GPTModel can represent, as data. Needs no
+/// libtorch.
 namespace lockstep {
 
 /// gpt2: learned positions, LayerNorm, gelu in either form, biases. The others have rotary
@@ -29,7 +30,7 @@ struct HuggingFaceFamilyInfo {
   bool qk_norm = false;      ///< qk_layernorm
   bool window = false;       ///< window_size may be set
   bool experts = false;      ///< num_experts
-  /// What transformers takes where config.json has no such key.
+  /// What transformers assumes if config.json has no such key.
   int64_t key_value_heads = 0;  ///< 0: num_attention_heads
   int64_t head_dim = 0;         ///< 0: hidden_size / num_attention_heads
   double rope_theta = 10000;
@@ -39,7 +40,7 @@ struct HuggingFaceFamilyInfo {
 /// The row of a family.
 const HuggingFaceFamilyInfo& family_info(HuggingFaceFamily family);
 
-/// The row of config.json's model_type; null where there is none.
+/// The row of config.json's model_type; null if there is none.
 const HuggingFaceFamilyInfo* find_family(const std::string& model_type);
 
 /// "gpt2, llama, ...": all model_types.

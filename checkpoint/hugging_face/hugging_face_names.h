@@ -8,17 +8,18 @@
 
 #include "lockstep/core/config.h"
 
-/// Which tensors of a GPTModel are which of Hugging Face's transformers, as data. No libtorch.
+/// Which tensors of a GPTModel correspond to which of Hugging Face's transformers, as data. No
+/// libtorch.
 namespace lockstep {
 
-/// How one tensor here becomes one or several there.
+/// How one of our tensors becomes one or several of theirs.
 enum class WeightForm {
   same,
   transposed,    ///< [out, in] -> [in, out]
-  fused_qkv,     ///< group by group -> queries, keys, values, transposed where it is a matrix
+  fused_qkv,     ///< group by group -> queries, keys, values, transposed if it is a matrix
   separate_qkv,  ///< group by group -> three tensors
-  stacked,       ///< several matrices below each other -> so many tensors
-  rows,          ///< several vectors, each a row -> so many tensors
+  stacked,       ///< several matrices on top of each other -> as many tensors
+  rows,          ///< several vectors, each a row -> as many tensors
   pairs  ///< the last `rotated` rows of each of `blocks`: i and i + rotated / 2 -> 2 i and 2 i + 1
 };
 
@@ -30,8 +31,7 @@ struct WeightRule {
   int64_t rotated = 0;
 };
 
-/// In the order in which conversions go. `model` is resolved. ConfigError as of
-/// hugging_face_family().
+/// In the order of conversion. `model` is resolved. ConfigError as for hugging_face_family().
 std::vector<WeightRule> weight_rules(const TransformerConfig& model);
 
 /// The experts' bias of the router of layer `layer`, a registered buffer.

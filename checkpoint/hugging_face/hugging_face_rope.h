@@ -11,7 +11,7 @@
 namespace lockstep {
 
 /// Reads base and scaling of the rotary frequencies of a config.json. Of the two objects that may
-/// hold them transformers takes rope_scaling where it is not empty, else rope_parameters.
+/// hold them, transformers uses rope_scaling if it is not empty, otherwise rope_parameters.
 /// FileError.
 void parse_hugging_face_rope(const JsonKeys& keys, const HuggingFaceFamilyInfo& info,
                              TransformerConfig& model);

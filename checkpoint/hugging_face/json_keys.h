@@ -13,23 +13,23 @@
 
 namespace lockstep {
 
-/// Reads the keys of an object of JSON. Every refusal is a FileError with `path`, the key, what was
+/// Reads the keys of a JSON object. Every refusal is a FileError with `path`, the key, what was
 /// found and what is allowed. A key whose value is null counts as missing.
 class JsonKeys {
  public:
   using Json = nlohmann::json;
 
-  /// Refers to both.
+  /// Keeps references to both.
   JsonKeys(const Json& json, const std::string& path) : JsonKeys(json, path, "") {}
 
-  /// Even if it is null.
+  /// Whether the key is there, even if it is null.
   bool mentions(const char* key) const { return json_.contains(key); }
   bool has(const char* key) const { return json_.contains(key) && !json_.at(key).is_null(); }
 
   /// An array or object without elements, or null.
   bool is_empty(const char* key) const { return json_.at(key).empty(); }
 
-  /// The value, or `otherwise`, without which the key must be there.
+  /// The value, or `otherwise` if the key is missing; without `otherwise` the key must be there.
   template <class Value>
   Value get(const char* key, const std::optional<Value>& otherwise = {}) const {
     if (!has(key) && otherwise) return *otherwise;
@@ -58,7 +58,7 @@ class JsonKeys {
     check(found == allowed, key, found, allowed);
   }
 
-  /// The object under `key`, whose keys messages call "key.inner".
+  /// The object under `key`; messages call its keys "key.inner".
   JsonKeys object(const char* key) const {
     check(json_.at(key).is_object(), key, json_.at(key).dump(), "an object");
     return {json_.at(key), path_, outer_ + key + "."};

@@ -10,8 +10,8 @@
 
 #include "lockstep/checkpoint/saved_weights.h"
 
-/// Adapters as the files of Hugging Face's peft, which PeftModel.from_pretrained() loads beside the
-/// model that they were trained on.
+/// Adapters in the file format of Hugging Face's peft, which PeftModel.from_pretrained() loads on
+/// top of the model that they were trained on.
 namespace lockstep {
 
 inline constexpr const char* kAdapterWeightsFile = "adapter_model.safetensors";
@@ -24,9 +24,9 @@ struct PeftAdapters {
 };
 
 /// The adapters of a checkpoint with `config`, for one process. The layers of queries, keys and
-/// values, and a gate and its inner matrix, are one layer here and share one A: each of theirs gets
-/// a copy of it and its own rows of B. ConfigError: the checkpoint has no adapters, or as of
-/// hugging_face_family().
+/// values, and likewise a gate and its inner matrix, are one layer here and share one A: each layer
+/// in transformers gets a copy of it and its own rows of B. ConfigError: the checkpoint has no
+/// adapters, or as for hugging_face_family().
 PeftAdapters peft_adapters(const Config& config, const SavedWeights& weights, at::ScalarType dtype);
 
 }  // namespace lockstep

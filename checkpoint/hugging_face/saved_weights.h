@@ -14,8 +14,8 @@
 
 namespace lockstep {
 
-/// The weights of a checkpoint, whole, with its adapters in them; on the device `meta` or read from
-/// the disk. FileError names a tensor that is missing, damaged or not finite.
+/// The whole weights of a checkpoint, with its adapters merged in; on the device `meta` or read
+/// from disk. FileError names a tensor that is missing, damaged or not finite.
 class SavedWeights : public TensorSource {
  public:
   /// `config` is the checkpoint's, for one process. Values are added up in fp32 and then rounded to

@@ -19,32 +19,32 @@ namespace lockstep {
 inline constexpr const char* kWeightsFile = "model.safetensors";
 inline constexpr const char* kWeightsIndexFile = "model.safetensors.index.json";
 
-/// Bytes of a text such as 5GB, 500MB, 1.5GiB or 4096: units of 1000 or 1024 in either case.
-/// ConfigError, with `option`: it is none, or less than 1 byte.
+/// The bytes that a text such as 5GB, 500MB, 1.5GiB or 4096 specifies: units of 1000 or 1024, in
+/// upper or lower case. ConfigError, with `option`: it is not a size, or less than 1 byte.
 int64_t parse_file_size(const std::string& text, const std::string& option);
 
-/// The shard, from 0 on, of each tensor. A tensor that is larger than `max_bytes` has one of its
-/// own; the others fill one after another in their order.
+/// The shard, from 0 on, of each tensor. A tensor that is larger than `max_bytes` gets its own
+/// shard; the others fill one shard after another in their order.
 std::vector<size_t> assign_shards(const std::vector<int64_t>& tensor_bytes, int64_t max_bytes);
 
-/// Whether the name is that of a file of weights, or of their index.
+/// Whether the name is that of a weights file or of an index.
 bool is_weights_file(const std::string& name);
 
-/// Writes tensors one after another: `model.safetensors` where they fit into one file, else
+/// Writes tensors one after another: `model.safetensors` if they fit into one file, otherwise
 /// `model-00001-of-00003.safetensors`, ... and the index.
 class ShardedSafetensors {
  public:
-  /// `tensors` in the order in which they will come; `begin` and `end` need not be set.
+  /// `tensors` in the order in which they will be written; `begin` and `end` need not be set.
   ShardedSafetensors(std::vector<SafetensorsEntry> tensors, int64_t max_bytes);
 
   /// Names of all files, the index last.
   std::vector<std::string> file_names() const;
 
   /// Writes the next tensor. `path_of` gives the path of a file name. FileError names the path;
-  /// UsageError: more tensors than were stated, or another number of bytes.
+  /// UsageError: more tensors than were listed, or the wrong number of bytes.
   void write(std::string_view bytes, const std::function<std::string(const std::string&)>& path_of);
 
-  /// Writes the index, if there is one. UsageError where tensors have not come.
+  /// Writes the index, if there is one. UsageError if tensors have not been written.
   void finish(const std::function<std::string(const std::string&)>& path_of) const;
 
  private:

@@ -6,19 +6,19 @@
 #include <string>
 #include <vector>
 
-/// Which ranks keep copies of whose state in memory, and what of them is left after a loss: integer
-/// arithmetic, without libtorch.
+/// Which ranks keep in-memory copies of which ranks' state, and which copies are left after a loss:
+/// integer arithmetic, without libtorch.
 namespace lockstep {
 
-/// The ranks that keep a copy of each rank's part: `replicas` of them, or all others where there
-/// are fewer. `hosts[rank]` names the host of a rank. Ranks of other hosts come first, of the next
-/// host before the one after it; then those of the same host, the next rank first. On hosts with as
-/// many ranks each, every rank keeps as many copies as there are of its own part.
+/// The ranks that keep a copy of each rank's part: `replicas` of them, or all others if there are
+/// fewer. `hosts[rank]` names the host of a rank. Ranks on other hosts come first, starting with
+/// the next host; then those on the same host, the next rank first. If all hosts have the same
+/// number of ranks, every rank keeps as many copies as there are of its own part.
 std::vector<std::vector<int64_t>> copy_holders(const std::vector<std::string>& hosts,
                                                int64_t replicas);
 
-/// Names a copy of the state of all ranks: the ranks' round, from 0, and the copy in it. A later
-/// copy is greater.
+/// Identifies a copy of the state of all ranks: the ranks' round, from 0, and the number of the
+/// copy in it. A later copy is greater.
 struct CopyId {
   int64_t round = 0;
   int64_t number = 0;
@@ -30,7 +30,7 @@ struct HeldCopy {
   CopyId id;
   int64_t iteration = 0;
   int64_t world_size = 0;      ///< ranks that the state was cut for
-  std::vector<int64_t> parts;  ///< of which of them it has the part, whole
+  std::vector<int64_t> parts;  ///< the ranks whose part it has, whole
   bool operator==(const HeldCopy&) const = default;
 };
 
@@ -38,27 +38,27 @@ struct HeldCopy {
 std::string format_held_copies(const std::vector<HeldCopy>& copies);
 std::vector<HeldCopy> parse_held_copies(const std::string& text);
 
-/// A part that nobody has.
+/// A part that no rank has.
 struct LostPart {
   int64_t iteration = 0;
   int64_t rank = 0;  ///< of those that the state was cut for
 };
 
-/// The newest copy of which every part is there.
+/// The newest copy that has every part.
 struct CopyChoice {
   std::optional<CopyId> id;  ///< empty: there is none
   int64_t iteration = 0;
-  std::vector<std::vector<int64_t>> holders;  ///< the present ranks that have each part
-  /// Where there is none: a part that the oldest copy lacks.
+  std::vector<std::vector<int64_t>> holders;  ///< for each part, the present ranks that have it
+  /// If there is none: a part that the oldest copy lacks.
   std::optional<LostPart> lost;
 };
 
 /// Chooses among what the ranks have. Copies of iterations before `least` do not count.
 CopyChoice choose_copy(const std::vector<std::vector<HeldCopy>>& of_ranks, int64_t least);
 
-/// Which `count` of the ranks go on where the others are spares, ascending: the first ones that
-/// have the newest whole copy together. Leaves out one rank after the other, so it may miss such
-/// ranks where several are spares; then it is the first ones.
+/// Which `count` of the ranks continue if the others become spares, ascending: the first ones that
+/// together have the newest whole copy. It leaves out one rank after the other, so with several
+/// spares it may miss such ranks; then it returns the first ones.
 std::vector<size_t> ranks_that_go_on(const std::vector<std::vector<HeldCopy>>& of_ranks,
                                      size_t count);
 

@@ -75,15 +75,15 @@ class CheckpointSaver {
 
   /// Waits for the first of jobs_. As finish().
   std::string finish_first();
-  /// Waits until there are fewer than `most` jobs, none of them for `iteration`, and takes what
-  /// those that have ended have come to.
+  /// Waits until there are fewer than `most` jobs, none of them for `iteration`, and collects the
+  /// results of those that have ended.
   void make_room(size_t most, int64_t iteration, SaveResult& result);
   /// On rank 0 makes the folder of `job`. FileError on all ranks.
   void begin(const Job& job, SaveResult& result) const;
   std::unique_ptr<Job> make_job(const std::vector<StateTensor>& tensors);
   void stage(Job& job, const at::Tensor& values) const;
   void note_staged(Job& job, c10::Device device);
-  /// Memory for the copy of this rank's share that no job reads; kept from save to save.
+  /// Memory, not read by any job, for the copy of this rank's share; kept from save to save.
   at::Tensor staging_for(const std::vector<StateTensor>& tensors);
   bool any_rank_is_busy() const;
 

@@ -18,32 +18,32 @@
 
 namespace lockstep {
 
-/// The newest copy of the state that the ranks have in their memory together, as a checkpoint that
-/// any layout can read.
+/// The newest copy of the state that the ranks together have in memory, as a checkpoint that any
+/// layout can read.
 class CopyLoader {
  public:
   static constexpr int64_t kBytesOfExchange = int64_t{16} << 20;
 
-  /// Agrees on the copy. Collective over the world: some all_gather_texts(). Copies of iterations
-  /// before `least` do not count; rank 0's word on that counts.
-  /// `exchange_bytes`: what a rank gives or takes in one exchange, at most; whole blocks.
+  /// Agrees on the copy. Collective over the world: several all_gather_texts(). Copies of
+  /// iterations before `least` do not count; rank 0's value of `least` decides. `exchange_bytes`:
+  /// the most that a rank gives or takes in one exchange; whole blocks.
   CopyLoader(const ParallelState& state, const StateCopies& copies, int64_t least,
              int64_t exchange_bytes = kBytesOfExchange);
   ~CopyLoader();
   CopyLoader(const CopyLoader&) = delete;
   CopyLoader& operator=(const CopyLoader&) = delete;
 
-  /// Empty where no copy is whole, or none that counts; then why that is so, unless all that are
-  /// whole are too old.
+  /// Empty if no copy that counts is whole. why_none() then says why, unless all whole copies are
+  /// too old.
   const std::optional<CopyId>& id() const { return choice_.id; }
   std::string why_none() const;
 
-  /// Calls `use` with the checkpoint: first to note which bytes it reads (see
-  /// CheckpointReader::note_reads()), then to read them, in the same order. While it reads, the
-  /// ranks send each other what they lack. What a rank has received is kept until its last read:
-  /// one or two exchanges, unless `use` reads it again later. `use` must not communicate.
-  /// Collective over the world. Returns what any rank has found wrong ("rank 2: ..."), empty if all
-  /// have read what they need. Nothing can be read afterwards.
+  /// Calls `use` with the checkpoint: once to note which bytes it reads (see
+  /// CheckpointReader::note_reads()), then again to read them, in the same order. While it reads,
+  /// the ranks send each other what they lack. What a rank has received is kept until its last
+  /// read: for one or two exchanges, unless `use` reads it again later. `use` must not communicate.
+  /// Collective over the world. Returns what any rank has found wrong ("rank 2: ..."), or empty if
+  /// all have read what they need. Nothing can be read afterwards.
   std::string read(const std::function<void(CheckpointReader&)>& use);
   const CheckpointReader& checkpoint() const { return *checkpoint_; }
 
@@ -54,9 +54,9 @@ class CopyLoader {
   struct Told;
   /// An exchange between the ranks.
   struct Turn {
-    std::vector<BlockTransfer> given, taken;  ///< by this rank, by the rank at the other end
+    std::vector<BlockTransfer> given, taken;  ///< by this rank, sorted by the other rank
     int64_t last_read = -1;                   ///< number of the last read of what is taken
-    at::Tensor memory = {};                   ///< of what is taken, while it is needed
+    at::Tensor memory = {};                   ///< for what is taken, while it is needed
   };
 
   void open(const StateCopy* copy);
@@ -71,7 +71,7 @@ class CopyLoader {
   void make_next_turn();
   void give_meanwhile(int64_t bytes);
   void exchange(Turn& turn);
-  /// Of what is not read any more.
+  /// Reuses the memory of what will not be read any more.
   void reuse_memory();
   at::Tensor memory_for(int64_t bytes);
   void free_memory();
@@ -87,13 +87,13 @@ class CopyLoader {
   std::string config_;                         ///< text
   std::vector<std::vector<int64_t>> holders_;  ///< of each file
   std::shared_ptr<std::vector<Blocks>> blocks_ = std::make_shared<std::vector<Blocks>>();
-  std::map<std::pair<int64_t, int64_t>, int64_t> last_read_;  ///< of a file's block that is missing
+  std::map<std::pair<int64_t, int64_t>, int64_t> last_read_;  ///< of a missing block of a file
   std::vector<Turn> turns_;
   size_t next_turn_ = 0;
   int64_t reads_ = 0;             ///< so far
   int64_t read_since_ = 0;        ///< bytes, since the last turn
-  std::vector<at::Tensor> free_;  ///< that no turn needs
-  at::Tensor given_;              ///< what others get in one exchange
+  std::vector<at::Tensor> free_;  ///< memory that no turn needs
+  at::Tensor given_;              ///< what this rank gives to others in one exchange
   std::unique_ptr<CheckpointReader> checkpoint_;
 };
 

@@ -65,7 +65,8 @@ std::vector<int64_t> on_host(const std::vector<at::Tensor>& fingerprints) {
 
 }  // namespace
 
-ReplicaCheck::ReplicaCheck(std::vector<StateTensor> tensors, const ParallelState& state)
+ReplicaCheck::ReplicaCheck(std::vector<StateTensor> tensors, const ParallelState& state,
+                           const std::set<std::string>& written)
     : tensors_(std::move(tensors)), state_(state) {
   std::vector<HeldUnit> held;
   std::map<std::string, int64_t> own;
@@ -85,7 +86,9 @@ ReplicaCheck::ReplicaCheck(std::vector<StateTensor> tensors, const ParallelState
     shared_.push_back({std::move(unit.holders), found == own.end() ? -1 : found->second});
     if (found != own.end()) own.erase(found);
   }
-  for (const auto& [key, index] : own) alone_.push_back(static_cast<size_t>(index));
+  for (const auto& [key, index] : own)
+    if (const auto i = static_cast<size_t>(index); !written.contains(tensors_[i].name))
+      alone_.push_back(i);
 }
 
 void ReplicaCheck::remember() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -22,8 +23,11 @@ namespace lockstep {
 class ReplicaCheck {
  public:
   /// `tensors` are the tensors of this rank; their memory must stay valid. Two ranks hold copies if
-  /// both list the same part under the same name and state. Collective over the world, once.
-  ReplicaCheck(std::vector<StateTensor> tensors, const ParallelState& state);
+  /// both list the same part under the same name and state. Values named in `written` change
+  /// between remember() and compare(); only their copies are compared. Collective over the world,
+  /// once.
+  ReplicaCheck(std::vector<StateTensor> tensors, const ParallelState& state,
+               const std::set<std::string>& written = {});
 
   /// Reads this rank's tensors of which no other rank holds a copy: until the next remember() or
   /// forget(), compare() checks that they still have these bits. Communicates nothing, and does not

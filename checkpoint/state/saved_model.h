@@ -22,16 +22,16 @@ struct SavedModel {
   std::string path;  ///< of the checkpoint
 };
 
-/// Loads the model of a checkpoint, whatever the layout that saved it, into this process: `folder`,
-/// or the newest in it, also where a run saves there and removes others meanwhile; with its
-/// adapters, if it has some. In fp32, or in fp64 where it was trained in that. FileError: no
-/// complete checkpoint, a file that is missing or damaged, a tensor that is missing, left over, of
-/// another shape or not finite.
+/// Loads the model of a checkpoint, whatever layout saved it, into this process. The checkpoint is
+/// `folder`, or the newest in it, even while a run saves there and removes others. The model has
+/// its adapters, if there are any, and is in fp32, or in fp64 if it was trained in fp64. FileError:
+/// no complete checkpoint, a file that is missing or damaged, a tensor that is missing, left over,
+/// of another shape or not finite.
 SavedModel load_model(const std::string& folder, c10::Device device);
 
-/// The part of it that this rank has where the model is cut as `parallel` says, in one piece per
-/// stage. Collective over all ranks, whose sizes are those of `parallel`. ConfigError where it
-/// cannot be cut so.
+/// The part of the model that this rank has if the model is cut as `parallel` says, in one piece
+/// per stage. Collective over all ranks; their sizes must be those of `parallel`. ConfigError if
+/// the model cannot be cut in this way.
 SavedModel load_model(const std::string& folder, const ParallelConfig& parallel,
                       const ParallelState& state);
 

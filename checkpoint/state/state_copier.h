@@ -15,23 +15,24 @@
 namespace lockstep {
 
 /// Copies the state into the memory of the ranks: each rank keeps its own share of it, which is
-/// what CheckpointSaver would have it write, and `replicas` other ranks keep a copy of that; see
-/// copy_holders(). A rank has two such copies in memory, each of its own share and of those that it
-/// keeps.
+/// what CheckpointSaver would have it write, and `replicas` other ranks keep a copy of that share;
+/// see copy_holders(). A rank has two such copies in memory, each with its own share and the shares
+/// that it keeps for others.
 class StateCopier {
  public:
-  /// `round` of the ranks; see CopyId. Fewer `replicas` where there are fewer other ranks.
+  /// `round`: that of the ranks; see CopyId. If there are fewer than `replicas` other ranks, there
+  /// are fewer copies.
   StateCopier(const ParallelState& parallel_state, StateCopies& into, int64_t replicas,
               int64_t round);
   ~StateCopier();
   StateCopier(const StateCopier&) = delete;
   StateCopier& operator=(const StateCopier&) = delete;
 
-  /// Copies `tensors`, which have the same names and parts every time, as what holds after
-  /// progress.iteration. Collective over the world: one all_to_all for each replica, and before the
-  /// first of them the plan, as texts. Between two calls there must be another collective over the
-  /// world, as the sum of the losses, so that all ranks have made one copy before any begins the
-  /// next. CommunicationError: the copy before this one is whole.
+  /// Copies `tensors`, which must have the same names and parts every time, as the state after
+  /// progress.iteration. Collective over the world: one all_to_all for each replica and, before the
+  /// first copy, the plan, as texts. Between two calls there must be another collective over the
+  /// world, such as the sum of the losses, so that all ranks have made one copy before any begins
+  /// the next. After a CommunicationError the previous copy is still whole.
   void copy(const std::vector<StateTensor>& tensors, const TrainingProgress& progress,
             const Config& config);
 

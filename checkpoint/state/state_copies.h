@@ -17,10 +17,11 @@
 
 namespace lockstep {
 
-/// A rank's part of a copy: what it would write into a checkpoint, its tensors one after the other.
+/// A rank's part of a copy: what the rank would write into a checkpoint, with its tensors one after
+/// the other.
 struct CopiedPart {
-  /// The tensors and the one file in which they lie, or none where the rank has nothing to save.
-  /// Its checksums are left out.
+  /// The tensors and the one file that they are in, or none if the rank has nothing to save. Its
+  /// checksums are left out.
   std::shared_ptr<const Manifest> content;
   /// The file, the checksums of its blocks, and note_metrics().
   at::Tensor bytes;
@@ -31,40 +32,42 @@ struct CopiedPart {
   static int64_t all_bytes(const Manifest& content);
   const char* data() const { return static_cast<const char*>(bytes.const_data_ptr()); }
 
-  /// Writes the checksums of the file behind it, and TrainingProgress::metrics_checksum.
+  /// Writes the checksums of the file after it, and TrainingProgress::metrics_checksum.
   void seal(const std::optional<uint32_t>& metrics_checksum) const;
-  /// Both are in what this returns, beside the content.
+  /// The content, together with both of these.
   Manifest manifest() const;
 };
 
-/// One copy of the state of all ranks, as far as a rank has it.
+/// One copy of the state of all ranks: what this rank has of it.
 struct StateCopy {
   CopyId id;
-  Manifest whole;      ///< where the run stood, but for metrics_checksum; no files, no tensors
+  Manifest whole;      ///< the run's progress, except metrics_checksum; no files, no tensors
   std::string config;  ///< text
   std::map<int64_t, CopiedPart> parts;  ///< by rank
-  /// What the memory of the parts was made for; the next copy of the same makes no other.
+  /// What the memory of the parts was allocated for; the next copy of the same allocates no new
+  /// memory.
   std::shared_ptr<const void> made_for;
 };
 
-/// What a rank has in memory of its own state and of that of others. It outlives the ranks' rounds.
-/// There are two copies at most: while a copy is made, the one before stays, because only a copy
-/// that all ranks have made can be resumed from. For the rank's own thread.
+/// The copies that a rank has in memory, of its own state and of other ranks' state. It outlives
+/// the ranks' rounds. There are at most two copies: while a copy is made, the previous one stays,
+/// because only a copy that all ranks have made can be resumed from. For use on the rank's own
+/// thread.
 class StateCopies {
  public:
-  /// A copy that is to be made, in the memory of the older of the two: the newer is complete on all
-  /// ranks by then.
+  /// Begins a new copy, in the memory of the older of the two: the newer must by then be complete
+  /// on all ranks.
   StateCopy& begin(const CopyId& id);
 
-  /// What is whole here, the older copy first.
+  /// What is whole on this rank, the older copy first.
   std::vector<HeldCopy> held() const;
-  /// nullptr if it is not there.
+  /// nullptr if it does not exist.
   const StateCopy* find(const CopyId& id) const;
 
   /// Frees the memory of all others.
   void keep_only(const CopyId& id);
   void clear();
-  /// Of all parts.
+  /// Total of all parts.
   int64_t bytes() const;
 
  private:

@@ -16,19 +16,20 @@
 /// What saves on disk and copies in memory have in common.
 namespace lockstep {
 
-/// Bytes to whose multiples the tensors of a share are padded in host_memory().
+/// The tensors of a share are padded to multiples of this many bytes in host_memory().
 inline constexpr int64_t kShareAlignment = 64;
 
-/// Indices of the tensors that this rank saves: over all ranks each element once, the work spread
-/// evenly over those that hold it. Collective over the world: one all_gather_texts().
+/// Indices of the tensors that this rank saves: over all ranks each element is saved once, and the
+/// work is spread evenly over the ranks that hold it. Collective over the world: one
+/// all_gather_texts().
 std::vector<size_t> share_of_rank(const std::vector<StateTensor>& tensors,
                                   const ParallelState& state);
 
-/// The manifest of what holds after progress.iteration, without files and tensors.
+/// The manifest of the state after progress.iteration, without files and tensors.
 Manifest manifest_of(const TrainingProgress& progress, const Config& config,
                      const ParallelState& state, const std::string& job_id);
 
-/// Bytes of the host, page-locked where `device` is none of the CPU.
+/// Host memory, page-locked if `device` is not the CPU.
 at::Tensor host_memory(int64_t bytes, c10::Device device);
 
 }  // namespace lockstep

@@ -162,6 +162,38 @@ std::vector<StateTensor> whole_gradients(const std::vector<DistributedDataParall
   return list;
 }
 
+std::vector<StateTensor> kept_weights(const std::vector<DistributedDataParallel*>& models,
+                                      const ParallelState& state) {
+  std::vector<NamedParameter> parameters;
+  for (const DistributedDataParallel* model : models)
+    for (const ParamAndGradBuffer* buffer : model->buffers())
+      parameters.insert(parameters.end(), buffer->params().begin(), buffer->params().end());
+  const auto blocks = held_blocks(parameters, state);
+  std::vector<StateTensor> list;
+  for (const DistributedDataParallel* model : models)
+    for (const ParamAndGradBuffer* buffer : model->buffers())
+      for (size_t i = 0; i < buffer->params().size(); ++i) {
+        const NamedParameter& param = buffer->params()[i];
+        const ParamLayout::Slot& slot = buffer->layout().slots[i];
+        const std::vector<ElementRange> whole = {{slot.start, slot.end}};
+        for (const ElementRange& kept : buffer->lends_params() ? buffer->owned() : whole) {
+          const ElementRange part = {std::max(kept.start, slot.start),
+                                     std::min(kept.end, slot.end)};
+          if (part.start >= part.end) continue;
+          const at::Tensor values = buffer->lends_params()
+                                        ? buffer->owned_params(part)
+                                        : buffer->param_data().slice(0, part.start, part.end);
+          add(list,
+              {param.name,
+               buffer->lends_params() ? "shard" : "",
+               {blocks.at(param.name), {part.start - slot.start, part.end - slot.start}},
+               values},
+              param.description.unpadded_rows);
+        }
+      }
+  return list;
+}
+
 void load_state(CheckpointReader& checkpoint, const std::vector<StateTensor>& targets) {
   const at::NoGradGuard no_grad;
   for (const StateTensor& target : targets) load_tensor(checkpoint, target);

@@ -56,6 +56,12 @@ std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const Paral
 std::vector<StateTensor> whole_gradients(const std::vector<DistributedDataParallel*>& models,
                                          const ParallelState& state);
 
+/// The parameters in the buffers of `models` as this rank keeps them between steps: the shard, with
+/// the state "shard", of those that are gathered for their use alone (optim_grads_params), otherwise
+/// all. Views of the buffers. Collective as model_state().
+std::vector<StateTensor> kept_weights(const std::vector<DistributedDataParallel*>& models,
+                                      const ParallelState& state);
+
 /// Fills `targets` from a checkpoint, converted to their dtypes. Weights in fp32 or fp64 are loaded
 /// from the master weights if the checkpoint's own weights are narrower. Master weights are loaded
 /// from the weights if the checkpoint has no master weights. FileError with the path: a tensor that

@@ -8,12 +8,12 @@
 namespace lockstep {
 
 /// A device's tensor on its way to the host, without a wait: the device's current stream copies it
-/// into page-locked memory. On the CPU the tensor itself.
+/// into page-locked memory. On the CPU it is the tensor itself.
 class Download {
  public:
   explicit Download(const at::Tensor& tensor);
 
-  /// Waits until it is there. The tensor on the CPU.
+  /// Waits until it has arrived. Returns the tensor on the CPU.
   const at::Tensor& wait();
 
  private:

@@ -6,22 +6,23 @@
 #include <string>
 #include <vector>
 
-/// Reading files, the one way in which everything here is read. A call that fails is never taken
-/// for the end of a file, nor for a file that is not there: it is a FileError with the path, the
-/// byte and the system's reason. So is an end before the size that the file had when it was opened.
-/// Interrupted and short reads go on. What close() says is not looked at: it comes after the last
-/// byte was had, and nothing was written. Needs no libtorch.
+/// Reading files: everything here is read in this one way. A call that fails is never taken for the
+/// end of a file, nor for a missing file: it is a FileError with the path, the byte and the
+/// system's reason. So is an end before the size that the file had when it was opened. Interrupted
+/// and short reads are continued. The result of close() is ignored: it comes after the last byte
+/// was read, and nothing was written. Needs no libtorch.
 namespace lockstep {
 
 enum class FileKind { none, regular, folder, other };
 
-/// What is at `path`; `none` only where the system says that nothing is. FileError otherwise.
+/// What is at `path`; `none` only if the system says that nothing is there. FileError otherwise.
 FileKind kind_of_file(const std::string& path, bool follow_links = true);
 
-/// The bytes of a regular file; 0 of anything else, such as a pipe. FileError where there is none.
+/// The size in bytes of a regular file; 0 for anything else, such as a pipe. FileError if there is
+/// nothing.
 int64_t size_of_file(const std::string& path);
 
-/// The names in a folder, in no order, without "." and "..". FileError.
+/// The names in a folder, in no particular order, without "." and "..". FileError.
 std::vector<std::string> names_in_folder(const std::string& path);
 
 enum class InputKinds {
@@ -49,10 +50,11 @@ class InputFile {
   int64_t size() const { return size_; }
   int descriptor() const { return file_; }
 
-  /// The next `count` bytes; fewer only at the end. How many came.
+  /// Reads the next `count` bytes; fewer only at the end. Returns how many were read.
   size_t read(char* to, size_t count);
 
-  /// The `count` bytes from `offset` on, all of them. Of regular files; several threads may.
+  /// Reads the `count` bytes from `offset` on, all of them. For regular files; several threads may
+  /// call it.
   void read_at(int64_t offset, char* to, size_t count) const;
 
  private:
@@ -62,8 +64,7 @@ class InputFile {
   int64_t position_ = 0;
 };
 
-/// What is left of a file, at most `limit` bytes. FileError also where it exceeds that or the
-/// memory.
+/// What is left of a file, at most `limit` bytes. FileError also if it exceeds that or the memory.
 std::string read_all(InputFile& file, int64_t limit = std::numeric_limits<int64_t>::max());
 
 /// The content of a regular file or a pipe, to its end; symbolic links are followed. FileError.

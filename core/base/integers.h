@@ -18,8 +18,8 @@ constexpr int64_t round_up(int64_t value, int64_t multiple) {
   return ceil_div(value, multiple) * multiple;
 }
 
-/// numerator / denominator, which must come out even. Throws ConfigError with both numbers, under
-/// the names that the caller gives ("hidden_size", "num_attention_heads").
+/// numerator / denominator, which must be exact. Throws ConfigError with both numbers, under the
+/// names that the caller gives ("hidden_size", "num_attention_heads").
 inline int64_t div_exact(int64_t numerator, int64_t denominator, const std::string& numerator_name,
                          const std::string& denominator_name) {
   if (denominator <= 0 || numerator % denominator != 0)

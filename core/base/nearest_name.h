@@ -7,10 +7,10 @@
 #include <string_view>
 #include <vector>
 
-/// Suggestions for a name that is spelled wrongly.
+/// Suggestions for a misspelled name.
 namespace lockstep {
 
-/// Fewest single-character insertions, deletions, replacements and swaps of two neighbours that
+/// The fewest single-character insertions, deletions, replacements and swaps of two neighbours that
 /// turn `a` into `b`, where no character is edited twice (optimal string alignment). Counts bytes.
 size_t edit_distance(std::string_view a, std::string_view b);
 
@@ -19,11 +19,11 @@ size_t edit_distance(std::string_view a, std::string_view b);
 bool is_near(std::string_view found, std::string_view known);
 
 /// Those of `known` that are nearest to `found`, in their order: all of the smallest distance, at
-/// most three. Empty where none is near.
+/// most three. Empty if none is near.
 std::vector<std::string> nearest_names(std::string_view found,
                                        const std::vector<std::string>& known);
 
-/// "; did you mean 'a', 'b' or 'c'?", or `otherwise` where there are no names.
+/// "; did you mean 'a', 'b' or 'c'?", or `otherwise` if there are no names.
 std::string did_you_mean(const std::vector<std::string>& names, const std::string& otherwise = "");
 
 }  // namespace lockstep

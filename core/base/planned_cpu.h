@@ -4,11 +4,11 @@
 
 namespace lockstep {
 
-/// Whether the meta device stands for the CPU of a job that is planned, rather than for a GPU:
-/// where they take different operators, that of the CPU runs. False unless a PlansCpu lives.
+/// Whether the meta device represents the CPU of a job that is planned, rather than a GPU: where
+/// the two use different operators, the CPU's runs. False unless a PlansCpu exists.
 bool plans_cpu();
 
-/// One at a time in a process.
+/// At most one at a time in a process.
 class PlansCpu {
  public:
   explicit PlansCpu(bool yes);

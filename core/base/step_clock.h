@@ -16,12 +16,12 @@
 
 namespace lockstep {
 
-/// Takes the times of a rank's training steps by part. A moment counts for the innermost InPart
-/// that is open, or for StepPart::other.
+/// Measures the times of a rank's training steps by part. A moment counts towards the innermost
+/// InPart that is open, or towards StepPart::other.
 ///
 /// On the CPU it reads the host's clock on the thread that called begin(); what other threads do
 /// does not count. On another device it records events in the current stream, so that times are the
-/// device's own and nobody waits for them; an idle device counts for the part in which the host
+/// device's own and nobody waits for them; an idle device counts towards the part in which the host
 /// keeps it waiting. A change of part costs two readings of the clock, or two events. While no step
 /// is open, nothing is measured and nothing allocated.
 class StepClock {
@@ -33,15 +33,15 @@ class StepClock {
   /// Opens a step; one that is open is dropped. `follows`: the step begins where the last one
   /// ended, so that no time is lost between the two.
   void begin(bool follows = false);
-  /// Closes it. Nothing happens if none is open.
+  /// Closes the open step. Nothing happens if none is open.
   void end();
   /// Drops the open step.
   void abandon();
-  /// And those that were not taken.
+  /// Drops the open step and those that were not taken.
   void reset();
 
-  /// The times of the oldest step that has ended and was not taken. There must be one; on a device
-  /// it must have come to the step's end.
+  /// The times of the oldest step that has ended and was not taken. There must be one; on a device,
+  /// the device must have reached the step's end.
   StepTimes take();
   bool has_ended_step() const { return !ended_.empty(); }
 
@@ -69,17 +69,17 @@ class StepClock {
   std::atomic<std::thread::id> thread_ = {};  ///< of the open step; none while there is none
   Step open_;
   StepPart part_ = StepPart::other;  ///< now
-  std::vector<StepPart> around_;     ///< the parts in which it lies, outermost first
+  std::vector<StepPart> around_;     ///< the parts that enclose it, outermost first
   HostClock::time_point since_;
   std::deque<Step> ended_;
   std::shared_ptr<c10::Event> last_end_;
   std::vector<std::shared_ptr<c10::Event>> free_;  ///< events to be recorded again
 };
 
-/// The time of its life counts for `part`, apart from that of an InPart inside it.
+/// Its lifetime counts towards `part`, except for that of an InPart inside it.
 class InPart {
  public:
-  /// `clock` may be null. `on_device`: the caller launches work of the clock's device, maybe on a
+  /// `clock` may be null. `on_device`: the caller launches work of the clock's device, perhaps on a
   /// thread of autograd while the thread of the step waits for it.
   InPart(StepClock* clock, StepPart part, bool on_device = false)
       : clock_(clock && clock->counts(on_device) ? clock : nullptr) {

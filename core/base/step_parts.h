@@ -12,7 +12,7 @@ enum class StepPart {
   backward,       ///< recomputed activations included
   communication,  ///< waiting for other ranks: what no computation hides
   optimizer,      ///< zeroing and scaling gradients, norm, clipping, update
-  data,           ///< until the next micro-batch is there
+  data,           ///< until the next micro-batch is available
   other
 };
 inline constexpr size_t kStepParts = 6;
@@ -24,8 +24,8 @@ constexpr const char* name_of(StepPart part) {
   return kNames.at(static_cast<size_t>(part));
 }
 
-/// How long a training step spent in each of its parts, in milliseconds. Every moment counts for
-/// one part.
+/// How long a training step spent in each of its parts, in milliseconds. Every moment counts
+/// towards one part.
 struct StepTimes {
   std::array<double, kStepParts> ms = {};
 

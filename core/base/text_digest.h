@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-/// 64-bit FNV-1a, for numbers that all ranks derive alike. No protection against somebody who looks
-/// for collisions.
+/// 64-bit FNV-1a, for numbers that all ranks derive in the same way. No protection against somebody
+/// who looks for collisions.
 inline constexpr uint64_t kDigestStart = 14695981039346656037U;
 
 /// The digest `so_far` continued by one value: a byte, or a whole number at once.

@@ -8,7 +8,7 @@
 
 #include "lockstep/core/check.h"
 
-/// Several texts as one, for what ranks tell each other. A field may hold any bytes.
+/// Several texts as one, for what ranks send each other. A field may hold any bytes.
 namespace lockstep {
 
 /// Appends `field` to `text`: its length, a colon, its bytes.

@@ -10,7 +10,7 @@ class RecordFunctionGuard;
 }  // namespace at
 
 /// Names in traces. libtorch's profiler (Kineto, `lockstep train --profile`) shows them between its
-/// own operators. While nothing records, a scope costs two calls of a function and makes no name.
+/// own operators. While nothing records, a scope costs two function calls and builds no name.
 namespace lockstep {
 
 /// Whether a profiler of this process, or of this thread, records.
@@ -39,7 +39,7 @@ class TraceScope {
 /// asks current() and opens a TraceScope of that name around the task.
 class TraceName {
  public:
-  /// As TraceScope's.
+  /// As in TraceScope.
   template <class Name>
   explicit TraceName(Name name) {
     if (trace_is_recording()) set(std::string(name()));
@@ -48,7 +48,7 @@ class TraceName {
   TraceName(const TraceName&) = delete;
   TraceName& operator=(const TraceName&) = delete;
 
-  /// The name on this thread that was set last and still lives; empty where there is none.
+  /// The name that was set last on this thread and is still in effect; empty if there is none.
   static std::string current();
 
  private:
@@ -59,11 +59,11 @@ class TraceName {
   bool set_ = false;
 };
 
-/// Leaves what libtorch and c10d name on this thread during its life out of traces: c10d's own
-/// slices last until a message has arrived, so that they overlap others of their thread.
+/// During its life, keeps what libtorch and c10d name on this thread out of traces: c10d's own
+/// slices last until a message has arrived, so that they overlap other slices of their thread.
 class TraceSilence {
  public:
-  /// Does nothing unless `on`, which trace_is_recording() is for.
+  /// Does nothing unless `on`; pass trace_is_recording().
   explicit TraceSilence(bool on);
   ~TraceSilence();
   TraceSilence(const TraceSilence&) = delete;

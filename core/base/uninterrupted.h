@@ -4,7 +4,7 @@
 
 namespace lockstep {
 
-/// Repeats a system call, which gives a negative number where it fails, until no signal interrupts
+/// Repeats a system call, which returns a negative number if it fails, until no signal interrupts
 /// it. Not for close(): an interrupted one has closed the descriptor.
 template <class Call>
 auto uninterrupted(Call call) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: what a part of the configuration that did not come through parse_config() must keep.
+// Internal: the bounds of a part of the configuration that did not come through parse_config().
 
 #include "lockstep/core/config.h"
 

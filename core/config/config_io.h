@@ -21,7 +21,7 @@ Config parse_config(std::string_view text, const std::string& origin,
 /// parse_config() of a file. Throws ConfigError if it cannot be read.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides = {});
 
-/// Throws ConfigError if a field is out of its bounds, is none of its choices, or contradicts
+/// Throws ConfigError if a field is out of its bounds, is not one of its choices, or contradicts
 /// another field. Checks that need the number of ranks are made where it is known.
 void validate(const Config& config);
 
@@ -30,8 +30,8 @@ void validate(const Config& config);
 /// calculate_per_token_loss), and, unless train.device is auto, those of resolve_for_device().
 Config resolve(Config config);
 
-/// Fills in the fields whose default depends on where the run takes place, which only it knows with
-/// train.device = auto: make_vocab_size_divisible_by and distributed_timeout_seconds.
+/// Fills in the fields whose default depends on where the run takes place, which only the run knows
+/// with train.device = auto: make_vocab_size_divisible_by and distributed_timeout_seconds.
 Config resolve_for_device(Config config, bool is_cpu);
 
 /// `config` as text that parse_config() reads back to the same value, defaults included. Fields

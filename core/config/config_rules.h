@@ -9,15 +9,14 @@
 namespace lockstep {
 
 /// Throws ConfigError if fields of resolve(given) contradict each other. The messages name fields
-/// that `given` sets, where it sets one of those that take part.
+/// that `given` sets, if it sets one of those involved.
 void check_rules(const Config& given);
 
-/// `data.split`, or what stands for it where it is not set: "90,10", and "1,0" beside
-/// `data.valid_path`.
+/// `data.split`, or its default if it is not set: "90,10", or "1,0" with `data.valid_path`.
 std::string split_of(const DataConfig& data);
 
 /// The relative shares of a `data.split` as fractions that add up to 1: training, validation, rest
-/// (0 where it is not given). Throws ConfigError naming data.split.
+/// (0 if it is not given). Throws ConfigError naming data.split.
 std::vector<double> parse_split(const std::string& split);
 
 /// The weights of `data.blend`, as they are given. Throws ConfigError naming data.blend unless they
@@ -43,7 +42,7 @@ struct BatchStep {
 };
 
 /// What `train.step_batch_size_schedule` says: at least one step, the first from 0 samples on, each
-/// further one from more. Throws ConfigError naming it otherwise.
+/// further one from a larger number. Throws ConfigError naming it otherwise.
 std::vector<BatchStep> parse_step_batch_size_schedule(const std::string& text);
 
 }  // namespace lockstep

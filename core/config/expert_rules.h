@@ -11,8 +11,8 @@ namespace lockstep {
 /// moe_layer_freq of `model`, which is valid.
 bool has_experts(const TransformerConfig& model, int64_t layer);
 
-/// Throws ConfigError, naming the fields by `names`, if the fields of `model`, resolved, and
-/// `parallel` that speak of experts contradict each other.
+/// Throws ConfigError, naming the fields by `names`, if the fields of a resolved `model` and of
+/// `parallel` that concern experts contradict each other.
 void check_experts(const TransformerConfig& model, const ParallelConfig& parallel,
                    const FieldNames& names);
 

@@ -8,7 +8,7 @@
 /// What low-rank adapters ask of a configuration. Nothing here needs libtorch.
 namespace lockstep {
 
-/// The layers that get adapters where lora.target_modules is empty: those of attention, as in the
+/// The layers that get adapters if lora.target_modules is empty: those of attention, as in the
 /// paper (Hu et al., "LoRA", 2021).
 std::vector<std::string> default_lora_targets();
 

@@ -6,16 +6,16 @@
 /// libtorch.
 namespace lockstep {
 
-/// ConfigError, naming the fields: a number out of its bounds, bucket_size beside num_buckets,
-/// averages beside per-token scaling, what needs the distributed optimizer without it, a gather of
-/// parameters that is aligned but not overlapped, a sharding strategy beside what contradicts it.
-/// `ddp` may be one that is not resolved.
+/// ConfigError, naming the fields: a number out of its bounds, bucket_size together with
+/// num_buckets, averages together with per-token scaling, what needs the distributed optimizer
+/// without it, a gather of parameters that is aligned but not overlapped, a sharding strategy
+/// together with what contradicts it. `ddp` may be one that is not resolved.
 void check_ddp(const DistributedDataParallelConfig& ddp);
 
-/// ConfigError, naming the fields, for a resolved configuration: moments in bf16 without moments
-/// or beside fp64 parameters, a lowest loss scale above the first one, gradients that are to be
-/// added in fp32 over several replicas of the optimizer, an offloaded state beside Muon or recorded
-/// steps, gradients that are sharded beside these.
+/// ConfigError, naming the fields, for a resolved configuration: moments in bf16 without moments or
+/// with fp64 parameters, a lowest loss scale above the first one, gradients that are to be added in
+/// fp32 over several replicas of the optimizer, an offloaded state with Muon or recorded steps,
+/// sharded gradients together with these.
 void check_optimizer(const Config& config);
 
 }  // namespace lockstep

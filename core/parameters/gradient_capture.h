@@ -8,16 +8,16 @@
 
 namespace lockstep {
 
-/// While one lives, what a backward that this thread starts captures of a parameter's gradient
-/// (torch::autograd::grad) goes on to the parameter's .grad() and hook, as in an ordinary backward.
-/// A layer may then add its gradient there by itself. Otherwise a captured gradient is the
-/// caller's, and .grad() stays as it is.
+/// While such an object lives, a parameter's gradient that is captured by a backward started on
+/// this thread (torch::autograd::grad) is passed on to the parameter's .grad() and hook, as in an
+/// ordinary backward. A layer may then add its gradient there itself. Otherwise a captured gradient
+/// is the caller's, and .grad() stays as it is.
 class CapturesAccumulate {
  public:
   CapturesAccumulate() : guard_(kKind, std::make_shared<Mark>()) {}
 
-  /// Whether it holds for the backward that runs on this thread, which may be one of autograd's own
-  /// for a device: autograd hands libtorch's thread-local information on to it.
+  /// Whether this applies to the backward that runs on this thread. The thread may be one of
+  /// autograd's own for a device: autograd passes libtorch's thread-local information on to it.
   static bool any() {
     return dynamic_cast<const Mark*>(c10::ThreadLocalDebugInfo::get(kKind)) != nullptr;
   }

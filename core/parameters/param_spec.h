@@ -44,7 +44,7 @@ struct AxisPlace {
   int64_t size = 1;
 };
 
-/// Where one rank stands. Asked only for the axes over which a parameter is cut.
+/// Where one rank is placed. Asked only for the axes over which a parameter is cut.
 using MeshPlace = std::function<AxisPlace(MeshAxis)>;
 
 /// What one rank holds of a parameter: a block of `shape` that starts at `offset` (elements, one
@@ -72,7 +72,7 @@ struct ModuleSpec {
 
   /// nullptr if the module has no such parameter.
   const ParamSpec* find(std::string_view param) const;
-  /// UsageError, with the names that there are, if the module has no such parameter or child.
+  /// UsageError, listing the names that exist, if the module has no such parameter or child.
   const ParamSpec& at(std::string_view param) const;
   const ModuleSpec& child(std::string_view child_name) const;
 

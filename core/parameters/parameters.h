@@ -22,7 +22,7 @@ struct ParamOrigin {
   uint64_t seed = 1234;            ///< of the initial values
   std::string name = {};  ///< global name of the module that is being built, ends in "." or empty
   MeshPlace place = {};   ///< of this rank
-  /// Whether there are several tp ranks of which each has only its part of the tokens outside the
+  /// Whether there are several tp ranks and each has only its part of the tokens outside the
   /// tensor-parallel regions.
   bool splits_sequence = false;
   /// False: zeros instead of random initial values, for a model whose weights are loaded. Constant

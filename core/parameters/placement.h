@@ -160,8 +160,8 @@ struct ParamDescription {
   /// Throws UsageError naming `parameter` if the description contradicts itself: an axis that the
   /// parameter does not live on, a weight that is Partial, a Shard over an axis other than tp, etp
   /// and ep, a gradient that is partial over an axis whose ranks hold different pieces, a tie
-  /// without a name, a tie beside copies on all stages or a gradient that is partial over pp; or if
-  /// a gradient is undeclared.
+  /// without a name, a tie together with copies on all stages or with a gradient that is partial
+  /// over pp; or if a gradient is undeclared.
   void validate(std::string_view parameter) const;
 
   /// One line: "dense, Shard(0) over tp, partial-sum over cp, partial-sum over dp, tied

@@ -13,18 +13,18 @@ namespace lockstep {
 /// The token ids of a conversation, and which of them are to be learned.
 struct EncodedConversation {
   std::vector<int64_t> ids;
-  std::vector<bool> learned;  ///< of each id: it is the assistant's, or its end
+  std::vector<bool> learned;  ///< for each id: it is the assistant's, or its end
 };
 
-/// Conversations to token ids by a form. They are those of the whole text, as transformers'
-/// apply_chat_template gives them; a special token that a content spells out becomes that token.
-/// Where a token has characters of the prompt and of the assistant's content, it is learned. Needs
-/// no libtorch. One object serves one thread.
+/// Turns conversations into token ids according to a form. The ids are those of the whole text, as
+/// transformers' apply_chat_template gives them; a special token that is spelled out in a content
+/// becomes that token. A token that has characters of both the prompt and the assistant's content
+/// is learned. Needs no libtorch. One object serves one thread.
 class ConversationEncoder {
  public:
-  /// `tokenizer`, whose name is `tokenizer_name` in messages, outlives this. ConfigError names
-  /// data.chat_template, the tokenizer and the token that it lacks, or that takes white space of
-  /// its neighbours. FileError as of end_of_document() for a form that needs it.
+  /// `tokenizer`, called `tokenizer_name` in messages, must outlive this object. ConfigError names
+  /// data.chat_template, the tokenizer and a token that it lacks, or that takes white space from
+  /// its neighbours. FileError as for end_of_document(), if the form needs it.
   ConversationEncoder(const ChatForm& form, Tokenizer& tokenizer, std::string tokenizer_name);
 
   EncodedConversation encode(const Conversation& conversation);
@@ -32,9 +32,9 @@ class ConversationEncoder {
  private:
   void check_token(std::string_view token) const;
   void check_neighbours();
-  /// The ids of a part; `first`: of the conversation.
+  /// The ids of a part; `first`: it is the first of the conversation.
   std::vector<int64_t> ids_of(const std::string& text, bool first);
-  /// How many of the `ids` of a part are of its prompt alone.
+  /// How many of the `ids` of a part belong only to its prompt.
   size_t prompt_ids(const std::string& prompt, const std::vector<int64_t>& ids, bool first);
 
   const ChatForm& form_;
@@ -42,7 +42,7 @@ class ConversationEncoder {
   std::string tokenizer_name_;
   size_t ids_behind_end_ = 0;
   int64_t end_of_document_ = 0;  ///< without form_.end
-  /// The text of that token, if it has one that stands for it alone.
+  /// The text of that token, if it has one that means only this token.
   std::string end_text_;
 };
 

@@ -10,25 +10,26 @@
 
 namespace lockstep {
 
-/// Conversations of JSON lines as token ids, in memory: 5 bytes a token. Those without a token to
-/// be learned are left out. Needs no libtorch.
+/// Conversations from JSON lines as token ids, in memory: 5 bytes per token. Conversations without
+/// a token to be learned are left out. Needs no libtorch.
 class ConversationSet {
  public:
   struct Limits {
-    int64_t vocabulary_size = 0;  ///< ids are below
+    int64_t vocabulary_size = 0;  ///< ids must be below it
     int64_t seq_length = 0;       ///< a longer conversation is cut there
   };
 
-  /// Reads files that end in .jsonl, .jsonl.gz or .jsonl.zst; in messages the field `field` names
-  /// them. Blank lines are nothing. ConfigError: another name, or what ConversationEncoder
-  /// refuses. FileError names the file and the line: what parse_conversation() refuses, an id
-  /// outside the vocabulary, damage.
+  /// Reads files that end in .jsonl, .jsonl.gz or .jsonl.zst; messages say that the field `field`
+  /// names them. Blank lines are ignored. ConfigError: any other file name, or what
+  /// ConversationEncoder refuses. FileError names the file and the line: what parse_conversation()
+  /// refuses, an id outside the vocabulary, damage.
   ConversationSet(const std::vector<std::string>& paths, const std::string& field,
                   const DataConfig& config, const Limits& limits);
 
   int64_t size() const { return static_cast<int64_t>(begins_.size()) - 1; }
   std::span<const uint32_t> ids(int64_t conversation) const;
-  /// Of each id 1 where it is to be learned, else 0. The first never is: nothing comes before it.
+  /// For each id 1 if it is to be learned, otherwise 0. The first never is: nothing comes before
+  /// it.
   std::span<const uint8_t> learned(int64_t conversation) const;
   int64_t length(int64_t conversation) const {
     return begins_[static_cast<size_t>(conversation) + 1] -

@@ -12,39 +12,39 @@
 namespace lockstep {
 
 struct BuildDataset {
-  /// Files that may be compressed with gzip (.gz) or zstd (.zst). Before that end, .jsonl means a
-  /// document a line; any other file is one document.
+  /// Files that may be compressed with gzip (.gz) or zstd (.zst). Before that suffix, .jsonl means
+  /// one document per line; any other file is one document.
   std::vector<std::string> input;
   std::string output;       ///< prefix of the files that are written
   bool append_eod = false;  ///< end each document with the tokenizer's end_of_document()
-  /// The keys under which a JSON line has text. One makes the set `output`, several make the sets
-  /// OUTPUT_KEY_document, as Megatron's preprocess_data.py does.
+  /// The keys under which a JSON line has text. One key makes the data set `output`, several make
+  /// the data sets OUTPUT_KEY_document, as Megatron's preprocess_data.py does.
   std::vector<std::string> json_keys = {"text"};
-  int64_t workers = 1;    ///< threads that tokenize; the sets are the same whatever their number
-  bool skip_bad = false;  ///< leave bad documents out instead of ending
+  int64_t workers = 1;    ///< threads that tokenize; the data sets do not depend on their number
+  bool skip_bad = false;  ///< skip bad documents instead of failing
 };
 
-/// How far a build is.
+/// The progress of a build.
 struct BuildProgress {
   int64_t documents = 0;
-  int64_t bytes_read = 0;    ///< of the files, as they lie on the disk
+  int64_t bytes_read = 0;    ///< of the files, as they are on disk
   int64_t bytes_in_all = 0;  ///< of all files
   int64_t tokens = 0;
-  int64_t skipped = 0;                      ///< bad documents that were left out
+  int64_t skipped = 0;                      ///< bad documents that were skipped
   std::vector<std::string> first_bad = {};  ///< messages of up to five of them, with file and line
 };
 
-/// Reads the files piece by piece, so that files and lines may exceed the memory, and writes the
-/// data sets. The numbers are of the type that Megatron takes for the tokenizer's vocabulary. A
-/// text without any token is an empty sequence. A JSON line without any is a document without a
-/// sequence, as Megatron's preprocess_data.py has it; a line of white space is no document. `make`
-/// makes a tokenizer for each thread. `progress` is told now and then, and at the end.
+/// Reads the files piece by piece, so that files and lines may be larger than memory, and writes
+/// the data sets. The numbers have the type that Megatron uses for the tokenizer's vocabulary. A
+/// text without any token is an empty sequence. A JSON line without any token is a document without
+/// a sequence, as in Megatron's preprocess_data.py; a line of white space is not a document. `make`
+/// creates a tokenizer for each thread. `progress` is called from time to time, and at the end.
 ///
 /// FileError names a file that cannot be read or written, or that ends before the size that it had;
-/// the file, line and byte of a bad document, unless those are skipped: a line that is no JSON
-/// object or has no string under a key, bytes that are not UTF-8, compressed data that are damaged
-/// or torn, of which what follows in the file is lost too; and files without any token. Then
-/// nothing is written. ConfigError names json_keys that cannot be used.
+/// the file, line and byte of a bad document, unless those are skipped: a line that is not a JSON
+/// object or has no string under a key, bytes that are not UTF-8, or compressed data that are
+/// damaged or torn, after which the rest of the file is lost, too; and files without any token. In
+/// these cases nothing is written. ConfigError names json_keys that cannot be used.
 BuildProgress build_dataset(const BuildDataset& build,
                             const std::function<std::unique_ptr<Tokenizer>()>& make,
                             const std::function<void(const BuildProgress&)>& progress);

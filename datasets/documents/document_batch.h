@@ -13,14 +13,14 @@ namespace lockstep {
 /// A document, or a line, that cannot be used.
 struct BadDocument {
   std::string path;
-  int64_t line = 0;  ///< 0: of a text
+  int64_t line = 0;  ///< 0: in a text
   std::string problem;
 
   /// "'corpus.jsonl': line 3: byte 10: found ..."
   std::string message() const;
 };
 
-/// Whole documents of any inputs, which one worker takes at once.
+/// Whole documents from any inputs, processed by one worker at a time.
 struct DocumentBatch {
   struct Document {
     size_t begin = 0;  ///< in `bytes`
@@ -34,13 +34,13 @@ struct DocumentBatch {
   std::vector<Document> documents;
 };
 
-/// What became of a batch.
+/// The result of a batch.
 struct EncodedBatch {
   static constexpr int64_t kNoSequence = -1;
 
   struct Output {
     std::string packed;            ///< the ids of all documents
-    std::vector<int64_t> lengths;  ///< of each good document, in ids, or kNoSequence
+    std::vector<int64_t> lengths;  ///< of each good document, number of ids, or kNoSequence
   };
 
   std::vector<Output> outputs;
@@ -52,7 +52,7 @@ struct EncodedBatch {
 struct BatchOptions {
   EncoderOptions encoder;
   TokenType type = TokenType::uint16;
-  bool skip_bad = false;            ///< otherwise a bad document is the last that is looked at
+  bool skip_bad = false;            ///< otherwise processing ends at the first bad document
   std::vector<std::string> inputs;  ///< their paths
 };
 

@@ -15,38 +15,38 @@ namespace lockstep {
 /// What an input holds.
 enum class InputForm {
   text,       ///< one document, any bytes
-  json_lines  ///< a document a line
+  json_lines  ///< one document per line
 };
 
 struct EncoderOptions {
-  std::vector<std::string> keys = {"text"};  ///< of JSON lines; each has an output
+  std::vector<std::string> keys = {"text"};  ///< of JSON lines; each has its own output
   bool append_eod = false;
 };
 
 /// Where the token ids of documents go. A document has a sequence in each output; with JSON lines,
-/// one whose text has no token has none, as Megatron's preprocess_data.py does it.
+/// a document whose text has no token has none, as in Megatron's preprocess_data.py.
 class DocumentSink {
  public:
   virtual ~DocumentSink() = default;
 
   virtual void append(size_t output, std::span<const int64_t> ids) = 0;
-  /// Drops what the document has got in this output.
+  /// Drops what the document has so far in this output.
   virtual void drop(size_t output) = 0;
   /// The document is complete in this output.
   virtual void end(size_t output, bool with_sequence) = 0;
 };
 
-/// Turns documents, which come piece by piece, into token ids. Keeps a piece of the text and what
-/// the tokenizer cannot decide about yet. Needs no libtorch.
+/// Turns documents, which arrive piece by piece, into token ids. Keeps only one piece of the text
+/// and what the tokenizer cannot decide yet. Needs no libtorch.
 class DocumentEncoder : JsonLineParser::Strings {
  public:
-  /// `tokenizer` and `sink` outlive this.
+  /// `tokenizer` and `sink` must outlive this object.
   DocumentEncoder(EncoderOptions options, Tokenizer& tokenizer, DocumentSink& sink);
 
   void begin_document(InputForm form);
   void feed(std::string_view piece);
-  /// What is wrong with the document, which is dropped then; nothing of a good one, and of a blank
-  /// line, which is none.
+  /// Returns what is wrong with the document, which is then dropped; nothing for a good document,
+  /// or for a blank line, which is not a document.
   std::optional<std::string> end_document();
   /// Drops the document that was begun.
   void abandon_document();
@@ -65,10 +65,10 @@ class DocumentEncoder : JsonLineParser::Strings {
   DocumentSink& sink_;
   JsonLineParser json_;
   InputForm form_ = InputForm::text;
-  std::string text_;      ///< that has no ids yet
-  size_t encode_at_ = 0;  ///< bytes of text_ that are worth a call of the tokenizer
+  std::string text_;      ///< text that has no ids yet
+  size_t encode_at_ = 0;  ///< number of bytes of text_ that is worth a call of the tokenizer
   std::vector<int64_t> ids_;
-  size_t output_ = 0;            ///< that is being written
+  size_t output_ = 0;            ///< the one that is being written
   std::vector<int64_t> tokens_;  ///< of the document, in each output
   int64_t num_documents_ = 0;
   int64_t num_tokens_ = 0;

@@ -11,13 +11,14 @@
 
 namespace lockstep {
 
-/// What `path` holds by its name: JSON lines if it ends in .jsonl, .jsonl.gz or .jsonl.zst.
+/// What `path` holds, according to its name: JSON lines if it ends in .jsonl, .jsonl.gz or
+/// .jsonl.zst.
 InputForm form_of_input(std::string_view path);
 
 /// The documents of a file one after another, in pieces of at most 1 MiB. Needs no libtorch.
 class DocumentReader {
  public:
-  /// Bytes of one document. They hold until the next call.
+  /// Bytes of one document. They are valid until the next call.
   struct Piece {
     std::string_view bytes;
     bool begins = false;  ///< it is the first of the document
@@ -27,26 +28,26 @@ class DocumentReader {
 
   /// FileError if the file cannot be opened.
   explicit DocumentReader(const std::string& path);
-  /// The same of other bytes, for which `path` is the name.
+  /// The same for bytes from another source; `path` is their name.
   DocumentReader(std::string path, CompressedInput::Source source);
 
   InputForm form() const { return form_; }
 
-  /// The next piece; false at the end. A text, also an empty one, is one document. JSON lines end
-  /// at line feeds and at the end of the file; a byte order mark in front of the first is left out.
-  /// CompressionError comes after all pieces in front of the damage, FileError at once.
+  /// The next piece; false at the end. A text, even an empty one, is one document. JSON lines end
+  /// at line feeds and at the end of the file; a byte order mark before the first is skipped.
+  /// CompressionError is thrown after all pieces before the damage, FileError at once.
   bool next(Piece& piece);
 
-  /// Of the line that comes next, or that is being read.
+  /// The number of the next line, or of the one that is being read.
   int64_t line() const { return line_; }
 
-  /// Bytes of the file that were read, as they lie on the disk.
+  /// Bytes of the file that were read, as they are on disk.
   int64_t bytes_read() const { return bytes_read_; }
 
  private:
   DocumentReader(std::unique_ptr<InputFile> file, std::string path, CompressedInput::Source source);
 
-  /// Whether more has come.
+  /// Returns whether there is more.
   bool refill();
   void skip_byte_order_mark();
 
@@ -55,12 +56,12 @@ class DocumentReader {
   InputForm form_;
   CompressedInput input_;
   std::unique_ptr<char[]> buffer_;  ///< of one piece
-  size_t begin_ = 0;                ///< in buffer_: what was not handed out yet
+  size_t begin_ = 0;                ///< in buffer_: start of what was not returned yet
   size_t end_ = 0;                  ///< of what was read
-  size_t searched_ = 0;             ///< until here there is no line feed
+  size_t searched_ = 0;             ///< up to here there is no line feed
   int64_t line_ = 1;
   bool at_start_ = true;  ///< of the file
-  bool inside_ = false;   ///< a document
+  bool inside_ = false;   ///< whether inside a document
   bool ended_ = false;
 };
 

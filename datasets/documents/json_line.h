@@ -8,15 +8,15 @@
 
 namespace lockstep {
 
-/// Reads lines that hold a JSON object each, piece by piece, and hands out the strings that stand
-/// under given keys of the object itself. A line may exceed the memory: no more of a string is kept
-/// than one piece, which no JSON library that keeps whole strings can promise. Accepts what
-/// Python's json.loads() accepts, NaN and Infinity included, but for half of a surrogate pair in an
-/// escape, and for more than 1000 levels. Needs no libtorch.
+/// Reads lines that each hold a JSON object, piece by piece, and passes on the strings under given
+/// keys of the object itself. A line may be larger than memory: no more than one piece of a string
+/// is kept, which no JSON library that keeps whole strings can promise. Accepts what Python's
+/// json.loads() accepts, including NaN and Infinity, except half of a surrogate pair in an escape,
+/// and more than 1000 levels. Needs no libtorch.
 class JsonLineParser {
  public:
-  /// Where the strings go, in UTF-8. Those of one key come between begin() and end(); a key that
-  /// stands in the object again begins again, and its last value counts.
+  /// Where the strings go, in UTF-8. The pieces for one key come between begin() and end(); if a
+  /// key is repeated in the object, begin() is called again, and the last value counts.
   class Strings {
    public:
     virtual ~Strings() = default;
@@ -28,10 +28,10 @@ class JsonLineParser {
   enum class Line {
     blank,   ///< nothing but white space
     object,  ///< with a string under each key
-    bad      ///< see problem(); what was handed out is of no use
+    bad      ///< see problem(); what was passed on is invalid
   };
 
-  /// `strings` gets what stands under `keys`, as their indices, and outlives this.
+  /// `strings` gets the values of `keys`, identified by index, and must outlive this object.
   JsonLineParser(std::vector<std::string> keys, Strings& strings);
 
   void begin_line();
@@ -39,7 +39,7 @@ class JsonLineParser {
   void feed(std::string_view piece);
   Line end_line();
 
-  /// Of a bad line: the byte (the first is 0), what was found there and what is allowed.
+  /// For a bad line: the byte (the first is 0), what was found there and what is allowed.
   const std::string& problem() const { return problem_; }
 
  private:
@@ -66,7 +66,7 @@ class JsonLineParser {
     exponent_digits
   };
   enum class Kind : uint8_t { none, string, object, array, number, literal };
-  /// What becomes of the string that is being read.
+  /// What the string that is being read is used for.
   enum class Use : uint8_t { nothing, key, text };
 
   void take(char c);
@@ -97,17 +97,17 @@ class JsonLineParser {
   Strings& strings_;
 
   State state_ = State::start;
-  std::string levels_;       ///< the brackets that are open
+  std::string levels_;       ///< the open brackets
   std::vector<Kind> found_;  ///< under each key
-  size_t current_key_ = 0;   ///< of the object's present value; keys_.size() for any other
+  size_t current_key_ = 0;   ///< that of the object's current value; keys_.size() for any other
   Use use_ = Use::nothing;
   std::string kept_;                            ///< of the string that is being read
-  int utf8_left_ = 0;                           ///< bytes that the character still needs
-  unsigned char utf8_low_ = 0, utf8_high_ = 0;  ///< bounds of the next of them
+  int utf8_left_ = 0;                           ///< bytes missing from the current character
+  unsigned char utf8_low_ = 0, utf8_high_ = 0;  ///< bounds of the next such byte
   uint32_t code_unit_ = 0, hex_digits_ = 0;
   uint32_t high_surrogate_ = 0;    ///< the first half of a pair, or 0
-  const char* literal_ = nullptr;  ///< what must come of true, false ...
-  int64_t before_ = 0;             ///< bytes of the line in front of this piece
+  const char* literal_ = nullptr;  ///< the expected rest of true, false ...
+  int64_t before_ = 0;             ///< bytes of the line before this piece
   const char* piece_ = nullptr;
   const char* at_ = nullptr;
   std::string problem_;

@@ -15,15 +15,16 @@
 
 namespace lockstep {
 
-/// Threads that turn jobs into results, which come in the order of the jobs. One thread calls it.
+/// Threads that turn jobs into results, which are returned in the order of the jobs. Only one
+/// thread may call it.
 template <class Job, class Result>
 class OrderedWorkers {
  public:
   using Work = std::function<Result(Job)>;
 
-  /// Each thread calls `make_work` once, for what it does with its jobs. What that throws, or the
-  /// work, is thrown by next() in the place of the result. UsageError if the system does not start
-  /// so many threads.
+  /// Each thread calls `make_work` once to get the function for its jobs. If that or the function
+  /// throws, next() throws in place of the result. UsageError if the system does not start that
+  /// many threads.
   OrderedWorkers(size_t threads, std::function<Work()> make_work) {
     try {
       while (threads_.size() < threads)
@@ -35,7 +36,7 @@ class OrderedWorkers {
     }
   }
 
-  /// Drops the jobs that no thread has begun.
+  /// Drops jobs that no thread has started.
   ~OrderedWorkers() { stop(); }
   OrderedWorkers(const OrderedWorkers&) = delete;
   OrderedWorkers& operator=(const OrderedWorkers&) = delete;
@@ -50,10 +51,10 @@ class OrderedWorkers {
     changed_.notify_one();
   }
 
-  /// Jobs whose results next() has not given.
+  /// Jobs whose results next() has not returned.
   size_t pending() const { return results_.size(); }
 
-  /// The result of the oldest of them; waits for it.
+  /// The result of the oldest pending job; waits for it.
   Result next() {
     std::future<Result> oldest = std::move(results_.front());
     results_.pop_front();

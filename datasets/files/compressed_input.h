@@ -9,15 +9,15 @@
 
 #include "lockstep/core/error.h"
 
-/// The bytes of files that may be compressed, decompressed as they are read. Needs no libtorch.
+/// The bytes of files that may be compressed, decompressed while they are read. Needs no libtorch.
 namespace lockstep {
 
 enum class Compression { none, gzip, zstd };
 
-/// What the end of a file's name says: ".gz" or ".zst".
+/// The compression according to the end of a file's name: ".gz" or ".zst".
 Compression compression_of(std::string_view path);
 
-/// The name without that end.
+/// The name without that suffix.
 std::string_view without_compression(std::string_view path);
 
 /// Compressed bytes that are damaged, or that end too early.
@@ -35,28 +35,29 @@ class CompressionError : public FileError {
 
 /// Decompresses what a source gives: any number of gzip members or zstd frames, one after another.
 /// Zero bytes after a gzip member are padding. Memory: a buffer and the window of the format, at
-/// most 128 MiB, which zstd exceeds only where it was asked to (--long=28 and more).
+/// most 128 MiB, which zstd exceeds only if it was told to (--long=28 and more).
 class CompressedInput {
  public:
-  /// Writes up to so many bytes; how many, 0 only at the end.
+  /// Writes up to `count` bytes to `to`; returns how many, 0 only at the end.
   using Source = std::function<size_t(char* to, size_t count)>;
 
-  /// `path` is the name in messages.
+  /// `path` is used in messages.
   CompressedInput(Compression compression, Source source, std::string path);
   ~CompressedInput();
   CompressedInput(const CompressedInput&) = delete;
   CompressedInput& operator=(const CompressedInput&) = delete;
 
-  /// The next bytes, at most `count`; fewer only at the end or in front of damage. CompressionError
-  /// names the path and the byte of the compressed file, once what the library decompressed in
-  /// front of it was read: all but up to a block of zstd. What the source throws passes through.
+  /// Reads the next bytes, at most `count`; fewer only at the end or before damage.
+  /// CompressionError names the path and the byte of the compressed file; it is thrown once what
+  /// the library decompressed before that byte was read (with zstd up to one block may be missing).
+  /// What the source throws passes through.
   size_t read(char* to, size_t count);
 
   /// What one call of a decompressor did. A problem is a sentence of its library.
   struct Step {
     size_t used = 0;
     size_t made = 0;
-    bool ended = false;  ///< a member or frame, all of it
+    bool ended = false;  ///< a member or frame is complete
     const char* problem = nullptr;
   };
   class Decompressor {
@@ -67,7 +68,7 @@ class CompressedInput {
 
  private:
   void refill();
-  /// At the boundary of members: whether nothing more comes.
+  /// At a boundary between members: whether nothing follows.
   bool ends_here();
   [[noreturn]] void fail(const std::string& problem) const;
 

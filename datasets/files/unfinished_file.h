@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// A file under a temporary name in the folder of its final one, which it locks. Needs no libtorch.
+/// A locked file with a temporary name, in the folder of its final name. Needs no libtorch.
 class UnfinishedFile {
  public:
   /// Removes what killed processes left of this file. FileError "'path' cannot be made: why".
@@ -21,9 +21,9 @@ class UnfinishedFile {
 
   /// Each throws FileError with the path and the system's reason (a full disk).
   void write(std::string_view bytes);
-  /// Takes the last `bytes` bytes, which were written, away again.
+  /// Removes the last `bytes` bytes that were written.
   void take_back(int64_t bytes);
-  /// Everything is on the disk.
+  /// Returns when everything is on disk.
   void sync();
   /// Gives a synced file its final name; a file of that name is replaced.
   void publish();
@@ -36,14 +36,14 @@ class UnfinishedFile {
   int file_ = -1;
 };
 
-/// Writes a whole file, which appears at the end, in the place of an earlier one: that of the given
-/// name, or the one to which a link of that name leads. FileError with the path; what is there and
-/// is no regular file is refused.
+/// Writes a whole file, which appears at the end and replaces an earlier one: the one with the
+/// given name, or the one that a link of that name points to. FileError with the path; an existing
+/// path that is not a regular file is refused.
 void write_output_file(const std::string& path, std::string_view text);
 
 /// Waits until the names in a folder are on disk. Some file systems cannot do that for folders, and
-/// some folders may not be opened; there a rename is as durable as it gets. FileError with the
-/// path.
+/// some folders may not be opened; in these cases a rename is as durable as it gets. FileError with
+/// the path.
 void sync_folder(const std::filesystem::path& folder);
 
 /// The same for the folder of a file.

@@ -9,14 +9,14 @@
 
 /// Megatron's `.idx` file. Needs no libtorch.
 ///
-/// "MMIDIDX\0\0" (9 bytes) | version 1 (u64) | code of the numbers' type (u8) | number of sequences
+/// "MMIDIDX\0\0" (9 bytes) | version 1 (u64) | type code of the numbers (u8) | number of sequences
 /// (u64) | number of document bounds, documents + 1 (u64) | length of each sequence (i32) | byte in
 /// the `.bin` where each begins (i64) | document bounds: document d has the sequences bounds[d] ...
 /// bounds[d + 1] - 1 (i64) | in multimodal sets, the mode of each sequence (i8). Little endian,
 /// unaligned.
 namespace lockstep {
 
-/// Numbers that lie one after another at any address, in memory that somebody else keeps.
+/// Consecutive numbers at any address, in memory that this object does not own.
 template <class T>
 class PackedArray {
  public:
@@ -35,7 +35,7 @@ class PackedArray {
   int64_t size_ = 0;
 };
 
-/// An index that holds: bounds[0] = 0, the bounds do not descend, the last is the number of
+/// A valid index: bounds[0] = 0, the bounds do not descend, and the last is the number of
 /// sequences; lengths are not negative, and the sequences follow each other in the `.bin` without
 /// gap or overlap, from byte 0 on.
 struct DatasetIndex {
@@ -57,7 +57,7 @@ inline constexpr uint64_t kIndexVersion = 1;
 
 /// Reads the bytes of an `.idx` file, which must outlive the result. Reads every number once and
 /// allocates nothing. FileError with `path`, the byte, the field, what was found and what is
-/// allowed, for a file that is cut off, too long, or breaks a promise of DatasetIndex.
+/// allowed, for a file that is truncated, too long, or not a valid DatasetIndex.
 DatasetIndex parse_dataset_index(std::string_view bytes, const std::string& path);
 
 }  // namespace lockstep

@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: not installed, as core/base/check.h.
+// Internal: not installed, like core/base/check.h.
 
 #include <cstdint>
 #include <cstring>
@@ -12,8 +12,8 @@
 
 namespace lockstep {
 
-/// Takes one field after another off the front of a file. Each throws FileError with the path, the
-/// byte and the field where the file ends too early.
+/// Takes one field after another from the front of a file. Each call throws FileError with the
+/// path, the byte and the field if the file ends too early.
 class FieldReader {
  public:
   FieldReader(std::string_view bytes, const std::string& path) : bytes_(bytes), path_(path) {}

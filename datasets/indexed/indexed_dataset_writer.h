@@ -12,34 +12,35 @@
 namespace lockstep {
 
 /// Writes a data set in Megatron's format, byte for byte as megatron-core 0.16.1's
-/// IndexedDatasetBuilder does. The numbers go to the disk while they come; in memory stay 4 bytes a
-/// sequence and 8 a document. Needs no libtorch.
+/// IndexedDatasetBuilder does. The numbers go to disk as they arrive; only 4 bytes per sequence and
+/// 8 per document stay in memory. Needs no libtorch.
 ///
-/// Both files have temporary names until finish(): a writer that goes away earlier, or whose
-/// process is killed, leaves no pair that could be taken for a data set, and before finish() one
-/// that was there stays.
+/// Both files have temporary names until finish(): a writer that is destroyed earlier, or whose
+/// process is killed, leaves no pair that could be mistaken for a data set, and until finish() an
+/// existing data set stays.
 class IndexedDatasetWriter {
  public:
   /// `with_modes`: a multimodal set, whose sequences have modes.
   IndexedDatasetWriter(std::string prefix, TokenType type, bool with_modes = false);
 
-  /// Adds to the sequence that is being written. UsageError for an id that the type does not hold;
+  /// Appends to the sequence that is being written. UsageError for an id that the type cannot hold;
   /// FileError names the file that cannot be written.
   void append(std::span<const int64_t> ids);
-  /// The same for numbers that are packed already, of any type. UsageError for half a number.
+  /// The same for numbers that are already packed, of any type. UsageError for an incomplete
+  /// number.
   void append_packed(std::string_view numbers);
 
-  /// Drops what the sequence that is being written has got.
+  /// Drops what the sequence that is being written has so far.
   void drop_sequence();
 
   /// Ends the sequence, which may be empty. UsageError above 2^31 - 1 numbers, and for a mode in a
-  /// set without.
+  /// data set without modes.
   void end_sequence(int8_t mode = 0);
   /// Ends the document: the sequences since the last one. UsageError inside a sequence.
   void end_document();
 
   /// Writes the index, flushes both files to the disk and gives them their names, PREFIX.idx last.
-  /// UsageError after a sequence that no document holds. Nothing may be called afterwards.
+  /// UsageError if the last sequences are in no document. Nothing may be called afterwards.
   void finish();
 
   int64_t num_tokens() const { return num_tokens_; }

@@ -11,24 +11,24 @@
 
 namespace lockstep {
 
-/// Token ids out of several places, one after another. They stay where they are (in a file, say)
-/// and are read on demand. Needs no libtorch.
+/// Token ids from several places, one after another. They stay where they are (in a file, say) and
+/// are read on demand. Needs no libtorch.
 class TokenSequence {
  public:
-  /// Ids are below `vocabulary_size`; so says the field `vocabulary_field`.
+  /// Ids must be below `vocabulary_size`, which the field `vocabulary_field` sets.
   explicit TokenSequence(int64_t vocabulary_size = std::numeric_limits<int64_t>::max(),
                          std::string vocabulary_field = "")
       : vocabulary_size_(vocabulary_size), vocabulary_field_(std::move(vocabulary_field)) {}
 
-  /// Adds `tokens`, which lie in the file `path`, the first of them as its token `first`. `owner`
-  /// keeps the memory or the open file. UsageError unless they are integers.
+  /// Adds `tokens`, which are in the file `path`, starting with its token `first`. `owner` keeps
+  /// the memory alive or the file open. UsageError unless they are integers.
   void append(std::shared_ptr<const void> owner, const PackedTokens& tokens, std::string path,
               int64_t first);
 
   int64_t size() const { return size_; }
 
-  /// Tokens start ... start + out.size() - 1. UsageError unless all are there; FileError names the
-  /// file and the place of an id that is outside the vocabulary, or that cannot be read.
+  /// Tokens start ... start + out.size() - 1. UsageError unless all of them exist; FileError names
+  /// the file and the place of an id that is outside the vocabulary, or that cannot be read.
   void read(int64_t start, std::span<int64_t> out) const;
 
  private:

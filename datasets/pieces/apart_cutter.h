@@ -9,18 +9,19 @@
 
 namespace lockstep {
 
-/// Cuts a text whose merges may join anything, as SentencePiece's, where they never do: between two
-/// characters that stand side by side in no token that a merge makes. So a text need not be merged
-/// as a whole, which takes longer than its parts, and which memory must hold; the ids are the same.
-/// Threads may share it. Needs no libtorch.
+/// For encodings whose merges may join anything, like SentencePiece's: cuts a text where merges
+/// never join it, between two characters that are adjacent in no token that a merge makes. So a
+/// text need not be merged as a whole, which takes longer than merging its parts and must fit in
+/// memory; the ids are the same. Threads may share it. Needs no libtorch.
 class ApartCutter {
  public:
-  /// The characters that have ids, by code point, and every token that a merge makes.
+  /// `characters`: those that have ids, by code point. `made_tokens`: every token that a merge
+  /// makes.
   ApartCutter(const std::unordered_map<uint32_t, uint32_t>& characters,
               const std::vector<std::string_view>& made_tokens);
 
-  /// The length in bytes of the first part of `text`, which is UTF-8; 0 if that ends nowhere in it
-  /// and more may come. Characters without ids stay together.
+  /// The length in bytes of the first part of `text`, which is UTF-8; 0 if the part does not end in
+  /// it and more may follow. Characters without ids stay together.
   size_t first(std::string_view text, bool last) const;
 
  private:

@@ -13,7 +13,7 @@
 /// Byte-pair encoding of the pieces of a text. Needs no libtorch.
 namespace lockstep {
 
-/// What two neighbours become.
+/// What two neighbouring tokens become.
 struct PairMerge {
   uint32_t left = 0;
   uint32_t right = 0;
@@ -21,7 +21,8 @@ struct PairMerge {
   uint32_t rank = 0;  ///< the lowest first
 };
 
-/// The merges by their pairs, in an open hash table. Of two merges of a pair the last counts.
+/// The merges by their pairs, in an open hash table. Of two merges of the same pair the last
+/// counts.
 class MergeTable {
  public:
   static constexpr uint32_t kNoRank = 0xFFFFFFFF;
@@ -33,27 +34,27 @@ class MergeTable {
 
   explicit MergeTable(const std::vector<PairMerge>& merges);
 
-  /// With kNoRank if the two stay apart.
+  /// Has kNoRank if the two are not merged.
   const Merge& find(uint32_t left, uint32_t right) const;
 
  private:
   std::vector<Merge> slots_;
 };
 
-/// What bytes or characters are before any merge.
+/// The ids of bytes or characters before any merge.
 struct PieceAlphabet {
-  /// A piece begins as its bytes; otherwise as its characters.
+  /// A piece starts out as its bytes; otherwise as its characters.
   bool by_bytes = true;
-  /// Ids of the bytes. Where a piece begins as characters, those of which a character consists that
-  /// has no id, if `has_bytes`.
+  /// Ids of the bytes. If a piece starts out as characters, they are used, if `has_bytes`, for the
+  /// bytes of a character that has no id.
   std::array<uint32_t, 256> bytes = {};
   bool has_bytes = true;
   std::unordered_map<uint32_t, uint32_t> characters;  ///< ids by code point
-  std::optional<uint32_t> unknown;  ///< of any other character; without it, that is left out
-  bool join_unknown = false;        ///< one id for several of these in a row
+  std::optional<uint32_t> unknown;  ///< of any other character; if unset, that is left out
+  bool join_unknown = false;        ///< one id for several such characters in a row
 };
 
-/// A hash by which strings are found by views.
+/// A hash that allows looking up strings by views.
 struct StringHash {
   using is_transparent = void;
   size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
@@ -79,7 +80,7 @@ class PieceEncoder {
   void encode(std::string_view piece, std::vector<int64_t>& ids);
 
  private:
-  /// The ids of a short piece that was met before.
+  /// The ids of a short piece that was encoded before.
   struct CachedPiece {
     std::array<uint64_t, 2> bytes = {};
     uint8_t length = 0;
@@ -99,7 +100,7 @@ class PieceEncoder {
   std::shared_ptr<const PieceVocabulary> vocabulary_;
   std::vector<CachedPiece> cache_;
   std::vector<Node> nodes_;
-  std::vector<uint64_t> queue_;  ///< rank * 2^32 + place; a heap, the lowest in front
+  std::vector<uint64_t> queue_;  ///< rank * 2^32 + place; a heap with the lowest in front
 };
 
 }  // namespace lockstep

@@ -10,14 +10,14 @@
 namespace lockstep {
 
 /// Ranges of code points, ascending, with a gap between any two; up to kMalformed of utf8.h, which
-/// is in none of the sets below, only in the opposite of one.
+/// is in none of the sets below, but only in the complement of one.
 using CharacterSet = std::vector<CodePointRange>;
 
 CharacterSet union_of(const CharacterSet& left, const CharacterSet& right);
 CharacterSet opposite_of(const CharacterSet& set);
 
-/// The set, and the ASCII letters in it in the other case; with s also U+017F and with k U+212A,
-/// which are the same letters in another case.
+/// The set, plus the other case of the ASCII letters in it; with s also U+017F and with k also
+/// U+212A, which are the same letters in another case.
 CharacterSet with_other_case(const CharacterSet& set);
 
 /// White space.

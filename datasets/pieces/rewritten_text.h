@@ -8,11 +8,11 @@
 
 namespace lockstep {
 
-/// A text that is made of another one, the source, from its front to its end, and which places of
-/// the two are the same. Places are in bytes. Needs no libtorch.
+/// A text that is made from another one, the source, from front to end, and the correspondence of
+/// positions in the two. Positions are in bytes. Needs no libtorch.
 class RewrittenText {
  public:
-  /// Takes over the next part of the source as it is.
+  /// Copies the next part of the source unchanged.
   void keep(std::string_view part) { text_ += part; }
 
   /// Puts `by` in place of `bytes` bytes of the source, which may be 0.
@@ -20,7 +20,7 @@ class RewrittenText {
 
   std::string_view text() const { return text_; }
 
-  /// Where `place` of the text is in the source; none inside of what was replaced. Calls with
+  /// The position in the source of `place` in the text; none inside a replacement. Calls with
   /// ascending places are cheap.
   std::optional<size_t> source_of(size_t place) const;
 
@@ -32,17 +32,17 @@ class RewrittenText {
 
   std::string text_;
   std::vector<Edit> edits_;
-  mutable size_t passed_ = 0;  ///< edits that end before the place asked for last
+  mutable size_t passed_ = 0;  ///< edits that end before the last queried place
 };
 
-/// A text, where it begins in the one that it is a part or a rewriting of, and so on up to the text
-/// that somebody gave.
+/// Where a text begins in the text that it is a part or a rewriting of, and so on up to the
+/// original input.
 struct TextOrigin {
   const TextOrigin* parent = nullptr;   ///< of the text that this is a part of
-  size_t begin = 0;                     ///< the part's place there
-  const RewrittenText* made = nullptr;  ///< of that part; nullptr if it is as it was
+  size_t begin = 0;                     ///< the part's position there
+  const RewrittenText* made = nullptr;  ///< from that part; nullptr if it is unchanged
 
-  /// Where `place` is in the text given; none where it is inside of what was replaced.
+  /// Where `place` is in the original input; none if it is inside a replacement.
   std::optional<size_t> given(size_t place) const;
 };
 

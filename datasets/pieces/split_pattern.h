@@ -11,12 +11,12 @@
 namespace lockstep {
 
 /// A step of the machine that tries to match a pattern from one place of a text on. It prefers what
-/// comes first, as a regular expression does that tries one way after the other.
+/// comes first, like a backtracking regular expression.
 struct PatternStep {
   enum class Kind : uint8_t {
     character,   ///< takes one character of sets[set], then goes to `next`
     fork,        ///< goes to `next`, or else to `other`
-    not_before,  ///< goes to `next` unless a character of sets[set] comes
+    not_before,  ///< goes to `next` unless a character of sets[set] follows
     match
   };
   Kind kind = Kind::match;
@@ -35,7 +35,7 @@ struct SplitPattern {
 /// ASCII letters, (?i:...)), characters, \r \n \t \s \S, \p{} and \P{} of the names that
 /// category_set() takes, classes in brackets, ? * + {n} {n,} {n,m}, and (?!X) where X is one of
 /// these characters or classes.
-/// FileError, beginning with `place`, for anything else, with the byte where it stands.
+/// FileError, beginning with `place`, for anything else, with its byte position.
 SplitPattern parse_split_pattern(std::string_view pattern, const std::string& place);
 
 /// The pattern that matches exactly `text`.

@@ -11,39 +11,39 @@
 /// How a text is rewritten before it is cut. Texts are UTF-8 here. Needs no libtorch.
 namespace lockstep {
 
-/// Bytes that are no UTF-8 become U+FFFD, as of Python's errors="replace".
+/// Bytes that are not UTF-8 become U+FFFD, as with Python's errors="replace".
 RewrittenText replace_malformed(std::string_view text);
 
-/// Unicode's normalization form C, of the characters that Unicode 9 has, as PyPI's tokenizers does
-/// it: later ones stay what and where they are.
+/// Unicode's normalization form C for the characters of Unicode 9, as in PyPI's tokenizers: later
+/// characters stay unchanged and in place.
 struct ComposeCharacters {};
 
-/// `by` instead of each `what`, which is not empty.
+/// Replaces each `what`, which must not be empty, with `by`.
 struct ReplaceText {
   std::string what;
   std::string by;
 };
 
-/// `front` before a text that is not empty.
+/// Puts `front` before a text that is not empty.
 struct PrependText {
   std::string front;
-  bool unless_there = false;  ///< not where the text begins with it
+  bool unless_there = false;  ///< not if the text already begins with it
 };
 
 using NormalizerStep = std::variant<ComposeCharacters, ReplaceText, PrependText>;
 
-/// A part of a text, as it comes.
+/// A part of a text, as it arrives.
 struct TextPart {
   std::string_view text;
-  bool begins = true;  ///< it is the front of a whole
-  bool closed = true;  ///< it is all that is left of it
+  bool begins = true;  ///< it is the beginning of the whole
+  bool closed = true;  ///< it is all that is left of the whole
 };
 
-/// The step's text. If the part is not closed, this is the front of it that does not depend on what
-/// comes.
+/// The step's result. If the part is not closed, this is the beginning of the result, as far as it
+/// does not depend on what follows.
 RewrittenText normalize(const NormalizerStep& step, const TextPart& part);
 
-/// All steps, one after the other, of a whole text.
+/// Applies all steps, one after the other, to a whole text.
 std::string normalize(const std::vector<NormalizerStep>& steps, std::string_view text);
 
 }  // namespace lockstep

@@ -16,34 +16,35 @@ struct BatchSizes {
   bool operator==(const BatchSizes&) const = default;
 };
 
-/// Once the batch grows no more. ConfigError naming train.global_batch_size, or
-/// train.step_batch_size_schedule, if it does not divide.
+/// The sizes once the batch no longer grows. ConfigError naming train.global_batch_size, or
+/// train.step_batch_size_schedule, if they do not divide.
 BatchSizes batch_sizes(const TrainConfig& config, int64_t data_parallel_size);
 
 /// The sizes of every iteration of a run. With train.rampup_batch_size = "START INCREMENT SAMPLES"
-/// an iteration that begins when n <= SAMPLES samples are consumed has
+/// an iteration that begins when n <= SAMPLES samples have been consumed has
 ///   START + INCREMENT * floor(n / (SAMPLES / steps)),  steps = (global_batch_size - START) /
 ///   INCREMENT
-/// sequences, computed in double precision as Megatron Core does; later ones global_batch_size.
-/// With train.step_batch_size_schedule those of the last step whose samples are consumed.
+/// sequences, computed in double precision as Megatron Core does; later iterations have
+/// global_batch_size. With train.step_batch_size_schedule an iteration has the size of the last
+/// step whose samples have been consumed.
 class BatchSchedule {
  public:
   /// ConfigError naming train.rampup_batch_size if INCREMENT does not lead from START to the global
-  /// batch; naming it or train.step_batch_size_schedule if one of the batches is no multiple of
+  /// batch; naming it or train.step_batch_size_schedule if one of the batches is not a multiple of
   /// micro_batch_size * data-parallel ranks.
   BatchSchedule(const TrainConfig& config, int64_t data_parallel_size);
 
-  /// Those of an iteration that begins when `consumed_samples` (>= 0) are consumed.
+  /// The sizes of an iteration that begins when `consumed_samples` (>= 0) have been consumed.
   BatchSizes at(int64_t consumed_samples) const;
 
-  /// Those that the run ends with.
+  /// The sizes that the run ends with.
   const BatchSizes& full() const { return full_; }
 
-  /// All that occur, in order.
+  /// All sizes that occur, in order.
   std::vector<BatchSizes> all() const;
 
  private:
-  /// Batches of `global` sequences for iterations that begin when `samples` are consumed.
+  /// Batches of `global` sequences for iterations that begin when `samples` have been consumed.
   struct Step {
     int64_t samples;
     int64_t global;
@@ -65,8 +66,8 @@ struct SampleRange {
 };
 
 /// Micro-batch `microbatch` of data-parallel rank `rank` of `ranks`, in an iteration that starts
-/// when `consumed` samples are consumed: micro-batches follow each other, and within each the
-/// ranks.
+/// when `consumed` samples have been consumed: micro-batches follow each other, and within each
+/// micro-batch the ranks do.
 SampleRange microbatch_samples(int64_t consumed, int64_t micro_batch_size, int64_t microbatch,
                                int64_t rank, int64_t ranks);
 

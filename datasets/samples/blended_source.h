@@ -11,21 +11,21 @@ namespace lockstep {
 /// Samples of several sources, in Megatron Core's order of a blend.
 class BlendedSource : public SampleSource {
  public:
-  /// `weights`: of normalize_weights(), one for each source. There are samples until a source that
-  /// is drawn from has no more.
+  /// `weights`: from normalize_weights(), one for each source. There are samples until a source
+  /// that is to be drawn from has no more.
   BlendedSource(std::vector<std::unique_ptr<SampleSource>> sources, std::vector<double> weights);
 
   int64_t size() const override { return size_; }
   void read(int64_t sample, std::span<int64_t> out) override;
 
  private:
-  static constexpr int64_t kBlock = 1 << 16;  ///< samples that are drawn together
+  static constexpr int64_t kBlock = 1 << 16;  ///< number of samples that are drawn together
 
   void open_block(int64_t block);
 
   std::vector<std::unique_ptr<SampleSource>> sources_;
   std::vector<double> weights_;
-  std::vector<std::vector<int64_t>> drawn_;  ///< in front of each block that was reached
+  std::vector<std::vector<int64_t>> drawn_;  ///< before each block that was reached
   int64_t block_ = -1;
   std::vector<BlendedSample> samples_;  ///< of block_
   int64_t size_ = kEndless;

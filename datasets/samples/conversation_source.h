@@ -8,14 +8,14 @@
 
 namespace lockstep {
 
-/// Conversations, packed best-fit into samples of seq_length tokens. Each is a document: attention
-/// is bounded by it, positions begin at 0 in it, and the tokens to be learned carry loss. What a
-/// sample lacks is filled with id 0, as a last document without loss.
+/// Conversations, packed best-fit into samples of seq_length tokens. Each conversation is a
+/// document: attention does not cross its bounds, its positions begin at 0, and only the tokens to
+/// be learned have loss. The rest of a sample is filled with id 0, as a last document without loss.
 class ConversationSource : public SampleSource {
  public:
-  /// Conversations first ... last - 1 of the set, which may be none where it is `endless` not. With
-  /// `endless` each epoch packs them anew, in an order that depends on (seed, epoch) alone, into as
-  /// many samples; otherwise there is one epoch in the order of the packing.
+  /// Conversations first ... last - 1 of the set; there may be none unless `endless`. With
+  /// `endless` each epoch packs them again, in an order that depends only on (seed, epoch), into
+  /// the same number of samples; otherwise there is one epoch in the order of the packing.
   ConversationSource(std::shared_ptr<const ConversationSet> set, int64_t first, int64_t last,
                      int64_t seq_length, uint64_t seed, bool endless);
 
@@ -26,7 +26,7 @@ class ConversationSource : public SampleSource {
   int64_t samples_per_epoch() const { return samples_per_epoch_; }
 
  private:
-  /// The conversations of a sample, numbered in the set.
+  /// The conversations of a sample, by their numbers in the set.
   std::vector<int64_t> conversations_of(int64_t sample);
   void open_epoch(int64_t epoch);
 
@@ -42,8 +42,9 @@ class ConversationSource : public SampleSource {
 };
 
 /// What `config.path` names, with train.task = sft: files of JSON lines with conversations. The
-/// first share of `config.split` trains and the next validates; with `config.valid_path` all of
-/// those. Errors as of ConversationSet; ConfigError also where no conversation is left to train on.
+/// first share of `config.split` trains and the next validates; with `config.valid_path` all of its
+/// conversations validate instead. Errors as for ConversationSet; ConfigError also if no
+/// conversation is left to train on.
 SampleSources open_conversations(const DataConfig& config, int64_t vocabulary_size,
                                  int64_t seq_length, uint64_t seed);
 

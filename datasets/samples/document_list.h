@@ -11,36 +11,36 @@
 #include "lockstep/datasets/sample_index.h"
 #include "lockstep/datasets/token_sequence.h"
 
-/// The documents of a split. A document is what Megatron calls one: a sequence of the `.idx`. Needs
-/// no libtorch.
+/// The documents of a split. "Document" is used as in Megatron: a sequence of the `.idx`. Needs no
+/// libtorch.
 namespace lockstep {
 
-/// Documents range.begin ... range.end - 1 of a data set, of which the first may lack tokens at its
-/// front and the last at its end.
+/// Documents range.begin ... range.end - 1 of a data set; the first may lack tokens at its
+/// beginning and the last at its end.
 struct DatasetPart {
   DocumentRange range;
-  int64_t skipped = 0;  ///< tokens of the first document that belong to the part before
-  int64_t cut = 0;      ///< tokens of the last document that belong to the part after
-  int64_t begin = 0;    ///< tokens of the data set, half open
+  int64_t skipped = 0;  ///< tokens of the first document that belong to the previous part
+  int64_t cut = 0;      ///< tokens of the last document that belong to the next part
+  int64_t begin = 0;    ///< half-open range of tokens of the data set
   int64_t end = 0;
 
   int64_t tokens() const { return end - begin; }
 };
 
-/// How a split deals out a data set to training and validation: its documents, as Megatron's
-/// builder does (split_documents()). Where that leaves one that has a share without any token, as
-/// in a set of a few documents, its tokens are dealt out, and documents are cut. UsageError as of
-/// split_documents().
+/// How a split distributes a data set to training and validation: by documents, as Megatron's
+/// builder does (split_documents()). If that leaves a part with a share but without any token, as
+/// in a data set of a few documents, the split is by tokens, and documents are cut. UsageError as
+/// for split_documents().
 std::array<DatasetPart, 2> split_dataset(const DatasetIndex& index, std::span<const double> shares);
 
 /// Parts of one or several data sets, one after another.
 class DocumentList {
  public:
-  /// Ids are below `vocabulary_size`; so says the field `vocabulary_field`.
+  /// Ids must be below `vocabulary_size`, which the field `vocabulary_field` sets.
   DocumentList(int64_t vocabulary_size, const std::string& vocabulary_field)
       : tokens_(vocabulary_size, vocabulary_field) {}
 
-  /// UsageError unless the numbers are integers, and for more than 2^31 - 1 documents together.
+  /// UsageError unless the numbers are integers, and for more than 2^31 - 1 documents in total.
   void append(const std::shared_ptr<const IndexedDataset>& dataset, const DatasetPart& part);
 
   int64_t size() const { return size_; }
@@ -56,14 +56,14 @@ class DocumentList {
   /// The lengths of all documents.
   std::vector<int32_t> lengths() const;
 
-  /// The prefixes of the data sets, as a message names them.
+  /// The prefixes of the data sets, as used in messages.
   std::string name() const;
 
-  /// The first of them, without its folder.
+  /// The first prefix, without its folder.
   std::string base_name() const;
 
-  /// Says which documents these are and how long: the data sets, by checksums of their `.idx`, and
-  /// the parts. Lists of equal text have equal lengths.
+  /// Identifies the documents and their lengths: the data sets, by checksums of their `.idx`, and
+  /// the parts. Lists with equal descriptions have equal lengths.
   std::string description() const;
 
  private:

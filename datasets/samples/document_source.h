@@ -11,19 +11,19 @@ namespace lockstep {
 /// Where the indices of a DocumentSource are kept.
 struct IndexCacheOptions {
   std::string folder;
-  bool required = false;  ///< as of IndexCacheFile
+  bool required = false;  ///< as in IndexCacheFile
 };
 
 /// Documents in Megatron Core's order. Each epoch is the one-epoch index of its GPTDataset
 /// (build_sample_index() with num_samples = 0): the first with the low 32 bits of `seed`, the next
-/// with that plus one, and so on. So a run within one epoch reads what Megatron reads; beyond it
-/// Megatron's order would change with the length of the run, and a run that is prolonged would lose
+/// with that plus one, and so on. So a run within one epoch reads what Megatron reads. Beyond that,
+/// Megatron's order would change with the length of the run, and a run that is extended would lose
 /// samples and repeat others.
 ///
 /// The indices of the first epoch, and of large later ones, are kept on disk.
 class DocumentSource : public SampleSource {
  public:
-  /// ConfigError if the documents have less than seq_length + 1 tokens.
+  /// ConfigError if the documents have fewer than seq_length + 1 tokens.
   DocumentSource(DocumentList documents, int64_t seq_length, uint64_t seed,
                  IndexCacheOptions cache);
 

@@ -7,9 +7,9 @@
 
 namespace lockstep {
 
-/// Samples that need no file, of which a model can learn: each counts up by one from a
-/// pseudo-random id, and goes on with 0 after the last id of the vocabulary. They depend on `seed`,
-/// `name` and the number of the sample alone.
+/// Samples that need no file, and that a model can learn from: each counts up by one from a
+/// pseudo-random id, and continues with 0 after the last id of the vocabulary. They depend only on
+/// `seed`, `name` and the number of the sample.
 class MockSource : public SampleSource {
  public:
   MockSource(int64_t vocabulary_size, uint64_t seed, std::string name)

@@ -9,7 +9,7 @@
 #include "lockstep/datasets/dataset_index.h"
 
 /// The order in which Megatron Core's GPTDataset reads documents, number for number. Needs no
-/// libtorch. A document here is what Megatron calls one: a sequence of the `.idx`.
+/// libtorch. "Document" is used as in Megatron: a sequence of the `.idx`.
 namespace lockstep {
 
 /// NumPy's legacy generator and its shuffle: numpy.random.RandomState(seed).shuffle(values).
@@ -17,7 +17,7 @@ class NumpyShuffle {
  public:
   explicit NumpyShuffle(uint32_t seed) : generator_(seed) {}
 
-  /// UsageError for more than 2^32 values, for which NumPy draws other numbers.
+  /// UsageError for more than 2^32 values, for which NumPy draws different numbers.
   template <class T>
   void operator()(std::span<T> values) {
     check_size(values.size());
@@ -38,19 +38,19 @@ struct DocumentRange {
   int64_t end = 0;
 };
 
-/// How a split in three relative shares (training, validation, test) deals out documents, as
+/// How a split into three relative shares (training, validation, test) distributes documents, as
 /// Megatron's builder does. UsageError unless the shares are >= 0 with a positive sum.
 std::array<DocumentRange, 3> split_documents(std::span<const double> shares, int64_t documents);
 
 struct SampleIndexOptions {
   int64_t seq_length = 0;  ///< tokens, > 0
   uint32_t seed = 0;
-  /// How many samples are needed, which decides the number of epochs; 0: one epoch.
+  /// How many samples are needed, which determines the number of epochs; 0: one epoch.
   int64_t num_samples = 0;
-  /// A sample has this many tokens more than seq_length, 0 or 1, for the labels; the next sample
+  /// A sample has this many more tokens than seq_length, 0 or 1, for the labels; the next sample
   /// begins with them again.
   int64_t extra_tokens = 1;
-  /// Whether tokens at the end that do not fill a sample are left out.
+  /// Whether tokens at the end that do not fill a sample are dropped.
   bool drop_last_partial = true;
 };
 
@@ -61,10 +61,10 @@ struct SampleStart {
   bool operator==(const SampleStart&) const = default;
 };
 
-/// Samples + 1 starts: walks through `documents`, whose lengths `lengths` gives by document, in
-/// samples of seq_length tokens. Sample k reads from starts[k] to starts[k + 1], and extra_tokens
-/// more. Without drop_last_partial the number of samples is rounded up in single precision, as
-/// Megatron does. UsageError if the documents are not enough for one sample.
+/// As many starts as samples, + 1: walks through `documents`, whose lengths are in `lengths`, by
+/// document, in samples of seq_length tokens. Sample k reads from starts[k] to starts[k + 1], and
+/// extra_tokens more. Without drop_last_partial the number of samples is rounded up in single
+/// precision, as in Megatron. UsageError if the documents are not enough for one sample.
 std::vector<SampleStart> build_sample_starts(const PackedArray<int32_t>& lengths,
                                              std::span<const int32_t> documents,
                                              const SampleIndexOptions& options);
@@ -72,15 +72,15 @@ std::vector<SampleStart> build_sample_starts(const PackedArray<int32_t>& lengths
 /// Megatron's three indices of one split.
 struct SampleIndex {
   int64_t epochs = 0;
-  std::vector<int32_t> documents;   ///< in the order in which they are read, over all epochs
+  std::vector<int32_t> documents;   ///< in reading order, over all epochs
   std::vector<SampleStart> starts;  ///< of the samples, in the order of their tokens
   std::vector<int64_t> order;       ///< sample k of the training is number order[k] of these
 
   int64_t num_samples() const { return static_cast<int64_t>(order.size()); }
 };
 
-/// The indices of documents range.begin ... range.end - 1. A last epoch of which less than 80 % is
-/// needed is shuffled on its own, after the others. UsageError if there are no tokens, or not
+/// The indices of documents range.begin ... range.end - 1. If less than 80 % of the last epoch is
+/// needed, it is shuffled separately, after the others. UsageError if there are no tokens, or not
 /// enough for one sample.
 SampleIndex build_sample_index(const PackedArray<int32_t>& lengths, DocumentRange range,
                                const SampleIndexOptions& options);

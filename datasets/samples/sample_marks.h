@@ -11,16 +11,16 @@
 
 namespace lockstep {
 
-/// Which marks the ends of documents leave in a sample, as in Megatron Core's GPTDataset.
+/// How the ends of documents affect a sample, as in Megatron Core's GPTDataset.
 struct DocumentRules {
   int64_t end_of_document = 0;        ///< id
   bool reset_position_ids = false;    ///< positions begin at 0 after each end
-  bool reset_attention_mask = false;  ///< attention is bounded behind each end
-  bool eod_mask_loss = false;         ///< what follows an end is not to be predicted from it
+  bool reset_attention_mask = false;  ///< attention does not cross an end
+  bool eod_mask_loss = false;         ///< the token after an end is not to be predicted from it
 };
 
-/// The marks of a sample `ids` [seq_length + 1]. A document reaches to its end-of-document token,
-/// which belongs to it; the last one may lack its end.
+/// The marks of a sample `ids` [seq_length + 1]. A document extends to its end-of-document token,
+/// which belongs to it; the last document may lack its end.
 SampleMarks mark_documents(std::span<const int64_t> ids, const DocumentRules& rules);
 
 /// The samples of a source, with the marks of their documents.
@@ -40,12 +40,12 @@ class MarkedSource : public SampleSource {
   DocumentRules rules_;
 };
 
-/// The place of each token in its document: `lengths` add up to `seq_length`.
+/// The position of each token in its document; `lengths` must add up to `seq_length`.
 std::vector<int64_t> positions_in_documents(std::span<const int64_t> lengths, int64_t seq_length);
 
-/// Wraps the sources where data.reset_position_ids, data.reset_attention_mask or
-/// data.eod_mask_loss asks for it. The end of a document is that of data.tokenizer. ConfigError
-/// if that is not below `vocabulary_size`; errors also as of make_tokenizer().
+/// Wraps the sources if data.reset_position_ids, data.reset_attention_mask or data.eod_mask_loss
+/// asks for it. The end of a document is that of data.tokenizer. ConfigError if that is not below
+/// `vocabulary_size`; errors also as for make_tokenizer().
 SampleSources with_document_marks(SampleSources sources, const DataConfig& config,
                                   int64_t vocabulary_size);
 

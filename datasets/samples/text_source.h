@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// Sample i is tokens i * seq_length ... of a text; a last partial window is dropped.
+/// Sample i consists of tokens i * seq_length ... of a text; a last partial window is dropped.
 class WindowSource : public SampleSource {
  public:
   WindowSource(TokenSequence text, int64_t seq_length)
@@ -24,7 +24,7 @@ class WindowSource : public SampleSource {
 /// Windows of a text in the order of SampleOrder.
 class TextSource : public SampleSource {
  public:
-  /// ConfigError as of SampleOrder.
+  /// ConfigError as for SampleOrder.
   TextSource(TokenSequence text, int64_t seq_length, uint64_t seed)
       : text_(std::move(text)), order_(text_.size(), seq_length, seed) {}
 

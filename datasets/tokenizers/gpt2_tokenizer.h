@@ -12,12 +12,13 @@
 
 namespace lockstep {
 
-/// GPT-2's byte-level byte-pair encoding, of any text; special tokens in a text are text. Equal to
-/// tiktoken's encode_ordinary for every text in UTF-8; bytes that are none survive too.
+/// GPT-2's byte-level byte-pair encoding, for any text; special tokens in a text are treated as
+/// text. Equal to tiktoken's encode_ordinary for every text in UTF-8; bytes that are not UTF-8 are
+/// preserved, too.
 class Gpt2Tokenizer : public Tokenizer {
  public:
   explicit Gpt2Tokenizer(Gpt2Vocabulary vocabulary);
-  /// With the vocabulary of a folder; errors as of read_gpt2_vocabulary().
+  /// With the vocabulary of a folder; errors as for read_gpt2_vocabulary().
   explicit Gpt2Tokenizer(const std::string& folder);
 
   int64_t vocabulary_size() const override;

@@ -28,22 +28,22 @@ struct Gpt2Vocabulary {
 
 /// GPT-2's files: encoder.json (the name of each token in GPT-2's alphabet, and its id) and
 /// vocab.bpe (the merges, the most frequent first). FileError with the path, and the line or token,
-/// for damage: ids that are not 0 to n - 1, characters outside the alphabet, a byte without token,
-/// a merge of or into what is no token, a merge that comes twice.
+/// for damage: ids that are not 0 to n - 1, characters outside the alphabet, a byte without a
+/// token, a merge of or into something that is not a token, a merge that occurs twice.
 Gpt2Vocabulary parse_gpt2_vocabulary(std::string_view encoder, const std::string& encoder_path,
                                      std::string_view merges, const std::string& merges_path);
 
-/// tiktoken's ranks: lines of a token's bytes in base64 and its id, which is its rank too: two
-/// neighbours may become any token that their bytes make up. The one id between them that no line
-/// has, or else the next after them, is <|endoftext|>. FileError with the path and the line for
-/// damage: no base64, a token of no byte or more than 1024, a token or an id that comes twice, a
-/// byte without token, ids with more than one gap.
+/// tiktoken's ranks: lines with a token's bytes in base64 and its id, which is also its rank: two
+/// neighbours may become any token that their bytes together form. The one id in between that no
+/// line has, or otherwise the next id after the last, is <|endoftext|>. FileError with the path and
+/// the line for damage: not base64, a token of no bytes or more than 1024, a token or an id that
+/// occurs twice, a byte without a token, ids with more than one gap.
 Gpt2Vocabulary parse_tiktoken_ranks(std::string_view text, const std::string& path);
 
-/// The vocabulary of a folder: encoder.json and vocab.bpe where one of them is there, else
-/// vocab.json and merges.txt, which are the same files under other names, else ranks for GPT-2's
-/// rule of cutting text: gpt2.tiktoken, r50k_base.tiktoken or p50k_base.tiktoken. FileError as
-/// above, and with the folder if it has none of them.
+/// The vocabulary of a folder: encoder.json and vocab.bpe if one of them exists, otherwise
+/// vocab.json and merges.txt, which are the same files under other names, otherwise ranks for
+/// GPT-2's rule for cutting text: gpt2.tiktoken, r50k_base.tiktoken or p50k_base.tiktoken.
+/// FileError as above, and with the folder if it has none of them.
 Gpt2Vocabulary read_gpt2_vocabulary(const std::string& folder);
 
 }  // namespace lockstep

@@ -13,27 +13,27 @@ namespace lockstep {
 
 /// The names of the tokens.
 struct TokenNames {
-  std::vector<std::string> names;  ///< by id; empty for an id that no token has
+  std::vector<std::string> names;  ///< by id; empty for an id without a token
   std::unordered_map<std::string, uint32_t, StringHash, std::equal_to<>> ids;
 };
 
 /// Fills in `vocabulary` and `apart` from the field `model`.
 TokenNames read_model(const JsonField& model, bool by_bytes, HuggingFaceTokenizerFile& file);
 
-/// Fills in the finders of tokens from the field `added_tokens`, and adds them to `tokens`.
+/// Fills in the token finders from the field `added_tokens`, and adds these tokens to `tokens`.
 void read_added_tokens(const JsonField& added, TokenNames& tokens, HuggingFaceTokenizerFile& file);
 
-/// Fills in `normalizer` from the field of this name.
+/// Fills in `normalizer` from the field of the same name.
 void read_normalizer(const JsonField& normalizer, HuggingFaceTokenizerFile& file);
 
-/// Fills in the `stages` and `part_steps` from the field `pre_tokenizer`. Whether pieces begin as
-/// their bytes.
+/// Fills in the `stages` and `part_steps` from the field `pre_tokenizer`. Returns whether pieces
+/// start out as their bytes.
 bool read_pre_tokenizer(const JsonField& pre_tokenizer, HuggingFaceTokenizerFile& file);
 
-/// FileError for a post-processor that is not known.
+/// FileError for an unknown post-processor.
 void check_post_processor(const JsonField& post_processor);
 
-/// What the tokens stand for, by the field `decoder`; without one, by their names.
+/// The bytes of the tokens, according to the field `decoder`; without a decoder, their names.
 TokenBytes read_decoder(const JsonField& decoder, const TokenNames& tokens);
 
 }  // namespace lockstep

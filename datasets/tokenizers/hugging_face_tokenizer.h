@@ -14,15 +14,16 @@ namespace lockstep {
 
 /// The tokenizer of a tokenizer.json. The ids are those that PyPI's tokenizers gives for a text
 /// with add_special_tokens=False, which is what Megatron's HuggingFaceTokenizer asks for: no token
-/// is put before or after a text, and special tokens in a text are these tokens. Bytes that are no
-/// UTF-8 count as U+FFFD, as in a text that Python decodes with errors="replace".
+/// is put before or after a text, and special tokens in a text are encoded as these tokens. Bytes
+/// that are not UTF-8 count as U+FFFD, as in a text that Python decodes with errors="replace".
 ///
-/// decode() gives what Hugging Face's gives without leaving out special tokens, but bytes of half a
-/// character stay what they are. Without a decoder in the file, it is the tokens' names.
+/// decode() returns what Hugging Face's decode() returns if it keeps special tokens, but the bytes
+/// of an incomplete character stay as they are. Without a decoder in the file, it returns the
+/// tokens' names.
 class HuggingFaceTokenizer : public Tokenizer {
  public:
   explicit HuggingFaceTokenizer(HuggingFaceTokenizerFile file);
-  /// Of a file; errors as of read_hugging_face_tokenizer().
+  /// From a file; errors as for read_hugging_face_tokenizer().
   explicit HuggingFaceTokenizer(const std::string& path);
 
   int64_t vocabulary_size() const override { return file_->vocabulary_size; }
@@ -33,7 +34,7 @@ class HuggingFaceTokenizer : public Tokenizer {
   std::unique_ptr<Tokenizer> clone() const override;
   void restart() override { begins_ = {}; }
 
-  /// What has not begun yet where encode_front() goes on.
+  /// What has not begun yet where encode_front() continues.
   struct Begins {
     bool text = true;     ///< the text
     bool section = true;  ///< what is between two tokens in the text

@@ -9,25 +9,25 @@
 
 namespace lockstep {
 
-/// What `error` says, without the name that the library gives it.
+/// The message of `error`, without the name that the library gives it.
 std::string problem_of(const nlohmann::json::exception& error);
 
-/// A value of a JSON file and its path there, such as 'tokenizer.json': model.merges[3], with which
-/// each FileError begins. Needs no libtorch.
+/// A value in a JSON file and its path there, such as 'tokenizer.json': model.merges[3]. Each
+/// FileError begins with that path. Needs no libtorch.
 class JsonField {
  public:
   using Json = nlohmann::json;
 
-  /// The whole of a file, which `json` holds.
+  /// A whole file, which `json` holds.
   JsonField(const Json& json, const std::string& path);
-  /// What stands at `place`, as messages name it.
+  /// The value at `place`, which is how messages name it.
   static JsonField within(const Json& json, const std::string& place) {
     return {&json, place + ":"};
   }
 
-  /// A member of an object; null where there is none. FileError unless this is an object.
+  /// A member of an object; null if there is none. FileError unless this is an object.
   JsonField operator[](std::string_view name) const;
-  /// FileError unless this is an array. It keeps no copy.
+  /// FileError unless this is an array. Makes no copy.
   size_t size() const;
   JsonField at(size_t index) const;
 
@@ -45,7 +45,7 @@ class JsonField {
 
   /// FileError: what was found here, and what is allowed.
   [[noreturn]] void refuse(std::string_view allowed) const;
-  /// FileError unless the value is null, or what `otherwise` is.
+  /// FileError unless the value is null or equal to `otherwise`.
   void expect_null_or(const Json& otherwise) const;
 
  private:

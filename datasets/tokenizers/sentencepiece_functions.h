@@ -1,7 +1,7 @@
 #pragma once
 
-// Internal: what liblockstep_sentencepiece.so offers, in C's terms, since it has a C++ library of
-// another make within.
+// Internal: the interface of liblockstep_sentencepiece.so, in C, because it contains a different
+// build of the C++ library.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,20 +9,20 @@
 namespace lockstep {
 
 struct SentencepieceFunctions {
-  /// A model out of the bytes of its file, or nullptr.
+  /// Opens a model from the bytes of its file; nullptr on failure.
   void* (*open)(const char* bytes, size_t size);
   void (*close)(void* model);
   int64_t (*vocabulary_size)(void* model);
   int64_t (*end_of_sentence)(void* model);  ///< -1 if there is none
-  /// Gives `append` the ids. False if the library fails.
+  /// Passes the ids to `append`. False if the library fails.
   bool (*encode)(void* model, const char* text, size_t size, void* sink,
                  void (*append)(void* sink, int64_t id));
-  /// Gives `append` the bytes. Ids are inside the vocabulary. False if the library fails.
+  /// Passes the bytes to `append`. Ids must be inside the vocabulary. False if the library fails.
   bool (*decode)(void* model, const int64_t* ids, size_t count, void* sink,
                  void (*append)(void* sink, const char* bytes, size_t size));
 };
 
-/// Name and type of the one symbol.
+/// Name and type of the only symbol.
 inline constexpr char kSentencepieceSymbol[] = "lockstep_sentencepiece_functions";
 using SentencepieceEntry = const SentencepieceFunctions* (*)();
 

@@ -11,17 +11,17 @@ namespace lockstep {
 
 struct SentencepieceFunctions;
 
-/// SentencePiece, by its own library, with the model of a file. The library is in
-/// liblockstep_sentencepiece.so, which is built where CMake finds it and loaded when it is needed,
-/// with symbols of its own: it brings along another protobuf.
+/// SentencePiece, using its own library, with the model in a file. The library is in
+/// liblockstep_sentencepiece.so, which is built if CMake finds SentencePiece, and loaded on demand,
+/// with its own symbols, because it includes a different protobuf.
 ///
-/// A text is encoded as a whole: nothing of it can be given before its end is there, so that a
-/// document of `lockstep data build` must fit into the memory. Line ends and runs of spaces are
-/// what the model makes of them, so decode() need not give the text back.
+/// A text is encoded as a whole: no ids can be returned before its end has arrived, so a document
+/// of `lockstep data build` must fit into memory. The model determines what happens to line ends
+/// and runs of spaces, so decode() need not return the original text.
 class SentencepieceTokenizer : public Tokenizer {
  public:
-  /// ConfigError, with `field`, where this build has no SentencePiece; FileError for a file that is
-  /// missing or no model.
+  /// ConfigError, with `field`, if this build has no SentencePiece; FileError for a file that is
+  /// missing or not a model.
   SentencepieceTokenizer(const std::string& path, const std::string& field);
 
   int64_t vocabulary_size() const override;

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-/// How token ids lie in a file: packed numbers, little endian. Needs no libtorch.
+/// How token ids are stored in a file: packed numbers, little endian. Needs no libtorch.
 namespace lockstep {
 
 class InputFile;
@@ -34,10 +34,10 @@ bool is_integer(TokenType type);
 /// Bytes of one number.
 int64_t token_type_bytes(TokenType type);
 
-/// The type that Megatron takes for a vocabulary: uint16 below 65500 ids, else int32.
+/// The type that Megatron uses for a vocabulary: uint16 below 65500 ids, otherwise int32.
 TokenType token_type_of_vocabulary(int64_t vocabulary_size);
 
-/// Packed numbers that somebody else keeps, in memory or in an open file.
+/// Packed numbers that this object does not own, in memory or in an open file.
 struct PackedTokens {
   const char* data = nullptr;  ///< in memory
   TokenType type = TokenType::uint8;
@@ -45,8 +45,8 @@ struct PackedTokens {
   const InputFile* file = nullptr;  ///< instead of `data`
   int64_t offset = 0;               ///< bytes: where they begin in `file`
 
-  /// Numbers start ... start + out.size() - 1, which must be there. UsageError for types that are
-  /// no integers; FileError as of InputFile::read_at().
+  /// Reads numbers start ... start + out.size() - 1, which must exist. UsageError for types that
+  /// are not integers; FileError as for InputFile::read_at().
   void read(int64_t start, std::span<int64_t> out) const;
 
   /// The bytes of `count` numbers from `start` on. FileError likewise.
@@ -56,8 +56,8 @@ struct PackedTokens {
   PackedTokens part(int64_t begin, int64_t end) const;
 };
 
-/// Appends `ids` to `packed`. UsageError names an id that the type does not hold, and types that
-/// are no integers.
+/// Appends `ids` to `packed`. UsageError names an id that the type cannot hold, or a type that is
+/// not an integer type.
 void pack_tokens(std::span<const int64_t> ids, TokenType type, std::string& packed);
 
 }  // namespace lockstep

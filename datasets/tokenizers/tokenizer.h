@@ -14,26 +14,26 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  /// Ids are below this; the end of a document counts.
+  /// All ids are below this, including that of the end of a document.
   virtual int64_t vocabulary_size() const = 0;
 
   /// The id that ends a document. FileError if the vocabulary has none.
   virtual int64_t end_of_document() const = 0;
 
-  /// Appends the ids of a front part of `text` to `ids` and returns how many bytes they stand for:
-  /// all of it if nothing comes after it (`last`), else as much as does not depend on what comes.
-  /// The calls for a long text, each with what the one before left over, together give encode().
-  /// The first call after one with `last` begins another text.
+  /// Appends the ids of a front part of `text` to `ids` and returns how many bytes they cover: all
+  /// of it if nothing follows (`last`), otherwise as much as does not depend on what follows. For a
+  /// long text, call it repeatedly, each time starting with what the previous call left over;
+  /// together the calls give the same ids as encode(). The first call after one with `last` begins
+  /// another text.
   virtual size_t encode_front(std::string_view text, bool last, std::vector<int64_t>& ids) = 0;
 
-  /// The bytes that the ids stand for. UsageError names an id that is none.
+  /// The bytes that the ids represent. UsageError names an id that does not exist.
   virtual std::string decode(const std::vector<int64_t>& ids) const = 0;
 
-  /// The same where other ids came before these: a space that a text's first token has in excess
-  /// stays.
+  /// The same if other ids came before these: an extra space of a text's first token is then kept.
   virtual std::string decode_more(const std::vector<int64_t>& ids) const { return decode(ids); }
 
-  /// An object for another thread. What is large is shared.
+  /// A copy for another thread. Large data are shared.
   virtual std::unique_ptr<Tokenizer> clone() const = 0;
 
   /// Begins a new text, whatever encode_front() was given last.
@@ -42,7 +42,7 @@ class Tokenizer {
   std::vector<int64_t> encode(std::string_view text);
 };
 
-/// Token ids are the values of the bytes, 0 to 255; 256 ends a document and stands for no byte.
+/// Token ids are the values of the bytes, 0 to 255; 256 ends a document and represents no byte.
 class ByteTokenizer : public Tokenizer {
  public:
   static constexpr int64_t kBytes = 256;
@@ -58,8 +58,8 @@ class ByteTokenizer : public Tokenizer {
 /// "sentencepiece:" and a file.
 void check_tokenizer_name(const std::string& name, const std::string& field);
 
-/// The tokenizer that `name` means: bytes, GPT-2's with the vocabulary of a folder, that of a
-/// tokenizer.json, or SentencePiece with the model of a file. Errors as of check_tokenizer_name(),
+/// The tokenizer that `name` refers to: bytes, GPT-2's with the vocabulary in a folder, that of a
+/// tokenizer.json, or SentencePiece with the model in a file. Errors as for check_tokenizer_name(),
 /// Gpt2Tokenizer, HuggingFaceTokenizer and SentencepieceTokenizer.
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& name, const std::string& field);
 

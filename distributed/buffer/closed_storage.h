@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// As large as `storage` and without memory: whoever asks for its data gets c10::Error with
+/// A storage as large as `storage`, but without memory: access to its data throws c10::Error with
 /// `message`.
 c10::Storage closed_twin(const c10::Storage& storage, const char* message);
 

@@ -17,14 +17,14 @@ std::vector<at::Tensor> owned_grads(const ParamAndGradBuffer& buffer, ElementRan
 /// The same for the whole buffer.
 std::vector<at::Tensor> owned_grads(const ParamAndGradBuffer& buffer);
 
-/// The parts whose reduced gradients this rank holds, be they its own or not (see
-/// ParamAndGradBuffer::reduced): what passes over gradients must change.
+/// The parts whose reduced gradients this rank holds, whether it owns them or not (see
+/// ParamAndGradBuffer::reduced). Passes over gradients must change these.
 std::vector<at::Tensor> reduced_grads(const ParamAndGradBuffer& buffer, ElementRange range);
 std::vector<at::Tensor> reduced_grads(const ParamAndGradBuffer& buffer);
 
 /// Divides `grads`, of one device, by a 0-dim fp64 tensor there. 16-bit gradients are divided in
-/// fp32: an operator would round the divisor to their dtype first, in which a count of tokens may
-/// be infinite.
+/// fp32: an operator would first round the divisor to their dtype, in which a token count may be
+/// infinite.
 void divide_grads(const std::vector<at::Tensor>& grads, const at::Tensor& divisor);
 
 }  // namespace lockstep

@@ -24,7 +24,8 @@ enum class BufferContents {
   unattached_grads,
 };
 
-/// What of a sharded buffer has memory only while it is used. What remains is this rank's shard.
+/// Which part of a sharded buffer has memory only while it is in use. What remains otherwise is
+/// this rank's shard.
 enum class LentMemory { none, grads, params_and_grads };
 
 /// How a buffer's memory is lent, and from where.
@@ -33,7 +34,7 @@ struct Lending {
   std::shared_ptr<BlockPool> pool = nullptr;  ///< null: nothing is lent
 };
 
-/// Stage 2 of the gradient's way: one contiguous piece of memory for parameters of one dtype, and
+/// Stage 2 of a gradient's path: one contiguous piece of memory for parameters of one dtype, and
 /// one for their gradients. Parameters and gradients are views of them, so nothing is copied before
 /// or after communication, and the optimizer can walk one flat range.
 ///
@@ -48,8 +49,8 @@ class ParamAndGradBuffer {
   /// options.data_parallel_size; otherwise it owns all.
   ///
   /// `lending`, for a layout of one bucket that is cut among several ranks: gradients have no
-  /// memory at first, see open_grads(). Parameters have theirs until lent_params() is closed, and
-  /// the shard is theirs after keep_param_shard().
+  /// memory at first, see open_grads(). Parameters have memory until lent_params() is closed. The
+  /// shard has their values after keep_param_shard().
   ParamAndGradBuffer(std::vector<NamedParameter> params, at::ScalarType grad_dtype,
                      const LayoutOptions& options, int64_t shard = 0,
                      BufferContents contents = BufferContents::params_and_grads,
@@ -63,19 +64,19 @@ class ParamAndGradBuffer {
   const std::vector<NamedParameter>& params() const { return params_; }
   const ParamLayout& layout() const { return layout_; }
 
-  /// All parameters [layout().numel elements], gaps between them are zero; undefined for a buffer
-  /// of gradients alone. Where memory is lent, nobody may read this and grad_data() while it is
-  /// closed.
+  /// All parameters [layout().numel elements]; gaps between them are zero. Undefined for a buffer
+  /// of gradients alone. Where memory is lent, neither this nor grad_data() may be read while the
+  /// memory is closed.
   const at::Tensor& param_data() const { return param_data_; }
-  /// All gradients [layout().numel elements], gaps are zero.
+  /// All gradients [layout().numel elements]; gaps are zero.
   const at::Tensor& grad_data() const { return grad_data_; }
   /// The gradient of parameter `index`, in its shape.
   const at::Tensor& grad_view(size_t index) const { return views_[index].grad; }
 
   /// The elements that this rank's optimizer updates, and whose reduced gradients it holds, in
   /// coordinates of the buffer: with the distributed optimizer one range for each bucket, otherwise
-  /// one range of all. Where they are not all, the other gradients are this rank's own terms, of no
-  /// meaning after the reduction.
+  /// one range of all. If these are not all elements, the other gradients are this rank's own
+  /// terms, which have no meaning after the reduction.
   const std::vector<ElementRange>& owned() const { return owned_; }
   /// Elements of owned().
   int64_t owned_numel() const;
@@ -89,8 +90,8 @@ class ParamAndGradBuffer {
   const std::vector<ElementRange>& reduced() const { return all_reduced_ ? all_ : owned_; }
   void note_all_reduced(bool all) { all_reduced_ = all; }
 
-  /// A range inside one of owned() of the parameters, flat; of reduced() of the gradients. What the
-  /// optimizer works on.
+  /// What the optimizer works on, flat: the parameters in a range inside one of owned(), and the
+  /// gradients in a range inside one of reduced().
   at::Tensor owned_params(ElementRange range) const;
   at::Tensor held_grads(ElementRange range) const;
 
@@ -99,8 +100,8 @@ class ParamAndGradBuffer {
   bool lends_params() const { return lent_params_ != nullptr; }
   LentStorage& lent_params() { return *lent_params_; }
 
-  /// Bytes that parameters, and gradients, always have: the whole, or this rank's shard where they
-  /// are lent. What is lent comes from pool(), which is null where nothing is.
+  /// Bytes that parameters and gradients always occupy: those of the whole, or those of this rank's
+  /// shard where memory is lent. Lent memory comes from pool(), which is null if nothing is lent.
   int64_t kept_param_bytes() const;
   int64_t kept_grad_bytes() const;
   const BlockPool* pool() const { return pool_.get(); }
@@ -108,34 +109,36 @@ class ParamAndGradBuffer {
   /// With lends_grads(): gives the gradients memory. The gaps are zero, and a gradient has a value
   /// once adopt_grad() has copied it in. adopt_grad() calls it.
   void open_grads();
-  /// The same, and those that have no value are zero: before a reduction.
+  /// The same, and gradients that have no value become zero. Call it before a reduction.
   void complete_grads();
   /// Frees the memory; param.grad() becomes undefined.
   void close_grads();
 
-  /// With lends_params(): the shard becomes what the parameters are, which have memory.
+  /// With lends_params(): copies the parameters' current values to the shard. The parameters must
+  /// have memory.
   void keep_param_shard();
-  /// Whether parameter `index` is a view of the buffer, be it open or not.
+  /// Whether parameter `index` is a view of the buffer, whether the buffer is open or not.
   bool holds_param(size_t index) const;
 
   /// Moves the gradients to the host's memory, page-locked where the device is CUDA, and frees the
-  /// device's. Until restore_grads() reading a gradient throws c10::Error. Both do nothing where
-  /// that is done already.
+  /// device's. Until restore_grads(), reading a gradient throws c10::Error. Both do nothing if that
+  /// is done already.
   void offload_grads();
   void restore_grads();
   bool grads_offloaded() const { return host_grads_.defined(); }
 
-  /// Sets all gradients to zero and makes param.grad() the view, whoever replaced it. Where their
-  /// memory is lent: close_grads().
+  /// Sets all gradients to zero and makes param.grad() the view again, even if it was replaced.
+  /// Where gradient memory is lent, calls close_grads() instead.
   void zero_grad();
 
-  /// Makes sure that the gradient of parameter `index` lies in the buffer, to be called after
-  /// autograd accumulated it. Where param.grad() is another tensor (because somebody set it to none
-  /// or replaced it before backward) its value is copied in and the view is put back. UsageError if
-  /// that gradient is missing, sparse, or has another shape.
+  /// Makes sure that the gradient of parameter `index` is in the buffer. Call it after autograd has
+  /// accumulated the gradient. If param.grad() is another tensor (because somebody set it to none
+  /// or replaced it before backward), its value is copied in and the view is restored. UsageError
+  /// if that gradient is missing, sparse, or has another shape.
   void adopt_grad(size_t index);
 
-  /// Copies param.grad() of parameter `index` in, and leaves it where it is. UsageError as above.
+  /// Copies param.grad() of parameter `index` into the buffer, and leaves param.grad() as it is.
+  /// UsageError as above.
   void copy_grad_in(size_t index);
 
   /// Makes param.grad() of parameter `index` the view, whatever it was.
@@ -148,7 +151,7 @@ class ParamAndGradBuffer {
   void check_grad_attached(size_t index, const char* zero_call = "zero_grad_buffer");
 
  private:
-  /// What a backward needs of a parameter, close together.
+  /// What a backward needs of a parameter, kept close together.
   struct Views {
     at::Tensor param;
     at::Tensor grad;
@@ -167,10 +170,10 @@ class ParamAndGradBuffer {
   bool all_reduced_ = false;
   at::Tensor param_data_;
   at::Tensor grad_data_;
-  at::Tensor host_grads_;      ///< while they are off-loaded
+  at::Tensor host_grads_;      ///< while they are offloaded
   c10::Storage grad_storage_;  ///< of grad_data_, meanwhile without memory
   std::vector<Views> views_;
-  /// Where memory is lent: this rank's shards, and what comes and goes.
+  /// Where memory is lent: this rank's shards, and the memory that is lent and freed.
   at::Tensor param_shard_, grad_shard_;
   std::shared_ptr<BlockPool> pool_;
   std::unique_ptr<LentStorage> lent_params_, lent_grads_;

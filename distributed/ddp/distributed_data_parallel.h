@@ -50,7 +50,7 @@ struct StepAccess;
 /// an instance, and an all-reduce that starts in finish_grad_sync() adds them over the instances.
 ///
 /// With ddp.data_parallel_sharding_strategy = optim_grads the gradients of a bucket have memory
-/// from the first gradient of a step to the end of the bucket's reduction. After that param.grad()
+/// from the first gradient of a step to the end of the bucket's reduction. After that, param.grad()
 /// is undefined, and only this rank's shard of the buffer remains. With optim_grads_params the
 /// parameters of a unit (see number_units(); for a list of parameters, a bucket) have memory from
 /// their gather until another unit is used. An operator gathers the parameters that it takes, in
@@ -58,9 +58,9 @@ struct StepAccess;
 /// zero_grad_buffer(), or by autograd for that thread. Any other read throws c10::Error, except
 /// through a view that was made before, which cannot be intercepted. All ranks must read in the
 /// same order, or call unshard() first. In-place changes without autograd persist if all ranks make
-/// them. Before a write through data_ptr() or Tensor::data() call unshard(). With
-/// ddp.overlap_param_gather the next unit is gathered while one is used. On an asynchronous device
-/// forward and backward must run on one stream.
+/// them. Before a write through data_ptr() or Tensor::data(), call unshard(). With
+/// ddp.overlap_param_gather the next unit is gathered while the current one is in use. On an
+/// asynchronous device forward and backward must run on one stream.
 ///
 /// If several of these objects reduce over the same ranks, as the chunks of a pipeline stage do,
 /// and ddp.allow_unused_parameters is set, nothing is reduced before start_grad_sync() or
@@ -68,8 +68,8 @@ struct StepAccess;
 /// different orders.
 ///
 /// Misuse throws UsageError with the names of the parameters. The other ranks are notified and
-/// raise CommunicationError instead of waiting. Misuse is: one backward too many, a step that is
-/// finished before every parameter has its gradient, a gradient that was replaced after the last
+/// raise CommunicationError instead of waiting. Misuse means: one backward too many, a step that is
+/// finished before every parameter has its gradient, or a gradient that was replaced after the last
 /// backward. Between two micro-batches a gradient belongs to the caller, as in plain autograd: the
 /// next backward adds to the current param.grad(). If param.grad() was made undefined, accumulation
 /// starts again from zero.
@@ -84,9 +84,9 @@ class DistributedDataParallel {
   /// CommunicationError naming the first difference. The same is compared over tp, etp and ep for
   /// parameters whose gradients are partial there; the pieces of a parameter that is cut over one
   /// of these axes may have different lengths. For other parameters that tp or etp ranks hold under
-  /// one name, they compare whether they are trained and, if the parameters are whole, whether they
-  /// have weight decay; a rank may hold further parameters. Then all ranks get the parameters and
-  /// registered buffers of the first rank (see broadcast_params(), which is not called again:
+  /// one name, the ranks compare whether the parameters are trained and, if they are whole, whether
+  /// they have weight decay; a rank may hold further parameters. Then all ranks get the parameters
+  /// and registered buffers of the first rank (see broadcast_params(), which is not called again:
   /// buffers that change in training, such as running means, differ between ranks).
   ///
   /// UsageError if no parameter is trained, if a parameter is already wrapped, for an undefined
@@ -147,7 +147,7 @@ class DistributedDataParallel {
   /// replaced.
   void finish_grad_sync();
 
-  /// Multiplies all gradients; with the distributed optimizer those that this rank owns.
+  /// Multiplies all gradients; with the distributed optimizer, those that this rank owns.
   void scale_gradients(double factor);
 
   /// With the distributed optimizer: all following steps reduce by all-reduces, and every rank gets
@@ -157,7 +157,7 @@ class DistributedDataParallel {
   void set_force_all_reduce(bool on);
 
   /// Moves the gradients to the host's memory and frees the device's memory, so that it can be used
-  /// for something else between two steps; restore_grad_buffers() brings them back. In between
+  /// for something else between two steps; restore_grad_buffers() brings them back. In between,
   /// reading a gradient throws. UsageError while gradients are being reduced.
   void offload_grad_buffers();
   void restore_grad_buffers();
@@ -200,13 +200,13 @@ class DistributedDataParallel {
   /// If the parameters are sharded (optim_grads_params): gathers all of them, which takes the
   /// memory of a whole model. They can be read and written freely until reshard(),
   /// zero_grad_buffer() or the optimizer's step. All data-parallel ranks must call it. Otherwise it
-  /// is finish_param_sync().
+  /// is the same as finish_param_sync().
   void unshard();
   /// Frees the gathered parameters. Each rank keeps what was written to its shard. Does nothing if
   /// the parameters are not sharded.
   void reshard();
-  /// Until enable_forward_pre_hook() start_param_sync() waits, as without ddp.overlap_param_gather.
-  /// `param_sync`: finish_param_sync() as well.
+  /// Until enable_forward_pre_hook() is called, start_param_sync() waits, as it does without
+  /// ddp.overlap_param_gather. `param_sync`: also calls finish_param_sync().
   void disable_forward_pre_hook(bool param_sync = true);
   /// Undoes disable_forward_pre_hook(). UsageError without ddp.overlap_param_gather.
   void enable_forward_pre_hook();
@@ -219,7 +219,7 @@ class DistributedDataParallel {
   /// For an optimizer that updates range by range: calls `update` for every range that this rank
   /// owns, in the order in which forward needs them. With the distributed optimizer it first waits
   /// for gathers in progress, and it includes note_params_changed() and start_param_sync(). With
-  /// ddp.overlap_param_gather the gather of a bucket starts when `update` returns from it, and
+  /// ddp.overlap_param_gather the gather of a bucket starts when `update` returns for it, and
   /// overlaps the updates of the following buckets. What is gathered, and in which order, does not
   /// change. All data-parallel ranks must call it.
   void update_params(const RangeUpdate& update);

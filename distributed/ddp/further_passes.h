@@ -9,9 +9,9 @@
 namespace lockstep {
 
 /// What finalize_model_grads does to the gradient of such a parameter after the data-parallel
-/// reduction, as an error tells of a gradient that lacks it: "not divided by the tokens". Of
-/// several the last; nullptr: nothing. The table of passes answers (kPasses in finalize/), so that
-/// a pass is stated in one place.
+/// reduction, as an error describes a gradient that lacks it: "not divided by the tokens". The last
+/// one if there are several; nullptr: nothing. The answer comes from the table of passes (kPasses
+/// in finalize/), so that a pass is declared in one place.
 const char* further_pass(const ParamDescription& description, const RankGrids& grids,
                          GradientScalingMode mode);
 

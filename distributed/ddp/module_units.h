@@ -12,7 +12,7 @@
 namespace lockstep {
 
 /// number_units() of the modules below `module`, for each of `parameters`, which are its own. A
-/// tensor that several modules hold is of the unit of the first.
+/// tensor that several modules hold belongs to the unit of the first.
 std::vector<int64_t> units_of(const torch::nn::Module& module,
                               const std::vector<NamedParameter>& parameters);
 

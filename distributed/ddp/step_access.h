@@ -14,12 +14,12 @@ struct StepAccess {
   static std::vector<BucketReduction> begin_finalize(DistributedDataParallel& model);
   static void end_finalize(DistributedDataParallel& model);
 
-  /// A backward that gave every parameter a gradient ran on the device without the host, from what
-  /// was recorded: counts it. Not with ddp.allow_unused_parameters.
+  /// Counts a backward that gave every parameter a gradient and that ran from a recording, on the
+  /// device and without the host. Not with ddp.allow_unused_parameters.
   static void note_backward(DistributedDataParallel& model);
 
   /// Throws UsageError naming `caller` unless the gradients are final: reduced, and made final by
-  /// finalize_model_grads where that has more to do (per-token scaling, partial or tied gradients).
+  /// finalize_model_grads if that has more to do (per-token scaling, partial or tied gradients).
   static void require_final_gradients(const DistributedDataParallel& model, const char* caller);
 };
 

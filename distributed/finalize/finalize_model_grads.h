@@ -52,7 +52,7 @@ std::string to_string(const FinalizeReport& report);
 /// descriptions of the parameters (ParamDescription).
 ///
 /// - A gradient that is partial over another axis (tp, pp; for experts etp, ep, pp) is reduced over
-///   that axis. The ranks of the axis may hold any other parameters besides. Pipeline stages must
+///   that axis. The ranks of the axis may also hold any other parameters. Pipeline stages must
 ///   register such parameters in the same order, under the same names. If names, order or shapes
 ///   differ between stages, for these or for tied copies, the constructor of Optimizer reports it
 ///   at once. Without an Optimizer the CPU's collectives fail at the timeout and name the

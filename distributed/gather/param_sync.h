@@ -17,33 +17,34 @@
 
 namespace lockstep {
 
-/// Last stage of the gradient's way: with the distributed optimizer each rank has updated its shard
+/// Last stage of a gradient's path: with the distributed optimizer each rank has updated its shard
 /// of every bucket, and all-gathers give it the others, straight into the parameter buffer, without
 /// a copy.
 ///
-/// From mark_stale() until a bucket's gather has ended its parameters have no readable memory: an
+/// From mark_stale() until a bucket's gather has ended, its parameters have no readable memory: an
 /// operator that takes one waits for the gather, if it is called on the thread that called start();
 /// any other access throws c10::Error with a message that says so. So nobody reads stale weights,
-/// also after a gather that failed.
+/// even after a gather that failed.
 ///
-/// Where buffers lend the memory of their parameters (ParamAndGradBuffer::lends_params) each of
-/// them is a piece of a unit. An operator that takes a parameter of one, or a view of it, gathers
-/// it, if it is called on the watched thread or by autograd for that thread; then the pieces of all
-/// other units are freed, but for those of which the operator takes something too, and the gather
-/// of the next piece begins, in the order of the step before. All ranks must use pieces in the same
-/// order. A parameter that was changed in place since its gather is written to the shard, by each
-/// rank to its own. From mark_stale() to start() nothing is gathered but what start_next() gathers.
+/// Where buffers lend the memory of their parameters (ParamAndGradBuffer::lends_params) each buffer
+/// is a piece of a unit. An operator that takes a parameter of a piece, or a view of it, gathers
+/// the piece, if the operator is called on the watched thread or by autograd for that thread. Then
+/// the pieces of all other units are freed, except those from which the operator also takes
+/// something, and the gather of the next piece begins, in the order of the previous step. All ranks
+/// must use pieces in the same order. A parameter that was changed in place since its gather is
+/// written to the shard, by each rank to its own. From mark_stale() to start(), only start_next()
+/// gathers.
 class ParamSync final : public ReadObserver {
  public:
-  /// `bucketing` outlives this object; it is one for the distributed optimizer. Units have their
-  /// memory until reshard(). `ahead`: see set_ahead().
+  /// `bucketing` must outlive this object and be one for the distributed optimizer. Units have
+  /// their memory until reshard(). `ahead`: see set_ahead().
   ParamSync(const Bucketing& bucketing, const ParallelState& state, bool ahead);
-  /// Waits for gathers that are under way.
+  /// Waits for gathers that are in progress.
   ~ParamSync();
   ParamSync(const ParamSync&) = delete;
   ParamSync& operator=(const ParamSync&) = delete;
 
-  /// This rank's shards were changed, or will be before their gathers start.
+  /// Notes that this rank's shards were changed, or will be before their gathers start.
   void mark_stale();
   /// Starts the gather of the next stale bucket, in the order in which forward needs them.
   void start_next();
@@ -60,12 +61,12 @@ class ParamSync final : public ReadObserver {
   bool pending() const { return phase_ != Phase::current; }
 
   /// Whether there are units. Then mark_stale() frees them, start_next() starts the gather of the
-  /// one with which a step begins, start() does nothing, and finish() writes what was changed in
-  /// place to the shards.
+  /// first unit of a step, start() does nothing, and finish() writes what was changed in place to
+  /// the shards.
   bool has_units() const { return !units_.empty(); }
-  /// Whether the gather of the next unit begins while one is used.
+  /// Sets whether the gather of the next unit begins while the current one is in use.
   void set_ahead(bool ahead) { ahead_ = ahead; }
-  /// A step begins, on this thread.
+  /// Notes that a step begins, on this thread.
   void begin_step();
   /// Gathers all units. They stay until reshard(), begin_step() or mark_stale(). All ranks must
   /// call it.
@@ -87,7 +88,7 @@ class ParamSync final : public ReadObserver {
     at::Tensor shard;                 ///< the part of `whole` that this rank owns
     std::vector<at::Tensor> tensors;  ///< the parameters that have elements
     c10::Storage storage;             ///< of the buffer
-    c10::Storage closed;              ///< stands for it while it must not be read
+    c10::Storage closed;              ///< takes its place while it must not be read
     bool open = true;
     Work work = {};
     std::string failure = {};  ///< why the gather failed; then the bucket stays closed

@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// Who is told of tensors that are read.
+/// Is notified of tensors that are read.
 class ReadObserver {
  public:
   /// An operator that was called on a watched thread is about to read or write `tensor`. The
@@ -22,12 +22,12 @@ class ReadObserver {
   ~ReadObserver() = default;
 };
 
-/// Tells `observer` of every tensor that is an argument of an operator of libtorch called on this
-/// thread, or by autograd on another one in a backward that this thread runs, until stop(). C++
-/// modules have no forward pre-hooks; this takes their place and works for every module. It is an
-/// at::RecordFunction callback, which costs about a tenth of a microsecond an operator, and nothing
-/// while no watch is active. Operators of further threads, and code that reads memory without an
-/// operator, are not seen.
+/// Until stop(), notifies `observer` of every tensor that is an argument of a libtorch operator
+/// called on this thread, or called by autograd on another thread in a backward that this thread
+/// runs. C++ modules have no forward pre-hooks; this takes their place and works for every module.
+/// It is an at::RecordFunction callback, which costs about a tenth of a microsecond per operator,
+/// and nothing while no watch is active. Operators on other threads, and code that reads memory
+/// without an operator, are not seen.
 class ReadWatch {
  public:
   ~ReadWatch() { stop(); }

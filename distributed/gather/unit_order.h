@@ -8,8 +8,8 @@
 
 namespace lockstep {
 
-/// Which of `count` units of a model is used next, as far as the step before tells. All ranks that
-/// run the same program get the same answers.
+/// Which of `count` units of a model is used next, as far as the previous step shows. All ranks
+/// that run the same program get the same answers.
 class UnitOrder {
  public:
   explicit UnitOrder(size_t count) : count_(count) {}
@@ -18,13 +18,13 @@ class UnitOrder {
   void begin_step();
   void end_step();
 
-  /// `unit` is used now, and another one was before. Returns the one that followed it in the step
-  /// before, in its place of that step's order; none if the order changed or nothing followed.
+  /// Notes that `unit` is used now, after a different one. Returns the unit that followed it at
+  /// this place in the previous step's order; none if the order changed or nothing followed.
   /// Between steps: number_after().
   std::optional<size_t> next_after(size_t unit);
   /// None after the last one.
   std::optional<size_t> number_after(size_t unit) const;
-  /// With which the next step begins.
+  /// The unit with which the next step begins.
   size_t first() const { return before_.empty() ? 0 : before_.front(); }
 
  private:

@@ -1,7 +1,7 @@
 #pragma once
 
-// Internal: in which buffer a parameter lies, and how that buffer is laid out. Plain arithmetic,
-// which the run and the planner share.
+// Internal: which buffer a parameter is placed in, and how that buffer is laid out. Plain
+// arithmetic, which the run and the planner share.
 
 #include <compare>
 #include <cstdint>
@@ -14,12 +14,13 @@
 
 namespace lockstep {
 
-/// Parameters of one model share a buffer where this and their dtypes are the same.
+/// Parameters of one model share a buffer if this and their dtypes are the same.
 struct BufferKind {
   GroupKind replicas = GroupKind::dp_cp;  ///< over which gradients are reduced first
   bool whole_matrices = false;            ///< see MatrixLayout::whole
-  /// The axes over which the gradient is reduced later and whose ranks hold other parameters beside
-  /// this one: always the stages of a pipeline, others where they lay out their buffers otherwise.
+  /// The axes over which the gradient is reduced later and whose ranks hold other parameters
+  /// besides this one: always the stages of a pipeline, others if they lay out their buffers
+  /// differently.
   std::vector<MeshAxis> apart = {};
   auto operator<=>(const BufferKind&) const = default;
 };
@@ -29,11 +30,11 @@ struct BufferKind {
 BufferKind buffer_kind(const ParamDescription& description, const RankGrids& grids,
                        MatrixLayout matrices, const std::vector<GroupKind>& unlike = {});
 
-/// Whether the parameter is one of the matrices that lie whole.
+/// Whether the parameter is one of the matrices that are kept whole.
 bool lies_whole(const ParamDescription& description, MatrixLayout matrices);
 
-/// Bytes of an element of the gradient of a parameter that has `param_bytes` for one: 4 for 16-bit
-/// types where `reduce_in_fp32` (ddp.grad_reduce_in_fp32).
+/// Bytes of a gradient element for a parameter with `param_bytes` per element: 4 for 16-bit types
+/// with `reduce_in_fp32` (ddp.grad_reduce_in_fp32).
 int64_t grad_element_bytes(int64_t param_bytes, bool reduce_in_fp32);
 
 /// Whether a model chunk's buffers are cut into buckets: only those of the first chunk of the first
@@ -44,8 +45,8 @@ bool has_buckets(int64_t stage, int64_t chunk);
 LayoutParam layout_param(const ParamDescription& description, const std::vector<int64_t>& shape,
                          int64_t numel);
 
-/// How a buffer of `kind` is laid out that holds `numel` elements, among them those of the
-/// parameter that `description` describes. `bucketed`: see has_buckets(). With
+/// How to lay out a buffer of `kind` that holds `numel` elements, including those of the parameter
+/// that `description` describes. `bucketed`: see has_buckets(). With
 /// ddp.data_parallel_sharding_strategy = optim_grads buffers are always cut; with
 /// optim_grads_params `numel` elements are a unit, which is cut only if ddp.bucket_size is set.
 LayoutOptions layout_options(const DistributedDataParallelConfig& config, const RankGrids& grids,

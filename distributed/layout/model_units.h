@@ -10,9 +10,9 @@
 
 namespace lockstep {
 
-/// What the units of a model follow from: its modules.
+/// What determines the units of a model: its modules.
 struct ModuleTree {
-  bool numbered = false;   ///< its parent has it under a number, as torch::nn::ModuleList does
+  bool numbered = false;   ///< its parent has it under a number, like torch::nn::ModuleList does
   int64_t num_params = 0;  ///< of its own
   std::vector<ModuleTree> children;
 };
@@ -22,19 +22,21 @@ struct ModuleTree {
 /// (ddp.data_parallel_sharding_strategy = optim_grads_params).
 ///
 /// A module is a list if all its children that hold parameters are numbered, as the layers of a
-/// transformer are. Each child of a list is a unit. So is each child of another module, unless
-/// there is a list below it, whose children are units then; and so are a module's own parameters.
+/// transformer are. Each child of a list is a unit. So is each child of any other module, unless
+/// there is a list below it; then the list's children are units. A module's own parameters are also
+/// a unit.
 std::vector<int64_t> number_units(const ModuleTree& root);
 
-/// Parameters that share a buffer which has memory only while it is used.
+/// Parameters that share a buffer that has memory only while it is used.
 struct UnitPiece {
   int64_t unit = 0;
   std::vector<int64_t> params;  ///< indices, ascending
 };
 
-/// Cuts parameters of one BufferKind into such buffers: by `units`, the number of each one's, with
-/// the last unit first; and each unit by options.bucket_size, as compute_param_layout() does.
-/// Without `units` each of its buckets is one. Errors of compute_param_layout().
+/// Cuts parameters of one BufferKind into such buffers: by `units`, the unit number of each
+/// parameter, with the last unit first; and each unit by options.bucket_size, as
+/// compute_param_layout() does. Without `units` each bucket of compute_param_layout() is one piece.
+/// Errors are those of compute_param_layout().
 std::vector<UnitPiece> unit_pieces(const std::vector<LayoutParam>& params,
                                    const std::vector<int64_t>& units, const LayoutOptions& options);
 

@@ -6,16 +6,17 @@
 
 #include "lockstep/core/config.h"
 
-/// Stage 1 of the gradient's way: where each parameter lies in its buffer. A pure function, with
-/// the offsets of Megatron Core's _compute_per_buffer_param_layout. All numbers count elements.
+/// Stage 1 of a gradient's path: where each parameter is placed in its buffer. A pure function,
+/// with the offsets of Megatron Core's _compute_per_buffer_param_layout. All numbers count
+/// elements.
 namespace lockstep {
 
 /// One parameter, in the order of registration.
 struct LayoutParam {
   int64_t numel = 0;
   /// A tied parameter, or one whose gradient is partial over pipeline stages. With the distributed
-  /// optimizer it lies alone in its bucket, so that the shards of its copies line up across
-  /// pipeline stages.
+  /// optimizer it has a bucket of its own, so that the shards of its copies line up across pipeline
+  /// stages.
   bool shared_embedding = false;
   /// Of a matrix, whose last dimension is the columns; 0 for other parameters. Only layouts of
   /// whole parameters ask.
@@ -23,7 +24,7 @@ struct LayoutParam {
   int64_t columns = 0;
 };
 
-/// Where the matrices lie that the optimizer may update as a whole (ParamUpdate::matrix).
+/// Where the matrices that the optimizer may update as a whole (ParamUpdate::matrix) are placed.
 enum class MatrixLayout {
   cut,    ///< among the other parameters; shards of the distributed optimizer cut them
   whole,  ///< in buffers of their own, and no shard cuts one: for Muon
@@ -35,8 +36,8 @@ const char* to_string(MatrixLayout layout);
 struct LayoutOptions {
   /// A bucket closes once it holds at least this many elements. Unset: one bucket.
   std::optional<int64_t> bucket_size = {};
-  /// A bucket also closes before a parameter with which it would hold more than this many elements;
-  /// one that is larger lies alone. Unset: no limit.
+  /// A bucket also closes before a parameter that would bring it above this many elements; a larger
+  /// parameter has a bucket of its own. Unset: no limit.
   std::optional<int64_t> bucket_limit = {};
   /// Align parameters and pad buckets so that every bucket splits into equal shards.
   bool distributed_optimizer = false;
@@ -48,8 +49,8 @@ struct LayoutOptions {
   bool whole_parameters = false;
 };
 
-/// Half-open ranges of a buffer. Parameters lie in reverse order of registration, because backward
-/// yields gradients roughly in that order.
+/// Half-open ranges of a buffer. Parameters are placed in reverse order of registration, because
+/// backward yields gradients roughly in that order.
 struct ParamLayout {
   struct Slot {
     int64_t start = 0;
@@ -71,8 +72,8 @@ struct ParamLayout {
   int64_t numel_unpadded = 0;
 };
 
-/// The bucket size of a buffer of `numel` elements over `dp_cp` ranks: as configured, else Megatron
-/// Core's default, max(40000000, 1000000 * dp_cp) with overlap and one bucket without.
+/// The bucket size of a buffer of `numel` elements over `dp_cp` ranks: as configured, otherwise
+/// Megatron Core's default, max(40000000, 1000000 * dp_cp) with overlap and one bucket without.
 std::optional<int64_t> effective_bucket_size(const DistributedDataParallelConfig& config,
                                              int64_t numel, int64_t dp_cp);
 

@@ -7,7 +7,7 @@
 #include "lockstep/distributed/param_layout.h"
 
 /// Which elements of which parameter each data-parallel rank owns under the distributed optimizer.
-/// Every bucket of a buffer is cut into equal shards, one a rank in the order of the ranks,
+/// Every bucket of a buffer is cut into equal shards, one per rank in the order of the ranks,
 /// wherever parameters begin and end. Pure functions; all numbers count elements.
 namespace lockstep {
 
@@ -20,8 +20,8 @@ struct ElementRange {
   bool operator==(const ElementRange&) const = default;
 };
 
-/// The part of one parameter that lies in one rank's shard of one bucket: the same elements, which
-/// are never none, in four coordinates. In brackets the names of Megatron Core's
+/// The part of one parameter that is in one rank's shard of one bucket: the same elements, at least
+/// one, in four coordinate systems. In brackets are the names of Megatron Core's
 /// DistributedOptimizer.
 struct ParamShard {
   int64_t bucket = 0;
@@ -44,8 +44,8 @@ ElementRange shard_of_bucket(const ParamLayout::Bucket& bucket, int64_t num_shar
 /// for the distributed optimizer and `num_shards` data-parallel ranks, otherwise UsageError.
 std::vector<ParamShard> shards_of_rank(const ParamLayout& layout, int64_t num_shards, int64_t rank);
 
-/// Gives `visit` what every rank owns: bucket by bucket, in a bucket rank by rank, and of a rank in
-/// the order of the buffer. Errors as in shards_of_rank(), before the first visit.
+/// Gives `visit` what every rank owns: bucket by bucket, in a bucket rank by rank, and for each
+/// rank in the order of the buffer. Errors as in shards_of_rank(), before the first visit.
 void visit_shards(const ParamLayout& layout, int64_t num_shards,
                   const std::function<void(const ParamShard&)>& visit);
 

@@ -39,9 +39,9 @@ void all_reduce_grads(const MeshParameters& model, const DeviceMesh& world_mesh,
 /// mesh_parameters() says. Gradients with the same ranks and divisor are reduced together. A layer
 /// norm that is partial over tp is reduced over dp, cp and tp at once, an expert over edp. The
 /// ranks of a pipeline stage compare their lists; each group agrees on who has a gradient.
-/// Collective over the ranks of a stage, or over all ranks if something is reduced over pp.
-/// UsageError also as mesh_parameters(), and for a parameter that another front manages, naming
-/// both.
+/// Collective over the ranks of a stage, or over all ranks if something is reduced over pp. Also
+/// throws the UsageErrors of mesh_parameters(), and UsageError for a parameter that another front
+/// manages, naming both.
 void all_reduce_grads(const torch::nn::Module& module, const ParallelState& state);
 
 }  // namespace lockstep

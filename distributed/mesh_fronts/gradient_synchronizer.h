@@ -57,14 +57,14 @@ struct GradientSynchronizerOptions {
 ///
 /// Buckets hold parameters of one parameter group, device, gradient dtype and group of ranks, in
 /// reverse order. A bucket is one flat piece of memory of at most `bucket_size_mb`, counted as
-/// local elements times the size of a gradient's element; a parameter that is larger lies alone.
-/// Gradients are accumulated in place in it; at::Tensor::set_grad_dtype() chooses their dtype (fp32
-/// for bf16 parameters). All ranks launch in the same order, which follows from the lists of
+/// local elements times the size of a gradient's element; a larger parameter has a bucket of its
+/// own. Gradients are accumulated in place in it; at::Tensor::set_grad_dtype() chooses their dtype
+/// (fp32 for bf16 parameters). All ranks launch in the same order, which follows from the lists of
 /// parameters of all ranks: bind() compares them.
 ///
 /// Misuse throws UsageError with names and counts, and the ranks that would wait for this one are
-/// notified. Misuse is: one backward too many, a gradient that was replaced after the last
-/// backward, a parameter without a gradient while others have all of theirs. A wait() before any
+/// notified. Misuse means: one backward too many, a gradient that was replaced after the last
+/// backward, or a parameter without a gradient while others have all of theirs. A wait() before any
 /// parameter has all of its gradients also throws, but the step can continue: the missing backwards
 /// may still run.
 ///
@@ -83,8 +83,8 @@ class GradientSynchronizer {
   /// notified.
   GradientSynchronizer(std::vector<MeshParameters> param_groups, double bucket_size_mb,
                        int64_t require_accumulations, GradientSynchronizerOptions options = {});
-  /// The parameters of `module` as one group, treated as their descriptions say. UsageError also as
-  /// mesh_parameters().
+  /// The parameters of `module` as one group, treated as their descriptions say. Also throws the
+  /// UsageErrors of mesh_parameters().
   GradientSynchronizer(const torch::nn::Module& module, const ParallelState& state,
                        double bucket_size_mb, int64_t require_accumulations,
                        GradientSynchronizerOptions options = {});

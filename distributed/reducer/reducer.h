@@ -35,10 +35,10 @@ struct ReducerOptions {
   /// Whether buckets are rebuilt before the second iteration. Never with find_unused_parameters,
   /// unless the graph is static.
   bool rebuild_buckets = true;
-  /// Parameters may lack a gradient, and different ones on each rank and in each iteration. A
-  /// parameter counts as used if a backward on any rank has given it a gradient since the previous
-  /// reduction, inside no_sync() too. An unused parameter keeps its previous gradient. Costs a
-  /// traversal of the graph and an all-reduce of 4 bytes per parameter in each iteration.
+  /// Parameters may lack a gradient, and which ones do may differ between ranks and between
+  /// iterations. A parameter counts as used if a backward on any rank has given it a gradient since
+  /// the previous reduction, inside no_sync() too. An unused parameter keeps its previous gradient.
+  /// Costs a traversal of the graph and an all-reduce of 4 bytes per parameter in each iteration.
   bool find_unused_parameters = false;
   /// With find_unused_parameters: buckets whose parameters no rank has used are not reduced. The
   /// ranks agree on them in prepare_for_backward(), which costs one more all-reduce.
@@ -106,9 +106,9 @@ class Reducer {
   /// CommunicationError. Parameters that are registered with the module later are not reduced.
   /// Embeddings of `module` with sparse gradients join sparse_parameters.
   ///
-  /// A group alone does not tell which other reductions a description requires. So this is a
-  /// UsageError, naming the parameter, if a gradient in `module` is declared partial over an axis
-  /// other than dp and cp, and for experts and tied parameters.
+  /// A group alone does not determine which other reductions a description requires. So a gradient
+  /// in `module` that is declared partial over an axis other than dp and cp is a UsageError, naming
+  /// the parameter, and so are experts and tied parameters.
   Reducer(const torch::nn::Module& module, const ProcessGroup& group, ReducerOptions options = {});
   /// Over the dp-cp group of `state`, for a module that describes its parameters. UsageError,
   /// naming the parameter, if a mean over dp-cp would be wrong: a gradient that is partial over

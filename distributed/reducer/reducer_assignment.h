@@ -18,14 +18,14 @@ struct BucketAssignment {
 
 /// Goes through `tensors` in order and puts each into the open bucket of its (dtype, device). A
 /// bucket closes once it holds at least the current limit, so it may hold more; then the next of
-/// `limits` (bytes, at least one) holds for that dtype and device, the last one from there on. A
-/// tensor of which `expect_sparse` is true has a bucket of its own.
+/// `limits` (bytes, at least one) applies to that dtype and device; the last one applies to all
+/// further buckets. A tensor for which `expect_sparse` is true has a bucket of its own.
 ///
-/// `tensor_indices` names the tensors (the order in which gradients got ready): the result and
-/// `expect_sparse` use these names, and buckets come in the order in which they closed, those that
-/// never filled up last, by their first tensor. Without it tensors are named by position and
-/// buckets are sorted by their smallest name. Both orders are the same on every rank; nothing
-/// depends on a hash.
+/// `tensor_indices` names the tensors (the order in which gradients became ready): the result and
+/// `expect_sparse` use these names, and buckets are listed in the order in which they closed,
+/// followed by those that never filled up, ordered by their first tensor. Without it, tensors are
+/// named by position and buckets are sorted by their smallest name. Both orders are the same on
+/// every rank; nothing depends on a hash.
 ///
 /// UsageError: no tensors, no limits, lists of different lengths, a sparse tensor.
 BucketAssignment compute_bucket_assignment_by_size(const std::vector<at::Tensor>& tensors,

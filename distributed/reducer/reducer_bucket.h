@@ -26,7 +26,7 @@ class ReducerBucket {
     std::optional<at::ScalarType> reduce_dtype = {};
   };
 
-  /// `params` in bucket order; `sparse`: it is one, and gets sparse gradients.
+  /// `params` in bucket order; `sparse`: there is one parameter, which gets sparse gradients.
   ReducerBucket(std::vector<NamedParameter> params, bool sparse, const Settings& settings,
                 size_t index, bool is_last);
 
@@ -45,9 +45,9 @@ class ReducerBucket {
   /// What param.grad() of `place` is expected to be; undefined where no tensor is expected.
   const at::Tensor& expected_grad(size_t place) const;
 
-  /// The gradient of `place` is there: makes it part of the bucket. `in_place`: it is already.
+  /// The gradient of `place` has arrived: makes it part of the bucket. `in_place`: it already is.
   void take(size_t place, bool in_place);
-  /// `place` got no gradient in this iteration. Its share is what param.grad() held, or zero.
+  /// `place` got no gradient in this iteration. It contributes what param.grad() held, or zero.
   void take_unused(size_t place);
   /// This rank adds nothing.
   void take_zeros();
@@ -57,8 +57,8 @@ class ReducerBucket {
   /// Returns when that is done.
   void finish();
 
-  /// After finish(): the gradient of `place` is where the user sees it. `used`: some rank used it;
-  /// otherwise param.grad() is what it was.
+  /// After finish(): puts the gradient of `place` where the user sees it. `used`: some rank used
+  /// it; otherwise param.grad() stays as it was.
   void give(size_t place, bool used);
   void give_all();
 

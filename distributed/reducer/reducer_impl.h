@@ -15,11 +15,11 @@
 
 namespace lockstep {
 
-/// Throw for what a Reducer cannot do of what descriptions say.
+/// Throws if descriptions require what a Reducer cannot do.
 using DescriptionChecks = std::function<void(const std::vector<NamedParameter>&)>;
 
 struct Reducer::Impl final : GradientObserver {
-  /// Where a parameter lies.
+  /// Where a parameter is stored.
   struct Place {
     ReducerBucket* bucket = nullptr;
     size_t index = 0;
@@ -74,7 +74,7 @@ struct Reducer::Impl final : GradientObserver {
   bool tracks_usage() const { return usage != nullptr; }
   bool is_skipped(size_t bucket) const { return !skipped.empty() && skipped[bucket]; }
 
-  /// Runs a piece of an iteration. If it throws, the ranks that wait for this one are told.
+  /// Runs a piece of an iteration. If it throws, the ranks that wait for this one are notified.
   template <class Body>
   void guarded(Body&& body) {
     guard.run(std::forward<Body>(body));
@@ -121,7 +121,7 @@ struct Reducer::Impl final : GradientObserver {
   int64_t buckets_reduced = 0;  ///< in the last iteration
   ReducerStatistics statistics;
   std::shared_ptr<int> alive = std::make_shared<int>(0);
-  std::vector<GradientHook> hooks;  // last, so that they go first
+  std::vector<GradientHook> hooks;  // last, so that they are destroyed first
 };
 
 }  // namespace lockstep

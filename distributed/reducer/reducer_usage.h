@@ -16,8 +16,8 @@ struct Node;
 
 namespace lockstep {
 
-/// Which parameters an iteration uses: as the graph of the outputs foretells, as hooks tell of this
-/// rank, and on how many ranks.
+/// Which parameters an iteration uses: as the graph of the outputs predicts, as hooks report on
+/// this rank, and on how many ranks.
 class ParameterUsage {
  public:
   ParameterUsage(const std::vector<NamedParameter>& params, ProcessGroup group);
@@ -33,12 +33,12 @@ class ParameterUsage {
   /// ranks call it.
   std::vector<bool> needed_on_any_rank() const;
 
-  /// An iteration is reduced: nothing is used yet of the next one.
+  /// An iteration is reduced: nothing is used yet in the next one.
   void clear();
   void note(size_t param) { used_[param] = 1; }
   bool is_used_here(size_t param) const { return used_[param] != 0; }
 
-  /// Starts to add up over the ranks who uses what. To be finished before anything else.
+  /// Starts to count over the ranks who uses which parameter. Finish it before anything else.
   void start_count();
   /// Waits for it; does nothing if none was started.
   void finish_count();

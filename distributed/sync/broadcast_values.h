@@ -10,11 +10,11 @@
 
 namespace lockstep {
 
-/// What broadcast_values() of frozen parameters and module buffers is called in errors.
+/// The name that errors use for broadcast_values() of frozen parameters and module buffers.
 inline constexpr const char* kUntrainedLabel = "frozen parameters and module buffers";
 
 /// Gives all ranks of `group` the values that `tensors` have on the rank at position `source`, in
-/// one call, however they are strided. Returns when they are there.
+/// one call, whatever their strides. Returns when the values have arrived.
 void broadcast_values(const ProcessGroup& group, const std::vector<at::Tensor>& tensors,
                       int64_t source, const char* label);
 

@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-/// Stage 3 of the gradient's way: a range of a buffer that is reduced by one collective.
+/// Stage 3 of a gradient's path: a range of a buffer that is reduced by one collective.
 struct Bucket {
   at::Tensor grads;                          ///< view of the gradient buffer [numel]
   std::vector<std::string> parameters = {};  ///< names, in buffer order
@@ -23,8 +23,8 @@ struct Bucket {
   /// otherwise undefined.
   at::Tensor grad_shard = {};
 
-  /// Of `grads`, where its memory is there only from the first gradient to the end of the reduction
-  /// (ParamAndGradBuffer::lends_grads); else null.
+  /// The owner of `grads`, if the memory of `grads` exists only from the first gradient to the end
+  /// of the reduction (ParamAndGradBuffer::lends_grads); otherwise null.
   ParamAndGradBuffer* lender = nullptr;
 
   int64_t bytes() const { return static_cast<int64_t>(grads.nbytes()); }
@@ -52,7 +52,7 @@ struct GradChecks {
   std::optional<double> large;  ///< absolute values above it
 };
 
-/// Buckets that are launched together because they get ready together: one bucket where
+/// Buckets that are launched together because they become ready together: one bucket where
 /// communication overlaps backward, all buckets of a process group where it does not. The unit that
 /// GradSyncState counts.
 class BucketGroup {
@@ -62,24 +62,26 @@ class BucketGroup {
               GradChecks checks);
 
   /// Starts the reduction of each bucket, which also scales: an all-reduce, or a reduce-scatter
-  /// into the bucket's shard, in place. UsageError, before anything is sent, names bucket and
-  /// parameter of a gradient that the checks find.
+  /// into the bucket's shard, in place. If the checks find something in a gradient, throws
+  /// UsageError before anything is sent, naming bucket and parameter.
   void start();
 
-  /// The same with NaN in place of the gradients, unchecked: whoever uses what is reduced notices.
+  /// The same with NaN in place of the gradients, unchecked, so that whoever uses the reduced
+  /// gradients notices.
   void start_with_nan();
 
   /// With several optimizer instances: waits for the reduce-scatters and starts the all-reduces of
-  /// the shards over the instances. To be called for all groups before finish().
+  /// the shards over the instances. Call it for all groups before finish().
   void continue_over_instances();
 
   /// Returns when the reductions of start() are done (on CUDA: makes the current stream wait), and
   /// frees what a lender has lent.
   void finish();
 
-  /// Of the reductions that start from now on.
+  /// Sets the factor of the reductions that start from now on.
   void set_factor(ScalingFactor factor) { reduction_.factor = factor; }
-  /// All-reduces from now on, also where buckets are cut: every rank gets all reduced gradients.
+  /// Uses all-reduces from now on, also where buckets are cut: every rank gets all reduced
+  /// gradients.
   void set_force_all_reduce(bool on) { force_all_reduce_ = on; }
 
   /// Whether `bucket` is reduced into this rank's shard.
@@ -99,7 +101,7 @@ class BucketGroup {
   void add_exchanged();
   void wait();
 
-  /// The terms of a shard, of all ranks [ranks, shard's elements].
+  /// The terms of a shard from all ranks [ranks, shard's elements].
   struct Exchange {
     at::Tensor terms;
     at::Tensor shard;

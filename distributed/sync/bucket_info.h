@@ -30,7 +30,7 @@ inline constexpr GradOperation kAllReduceSum = {};
 /// "all-reduce sum", "reduce-scatter average", "broadcast", "hook"
 std::string to_string(const GradOperation& operation);
 
-/// How one bucket of gradients is reduced. A record that is made in every step, without text.
+/// How one bucket of gradients is reduced. This record is made in every step and holds no text.
 struct BucketReduction {
   ProcessGroup group;
   GradOperation operation = {};

@@ -31,7 +31,7 @@ struct Bucketing {
   /// position of its bucket group.
   std::vector<GradSyncState::Param> params;
 
-  /// Where each of `params` lies.
+  /// Where each of `params` is stored.
   struct Place {
     ParamAndGradBuffer* buffer = nullptr;
     size_t index = 0;  ///< in the buffer
@@ -41,7 +41,7 @@ struct Bucketing {
 
   std::vector<int64_t> units;  ///< of each buffer: BufferPlan::unit
 
-  /// Of buffers that lend their memory; else null.
+  /// The pool of buffers that lend their memory; otherwise null.
   std::shared_ptr<BlockPool> pool;
   bool lends_grads() const { return pool != nullptr; }
 };
@@ -64,10 +64,10 @@ struct BufferPlan {
 /// goes first; the order follows from the plans alone. `overlap`: every bucket is a group.
 ///
 /// Ranks of one reduction may share other reductions with other ranks, whose buffers are cut
-/// elsewhere. They agree all the same, because what they compare follows from what a reduction's
-/// own ranks share: the number in a bucket's label counts those of the same ranks, and buckets are
-/// launched by the position of their last gradient, a number that all ranks of a bucket know. So
-/// one order of all collectives fits every rank, and none waits for another in a circle.
+/// elsewhere. They still agree, because what they compare follows from what the ranks of one
+/// reduction share: the number in a bucket's label counts the buckets of the same ranks, and
+/// buckets are launched by the position of their last gradient, a number that all ranks of a bucket
+/// know. So one order of all collectives fits every rank, and none waits for another in a circle.
 Bucketing make_bucketing(const std::vector<BufferPlan>& plans, bool overlap, GradChecks checks);
 
 /// Allocates the buffers of the parameters that require a gradient, one for each (parameter dtype,
@@ -77,11 +77,11 @@ Bucketing make_bucketing(const std::vector<BufferPlan>& plans, bool overlap, Gra
 /// configuration says. UsageError: a gradient that is not a term of a sum over data- or
 /// context-parallel ranks.
 ///
-/// What is reduced over a further axis lies at the same places on all of its ranks. Where
+/// What is reduced over a further axis is stored at the same places on all of its ranks. Where
 /// parameters are partial over tp, etp or ep, the ranks compare how they lay out their buffers (16
-/// bytes each over the axis), and if that differs, because one holds a longer piece of a table,
-/// those parameters get buffers of their own, one for each set of axes. Those that are partial over
-/// pp always do, since other stages hold other parameters.
+/// bytes each over the axis). If the layouts differ, because one rank holds a longer piece of a
+/// table, those parameters get buffers of their own, one for each set of axes. Parameters that are
+/// partial over pp always do, since other stages hold other parameters.
 Bucketing make_bucketing(const std::vector<NamedParameter>& parameters,
                          const ParallelState& parallel_state,
                          const DistributedDataParallelConfig& config, GradientScalingMode mode,

@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: what a front does not do of what descriptions say.
+// Internal: what descriptions ask for that a front does not do.
 
 #include <vector>
 
@@ -14,20 +14,20 @@ namespace lockstep {
 void require_partial_sums(const NamedParameter& param, const RankGrids& grids);
 
 /// For a front that sees the parameters of one rank alone. UsageError, naming `front`, parameter
-/// and tie, where a trained parameter may have a tied copy elsewhere: there are several pipeline
-/// stages, or another of `parameters` has the same tie.
+/// and tie, if a trained parameter may have a tied copy elsewhere, because there are several
+/// pipeline stages or another of `parameters` has the same tie.
 void refuse_ties(const std::vector<NamedParameter>& parameters, const RankGrids& grids,
                  const char* front);
 
 /// For a front that averages all gradients over the ranks of dp-cp and does nothing else.
 /// UsageError, naming `front`, parameter and axis or group: what require_partial_sums() and
 /// refuse_ties() refuse; a gradient that is partial over another axis of several ranks; an expert
-/// that is replicated over other ranks than dp-cp. Frozen parameters pass.
+/// that is replicated over ranks other than dp-cp. Frozen parameters pass.
 void require_dp_cp_averages(const std::vector<NamedParameter>& parameters, const RankGrids& grids,
                             int64_t rank, const char* front);
 
 /// The same where the grids are not known: refuses every gradient that is declared partial over
-/// another axis, every expert and every tie, whatever the numbers of ranks are.
+/// another axis, every expert and every tie, however many ranks there are.
 void require_no_model_axes(const std::vector<NamedParameter>& parameters, const char* front);
 
 }  // namespace lockstep

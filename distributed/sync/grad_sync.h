@@ -16,11 +16,11 @@
 namespace lockstep {
 
 /// The buckets of a set of parameters at work: hooks note the gradients, the state says which
-/// buckets may go, and these are reduced inside the backward that completes them. A front makes the
-/// buckets and names the calls.
+/// buckets may be launched, and these are reduced inside the backward that completes them. A front
+/// makes the buckets and names the calls.
 ///
-/// Beside others that reduce over the same ranks (chunks of a model that are wrapped one by one)
-/// one that allows unused parameters launches nothing before start() or finish(): a rank that
+/// Next to other objects that reduce over the same ranks (chunks of a model that are wrapped one by
+/// one), one that allows unused parameters launches nothing before start() or finish(): a rank that
 /// misses a gradient would launch late, after a bucket of another chunk that the other ranks launch
 /// first.
 class GradSync final : private GradientObserver {
@@ -30,24 +30,24 @@ class GradSync final : private GradientObserver {
   GradSync(const GradSync&) = delete;
   GradSync& operator=(const GradSync&) = delete;
 
-  /// Runs a piece of a step. If it throws, the ranks that wait for this one are told.
+  /// Runs a piece of a step. If it throws, the ranks that wait for this one are notified.
   template <class Body>
   void guarded(Body&& body) {
     guard_.run(std::forward<Body>(body));
   }
 
-  /// The rest of the buckets is launched.
+  /// Launches the rest of the buckets.
   void start();
   /// Launches what is left, and returns when all gradients are reduced and where they should be.
   void finish();
-  /// Every parameter received a gradient, in place, of which no hook told.
+  /// Notes that every parameter received a gradient, in place, that no hook reported.
   void note_backward();
   /// Begins a step: gradients are zero and views of the buffers.
   void zero_grad();
-  /// Gives a step up and begins the next, on all ranks: what was not launched is reduced as NaN, so
+  /// Abandons a step and begins the next, on all ranks: what was not launched is reduced as NaN, so
   /// that all ranks make the same calls.
   void abandon();
-  /// Returns when nothing is under way, whatever the state.
+  /// Returns when nothing is in progress, whatever the state.
   void settle();
   /// Multiplies the gradients that this rank holds.
   void scale(double factor);
@@ -57,12 +57,12 @@ class GradSync final : private GradientObserver {
   GradSyncState& state() { return state_; }
   const GradSyncState& state() const { return state_; }
   const Bucketing& bucketing() const { return bucketing_; }
-  /// While a guard lives, gradients do not count towards being ready.
+  /// While a guard exists, gradients do not count towards readiness.
   NoSyncGuard no_sync() { return no_sync_.enter(); }
-  /// What somebody has to do to reduced gradients before they are final, of every step:
+  /// Sets what somebody has to do to reduced gradients before they are final, in every step:
   /// "not divided by the tokens"; nullptr: nothing.
   void set_left_undone(const char* what) { left_undone_ = what; }
-  /// It is done in this step.
+  /// Notes that this is done in this step.
   void note_final() { noted_final_ = true; }
   bool noted_final() const { return noted_final_; }
   /// What is left undone in this step; nullptr: nothing.
@@ -91,9 +91,9 @@ class GradSync final : private GradientObserver {
   const char* left_undone_ = nullptr;
   bool noted_final_ = false;
   int64_t freed_ = 0;             ///< bucket groups of this step that were finished early
-  std::vector<GroupUser> users_;  ///< of the groups over which is reduced
+  std::vector<GroupUser> users_;  ///< of the groups that gradients are reduced over
   NoSyncDepth no_sync_;
-  std::vector<GradientHook> hooks_;  // last, so that they go first
+  std::vector<GradientHook> hooks_;  // last, so that they are destroyed first
 };
 
 }  // namespace lockstep

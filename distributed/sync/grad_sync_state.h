@@ -12,12 +12,12 @@ struct GradSyncCalls {
   const char* count = "set_microbatches";   ///< states the micro-batches of a step
   const char* start = "start_grad_sync";    ///< launches what was not launched
   const char* finish = "finish_grad_sync";  ///< waits for the reductions
-  /// Until when no gradient of a step can be looked at.
+  /// The call before which no gradient of a step can be read.
   const char* complete = "finish_grad_sync() or finalize_model_grads()";
   const char* reset = "zero_grad_buffer";  ///< begins a step
-  const char* abandon = "abandon_step";    ///< gives a step up
+  const char* abandon = "abandon_step";    ///< abandons a step
   const char* allow_unused = "ddp.allow_unused_parameters";
-  /// What to do about a backward too many.
+  /// What to do about one backward too many.
   const char* surplus = "run all but the last micro-batch inside no_sync()";
 };
 
@@ -30,10 +30,11 @@ struct GradSyncCalls {
 ///
 /// abandon() leads from every state to ready.
 ///
-/// A parameter is ready once it has received its gradient of the last micro-batch. That a gradient
-/// is of the last micro-batch is stated by the caller (`synchronize`), or counted when
-/// set_microbatches() says how many there are. Buckets are launched strictly in the order of their
-/// numbers, whatever the order in which they get ready, so that all ranks communicate alike.
+/// A parameter is ready once it has received its gradient of the last micro-batch. Either the
+/// caller states that a gradient is of the last micro-batch (`synchronize`), or it is counted, if
+/// set_microbatches() says how many micro-batches there are. Buckets are launched strictly in the
+/// order of their numbers, whatever the order in which they become ready, so that all ranks
+/// communicate in the same order.
 ///
 /// A call that the state does not allow throws UsageError with the state's name and leaves the
 /// state as it was. Not thread-safe: the owner locks.
@@ -64,36 +65,37 @@ class GradSyncState {
   /// Only between steps (idle or ready).
   void set_microbatches(int64_t count);
 
-  /// Parameter `param` received a gradient. `synchronize`: it is of the last micro-batch, as far as
-  /// the caller states it; with set_microbatches(n) it is one of n that count.
+  /// Parameter `param` received a gradient. `synchronize`: the caller states that it is of the last
+  /// micro-batch; with set_microbatches(n), that it is one of the n that count.
   /// Throws if the parameter was ready already (one backward too many) or the step is over.
   /// `hold_back`: nothing is launched, even with `overlap`.
   Launch on_gradient(int64_t param, bool synchronize, bool hold_back = false);
 
-  /// The gradient of the last on_gradient() came in the backward `pass`, a number that grows from
-  /// pass to pass. With `allow_unused` the passes tell how many micro-batches there were, because
-  /// no parameter need be used in all of them. One that runs inside another counts with it as soon
-  /// as the outer one brings a gradient.
+  /// The gradient of the last on_gradient() arrived in backward `pass`, a number that grows from
+  /// pass to pass. With `allow_unused` the passes show how many micro-batches there were, because
+  /// no parameter need be used in all of them. A pass that runs inside another counts as part of it
+  /// as soon as the outer one yields a gradient.
   void note_pass(int64_t pass);
 
-  /// The caller states that all gradients are there: launches all buckets that were not launched.
-  /// Throws with the names of the parameters that received no gradient in any micro-batch.
+  /// The caller states that all gradients have arrived: launches all buckets that were not
+  /// launched. Throws with the names of the parameters that received no gradient in any
+  /// micro-batch.
   Launch start();
 
   /// Launches what is left. Throws with the names of the parameters that are not ready; with
-  /// `allow_unused` only as refuse_early_finish().
+  /// `allow_unused`, only as refuse_early_finish() does.
   Launch finish();
 
   /// Throws, with names and counts, if finish() would come before the last micro-batch has reached
-  /// any parameter. With `allow_unused` a step without any backward may be finished, and one in
-  /// which as many passes were noted as there are micro-batches.
+  /// any parameter. With `allow_unused` a step without any backward may be finished, and so may one
+  /// in which as many passes were noted as there are micro-batches.
   void refuse_early_finish() const;
 
   /// All launched buckets are reduced: reducing → ready.
   void finished();
 
-  /// Gives the step up: → ready. The buckets that were not launched, which other ranks may have
-  /// launched.
+  /// Abandons the step: → ready. Returns the buckets that were not launched, which other ranks may
+  /// have launched.
   Launch abandon();
 
   /// Begins a new step: → idle. Throws while reducing.

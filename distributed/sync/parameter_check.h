@@ -16,36 +16,37 @@ namespace lockstep {
 
 class DistributedDataParallel;
 
-/// UsageError naming the parameter where it is to be trained, but is no leaf of the graph, sparse,
-/// or has elements that share memory.
+/// UsageError naming the parameter if it is to be trained, but is not a leaf of the graph, is
+/// sparse, or has elements that share memory.
 void refuse_untrainable(const std::string& name, const at::Tensor& tensor);
 
 /// UsageError naming `front`: a tensor that is undefined, a tensor or a name that is listed twice,
 /// a trained parameter that a front has taken over already or that refuse_untrainable() refuses.
 void check_parameter_list(const std::vector<NamedParameter>& parameters, const char* front);
 
-/// UsageError naming two parameters of which elements lie at the same place in memory, and one is
-/// trained: for a front that gives each memory of its own. After check_parameter_list().
+/// UsageError naming two parameters that share elements in memory, if one of them is trained: for a
+/// front that gives each parameter memory of its own. After check_parameter_list().
 void refuse_shared_memory(const std::vector<NamedParameter>& parameters, const char* front);
 
 /// Compares the parameters of all ranks of `group`: names, order, shapes, dtypes, descriptions and
 /// whether they require a gradient; and `settings`. Every rank throws the same CommunicationError,
-/// with the first difference, if there is one. Sends 8 bytes per rank while all agree. `cut_over`:
-/// axes of which the group may have several ranks; what these cut is left out of the shapes.
+/// with the first difference, if there is one. Sends 8 bytes per rank as long as all agree.
+/// `cut_over`: axes of which the group may have several ranks; the dimensions that these cut are
+/// left out of the shapes.
 ///
-/// `own_checks` look at the arguments of this rank first. Where they throw, this rank throws that
-/// again, and the ranks whose own are right CommunicationError with rank and message: nobody waits
-/// for a rank that has refused its list. The same holds for a description that contradicts itself
-/// (ParamDescription::validate), cuts a dimension that the tensor has not, or wants an update as a
-/// matrix for a vector.
+/// `own_checks` checks the arguments of this rank first. If it throws, this rank rethrows the
+/// exception, and the ranks whose own arguments are valid throw CommunicationError with rank and
+/// message: nobody waits for a rank that has refused its list. The same holds for a description
+/// that contradicts itself (ParamDescription::validate), cuts a dimension that the tensor does not
+/// have, or asks for a matrix update of a vector.
 void check_same_parameters(const std::vector<NamedParameter>& parameters, const ProcessGroup& group,
                            const std::vector<ConfigValue>& settings = {},
                            const std::function<void()>& own_checks = {},
                            const std::vector<MeshAxis>& cut_over = {});
 
-/// Every rank throws CommunicationError where `text` is not the same on all ranks: "the ranks of
-/// group dp [0, 1] have different communication hooks: none on rank 0 and ... on rank 1". Sends 8
-/// bytes per rank while all agree.
+/// Every rank throws CommunicationError if `text` is not the same on all ranks: "the ranks of group
+/// dp [0, 1] have different communication hooks: none on rank 0 and ... on rank 1". Sends 8 bytes
+/// per rank while all agree.
 void check_same_text(const std::string& text, const ProcessGroup& group, const char* what);
 
 /// "trained", "frozen"
@@ -56,22 +57,22 @@ std::string settings_text(const NamedParameter& param);
 struct NamedText {
   std::string name, text;
 };
-/// Every rank throws CommunicationError where ranks of `group` say different things of one name.
-/// They may have other names. Sends 8 bytes per rank where all lists are the same.
+/// Every rank throws CommunicationError if ranks of `group` give different texts for one name. Each
+/// may have names that others lack. Sends 8 bytes per rank if all lists are the same.
 void check_same_by_name(const std::vector<NamedText>& facts, const ProcessGroup& group);
 
 /// Whether all ranks of `group` give the same number. Sends 8 bytes per rank.
 bool is_same_on_all_ranks(uint64_t number, const ProcessGroup& group, const std::string& label);
 
-/// Whether elements of `tensor` may share memory, as those of an expanded tensor do. What is
-/// written to one of them would change another.
+/// Whether elements of `tensor` may share memory, as those of an expanded tensor do. A write to one
+/// of them would change another.
 bool may_overlap(const at::Tensor& tensor);
 
 /// UsageError naming `caller`: no model, a null pointer, a model that is listed twice.
 void check_model_list(const std::vector<DistributedDataParallel*>& models, const char* caller);
 
-/// UsageError naming the first parameter that is no longer a view of `buffer`, none of whose
-/// gathers is under way.
+/// UsageError naming the first parameter that is no longer a view of `buffer`. No gather of the
+/// buffer may be in progress.
 void check_params_attached(const ParamAndGradBuffer& buffer);
 
 }  // namespace lockstep

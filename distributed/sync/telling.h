@@ -10,14 +10,14 @@
 
 namespace lockstep {
 
-/// What the exception that is being handled says, without libtorch's backtrace.
+/// The message of the exception that is being handled, without libtorch's backtrace.
 std::string text_of_exception();
 
-/// Runs `body`, a part of a call that other ranks make too, and returns what it returns. If it
-/// throws, an Error or what a function of the caller's or libtorch throws, the ranks that wait for
-/// this one are told: they raise CommunicationError with its message instead of waiting for the
-/// timeout. Groups of the job cannot be used then. `ranks`: a ProcessGroup or a ParallelState of
-/// the job.
+/// Runs `body`, a part of a call that other ranks make too, and returns its result. If `body`
+/// throws, be it an Error or an exception of libtorch or of the caller's own function, the ranks
+/// that wait for this one are notified: they raise CommunicationError with the exception's message
+/// instead of waiting for the timeout. After that the job's groups cannot be used. `ranks`: a
+/// ProcessGroup or a ParallelState of the job.
 template <class Ranks, class Body>
 decltype(auto) telling(const Ranks& ranks, Body&& body) {
   try {
@@ -34,8 +34,8 @@ decltype(auto) telling(const ParallelState* state, Body&& body) {
   return state ? telling(*state, std::forward<Body>(body)) : std::forward<Body>(body)();
 }
 
-/// The same for a `body` that throws on all ranks of `group` or on none: the others are told. Where
-/// the group is the whole job its ranks can still use their groups.
+/// The same for a `body` that throws on all ranks of `group` or on none: the ranks outside are
+/// notified. If the group is the whole job, its ranks can still use their groups.
 template <class Body>
 decltype(auto) telling_outside(const ProcessGroup& group, const ParallelState& state, Body&& body) {
   if (group.size() == state.world_size()) return std::forward<Body>(body)();
@@ -60,7 +60,7 @@ class StepGuard {
     });
   }
 
-  /// What the first piece that threw has said; empty: none has.
+  /// The message of the first piece that threw; empty: none has.
   const std::string& failure() const { return failure_; }
 
  private:

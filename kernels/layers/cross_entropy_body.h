@@ -10,8 +10,8 @@
 
 namespace lockstep::kernels {
 
-/// What the columns of this rank add to the softmax of the rows `first` to `end`, in one pass over
-/// the logits.
+/// What the columns of this rank contribute to the softmax of the rows `first` to `end`, in one
+/// pass over the logits.
 template <bool kSmoothed, class Block, class T>
 LOCKSTEP_LANE void cross_entropy_rows(Block block, const CrossEntropyRows<T>& a, int64_t first,
                                       int64_t end) {
@@ -73,7 +73,7 @@ LOCKSTEP_LANE void cross_entropy_gradient_rows(Block block, const CrossEntropyGr
     const auto gradient = [=](W x) LOCKSTEP_LANE_LAMBDA {
       return scale * exp_below<Block>(x, highest) - shift;
     };
-    // The lane of the label reads its logit before the gradient takes that place.
+    // The lane of the label reads its logit before the gradient overwrites it.
     const bool own = column >= 0 && column < columns.held && block.owns(column);
     const W of_label = own ? gradient(widen(logits[column])) + grad * (a.share - 1) : W(0);
     block.map(columns.held, gradient, result, logits);

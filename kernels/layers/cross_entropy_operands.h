@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: the tensors of cross entropy, all made, for the CPU's and the devices' kernels.
+// Internal: the tensors of cross entropy, all allocated, for the CPU's and the devices' kernels.
 
 #include <ATen/core/Tensor.h>
 
@@ -11,8 +11,8 @@
 namespace lockstep::kernels {
 
 /// [tokens, width]: logits, and result, which may be the same. [tokens]: labels; grads and losses,
-/// of the sums' dtype. All contiguous but `sums.sums`, whose rows are. `result` and `grads` are for
-/// the gradient, `losses` for the losses, for which `logits` is not needed.
+/// in the sums' dtype. All are contiguous except `sums.sums`, whose rows are. `result` and `grads`
+/// are for the gradient, `losses` is for the losses, which do not need `logits`.
 struct CrossEntropyTensors {
   at::Tensor logits = {}, labels = {};
   CrossEntropySums sums = {};

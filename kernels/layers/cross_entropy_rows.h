@@ -10,13 +10,14 @@
 
 namespace lockstep::kernels {
 
-/// A rank's columns of the logits [tokens, width]: `held` stand for the token ids from `first` on,
-/// the others are padding.
+/// A rank's columns of the logits [tokens, width]: `held` of them belong to the token ids from
+/// `first` on, the others are padding.
 struct LossColumns {
   int64_t width, first, held;
 };
 
-/// Tensors [tokens]; `logits` [tokens, width]; `sums` [2 or 3, tokens], its rows `stride` apart.
+/// Tensors [tokens]; `logits` [tokens, width]; `sums` [2 or 3, tokens], with its rows `stride`
+/// apart.
 template <class T>
 struct CrossEntropyRows {
   const T* logits;

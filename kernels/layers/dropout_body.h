@@ -1,7 +1,6 @@
 #pragma once
 
-// Internal: dropout of the elements that share a block of Philox. No libtorch here, see
-// adamw_loop.h.
+// Internal: dropout for the elements that share a Philox block. No libtorch here, see adamw_loop.h.
 
 #include <cstdint>
 
@@ -48,11 +47,11 @@ LOCKSTEP_LANE PhiloxBlock philox_block(uint32_t block, RowCounter row, uint32_t 
   return {{c0, c1, c2, c3}};
 }
 
-/// What becomes of `x` with `word`.
+/// The result for `x` with the random word `word`.
 template <bool kAdds, class T>
 LOCKSTEP_LANE T dropped(const DropoutRows<T>& a, T x, T residual, uint32_t word) {
   using W = Wide<T>;
-  // Times 0, so that what is not finite shows.
+  // Multiply by 0, so that a value that is not finite stays visible.
   const W kept = widen(x) * static_cast<W>(word < a.threshold ? 0 : 1) * a.scale;
   T result;
   narrow(kept, result);

@@ -1,6 +1,7 @@
 #pragma once
 
-// Internal: the tensors of dropout, all made and contiguous, for the kernels of CPU and devices.
+// Internal: the tensors of dropout, all allocated and contiguous, for the CPU's and the devices'
+// kernels.
 
 #include <algorithm>
 #include <cmath>

@@ -25,10 +25,10 @@ struct DropoutRows {
   PlaceAxis sample, position, lane;
   int64_t first_channel, width;
   uint32_t key[2];
-  uint32_t threshold;  ///< words below it drop their element
-  Wide<T> scale;       ///< of the others
+  uint32_t threshold;  ///< an element whose word is below it is dropped
+  Wide<T> scale;       ///< multiplies the other elements
 
-  /// Of Philox' blocks that the elements of a row meet.
+  /// The Philox blocks that the elements of a row use.
   LOCKSTEP_LANE int64_t first_block() const { return first_channel / 4; }
   LOCKSTEP_LANE int64_t num_blocks() const {
     return (first_channel + width + 3) / 4 - first_block();

@@ -8,7 +8,7 @@
 
 namespace lockstep::kernels {
 
-/// Of numbers x: the highest, the sum of e^(x - highest), and the sum of x itself.
+/// For numbers x: the highest, the sum of e^(x - highest), and the sum of x itself.
 template <class T>
 struct ExpSums {
   static constexpr T kLowest = -std::numeric_limits<T>::infinity();
@@ -18,7 +18,7 @@ struct ExpSums {
   T plain = 0;
 };
 
-/// e^(x - highest); 0 where a normal number cannot hold it. NaN if both are the same infinity.
+/// e^(x - highest); 0 if it is too small for a normal number. NaN if both are the same infinity.
 template <class Block, class T>
 LOCKSTEP_LANE T exp_below(T x, T highest) {
   constexpr T kLeast = sizeof(T) == 8 ? T(-708) : T(-87);

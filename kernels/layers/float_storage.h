@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: elements as they lie in memory, for bodies that g++ and nvcc compile.
+// Internal: elements as they are stored in memory, for bodies that g++ and nvcc compile.
 
 #include <cstdint>
 
@@ -12,7 +12,7 @@
 #define LOCKSTEP_LANE __device__ __forceinline__
 #define LOCKSTEP_LANE_LAMBDA
 #else
-/// Of functions and lambdas of a body: inlined, so that each clone has its own vector width.
+/// For functions and lambdas of a body: inlined, so that each clone has its own vector width.
 #define LOCKSTEP_LANE inline __attribute__((always_inline))
 #define LOCKSTEP_LANE_LAMBDA __attribute__((always_inline))
 #endif
@@ -34,11 +34,11 @@ template <>
 struct WideType<double> {
   using type = double;
 };
-/// What elements of T are computed in: fp64 for fp64, else fp32.
+/// The type in which elements of T are computed: fp64 for fp64, otherwise fp32.
 template <class T>
 using Wide = typename WideType<T>::type;
 
-/// What a function gives two outputs of.
+/// The result of a function with two outputs.
 template <class W>
 struct Two {
   W a, b;

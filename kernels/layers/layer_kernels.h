@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: who runs the operations of layers.
+// Internal: which kernels run the layer operations.
 
 #include <ATen/core/Tensor.h>
 
@@ -8,8 +8,8 @@
 
 namespace lockstep::kernels {
 
-/// The kernels for the device of `tensor`, the CPU included, of which those of layers are set.
-/// UsageError, naming `kernel`, where there are none.
+/// The kernels for the device of `tensor`, which may be the CPU; those of layers are set.
+/// UsageError, naming `kernel`, if there are none.
 const DeviceKernels& layer_kernels(const char* kernel, const at::Tensor& tensor);
 
 /// The CPU's, see DeviceKernels.

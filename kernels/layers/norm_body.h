@@ -58,8 +58,8 @@ LOCKSTEP_LANE void norm_rows(Block block, const NormRows<T>& a, int64_t first, i
   }
 }
 
-/// Backward of the rows `first` to `end`. `of_weight` and `of_bias` [width] get their terms of the
-/// parameters' gradients; the first is null where nobody wants them.
+/// Backward of the rows `first` to `end`. `of_weight` and `of_bias` [width] receive these rows'
+/// terms of the parameters' gradients; the first is null if they are not wanted.
 template <bool kCentred, class Block, class T>
 LOCKSTEP_LANE void norm_gradient_rows(Block block, const NormGradientRows<T>& a, int64_t first,
                                       int64_t end, Wide<T>* of_weight, Wide<T>* of_bias) {

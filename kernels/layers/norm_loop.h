@@ -8,7 +8,7 @@
 
 namespace lockstep::kernels {
 
-/// Rows `first` to `end` of LayerNorm if `centred`, else of RMSNorm.
+/// Rows `first` to `end` of LayerNorm if `centred`, otherwise of RMSNorm.
 void norm_loop(bool centred, const NormRows<float>& a, int64_t first, int64_t end);
 void norm_loop(bool centred, const NormRows<double>& a, int64_t first, int64_t end);
 void norm_loop(bool centred, const NormRows<Bf16>& a, int64_t first, int64_t end);

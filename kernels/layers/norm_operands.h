@@ -1,6 +1,7 @@
 #pragma once
 
-// Internal: the tensors of a norm, all made and contiguous, for the CPU's and the devices' kernels.
+// Internal: the tensors of a norm, all allocated and contiguous, for the CPU's and the devices'
+// kernels.
 
 #include <ATen/core/Tensor.h>
 
@@ -10,7 +11,8 @@
 namespace lockstep::kernels {
 
 /// [rows, width]: x, residual, sum, normalized; [width]: weight, bias; [rows]: mean, root.
-/// `residual` and `sum` are undefined together, `bias` and `mean` for RMSNorm.
+/// `residual` and `sum` are either both defined or both undefined; `bias` and `mean` are undefined
+/// for RMSNorm.
 struct NormTensors {
   at::Tensor x, residual, weight, bias, sum, normalized, mean, root;
   double epsilon = 0;
@@ -30,9 +32,9 @@ struct NormTensors {
 };
 
 /// [rows, width]: grad, sum_grad, source (the sum of forward), input_grad; [rows]: mean, root;
-/// [width]: weight; [parts, width]: weight_parts, bias_parts, of which row p gets the sums over the
-/// rows from p * rows_a_part on. `sum_grad` may be undefined; `mean` is for RMSNorm, the parts
-/// where nobody wants them.
+/// [width]: weight; [parts, width]: weight_parts, bias_parts, whose row p gets the sums over the
+/// rows from p * rows_a_part on. `sum_grad` may be undefined; `mean` is undefined for RMSNorm, and
+/// the parts are undefined if they are not wanted.
 struct NormGradientTensors {
   at::Tensor grad, sum_grad, source, mean, root, weight, input_grad, weight_parts, bias_parts;
   int64_t num_parts = 0, rows_a_part = 0;

@@ -9,7 +9,7 @@
 
 namespace lockstep::kernels {
 
-/// [sequence, batch, heads, channels], the channels side by side; strides in elements.
+/// [sequence, batch, heads, channels], with contiguous channels; strides in elements.
 template <class T>
 struct HeadStrides {
   T* data;
@@ -20,20 +20,21 @@ struct HeadStrides {
   }
 };
 
-/// See RotaryTensors. Query heads of a group from `first_query` on, `queries` of them, are taken.
+/// See RotaryTensors. Of each group, `queries` query heads from `first_query` on are taken.
 template <class T>
 struct RotaryHeads {
   T* packed;
   HeadStrides<T> query, key, value;
   const Wide<T>*cos, *sin;
-  const int64_t* positions;                 ///< null: the place in the sequence
+  const int64_t* positions;                 ///< null: the index in the sequence
   int64_t position_token, position_sample;  ///< strides of `positions`, in elements
   int64_t batch, groups, heads, first_query, queries, channels, rotated;
 
   LOCKSTEP_LANE int64_t slots() const { return groups * (heads + 2); }
 };
 
-/// Channels `from` -> `to`, of which the first `rotated` are rotated, back with `sign` -1.
+/// Channels `from` -> `to`; the first `rotated` of them are rotated, or rotated back with `sign`
+/// -1.
 template <class Block, class T>
 LOCKSTEP_LANE void rotate_head(Block block, const T* from, T* to, const Wide<T>* cos,
                                const Wide<T>* sin, Wide<T> sign, int64_t rotated,
@@ -50,8 +51,8 @@ LOCKSTEP_LANE void rotate_head(Block block, const T* from, T* to, const Wide<T>*
   block.copy(channels - rotated, to + rotated, from + rotated);
 }
 
-/// Head `slot` of the packed heads of a token of a sample: out of `packed`, or, with kBackward,
-/// gradients back into it; zeros for query heads that are not taken.
+/// Head `slot` of the packed heads of a token of a sample: from `packed` or, with kBackward, the
+/// gradient back into it, with zeros for query heads that are not taken.
 template <bool kBackward, class Block, class T>
 LOCKSTEP_LANE void rotary_slot(Block block, const RotaryHeads<T>& a, int64_t token, int64_t sample,
                                int32_t slot) {

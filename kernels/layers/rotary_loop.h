@@ -8,7 +8,8 @@
 
 namespace lockstep::kernels {
 
-/// Rows `first` to `end` of sequence * batch; `backward` as kBackward of rotary_slot().
+/// Rows `first` to `end` of sequence * batch; `backward` means the same as kBackward of
+/// rotary_slot().
 void rotary_loop(bool backward, const RotaryHeads<float>& a, int64_t first, int64_t end);
 void rotary_loop(bool backward, const RotaryHeads<double>& a, int64_t first, int64_t end);
 void rotary_loop(bool backward, const RotaryHeads<Bf16>& a, int64_t first, int64_t end);

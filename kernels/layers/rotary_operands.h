@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: the tensors of rotary embedding, all made, for the CPU's and the devices' kernels.
+// Internal: the tensors of rotary embedding, all allocated, for the CPU's and the devices' kernels.
 
 #include <ATen/core/Tensor.h>
 
@@ -10,8 +10,8 @@
 
 namespace lockstep::kernels {
 
-/// `packed` and the tables contiguous; of the heads the channels lie side by side. With `backward`
-/// the heads are read and `packed` is written, else the other way round.
+/// `packed` and the tables are contiguous; the heads have contiguous channels. With `backward` the
+/// heads are read and `packed` is written, otherwise the other way round.
 struct RotaryTensors {
   at::Tensor packed;
   AttentionHeads heads;
@@ -42,7 +42,7 @@ struct RotaryTensors {
   }
 
  private:
-  /// Whether each sample has positions of its own.
+  /// Whether each sample has its own positions.
   bool each_sample() const { return table.positions.defined() && table.positions.dim() == 2; }
 
   template <class T>

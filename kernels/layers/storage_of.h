@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: the bodies' types, taken from tensors.
+// Internal: the types of the bodies, selected by tensors.
 
 #include <ATen/core/Tensor.h>
 
@@ -9,8 +9,8 @@
 
 namespace lockstep::kernels {
 
-/// Calls `run` with a value of the type in which elements of `dtype` lie in memory. UsageError,
-/// naming `kernel`: no kernel computes with `dtype`.
+/// Calls `run` with a value of the type in which elements of `dtype` are stored. UsageError, naming
+/// `kernel`: no kernel computes with `dtype`.
 template <class Run>
 void for_storage(const char* kernel, at::ScalarType dtype, Run run) {
   if (dtype == at::kFloat) return run(float{});
@@ -21,7 +21,7 @@ void for_storage(const char* kernel, at::ScalarType dtype, Run run) {
                    at::toString(dtype));
 }
 
-/// What for_storage() computes in.
+/// The dtype that a body for elements of `dtype` computes in; see for_storage().
 inline at::ScalarType wide_dtype(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
 }

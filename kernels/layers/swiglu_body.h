@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: SwiGLU of a row, for any block policy. No libtorch here, see adamw_loop.h.
+// Internal: SwiGLU for a row, for any block policy. No libtorch here, see adamw_loop.h.
 
 #include <cstdint>
 

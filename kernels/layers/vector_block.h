@@ -1,6 +1,7 @@
 #pragma once
 
-// Internal: one core that runs a body, see thread_block.cuh. No libtorch here, see adamw_loop.h.
+// Internal: one core that runs a body; compare thread_block.cuh. No libtorch here, see
+// adamw_loop.h.
 
 #include <array>
 #include <bit>
@@ -22,7 +23,7 @@ struct ExpConstants<float> {
   static constexpr int kMantissa = 23, kDegree = 7;
   static constexpr float kLeast = -87.0F, kMost = 88.0F;
   static constexpr float kShift =
-      0x1.8p23F;  // added, it leaves the nearest integer in the low bits
+      0x1.8p23F;  // adding it leaves the nearest integer in the low bits
   static constexpr float kHigh = 0x1.62e4p-1F, kLow = 0x1.7f7d1cp-20F;  // ln 2 in two parts
   static constexpr float kOne = 1;
 };
@@ -49,8 +50,8 @@ constexpr std::array<T, kDegree + 1> taylor_of_exp() {
   return terms;
 }
 
-/// The lanes joined in halves, the second to the first. A loop over the halves would branch, which
-/// took a fifth of a norm's time in rows of 128.
+/// Joins the lanes by halves, the second half to the first. A loop over the halves would branch,
+/// which took a fifth of a norm's time for rows of 128.
 template <class T, size_t kLanes, class Join>
 LOCKSTEP_LANE T fold_lanes(const T (&lanes)[kLanes], Join join) {
   if constexpr (kLanes == 1) {
@@ -63,7 +64,7 @@ LOCKSTEP_LANE T fold_lanes(const T (&lanes)[kLanes], Join join) {
   }
 }
 
-/// A body's policy on the CPU: it goes over a row in vectors.
+/// A body's policy on the CPU: it processes a row in vectors.
 struct VectorBlock {
   /// Calls f(i) for i = 0 ... n - 1. No call depends on another.
   template <class F>
@@ -72,7 +73,7 @@ struct VectorBlock {
     for (int64_t i = 0; i < n; ++i) f(i);
   }
 
-  /// to[i] becomes f(from[i]...), in wide numbers. `to` may be one of `from`.
+  /// to[i] becomes f(from[i]...), computed in the wide type. `to` may be one of `from`.
   template <class F, class To, class... From>
   LOCKSTEP_LANE static void map(int64_t n, F f, To* to, const From*... from) {
     each(n, [=](int64_t i) LOCKSTEP_LANE_LAMBDA { narrow(f(widen(from[i])...), to[i]); });
@@ -88,7 +89,7 @@ struct VectorBlock {
     });
   }
 
-  /// map(), and sum() of what it has written.
+  /// map(), followed by sum() of what it has written.
   template <class W, class F, class To, class... From>
   LOCKSTEP_LANE static W map_sum(int64_t n, F f, To* to, const From*... from) {
     return sum_of<W>(n, [=](int64_t i) LOCKSTEP_LANE_LAMBDA {
@@ -102,24 +103,24 @@ struct VectorBlock {
     each(n, [=](int64_t i) LOCKSTEP_LANE_LAMBDA { to[i] = from[i]; });
   }
 
-  /// The sum of f(from[i]...), in an order that depends on n alone.
+  /// The sum of f(from[i]...), in an order that depends only on n.
   template <class W, class F, class... From>
   LOCKSTEP_LANE static W sum(int64_t n, F f, const From*... from) {
     return sum_of<W>(n, [=](int64_t i) LOCKSTEP_LANE_LAMBDA { return f(widen(from[i])...); });
   }
 
-  /// Of from[i], with the sum itself if `kPlain`. Tiles stay in the cache for the second look at
-  /// them.
+  /// The ExpSums of from[i], including the plain sum if `kPlain`. Tiles stay in the cache for the
+  /// second pass over them.
   template <bool kPlain, class W, class T>
   LOCKSTEP_LANE static ExpSums<W> exp_sums(int64_t n, const T* from) {
     return exp_sums_of<kPlain, W>(n,
                                   [=](int64_t i) LOCKSTEP_LANE_LAMBDA { return widen(from[i]); });
   }
 
-  /// Whether element `i` of a row is among those of this lane.
+  /// Whether element `i` of a row belongs to this lane.
   LOCKSTEP_LANE static bool owns(int64_t /*i*/) { return true; }
 
-  /// The sum of term(i), in an order that depends on n alone.
+  /// The sum of term(i), in an order that depends only on n.
   template <class T, class F>
   LOCKSTEP_LANE static T sum_of(int64_t n, F term) {
     constexpr int kLanes = 16;
@@ -131,7 +132,7 @@ struct VectorBlock {
     return fold_lanes(lanes, [](T a, T b) LOCKSTEP_LANE_LAMBDA { return a + b; });
   }
 
-  /// The highest term(i), -inf for none; NaN is passed over.
+  /// The highest term(i), -inf for none; NaN is skipped.
   template <class T, class F>
   LOCKSTEP_LANE static T max(int64_t n, F term) {
     constexpr int kLanes = 32;
@@ -168,11 +169,11 @@ struct VectorBlock {
     return all;
   }
 
-  /// Whether this is who writes what a row has once.
+  /// Whether this lane writes the values that a row has only once.
   LOCKSTEP_LANE static bool leads() { return true; }
 
   /// e^x within 2 units of the last place, by a Taylor series around the nearest multiple of ln 2.
-  /// Beyond what a normal number holds it is that of the bound.
+  /// Outside the range of normal results it is the value at the bound.
   template <class T>
   LOCKSTEP_LANE static T exp(T x) {
     using C = ExpConstants<T>;
@@ -181,7 +182,7 @@ struct VectorBlock {
     return exp_normal(x);
   }
 
-  /// The same of a number within the bounds, or NaN.
+  /// The same for a number within the bounds, or NaN.
   template <class T>
   LOCKSTEP_LANE static T exp_normal(T x) {
     using C = ExpConstants<T>;

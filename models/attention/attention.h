@@ -81,7 +81,7 @@ class Attention : public DescribedModule {
 class SelfAttention : public Attention {
  public:
   explicit SelfAttention(const LayerContext& context);
-  /// `spec` as self_attention_params() states it.
+  /// `spec` as self_attention_params() returns it.
   SelfAttention(const LayerContext& context, const ModuleSpec& spec);
 
   at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens) const override;
@@ -106,7 +106,7 @@ class SelfAttention : public Attention {
 };
 
 /// The attention that the configuration selects: SelfAttention or LatentAttention. `spec` as
-/// attention_params() states it.
+/// attention_params() returns it.
 std::shared_ptr<Attention> attention_from(const LayerContext& context, const ModuleSpec& spec);
 
 }  // namespace lockstep

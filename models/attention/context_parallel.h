@@ -12,8 +12,9 @@
 #include "lockstep/parallel_state/parallel_state.h"
 
 /// Context parallelism: each rank of the group `cp` holds a part of every sequence, cut as
-/// context_parallel_cut.h says, through all layers; attention alone looks across. Parameters are
-/// replicated and their gradients partial sums over cp, which is the default of ParamDescription.
+/// context_parallel_cut.h says, through all layers; only attention looks across ranks. Parameters
+/// are replicated and their gradients partial sums over cp, which is the default of
+/// ParamDescription.
 namespace lockstep {
 
 /// Over which ranks sequences are cut, and how attention sees the whole.
@@ -21,7 +22,7 @@ struct ContextParallel {
   ContextCommunication communication = ContextCommunication::p2p;
   ProcessGroup group;  ///< cp
   ProcessGroup heads;  ///< those that exchange heads for sequence
-  ProcessGroup ring;   ///< those round which keys and values go
+  ProcessGroup ring;   ///< those around which keys and values pass
 
   /// The groups of this rank. p2p: the ring is all of cp. a2a: heads are exchanged in all of cp.
   /// a2a+p2p: the first level of ParallelSizes::hierarchical_context exchanges heads, the second is
@@ -32,12 +33,12 @@ struct ContextParallel {
 
 /// This rank's part of `x` along `dim`, whose size is the sum of `documents` (lengths of the packed
 /// documents in tokens; empty: one sequence of that size). Differentiable. In a group of one rank
-/// `x` itself. UsageError as of context_pieces().
+/// it is `x` itself. UsageError as in context_pieces().
 at::Tensor cut_for_context(const at::Tensor& x, int64_t dim, const ProcessGroup& group,
                            const std::vector<int64_t>& documents = {});
 
-/// The reverse for `x` that holds the parts of all `ranks`, in their order, along dimension 0: the
-/// order of the sequence.
+/// The reverse, for an `x` that holds the parts of all `ranks`, in their order, along dimension 0:
+/// puts them in the order of the sequence.
 at::Tensor to_sequence_order(const at::Tensor& x, int64_t ranks,
                              const std::vector<int64_t>& documents = {});
 
@@ -47,7 +48,7 @@ at::Tensor context_positions(int64_t length, const ProcessGroup& group);
 
 struct ContextAttentionOptions {
   bool causal = true;  ///< a token sees itself and those before it, in its document
-  /// With `causal`: of these the last `window` alone, itself included.
+  /// With `causal`: only the last `window` of these, itself included.
   std::optional<int64_t> window = {};
   std::vector<int64_t> documents = {};  ///< of the whole sequence; see cut_for_context()
   /// Documents of any lengths in sequences that are cut as a whole: with `causal`, and with no
@@ -56,10 +57,10 @@ struct ContextAttentionOptions {
 };
 
 /// softmax(q k^T / sqrt(channels)) v over the whole sequence. `query` [local sequence, batch,
-/// heads, channels] is this rank's part; `key` and `value` likewise with a divisor of the heads:
-/// each of their heads serves heads / key-heads neighbouring query heads. -> [local sequence,
-/// batch, heads * channels]. Communication of a rank, s being its part of the sequence and n the
-/// ranks:
+/// heads, channels] is this rank's part; `key` and `value` likewise, with a number of heads that
+/// divides that of `query`: each of their heads serves heads / key-heads neighbouring query heads.
+/// -> [local sequence, batch, heads * channels]. Communication of a rank, s being its part of the
+/// sequence and n the ranks:
 ///
 /// - p2p: n - 1 messages of its keys and values to the next rank, each while a block is computed;
 ///   see ring_attention(). Memory grows with s.

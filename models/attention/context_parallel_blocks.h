@@ -1,14 +1,14 @@
 #pragma once
 
-// Internal: attention of queries to keys that come block by block.
+// Internal: attention of queries to keys that arrive block by block.
 
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/models/context_parallel_cut.h"
 
-/// Tensors are [sequence, batch, heads, channels]; keys and values may have fewer heads, a divisor,
-/// each of which serves neighbouring query heads. Sums over blocks are kept in fp32, in fp64 for
-/// fp64.
+/// Tensors are [sequence, batch, heads, channels]; keys and values may have fewer heads, whose
+/// number is a divisor; each serves neighbouring query heads. Sums over blocks are kept in fp32, or
+/// in fp64 for fp64.
 namespace lockstep {
 
 /// What computes a block.
@@ -27,7 +27,7 @@ class BlockwiseAttention {
   BlockwiseAttention(const at::Tensor& query, AttentionKernel kernel);
 
   /// Lets queries of the block see its keys. `key` and `value` are the tensors that its offsets
-  /// count in. Every query must see a key in the end.
+  /// refer to. In the end every query must have seen a key.
   void add(const AttentionBlock& block, const at::Tensor& key, const at::Tensor& value);
 
   /// Like `query`.
@@ -49,8 +49,8 @@ class BlockwiseAttentionGradient {
   BlockwiseAttentionGradient(at::Tensor query, at::Tensor output, at::Tensor log_sum_exp,
                              at::Tensor grad_output, AttentionKernel kernel);
 
-  /// Adds the block's part to query_gradient(), and to `key_gradient` and `value_gradient` [those
-  /// of the keys; wide()].
+  /// Adds the block's part to query_gradient(), and to `key_gradient` and `value_gradient` [the
+  /// sizes of the keys; in wide()].
   void add(const AttentionBlock& block, const at::Tensor& key, const at::Tensor& value,
            const at::Tensor& key_gradient, const at::Tensor& value_gradient);
 

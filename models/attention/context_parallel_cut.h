@@ -8,7 +8,7 @@
 
 /// How context parallelism cuts a sequence over ranks: integer arithmetic without tensors.
 ///
-/// A sequence is cut into 2 * ranks chunks of equal length, of which rank r holds the chunks r and
+/// A sequence is cut into 2 * ranks chunks of equal length. Rank r holds the chunks r and
 /// 2 * ranks - 1 - r, so that all ranks have the same work under a causal mask ("zig-zag", as in
 /// Megatron Core). A packed sequence is cut document by document: a rank holds its two chunks of
 /// the first document, then those of the second, and so on. `documents` lists the lengths of the
@@ -27,7 +27,7 @@ std::vector<Chunk> context_pieces(const std::vector<int64_t>& documents, int64_t
 /// Which tokens of its document a token sees.
 struct TokenView {
   bool causal = true;  ///< itself and those before it; else all
-  /// With `causal`: of these the last `window` alone, itself included.
+  /// With `causal`: only the last `window` of these, itself included.
   std::optional<int64_t> window = {};
 };
 
@@ -51,7 +51,7 @@ struct AttentionBlock {
 std::vector<AttentionBlock> ring_blocks(const std::vector<int64_t>& documents, int64_t ranks,
                                         int64_t rank, int64_t key_rank, const TokenView& view);
 
-/// What the queries that `rank` holds see of the keys of the whole sequence, which lie in the order
+/// What the queries that `rank` holds see of the keys of the whole sequence, which are in the order
 /// of the sequence. UsageError as above.
 std::vector<AttentionBlock> gathered_blocks(const std::vector<int64_t>& documents, int64_t ranks,
                                             int64_t rank, const TokenView& view);

@@ -12,8 +12,8 @@
 namespace lockstep {
 
 /// Attention over a ring: in step s this rank computes blocks[s] with the keys and values of the
-/// rank s places before it, while it passes them on. Backward goes round likewise, with the
-/// gradients of keys and values behind. A rank sends group.size() - 1 messages [2, keys, batch,
+/// rank s places before it, while it passes them on. Backward goes around likewise, and the
+/// gradients of keys and values follow. A rank sends group.size() - 1 messages [2, keys, batch,
 /// key-heads, channels] in forward, as many in backward, and as many of their gradients (in fp32;
 /// fp64 for fp64). Between steps it holds two of them. In a group of one rank this is attention
 /// over blocks[0].

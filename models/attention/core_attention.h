@@ -11,15 +11,16 @@
 namespace lockstep {
 
 /// Causal attention of the heads that this rank of tp has, between linear_qkv and linear_proj; with
-/// window_size each token sees that many tokens alone, itself included, and with tokens.documents
-/// those of its own document.
+/// window_size each token sees only that many tokens, itself included, and with tokens.documents
+/// only those of its own document.
 class CoreAttention {
  public:
   virtual ~CoreAttention() = default;
 
-  /// `query` [sequence, batch, heads, channels]; `key` and `value` likewise with a divisor of the
-  /// heads: each of their heads serves heads / key-heads neighbouring query heads. -> [sequence,
-  /// batch, heads * channels]. The same for the same arguments: it may be called again in backward.
+  /// `query` [sequence, batch, heads, channels]; `key` and `value` likewise, with a number of heads
+  /// that divides that of `query`: each of their heads serves heads / key-heads neighbouring query
+  /// heads. -> [sequence, batch, heads * channels]. The same for the same arguments: it may be
+  /// called again in backward.
   virtual at::Tensor forward(const at::Tensor& query, const at::Tensor& key,
                              const at::Tensor& value, const TokenPositions& tokens,
                              bool training) const = 0;

@@ -9,12 +9,13 @@
 
 namespace lockstep {
 
-/// Keys and values of the tokens that a model has read, layer by layer, so that the next ones need
-/// not read them again: for text that is generated, without autograd. The caller makes it and gives
-/// it to forward() after forward(), each with the tokens that follow.
+/// Keys and values of the tokens that a model has read, layer by layer, so that it need not read
+/// them again for the next ones: for text generation, without autograd. The caller creates it and
+/// passes it to one forward() after another, each with the tokens that follow.
 class KeyValueCache {
  public:
-  /// For sequences of up to `capacity` tokens. A layer's memory is taken when it comes.
+  /// For sequences of up to `capacity` tokens. A layer's memory is allocated when the layer first
+  /// appends.
   explicit KeyValueCache(int64_t capacity) : capacity_(capacity) {}
 
   int64_t capacity() const { return capacity_; }
@@ -28,7 +29,7 @@ class KeyValueCache {
   std::pair<at::Tensor, at::Tensor> append(int64_t layer, const at::Tensor& key,
                                            const at::Tensor& value);
 
-  /// All layers have `tokens` more.
+  /// Notes that all layers have `tokens` more.
   void advance(int64_t tokens) { length_ += tokens; }
 
  private:
@@ -44,8 +45,8 @@ class KeyValueCache {
 
 /// Causal attention of the last tokens of sequences to all of them: `query` [new, batch, heads,
 /// channels], `keys` and `values` [all, batch, groups, channels] of all tokens -> [new, batch,
-/// heads * channels]. The heads of a group read its keys and values where they are. A token looks
-/// at `window` tokens, itself included, or at all before it.
+/// heads * channels]. The heads of a group read its keys and values where they are. A token sees
+/// `window` tokens, itself included, or all before it.
 at::Tensor cached_attention(const at::Tensor& query, const at::Tensor& keys,
                             const at::Tensor& values, std::optional<int64_t> window = {});
 

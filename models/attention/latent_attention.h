@@ -12,8 +12,8 @@ namespace lockstep {
 class LatentHeads;
 
 /// Multi-head latent attention (DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1): keys and values of
-/// all heads are made from one vector of kv_lora_rank elements a token, queries from one of
-/// q_lora_rank. Heads are cut over tp. Children, as in Megatron Core's MLASelfAttention, n being
+/// all heads are made from one vector of kv_lora_rank elements per token, queries from one of
+/// q_lora_rank. Heads are cut over tp. Children, as in Megatron Core's MLASelfAttention, where n is
 /// qk_head_dim, r qk_pos_emb_head_dim and v v_head_dim:
 ///
 /// - `linear_q_down_proj`: replicated, weight [q_lora_rank, hidden_size]
@@ -31,14 +31,14 @@ class LatentHeads;
 /// Rotated channels i and i + r / 2 form a pair, as in RotaryEmbedding. (DeepSeek and Megatron Core
 /// pair 2 i and 2 i + 1: the same model with its rows in another order.)
 ///
-/// Over tp each rank makes the compressed vectors of its tokens. Without sequence parallelism,
-/// beside those of the linear layers, an all-reduce in backward adds the gradients of the shared
-/// key channels; with it an all-gather brings those of the whole sequence, and a reduce-scatter
-/// their gradients.
+/// Over tp each rank makes the compressed vectors of its tokens. In addition to the collectives of
+/// the linear layers, without sequence parallelism an all-reduce in backward adds the gradients of
+/// the shared key channels; with it, an all-gather brings the shared key channels of the whole
+/// sequence, and a reduce-scatter their gradients.
 class LatentAttention : public Attention {
  public:
   explicit LatentAttention(const LayerContext& context);
-  /// `spec` as latent_attention_params() states it.
+  /// `spec` as latent_attention_params() returns it.
   LatentAttention(const LayerContext& context, const ModuleSpec& spec);
 
   at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens) const override;
@@ -47,7 +47,7 @@ class LatentAttention : public Attention {
   at::Tensor queries(const at::Tensor& hidden) const;
   /// {query, key, value} in the shapes of CoreAttention.
   std::vector<at::Tensor> heads_of(const at::Tensor& hidden, const TokenPositions& tokens) const;
-  /// The shared key channels of all tokens, out of those of this rank's.
+  /// The shared key channels of all tokens, from those of this rank's tokens.
   at::Tensor shared_key(const at::Tensor& own) const;
 
   int64_t rank_;            ///< kv_lora_rank

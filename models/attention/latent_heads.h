@@ -9,19 +9,19 @@
 
 namespace lockstep {
 
-/// How heads of latent attention are made of what its linear layers give.
+/// How heads of latent attention are made from the outputs of its linear layers.
 struct LatentHeadSizes {
   int64_t fixed;    ///< channels of a query and key head without positions
-  int64_t rotated;  ///< channels that are rotated, behind them
+  int64_t rotated;  ///< channels that are rotated, after them
   int64_t value;    ///< channels of a value head
   int64_t width;    ///< channels of the heads that are made, filled up with zeros
   double scale;     ///< of the queries
 };
 
-/// Queries, keys and values of latent attention in the shapes of CoreAttention, all of
+/// Queries, keys and values of latent attention in the shapes of CoreAttention, all with
 /// latent_head_channels(). One operation of autograd, which keeps none of its inputs; computed in
-/// fp32, in fp64 for fp64, and rounded once. Queries carry attention_logit_factor() and what the
-/// core, which scales by the width, would scale too much.
+/// fp32, or in fp64 for fp64, and rounded once. Queries include attention_logit_factor() and make
+/// up for the core, which scales by the width and would scale too much.
 class LatentHeads {
  public:
   explicit LatentHeads(const LayerContext& context);

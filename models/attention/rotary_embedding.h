@@ -9,16 +9,17 @@ namespace lockstep {
 
 /// The angles by which one position turns the pairs of `rotated` channels: [rotated / 2] of fp64,
 /// base^(-2i/rotated), stretched as rope_scaling_type says. llama3: a frequency f, of which the
-/// original context holds n = f * original / 2 pi waves, is f / factor where n <= low, f where n >=
-/// high, and between them goes from one to the other linearly in n, as in Llama 3.1. yarn: pairs up
-/// to that which turns rope_beta_fast times over the original context (rounded down) keep their
-/// frequency, those from rope_beta_slow turns (rounded up) on have f / factor, and between them it
-/// goes from one to the other linearly in the pair's number (Peng et al., "YaRN", 2023).
+/// original context holds n = f * original / 2 pi waves, becomes f / factor if n <= low, stays f if
+/// n >= high, and in between changes from one to the other linearly in n, as in Llama 3.1. yarn:
+/// pairs up to the one that turns rope_beta_fast times over the original context (rounded down)
+/// keep their frequency, those from rope_beta_slow turns (rounded up) on have f / factor, and in
+/// between it changes from one to the other linearly in the pair's number (Peng et al., "YaRN",
+/// 2023).
 at::Tensor rotary_frequencies(const TransformerConfig& config, int64_t rotated);
 
 /// Rotary position embedding (Su et al., "RoFormer", 2021) in the form of Llama and Megatron Core:
 /// channel i and channel i + d/2 form a pair that is rotated by position * base^(-2i/d), where d =
-/// rotated_channels() are rotated and the others pass. For scaled frequencies see
+/// rotated_channels() are rotated and the others pass through. For scaled frequencies see
 /// rotary_frequencies(). Cosines and sines are multiplied by rotary_amplitude().
 class RotaryEmbedding {
  public:

@@ -55,7 +55,7 @@ struct GPTInput {
 class TransformerBlock : public DescribedModule {
  public:
   TransformerBlock(const LayerContext& context, const GPTStage& stage);
-  /// `spec` as transformer_block_params() states it.
+  /// `spec` as transformer_block_params() returns it.
   TransformerBlock(const LayerContext& context, const ModuleSpec& spec, const GPTStage& stage);
 
   /// `hidden` [sequence, batch, hidden_size], with sequence parallelism this rank's [sequence /
@@ -63,7 +63,7 @@ class TransformerBlock : public DescribedModule {
   at::Tensor forward(at::Tensor hidden, const TokenPositions& tokens) const;
 
  private:
-  /// The layers from `first` of the stage on, of which only `hidden` is kept.
+  /// The layers of the stage from `first` on; only `hidden` is kept for backward.
   at::Tensor run_piece(int64_t first, int64_t num_layers, const at::Tensor& hidden,
                        const TokenPositions& tokens) const;
 

@@ -33,7 +33,7 @@ ModuleSpec transformer_block_params(const LayerSettings& settings, const GPTStag
 /// bits.
 ModuleSpec gpt_params(const LayerSettings& settings, const GPTStage& stage);
 
-/// What of it is trained: all, or with lora.rank the adapters alone.
+/// The part of it that is trained: all, or with lora.rank only the adapters.
 ModuleSpec trained_params(const LayerSettings& settings, const GPTStage& stage);
 
 }  // namespace lockstep

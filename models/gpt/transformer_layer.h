@@ -18,11 +18,11 @@ class TransformerLayer : public DescribedModule {
  public:
   /// `context.layer` is the number of the layer.
   explicit TransformerLayer(const LayerContext& context);
-  /// `spec` as transformer_layer_params() states it.
+  /// `spec` as transformer_layer_params() returns it.
   TransformerLayer(const LayerContext& context, const ModuleSpec& spec);
 
   /// `hidden` [sequence, batch, hidden_size], with sequence parallelism this rank's [sequence /
-  /// ranks, ...] -> the same shape. UsageError, by the layer's name: another shape or dtype.
+  /// ranks, ...] -> the same shape. UsageError, naming the layer: another shape or dtype.
   at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens) const;
 
  private:

@@ -9,14 +9,14 @@
 
 namespace lockstep {
 
-/// Keeps what backward needs in the host's memory, page-locked: tensors, and all that autograd
-/// keeps of a layer (see run_offloaded). Two streams of the device copy it there and back beside
-/// its computation, and the host waits for none of them. They are of the pool of high priority, so
-/// that no communicator has them, unless its group's options ask for such streams.
+/// Keeps what backward needs in page-locked memory of the host: tensors, and everything that
+/// autograd keeps of a layer (see run_offloaded). Two streams of the device copy it there and back
+/// while the device computes, and the host waits for neither. They are from the high-priority pool,
+/// so that no communicator has them, unless its group's options ask for such streams.
 ///
-/// What was kept leaves the device when the next is kept: the computation then waits for its copy.
-/// Backward needs it in the opposite order: whoever takes one has the one before it fetched. So the
-/// device has two of them at most, however far ahead the host is.
+/// A kept item leaves the device when the next one is kept: the computation then waits for its
+/// copy. Backward needs the items in the opposite order: taking one starts the fetch of the one
+/// before it. So the device has at most two of them, however far ahead the host is.
 class ActivationOffload {
  public:
   explicit ActivationOffload(c10::Device device);
@@ -27,13 +27,13 @@ class ActivationOffload {
   /// What is kept from now on belongs to another forward pass.
   void begin_pass();
 
-  /// Whether the tensor lies on the device; others cannot be kept.
+  /// Whether the tensor is on the device; others cannot be kept.
   bool takes(const at::Tensor& tensor) const { return tensor.device() == to_host_.device(); }
 
   /// Takes a copy of `tensor` as the current stream will have computed it.
   std::shared_ptr<Kept> keep(const at::Tensor& tensor);
 
-  /// Has the last one leave. Returns it, to be the one before that which is appended next.
+  /// Makes the last link leave. Returns it, as the predecessor of the link that is appended next.
   std::shared_ptr<Link> leave_last();
   void append(std::shared_ptr<Link> link) { last_ = std::move(link); }
   const c10::Stream& to_host() const { return to_host_; }
@@ -44,7 +44,7 @@ class ActivationOffload {
   std::shared_ptr<Link> last_;
 };
 
-/// What leaves the device, and is fetched, at once. Lives on without the ActivationOffload.
+/// What leaves the device, and is fetched, as one. It may outlive the ActivationOffload.
 class ActivationOffload::Link {
  public:
   explicit Link(std::shared_ptr<Link> before) : before_(std::move(before)) {}
@@ -52,17 +52,17 @@ class ActivationOffload::Link {
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
 
-  /// The device gives its memory up, once the copy is made. Does nothing where it is needed again.
+  /// The device frees its memory once the copy is made. Does nothing if it is needed again.
   virtual void leave() = 0;
 
  protected:
-  /// Begins to bring it back, unless it is there.
+  /// Starts to fetch it, unless it is there.
   virtual void fetch() = 0;
-  /// It is fetched; so is the one before, unless that was taken already.
+  /// Fetches it, and the one before, unless that was taken already.
   void fetch_for_use();
 
   static c10::Stream current_stream(c10::Device device);
-  /// `later` goes on once `earlier` has come to where it is now.
+  /// Makes `later` wait until `earlier` has reached its present position.
   static void follow(const c10::Stream& later, const c10::Stream& earlier);
 
  private:
@@ -76,11 +76,11 @@ class ActivationOffload::Kept final : public Link {
   Kept(const at::Tensor& tensor, ActivationOffload& offload);
   ~Kept() override;
 
-  /// UsageError: the tensor was changed in place since it was kept, maybe before it was copied.
+  /// UsageError: the tensor was changed in place since it was kept, perhaps before it was copied.
   void leave() override;
 
-  /// A tensor of the device with those values, for the current stream. Has the one before fetched,
-  /// unless that was taken already. UsageError as of leave().
+  /// A tensor on the device with those values, for the current stream. Fetches the one before,
+  /// unless that was taken already. UsageError as in leave().
   at::Tensor take();
 
  private:
@@ -88,7 +88,7 @@ class ActivationOffload::Kept final : public Link {
   void check_unchanged() const;
 
   c10::Stream to_device_;
-  c10::Stream stream_;  ///< whose memory on_device_ is
+  c10::Stream stream_;  ///< that owns the memory of on_device_
   at::Tensor host_;
   c10::Event copied_;
   at::Tensor on_device_;  ///< until it has left; again from fetch() to take()

@@ -10,15 +10,15 @@
 /// libtorch.
 namespace lockstep {
 
-/// What the linear layers of `base` with the names of lora.target_modules get, in a tree that has
-/// the modules of `base` above them and nothing else: `lora_A` [rank, in] and `lora_B` [out...,
-/// rank] beside a `weight` [out..., in].
+/// The adapters of the linear layers of `base` that lora.target_modules names, in a tree with only
+/// the modules of `base` above those layers: `lora_A` [rank, in] and `lora_B` [out..., rank] beside
+/// a `weight` [out..., in].
 ///
-/// Where tp cuts the rows of the weight, lora_B is cut as they are and lora_A is on every rank;
-/// where it cuts the columns, lora_A is cut as they are and lora_B is on every rank. The gradient
-/// of what is on every rank is in state `replicated` over tp, as of LayerSettings: see
-/// LowRankAdapter. lora_A starts as normal values of the standard deviation sqrt(1 / (3 in)), the
-/// one of Kaiming's uniform values in nn.Linear and in peft; lora_B starts as zero.
+/// If tp cuts the rows of the weight, lora_B is cut in the same way and lora_A is on every rank; if
+/// it cuts the columns, lora_A is cut in the same way and lora_B is on every rank. The gradient of
+/// the one that is on every rank is in state `replicated` over tp, as LayerSettings gives it: see
+/// LowRankAdapter. lora_A starts as normal values of standard deviation sqrt(1 / (3 in)), that of
+/// the Kaiming uniform values in nn.Linear and in peft; lora_B starts as zero.
 ///
 /// UsageError: a layer of experts among them.
 ModuleSpec adapter_params(const ModuleSpec& base, const LoraConfig& lora, GradientState replicated);
@@ -34,7 +34,7 @@ struct AdaptedLinear {
   std::string b;
 };
 
-/// Those below `module`, whose name is `prefix`, which ends in "." or is empty.
+/// Those below `module`. `prefix`: the name of `module`; it ends in "." or is empty.
 std::vector<AdaptedLinear> adapted_linears(const ModuleSpec& module,
                                            const std::string& prefix = {});
 

@@ -24,7 +24,7 @@ class VocabParallelEmbedding : public DescribedModule {
                          double init_std, TableUse use);
   /// By config: vocab_size with padded_vocab_size(), hidden_size, init_method_std.
   VocabParallelEmbedding(const LayerContext& context, TableUse use);
-  /// `spec` as vocab_parallel_embedding_params() states it.
+  /// `spec` as vocab_parallel_embedding_params() returns it.
   VocabParallelEmbedding(const ParallelContext& context, const ModuleSpec& spec, TableUse use);
 
   /// `tokens` [batch, sequence] of int64 -> [sequence, batch, width], by an all-reduce of the
@@ -67,7 +67,7 @@ class VocabParallelEmbedding : public DescribedModule {
 class PositionEmbedding : public DescribedModule {
  public:
   explicit PositionEmbedding(const LayerContext& context);
-  /// `spec` as position_embedding_params() states it.
+  /// `spec` as position_embedding_params() returns it.
   PositionEmbedding(const LayerContext& context, const ModuleSpec& spec);
 
   /// The vectors of the `rows` tokens that this rank has between the tensor-parallel regions:
@@ -84,7 +84,7 @@ class PositionEmbedding : public DescribedModule {
 class LanguageModelEmbedding : public DescribedModule {
  public:
   LanguageModelEmbedding(const LayerContext& context, TableUse use);
-  /// `spec` as language_model_embedding_params() states it.
+  /// `spec` as language_model_embedding_params() returns it.
   LanguageModelEmbedding(const LayerContext& context, const ModuleSpec& spec, TableUse use);
 
   /// `tokens` [batch, sequence] of int64 -> [sequence, batch, hidden_size], with sequence

@@ -18,7 +18,7 @@ namespace lockstep {
 
 /// How linear layers multiply in 8-bit floats; the fields are those of `train`.
 struct Fp8Options {
-  Fp8Format format = Fp8Format::none;  ///< none: they don't
+  Fp8Format format = Fp8Format::none;  ///< none: they do not
   Fp8Recipe recipe = Fp8Recipe::delayed;
   int64_t amax_history_len = 1024;  ///< steps
   Fp8AmaxAlgorithm amax_compute_algo = Fp8AmaxAlgorithm::max;
@@ -48,18 +48,20 @@ class Fp8Scales {
   const at::Tensor& scales() const { return scales_; }    ///< fp32 [layers, 3]; 0: none yet
   const at::Tensor& largest() const { return largest_; }  ///< fp32 [layers, 3]
 
-  /// Of layer `layer`. Until it has scales, in a first step, operands take theirs from themselves.
+  /// Whether layer `layer` has scales. Until then, in the first step, the scales of operands come
+  /// from the operands themselves.
   bool is_settled(int64_t layer) const { return settled_[static_cast<size_t>(layer)]; }
 
   /// The largest of the values `largest` of all ranks that share a micro-batch.
   at::Tensor over_sharing_ranks(const at::Tensor& largest) const;
 
-  /// The end of a step whose largest values over all ranks are `largest`: they join the history,
-  /// which gives the next scales. What is 0 or not finite leaves a scale as it was.
+  /// Ends a step whose largest values over all ranks are `largest`: they join the history, which
+  /// gives the next scales. A value that is 0 or not finite leaves a scale as it was.
   void advance(const at::Tensor& largest);
 
-  /// After history() and scales() were written, as from a checkpoint of a run that may have had
-  /// other options: scales are those that follow from the history. Waits for the device.
+  /// Call it after history() and scales() were written, for example from a checkpoint of a run that
+  /// may have had other options: the scales become those that follow from the history. Waits for
+  /// the device.
   void look_again();
 
  private:
@@ -71,12 +73,12 @@ class Fp8Scales {
   std::vector<bool> settled_;
 };
 
-/// The products of one linear layer, of `weight` [out, in] and `x` [tokens, in]. What is returned
-/// has the dtype of the operands. Gradients of outputs are e5m2 in the format hybrid; everything
-/// else is e4m3.
+/// The products of one linear layer, of `weight` [out, in] and `x` [tokens, in]. Results have the
+/// dtype of the operands. Gradients of outputs are e5m2 in the format hybrid; everything else is
+/// e4m3.
 ///
-/// With one scale an operand, a matrix and its transpose are the same numbers. With scales of rows
-/// each product has its own, along the rows that it multiplies.
+/// With one scale per operand, a matrix and its transpose are the same numbers. With one scale per
+/// row, each product has its own, along the rows that it multiplies.
 class Fp8Layer {
  public:
   Fp8Layer(const Fp8Options& options, std::shared_ptr<Fp8Scales> scales, int64_t place)
@@ -86,16 +88,17 @@ class Fp8Layer {
   at::Tensor output(const at::Tensor& x, const at::Tensor& weight,
                     const std::optional<at::Tensor>& bias, bool notes) const;
 
-  /// Whether rows of x have the same scales alone as among all: not with scales of tensors, nor
-  /// with delayed ones in the first step.
+  /// Whether some rows of x have the same scales on their own as within all of x: not with one
+  /// scale per tensor, nor with delayed scales in the first step.
   bool scales_parts() const;
   /// The weight, for the products of several parts of x.
   kernels::Fp8Matrix narrowed_weight(const at::Tensor& weight, bool notes) const;
   at::Tensor output(const at::Tensor& x, const kernels::Fp8Matrix& weight,
                     const std::optional<at::Tensor>& bias, bool notes) const;
 
-  /// The gradient [tokens, out] of the output, for the functions below, of which weight_gradient()
-  /// may be called where that of the weight is `wanted`. It counts for the scales of later steps.
+  /// The gradient [tokens, out] of the output, for the functions below. weight_gradient() may be
+  /// called if the weight's gradient is `wanted`. The output's gradient counts for the scales of
+  /// later steps.
   kernels::Fp8Matrices narrowed(const at::Tensor& gradient, bool wanted) const;
   /// gradient W, [tokens, in] in `dtype`.
   at::Tensor input_gradient(const kernels::Fp8Matrices& gradient, const at::Tensor& weight,
@@ -118,9 +121,9 @@ class Fp8Layer {
 /// made; see ParallelContext::fp8.
 ///
 /// Delayed scales are those of whole operands on every layout. In the first step there are none
-/// yet: operands have those of themselves, taken over the ranks of `sharing` that have parts of the
-/// same micro-batch (tp-cp) by an all-reduce (max) of 4 bytes for each operand of each product. The
-/// other recipes take scales from the part of an operand that the rank has.
+/// yet: the scale of an operand comes from the operand itself, taken over the ranks of `sharing`
+/// that have parts of the same micro-batch (tp-cp), by an all-reduce (max) of 4 bytes for each
+/// operand of each product. The other recipes take scales from the rank's own part of an operand.
 class Fp8Scaling {
  public:
   Fp8Scaling(const Fp8Options& options, c10::Device device, ProcessGroup sharing)
@@ -132,10 +135,10 @@ class Fp8Scaling {
   /// it, unless out, over all its dimensions, and in are multiples of 16.
   std::shared_ptr<const Fp8Layer> add_layer(const std::string& name, const at::Tensor& weight);
 
-  /// The end of a step: scales for the next one follow from the largest values that the ranks of
-  /// `group`, those that share the layers' weights and their copies (tp-dp-cp), have noted. With
-  /// delayed scaling one all-reduce (max) of 12 bytes a layer and up to 63 unused places; otherwise
-  /// nothing. All `models` of this rank at once.
+  /// Ends a step: scales for the next one follow from the largest values noted by the ranks of
+  /// `group`, which share the layers' weights and their copies (tp-dp-cp). With delayed scaling,
+  /// sends one all-reduce (max) of 12 bytes for each layer and for up to 63 unused places;
+  /// otherwise nothing. Call it for all `models` of this rank at once.
   static void end_step(const std::vector<std::shared_ptr<Fp8Scaling>>& models,
                        const ProcessGroup& group);
 
@@ -151,7 +154,7 @@ class Fp8Scaling {
   };
   std::vector<LayerState> state() const;
 
-  /// After the tensors of state() were written. Waits for the device.
+  /// Call it after the tensors of state() were written. Waits for the device.
   void look_again();
 
  private:

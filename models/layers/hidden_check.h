@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// What goes into a layer of a transformer.
+/// Checks the input of a transformer layer.
 class HiddenCheck {
  public:
   /// A layer without a name is called by its `kind`.
@@ -17,7 +17,7 @@ class HiddenCheck {
 
   /// UsageError, "<layer>: found an input [2, 3] of Float, allowed: [sequence, batch, 4] of
   /// Double", unless `hidden` has three dimensions, the last of them hidden_size, and the dtype of
-  /// the layer. Looks at sizes alone.
+  /// the layer. Looks only at sizes.
   void operator()(const at::Tensor& hidden) const;
 
  private:

@@ -10,12 +10,12 @@ namespace lockstep {
 
 /// UsageError, "<label>: found an input [2, 3] of Float, allowed: [..., 4] of Double", unless
 /// `input` has `width` as its last dimension, at least `dims` dimensions and the dtype of `weight`.
-/// Looks at sizes alone: nothing is read from a device.
+/// Looks only at sizes: nothing is read from a device.
 void check_input(const at::Tensor& input, int64_t width, const at::Tensor& weight,
                  const std::string& label, int64_t dims = 1);
 
-/// The same with a dtype that a normalization takes beside its weights: theirs, and bf16 and fp16
-/// beside fp32.
+/// The same for the dtypes that a normalization accepts with its weights: theirs, and bf16 and fp16
+/// with fp32.
 void check_normalized(const at::Tensor& input, const at::Tensor& weight, const std::string& label);
 
 /// UsageError, "<label>: found an input [2, 3] of Float, allowed: [<dims>, 4] of Double".

@@ -14,14 +14,14 @@
 
 namespace lockstep {
 
-/// What the layers of the reference GPT need, which take their sizes from its configuration. By
+/// What the layers of the reference GPT need. They take their sizes from its configuration. By
 /// default one process holds all of a layer.
 struct LayerContext {
   TransformerConfig config;   ///< resolved
   at::TensorOptions options;  ///< dtype and device of the parameters
   uint64_t seed = 1234;       ///< of the initial weights and of dropout
   std::string name = {};  ///< global name of the layer that is being built, ends in "." or empty
-  ParallelConfig parallel = {};  ///< checked together with `config`, sizes as those of `state`
+  ParallelConfig parallel = {};  ///< checked together with `config`, with the sizes of `state`
   ParallelState state = ParallelState::single_process();
   int64_t layer = 0;  ///< of the transformer layer that is built, from 0 over the whole model
   std::shared_ptr<DeferredGradients> deferred = {};  ///< null: weight gradients are never deferred

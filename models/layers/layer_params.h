@@ -7,12 +7,11 @@
 #include "lockstep/core/param_spec.h"
 
 /// The parameters of the layers as data: names, shapes over all ranks, initial values,
-/// descriptions. Each layer registers what its function here states, and the planner counts the
-/// same; a layer that is added states its parameters here and nowhere else. Nothing here needs
-/// libtorch.
+/// descriptions. Each layer registers what its function here declares, and the planner counts the
+/// same; a new layer declares its parameters here and nowhere else. Nothing here needs libtorch.
 namespace lockstep {
 
-/// What the parameters of a layer follow from.
+/// What determines the parameters of a layer.
 struct LayerSettings {
   const TransformerConfig& config;  ///< resolved
   int64_t tensor_ranks = 1;         ///< of tp
@@ -36,7 +35,7 @@ enum class TableUse {
                 ///< other
 };
 
-/// Along which features of an expert's weight etp cuts.
+/// The features of an expert's weight along which etp cuts.
 enum class ExpertCut { out, in };
 
 /// Standard deviation of the layers that write into the residual stream: init_method_std /

@@ -26,7 +26,7 @@ class LowRankAdapter;
 /// parallel_linear().
 class ColumnParallelLinear : public DescribedModule {
  public:
-  /// `spec` as column_parallel_linear_params() states it.
+  /// `spec` as column_parallel_linear_params() returns it.
   ColumnParallelLinear(const ParallelContext& context, const ModuleSpec& spec);
 
   /// `out` is the size over all ranks; its last number must be divisible by the number of ranks
@@ -55,7 +55,7 @@ class ColumnParallelLinear : public DescribedModule {
 /// above.
 class RowParallelLinear : public DescribedModule {
  public:
-  /// `spec` as row_parallel_linear_params() states it.
+  /// `spec` as row_parallel_linear_params() returns it.
   RowParallelLinear(const ParallelContext& context, const ModuleSpec& spec);
 
   /// `in_features` is the size over all ranks and must be divisible by their number (UsageError).
@@ -81,7 +81,7 @@ class RowParallelLinear : public DescribedModule {
 /// be the same on all ranks.
 class ReplicatedLinear : public DescribedModule {
  public:
-  /// `spec` as replicated_linear_params() states it.
+  /// `spec` as replicated_linear_params() returns it.
   ReplicatedLinear(const ParallelContext& context, const ModuleSpec& spec);
 
   /// `input` [..., in] -> [..., out]

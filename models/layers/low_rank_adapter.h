@@ -12,8 +12,9 @@
 namespace lockstep {
 
 /// What a low-rank adapter adds to the output of a linear layer: alpha / rank * B (A dropout(x)),
-/// with A [rank, in] and B [out..., rank] as adapter_params() states them. With t tokens on a rank
-/// between the tensor-parallel regions and T in them, it sends over tp, beside what the layer does:
+/// with A [rank, in] and B [out..., rank] as adapter_params() declares them. With t tokens on a
+/// rank between the tensor-parallel regions and T in them, it sends over tp, in addition to what
+/// the layer sends:
 ///
 ///     beside a layer that is     forward                   backward
 ///     column-parallel            nothing                   all-reduce of T rank elements
@@ -23,8 +24,8 @@ namespace lockstep {
 ///     the same, with sequence    reduce-scatter of         all-gather of t rank elements
 ///     parallelism                T rank elements
 ///
-/// So what all ranks of tp hold, A beside a column-parallel layer and B beside a row-parallel one,
-/// works between the tensor-parallel regions, and its gradient is in
+/// So the matrix that all ranks of tp hold (A beside a column-parallel layer, B beside a
+/// row-parallel one) works between the tensor-parallel regions, and its gradient is in
 /// ParallelContext::replicated_gradient_state().
 class LowRankAdapter {
  public:
@@ -33,8 +34,7 @@ class LowRankAdapter {
   /// `context` is the layer's, whose `lora` has rank, alpha and dropout.
   LowRankAdapter(const ParallelContext& context, at::Tensor a, at::Tensor b, Beside beside);
 
-  /// `input` and output as of the layer. `tokens` are those of the input, of which dropout needs
-  /// to know.
+  /// `input` and output as in the layer. `tokens` are those of the input; dropout needs them.
   at::Tensor forward(const at::Tensor& input, const TokenPositions& tokens, bool training) const;
 
  private:
@@ -47,8 +47,8 @@ class LowRankAdapter {
   Dropout dropout_;
 };
 
-/// `weight` [out..., in] with its adapter in it: weight + alpha / rank * B A, in the dtype of
-/// `weight`, whose columns and rows lie whole here.
+/// `weight` [out..., in] with its adapter merged into it: weight + alpha / rank * B A, in the dtype
+/// of `weight`, whose columns and rows are all on this rank.
 at::Tensor merged_weight(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b,
                          const LoraConfig& lora);
 

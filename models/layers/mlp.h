@@ -13,7 +13,7 @@ namespace lockstep {
 class FeedForward : public DescribedModule {
  public:
   /// `hidden` [sequence, batch, hidden_size], with sequence parallelism this rank's [sequence /
-  /// ranks, ...] -> the same shape. `tokens` tell adapters what to drop.
+  /// ranks, ...] -> the same shape. Adapters need `tokens` for their dropout.
   virtual at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens = {}) const = 0;
 };
 
@@ -25,7 +25,7 @@ class FeedForward : public DescribedModule {
 class MLP : public FeedForward {
  public:
   MLP(const LayerContext& context, int64_t width);
-  /// `spec` as mlp_params() states it.
+  /// `spec` as mlp_params() returns it.
   MLP(const LayerContext& context, const ModuleSpec& spec);
 
   at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens = {}) const override;

@@ -20,7 +20,7 @@ class Norm : public DescribedModule {
   Norm(const ParallelContext& context, int64_t width, Normalization kind, double epsilon);
   /// By config: hidden_size, normalization, layernorm_epsilon.
   explicit Norm(const LayerContext& context);
-  /// `spec` as norm_params() states it.
+  /// `spec` as norm_params() returns it.
   Norm(const LayerContext& context, const ModuleSpec& spec);
 
   /// `input` [..., width] in the dtype of the weights, or in bf16 or fp16 if the weights are fp32

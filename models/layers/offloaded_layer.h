@@ -10,14 +10,14 @@
 
 namespace lockstep {
 
-/// layer(input), of which everything waits in the host's memory that autograd keeps of it: the
-/// memory that libtorch's operators gave out on this thread meanwhile, and that somebody still has
-/// when it is over. Of the tensors themselves nothing changes but that their memory goes, and is
-/// back before the backward of the layer begins, which is when the output's gradient is there. What
-/// is not the layer's own stays: parameters, what others have made, the output, and what has less
-/// than four bytes a row of the input. Nobody else may read or write what the layer keeps once the
-/// next one has run, which nothing can stop. `owns_input`: what made the input does not need its
-/// memory any more.
+/// layer(input). Everything that autograd keeps of it waits in the host's memory: the memory that
+/// libtorch's operators allocated on this thread in the meantime and that is still in use when the
+/// layer has run. The tensors themselves do not change, except that their memory is freed. It is
+/// back before the backward of the layer begins, which is when the output's gradient has arrived.
+/// What is not the layer's own stays on the device: parameters, what others have made, the output,
+/// and what has less than four bytes per row of the input. Once the next layer has run, nobody else
+/// may read or write what this layer keeps; nothing can prevent it. `owns_input`: whatever made the
+/// input does not need its memory any more.
 at::Tensor run_offloaded(ActivationOffload& offload, at::Tensor input, bool owns_input,
                          const std::function<at::Tensor(const at::Tensor&)>& layer);
 

@@ -21,18 +21,18 @@ using RecomputedFunction = std::function<at::Tensor(const std::vector<at::Tensor
 /// the same value and the same gradients, those of parameters that the function uses included, in
 /// exchange for one more forward. A parameter may be used in several recomputed functions and
 /// outside of them, as an argument of libtorch's operators: its gradient arrives once, as the sum.
-/// Activations that the function uses must be among `inputs`: one that it captures, and that others
-/// use too, ends in libtorch's error of a second backward. create_graph is a UsageError. With
-/// `offload` the inputs that lie on its device wait for backward in the host's memory. One that is
+/// Activations that the function uses must be among `inputs`: one that it captures and that others
+/// also use leads to libtorch's error about a second backward. create_graph is a UsageError. With
+/// `offload`, the inputs that are on its device wait for backward in the host's memory. One that is
 /// changed in place while it may still be copied, until the next call, is a UsageError; a later
 /// change does not matter.
 at::Tensor recompute(const RecomputedFunction& function, const std::vector<at::Tensor>& inputs,
                      ActivationOffload* offload = nullptr);
 
 /// The same for inputs that are equal on all ranks of `group`. Until backward a rank keeps only its
-/// part of each: 1 / ranks of the elements, which must divide (UsageError). Backward gathers them:
-/// one all-gather an input, with the label "saved <label>". The ranks call this function, and
-/// backward, in the same order.
+/// part of each: 1 / ranks of the elements, whose number must be divisible by the ranks
+/// (UsageError). Backward gathers them: one all-gather per input, with the label "saved <label>".
+/// The ranks call this function, and backward, in the same order.
 at::Tensor recompute_from_parts(const RecomputedFunction& function,
                                 const std::vector<at::Tensor>& inputs, const ProcessGroup& group,
                                 const std::string& label, ActivationOffload* offload = nullptr);
@@ -42,9 +42,9 @@ at::Tensor recompute_from_parts(const RecomputedFunction& function,
 /// backward, hook included.
 void leave_out_of_recompute(const at::Tensor& parameter);
 
-/// For layers: read(), numbers of the device or of other ranks that the host waits for. Where a
-/// recomputed function runs for the second time, what its first run read at this place instead:
-/// nobody waits again, and what read() sends is not sent again.
+/// For layers: returns read(), numbers of the device or of other ranks that the host waits for.
+/// When a recomputed function runs for the second time, returns what its first run read at this
+/// place instead: nobody waits again, and what read() sends is not sent again.
 std::vector<int64_t> read_once(const std::function<std::vector<int64_t>()>& read);
 
 }  // namespace lockstep

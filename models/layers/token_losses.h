@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: what the losses of tokens have in common, whoever makes the logits.
+// Internal: what the losses of tokens have in common, wherever the logits come from.
 
 #include <ATen/core/Tensor.h>
 
@@ -14,8 +14,8 @@ namespace lockstep {
 struct TokenLosses {
   VocabPartition vocabulary;
   ProcessGroup group;
-  /// Weight of the mean over all token ids in a loss of which the rest is the label's: s of the
-  /// others' share is s * n / (n - 1) of the mean.
+  /// Weight of the mean over all token ids in a loss; the rest of the weight is the label's. A
+  /// share s of the other ids is s * n / (n - 1) of the mean.
   double share;
 
   /// UsageError, naming `caller`: a label smoothing that is not allowed.
@@ -24,13 +24,14 @@ struct TokenLosses {
 
   kernels::TokenColumns columns() const { return {vocabulary.first, vocabulary.held}; }
 
-  /// Of this rank's columns -> of all: two all-reduces, none in a group of one.
+  /// Sums over this rank's columns -> sums over all: two all-reduces, none in a group of one.
   void add_over_ranks(const kernels::CrossEntropySums& sums) const;
 
   /// From sums over all ranks: [tokens].
   at::Tensor of(const kernels::CrossEntropySums& sums, const at::Tensor& labels) const;
 
-  /// From the gradient of the losses that of `logits`, into `result`; see cross_entropy_gradient().
+  /// Computes the gradient of `logits` from that of the losses, into `result`; see
+  /// cross_entropy_gradient().
   void gradient(const at::Tensor& grads, const at::Tensor& logits, const at::Tensor& labels,
                 const kernels::CrossEntropySums& sums, const at::Tensor& result) const;
 };

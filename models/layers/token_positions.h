@@ -24,31 +24,31 @@ struct PaddingTokens {
   int64_t count = 0;
 };
 
-/// Where the tokens of a micro-batch stand: in their sequences, and among all samples of the run;
-/// and what attention has kept of the tokens before them.
+/// Where the tokens of a micro-batch are, in their sequences and among all samples of the run; and
+/// what attention has kept of the tokens before them.
 struct TokenPositions {
   /// [sequence] of int64, for the sequence that this rank holds before sequence parallelism cuts
   /// it. Undefined: 0, 1, ...
   at::Tensor positions = {};
-  /// [sequence, batch] of int64, of the same tokens: where each stands in its document. Rotary and
-  /// learned positions are of these; dropout is of `positions`. Undefined: `positions` holds.
+  /// [sequence, batch] of int64, of the same tokens: where each is in its document. Rotary and
+  /// learned positions use these; dropout uses `positions`. Undefined: `positions` applies.
   at::Tensor document_positions = {};
   /// A token sees tokens of its own document alone. Null: each sequence is one document.
   std::shared_ptr<const SequenceDocuments> documents = {};
-  /// Those that lie behind the last document of a sequence.
+  /// Those after the last document of a sequence.
   PaddingTokens padding = {};
   /// Number of the first sequence of the micro-batch among all samples of the run; the others
   /// follow it. Dropout draws the same numbers for the same sample and position on every layout, so
-  /// a training loop must count on: with the same number every step drops the same elements.
+  /// a training loop must keep counting: with the same number, every step drops the same elements.
   int64_t first_sample = 0;
   /// The same number as int64 [] on the device, for a pass that is recorded once and launched for
-  /// many micro-batches. Undefined: first_sample holds.
+  /// many micro-batches. Undefined: first_sample applies.
   at::Tensor first_sample_on_device = {};
-  /// Keys and values of the tokens before these, to which attention adds those of these; null:
-  /// these tokens are whole sequences.
+  /// Keys and values of the preceding tokens; attention adds those of the present ones. Null: these
+  /// tokens are whole sequences.
   std::shared_ptr<KeyValueCache> cache = {};
 
-  /// What rotary and learned positions are of.
+  /// The positions that rotary and learned embeddings use.
   const at::Tensor& embedded() const {
     return document_positions.defined() ? document_positions : positions;
   }

@@ -4,13 +4,13 @@
 
 namespace lockstep {
 
-/// The token ids whose rows (of the embedding) and columns (of the logits) a rank of tp holds:
-/// `held` of them are `first`, first + 1, ..., which may be none; padding follows up to `rows`.
+/// The token ids whose rows (of the embedding) and columns (of the logits) a rank of tp holds: they
+/// are `first`, first + 1, ..., `held` in number, possibly none; padding follows up to `rows`.
 struct VocabPartition {
   int64_t vocab_size = 0;  ///< token ids over all ranks
   int64_t rows = 0;        ///< on this rank, padding included
   int64_t first = 0;       ///< token id of the first row
-  int64_t held = 0;        ///< rows that stand for a token id
+  int64_t held = 0;        ///< rows that belong to a token id
 
   bool operator==(const VocabPartition&) const = default;
 };

@@ -8,13 +8,14 @@ namespace lockstep {
 
 using RowGroupsPtr = c10::intrusive_ptr<kernels::RowGroups>;
 
-/// One matrix product for each expert: `input` [rows, in], of which `groups` says which rows each
+/// One matrix product for each expert: `input` [rows, in], where `groups` says which rows each
 /// expert has, and `weight` [experts, out, in] -> [rows, out], row by row x W_e^T. No padding: an
 /// expert without rows costs nothing, and its weight's gradient is zero. Rows of no expert are not
 /// read, here and in backward. Forward and backward call an operator with the weight whatever the
-/// rows, because that gathers a weight which data-parallel ranks share out, and all must. Where
-/// nobody waits for the device see grouped_mm.h; elsewhere the host waits once for all calls with
-/// the same `groups`. Only the first derivative exists. UsageError for shapes that do not fit.
+/// rows, because that gathers a weight that is sharded over data-parallel ranks, and all of them
+/// must gather. For where nobody waits for the device, see grouped_mm.h; elsewhere the host waits
+/// once for all calls with the same `groups`. Only the first derivative exists. UsageError for
+/// shapes that do not fit.
 at::Tensor grouped_linear(const at::Tensor& input, const at::Tensor& weight,
                           const RowGroupsPtr& groups);
 

@@ -13,21 +13,21 @@ class MoETokenDispatcher;
 class TopKRouter;
 
 /// A mixture of experts in place of the feed-forward network. Children: `router`, `experts`, and
-/// `shared_experts`, an MLP that every token takes, where moe_shared_expert_intermediate_size is
-/// set. With moe_token_dispatcher_type = alltoall it runs while the tokens are under way to their
+/// `shared_experts`, an MLP that every token takes, if moe_shared_expert_intermediate_size is set.
+/// With moe_token_dispatcher_type = alltoall it runs while the tokens are on their way to their
 /// experts, and its backward while their gradients are.
 ///
-/// Between router and experts each rank has tokens of its own. With sequence parallelism they are
-/// so already; without it a rank takes its share of the tokens that the ranks of tp have in common,
-/// and an all-gather joins the outputs. Hence the sequence must divide by the ranks of tp, but for
-/// a model that does not train: it fills the sequence up with padding.
+/// Between router and experts each rank has tokens of its own. With sequence parallelism this is
+/// already so; without it a rank takes its share of the tokens that the ranks of tp have in common,
+/// and an all-gather joins the outputs. Hence the sequence must be divisible by the ranks of tp,
+/// except in a model that does not train: there the layer fills the sequence up with padding.
 class MoELayer : public FeedForward {
  public:
   explicit MoELayer(const LayerContext& context);
-  /// `spec` as moe_layer_params() states it.
+  /// `spec` as moe_layer_params() returns it.
   MoELayer(const LayerContext& context, const ModuleSpec& spec);
 
-  /// UsageError, by the layer's name: `hidden` of another shape or dtype.
+  /// UsageError, naming the layer: `hidden` of another shape or dtype.
   at::Tensor forward(const at::Tensor& hidden, const TokenPositions& tokens = {}) const override;
 
  private:

@@ -17,14 +17,14 @@ namespace lockstep {
 class TopKRouter : public DescribedModule {
  public:
   explicit TopKRouter(const LayerContext& context);
-  /// `spec` as router_params() states it.
+  /// `spec` as router_params() returns it.
   TopKRouter(const LayerContext& context, const ModuleSpec& spec);
 
-  /// `hidden` [sequence, batch, hidden_size]: tokens that this rank alone has; the tokens of the
+  /// `hidden` [sequence, batch, hidden_size]: tokens that only this rank has; the tokens of the
   /// micro-batch are those of all ranks of tp and cp. While training, with gradients on, counts the
   /// choices and attaches the router's losses to the weights. With a capacity the micro-batch's
   /// tokens compete for it, in the order of their sequences: one all-gather of their weights over
-  /// tp-cp. `padding` of the same tokens, its count over tp and cp.
+  /// tp-cp. `padding` is of the same tokens, its count over tp and cp.
   Routing forward(const at::Tensor& hidden, const PaddingTokens& padding = {}) const;
 
   /// Undefined without moe_router_enable_expert_bias.
@@ -34,12 +34,12 @@ class TopKRouter : public DescribedModule {
 
   /// Ends a step: forgets what global_aux_loss has counted.
   void reset() { losses_.reset(); }
-  /// Ends a step that comes to nothing: forgets all that its forwards have counted.
+  /// Abandons a step: forgets everything that its forwards have counted.
   void abandon_step();
 
  private:
   int64_t capacity(int64_t tokens) const;
-  /// The choices of `routing` within a capacity of `most` tokens an expert.
+  /// The choices of `routing` within a capacity of `most` tokens per expert.
   at::Tensor with_capacity(const Routing& routing, int64_t batch, int64_t most) const;
 
   TransformerConfig config_;

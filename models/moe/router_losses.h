@@ -17,17 +17,17 @@ class RouterLosses {
  public:
   RouterLosses(const TransformerConfig& config, const ParallelState& state);
 
-  /// The losses of this rank's tokens, each: [sequence, batch], undefined where there are none.
+  /// The losses of each of this rank's tokens: [sequence, batch], undefined if there are none.
   ///
   /// - balancing: moe_aux_loss_coeff * experts * sum over e of f_e * share_e, where share is the
   ///   token's router_shares() and f_e the share of all choices that fell on expert e: over the
   ///   micro-batch (aux_loss), the token's sequence (seq_aux_loss), or all micro-batches of all
-  ///   ranks since reset() (global_aux_loss). Its mean is the coefficient where experts get the
-  ///   same (Fedus et al., "Switch Transformers", 2021). Choices that capacity drops count;
+  ///   ranks since reset() (global_aux_loss). Its mean is the coefficient if all experts get the
+  ///   same share (Fedus et al., "Switch Transformers", 2021). Choices that capacity drops count;
   ///   those that routing.map leaves out do not.
   /// - z: moe_z_loss_coeff * log-sum-exp(logits)^2 (Zoph et al., "ST-MoE", 2022)
   ///
-  /// The tokens of a micro-batch lie on the ranks of tp and cp, which all must call it: one
+  /// The tokens of a micro-batch are on the ranks of tp and cp, all of which must call it: one
   /// all-reduce of the counts, over tp-cp, or tp-dp-cp for global_aux_loss.
   at::Tensor per_token(const at::Tensor& logits, const Routing& routing, int64_t sequence,
                        int64_t batch);

@@ -11,11 +11,11 @@
 /// are [tokens, experts] in fp32, or fp64.
 namespace lockstep {
 
-/// What the host knows of the choices without looking at them.
+/// What the host knows about the choices without looking at them.
 struct RoutingSizes {
   int64_t pairs;      ///< of a token and an expert that takes it, at most
   int64_t per_token;  ///< experts that take a token at a weight other than 0, at most
-  bool all_taken;     ///< it is per_token of each token that take it, at any weight: pairs in all
+  bool all_taken;     ///< exactly per_token experts take each token, at any weight: pairs in all
 };
 
 /// A choice of experts.
@@ -35,12 +35,12 @@ at::Tensor router_scores(const at::Tensor& logits, RouterScoreFunction function)
 /// over its sum.
 at::Tensor router_shares(const at::Tensor& logits, RouterScoreFunction function);
 
-/// The top moe_router_topk experts of each token. Weights: with softmax, that over the chosen
-/// logits or, with moe_router_pre_softmax, the chosen scores; with sigmoid, the chosen scores over
-/// their sum (the score itself where one is chosen); times moe_router_topk_scaling_factor.
-/// `expert_bias` [experts], which may be undefined, is added to sigmoid scores for the choice
-/// alone. With moe_router_num_groups the experts lie in that many groups, and a token chooses in
-/// the moe_router_group_topk of them whose topk / group_topk best scores have the largest sum
+/// The top moe_router_topk experts of each token. Weights: with softmax, the softmax over the
+/// chosen logits or, with moe_router_pre_softmax, the chosen scores; with sigmoid, the chosen
+/// scores over their sum (the score itself if one is chosen); times moe_router_topk_scaling_factor.
+/// `expert_bias` [experts], which may be undefined, is added to sigmoid scores only for the choice.
+/// With moe_router_num_groups the experts form that many groups, and a token chooses within the
+/// moe_router_group_topk of them whose topk / group_topk best scores have the largest sum
 /// (DeepSeek-AI, "DeepSeek-V3", 2024).
 Routing route_tokens(const at::Tensor& logits, const TransformerConfig& config,
                      const at::Tensor& expert_bias = {});
@@ -48,15 +48,15 @@ Routing route_tokens(const at::Tensor& logits, const TransformerConfig& config,
 /// Tokens that an expert takes: tokens * topk / experts * factor, rounded up.
 int64_t expert_capacity(int64_t tokens, int64_t topk, int64_t experts, double factor);
 
-/// What is known of limit_to_capacity()'s choices among `tokens` of those that compete, where
-/// `before` is known of all of these.
+/// What is known about limit_to_capacity()'s choices for `tokens` of the tokens that compete, if
+/// `before` is known about all of these.
 RoutingSizes sizes_with_capacity(const RoutingSizes& before, int64_t tokens, int64_t experts,
                                  int64_t capacity, bool pad);
 
-/// `map` of a routing in which each expert keeps the `capacity` tokens of the largest weights; of
-/// equal ones, to 2^-20, the first, so that rounding does not decide between tokens that are the
-/// same in two sequences. With `pad` an expert that has fewer takes others, at weight 0, so that
-/// each has `capacity` tokens; or all, where there are not as many.
+/// `map` of a routing in which each expert keeps the `capacity` tokens with the largest weights; of
+/// those that are equal to within 2^-20, the first, so that rounding does not decide between tokens
+/// that are the same in two sequences. With `pad` an expert that has fewer takes others, at weight
+/// 0, so that each has `capacity` tokens; or all tokens, if there are not as many.
 at::Tensor limit_to_capacity(const Routing& routing, int64_t capacity, bool pad);
 
 }  // namespace lockstep

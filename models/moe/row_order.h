@@ -8,17 +8,17 @@
 #include "lockstep/models/routing.h"
 
 /// Rows for the pairs of a token and an expert that takes it, sorted by expert, then by token, and
-/// the ways between tokens and rows. Everything is computed on the routing's device, nobody waits
-/// for it, and nothing is added up in an order that differs from run to run.
+/// the conversions between tokens and rows. Everything is computed on the routing's device, nobody
+/// waits for it, and nothing is added up in an order that differs from run to run.
 namespace lockstep {
 
 struct RowOrder {
-  at::Tensor tokens;    ///< [rows]: the token of each row; any token behind the last pair's row
-  at::Tensor places;    ///< [rows]: where its pair stands in the routing's weights, flattened
+  at::Tensor tokens;    ///< [rows]: the token of each row; any token after the last pair's row
+  at::Tensor places;    ///< [rows]: where its pair is in the routing's weights, flattened
   at::Tensor of_pair;   ///< [tokens, experts]: the pair's row, any number where it is not chosen
   at::Tensor chosen;    ///< the routing's map
   at::Tensor of_token;  ///< [n, tokens]: a token's rows, in the order of the experts
-  at::Tensor missing;   ///< [n, tokens] of bool: there is no such row; undefined: there is always
+  at::Tensor missing;   ///< [n, tokens] of bool: there is no such row; undefined: there always is
 };
 using RowOrderPtr = std::shared_ptr<const RowOrder>;
 

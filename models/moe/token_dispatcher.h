@@ -13,23 +13,23 @@
 
 namespace lockstep {
 
-/// What the experts of a rank do: tokens [rows, hidden], of which `groups` says which rows each of
-/// its experts has -> the same shape, its term of a sum over etp. Rows of no expert may hold
+/// What the experts of a rank do: tokens [rows, hidden], where `groups` says which rows each of its
+/// experts has -> the same shape, the rank's term of a sum over etp. Rows of no expert may hold
 /// anything, in backward too.
 using ExpertFunction =
     std::function<at::Tensor(const at::Tensor& tokens, const RowGroupsPtr& groups)>;
 
-/// Brings tokens to their experts and what comes out of those back. The experts lie on the ranks of
-/// ep, one slice of them a rank, and each expert's matrices on those of etp; so the tokens of a
-/// group tp-ep (expert-tp x ep) go to that group's ranks.
+/// Sends tokens to their experts and returns the experts' outputs. The experts are on the ranks of
+/// ep, one slice per rank, and each expert's matrices are on those of etp; so the tokens of a group
+/// tp-ep (expert-tp x ep) go to that group's ranks.
 class MoETokenDispatcher {
  public:
   virtual ~MoETokenDispatcher() = default;
 
   /// The sum of the outputs of each token's experts, by their weights: `tokens` [tokens, hidden],
-  /// which this rank alone has -> the same shape. A collective over tp-ep. `meanwhile` is called
-  /// once before the experts: by alltoall while the tokens are under way to them, and what autograd
-  /// records in it runs in backward while their gradients are on their way back.
+  /// which only this rank has -> the same shape. A collective over tp-ep. `meanwhile` is called
+  /// once before the experts: by alltoall while the tokens are on their way to them, and what
+  /// autograd records in it runs in backward while their gradients are on their way back.
   virtual at::Tensor run(const at::Tensor& tokens, const Routing& routing,
                          const ExpertFunction& experts,
                          const std::function<void()>& meanwhile) const = 0;
@@ -38,14 +38,14 @@ class MoETokenDispatcher {
 /// alltoall: tokens are sorted by expert, the numbers exchanged (one all-gather of [num_experts]),
 /// and each token is sent to the ranks of its experts, the ones next to each other in one message;
 /// one all-to-all there and one back. allgather: all tokens and weights are gathered, each rank
-/// computes its experts' part, and a reduce-scatter adds the parts; the ranks must have as many
-/// tokens each. Connects the group.
+/// computes its experts' part, and a reduce-scatter adds the parts; all ranks must have the same
+/// number of tokens. Connects the group.
 ///
-/// On a device the host waits for it once a call with expert parallelism, for the numbers that the
-/// messages' sizes depend on, or with allgather the experts' rows; in a recomputed function in the
-/// first run alone. Without expert parallelism it does not wait: there are as many rows as the
-/// routing may have at most, those behind the last expert's are of no use, and with alltoall too
-/// the ranks must have as many tokens each.
+/// On a device with expert parallelism, the host waits for the device once per call, for the
+/// numbers that the messages' sizes depend on or, with allgather, the experts' rows; in a
+/// recomputed function it waits only in the first run. Without expert parallelism it does not wait:
+/// there are as many rows as the routing may have at most, those after the last expert's are
+/// unused, and with alltoall, too, all ranks must have the same number of tokens.
 std::shared_ptr<const MoETokenDispatcher> make_token_dispatcher(TokenDispatcher type,
                                                                 const ParallelState& state,
                                                                 int64_t num_experts);

@@ -6,7 +6,8 @@
 
 #include "lockstep/optimizer/audit_report.h"
 
-/// Two audits against each other: of two layouts of a model, of two runs, or of a plan and a run.
+/// Two audits compared with each other: of two layouts of a model, of two runs, or of a plan and a
+/// run.
 namespace lockstep {
 
 struct AuditDifference {

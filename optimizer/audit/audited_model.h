@@ -9,10 +9,10 @@
 
 namespace lockstep {
 
-/// UsageError naming `call`, on this rank: no model, or a step that is under way.
+/// UsageError naming `call`, on this rank: no model, or a step that is in progress.
 void check_audited_model(const AuditedModel& model, const char* call);
 
-/// UsageError naming `call`: what audit(AuditedLoop) says.
+/// UsageError naming `call`: those of audit(AuditedLoop).
 void check_audited_loop(const AuditedLoop& loop, const char* call);
 
 /// The report of all ranks from what each has, the same on all of them.

@@ -22,7 +22,7 @@ struct DescribedParameter {
   std::string name;
   std::vector<int64_t> shape = {};  ///< on the rank
   ParamDescription description = {};
-  std::string dtype = {};  ///< parameters of other dtypes lie in other buffers
+  std::string dtype = {};  ///< parameters of other dtypes are in other buffers
   bool trained = true;
   int64_t unit = 0;  ///< see number_units()
   double max_lr = 0, min_lr = 0, wd_mult = 0;
@@ -40,24 +40,24 @@ struct AuditSettings {
   OptimizerConfig optimizer = {};
   const UpdateStatement* own_rule = nullptr;  ///< in place of optimizer.optimizer
   bool with_update = true;                    ///< there is an optimizer
-  bool with_buckets = true;                   ///< what is reduced is told
+  bool with_buckets = true;                   ///< the report says what is reduced
   bool with_tokens = true;                    ///< per-token gradients are divided by the tokens
   /// The chunks of all ranks are known, so that the elements of the norm can be counted; otherwise
-  /// set_elements() does when all reports are.
+  /// set_elements() counts them when all reports are known.
   bool knows_all_ranks = true;
 };
 
 /// The chunks of a rank that have parameters to be trained.
 using ChunksOfRank = std::function<std::vector<DescribedChunk>(int64_t rank)>;
 
-/// Of the ranks of `grids` that `ranks` lists; of all where it lists none. Of ranks that are not
-/// listed it needs the tied parameters alone unless settings.knows_all_ranks. UsageError: a
-/// parameter tied to stages that its rank is none of.
+/// For the ranks of `grids` that `ranks` lists; for all if it lists none. From ranks that are not
+/// listed it needs only the tied parameters, unless settings.knows_all_ranks. UsageError: a
+/// parameter that is tied to stages that do not include its rank's stage.
 AuditReport expected_audit(const ChunksOfRank& chunks, const RankGrids& grids,
                            const AuditSettings& settings, const std::vector<int64_t>& ranks = {});
 
-/// By configuration, without overrides: optimizer.lr, for embedding and output decoupled_lr where
-/// that is set, and weight decay as the description says.
+/// Sets the numbers by configuration, without overrides: optimizer.lr, for embedding and output
+/// decoupled_lr if that is set, and weight decay as the description says.
 void set_update_numbers(DescribedParameter& parameter, const OptimizerConfig& config);
 
 /// "tp 2, dp 2": the axes that have several ranks.
@@ -69,21 +69,22 @@ std::string reduction_text(size_t number, size_t buckets, size_t parameters,
                            const std::string& operation, const std::string& group,
                            const std::string& instances);
 
-/// The norm and the count of zeros have each element of the model, of which `report` has all ranks.
+/// Sets the elements of the norm and of the count of zeros to all elements of the model; `report`
+/// has all ranks.
 void set_elements(AuditReport& report);
 
 /// "gradients x 1 / loss scale, norm at most 0.5": the factor of gradients that are not clipped,
-/// times the loss scale, and the norm of those that are; no norm where optimizer.clip_grad is 0.
+/// times the loss scale, and the norm of those that are; no norm if optimizer.clip_grad is 0.
 std::string step_text(double factor, double norm, const OptimizerConfig& config);
-/// What it has to be.
+/// What that text has to be.
 std::string step_text(const OptimizerConfig& config);
 
 /// See AuditedParameter::update. `step`: step_text().
 std::string update_text(const UpdateStatement& statement, double max_lr, double min_lr,
                         double wd_mult, const std::string& step);
 
-/// Sets what does not depend on the layout, from what does: tie, copies, replicas, and of elements
-/// that the rank holds the effect.
+/// Sets what does not depend on the layout, from what does: tie, copies, replicas and, for elements
+/// that the rank holds, the effect.
 void set_effect(AuditedParameter& param, const ParamDescription& description,
                 const RankGrids& grids, int64_t rank, const DistributedDataParallelConfig& ddp);
 

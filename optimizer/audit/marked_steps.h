@@ -1,7 +1,7 @@
 #pragma once
 
-// Internal: steps whose local gradients are integers that tell ranks and parameters apart, and what
-// is read from what becomes of them.
+// Internal: steps whose local gradients are integers that distinguish ranks and parameters, and
+// what is read from the results.
 
 #include <cstdint>
 #include <functional>
@@ -47,14 +47,14 @@ struct MarkerReading {
   std::string problem = {};
 };
 
-/// Of each gradient. Collective over all ranks.
+/// The reading of each gradient. Collective over all ranks.
 std::vector<MarkerReading> read_markers(const MarkedLoop& loop);
 
 /// One more step in which all ranks have the same marker: a gradient that is not what `readings`
-/// say becomes a problem, told with `how`.
+/// say becomes a problem, whose text includes `how`.
 void check_readings(const MarkedLoop& loop, std::vector<MarkerReading>& readings, const char* how);
 
-/// The elements that `norm`, 0-dim, counts where each gradient that is held is 1.
+/// The elements that `norm`, 0-dim, counts if each gradient that is held is 1.
 int64_t elements_in_norm(const MarkedLoop& loop, const std::function<at::Tensor()>& norm);
 
 /// Sets every gradient that is held to `value`.

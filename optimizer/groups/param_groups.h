@@ -66,8 +66,8 @@ enum class ListedParams {
 /// optimizer.decoupled_lr and decoupled_min_lr if these are set.
 ///
 /// ConfigError: overrides that set one field of a parameter to different values, naming the
-/// parameter, the field and both; a min_lr above max_lr; a number that is not finite or below 0; an
-/// override without applies_to; one that applies to no parameter, with ListedParams::all.
+/// parameter, the field and both; a min_lr above max_lr; a number that is not finite or is below 0;
+/// an override without applies_to; one that applies to no parameter, with ListedParams::all.
 GroupedParams group_params(const std::vector<NamedParameter>& params, const OptimizerConfig& config,
                            const std::vector<ParamOverride>& overrides = {},
                            ListedParams listed = ListedParams::all);

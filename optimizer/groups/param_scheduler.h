@@ -34,7 +34,7 @@ class OptimizerParamScheduler {
   OptimizerParamScheduler(const OptimizerConfig& config, int64_t train_iters,
                           int64_t global_batch_size);
 
-  /// Learning rate of an iteration that starts when `samples` are consumed.
+  /// Learning rate of an iteration that starts when `samples` samples have been consumed.
   double learning_rate(int64_t samples) const {
     return learning_rate(samples, config_.lr, config_.min_lr);
   }

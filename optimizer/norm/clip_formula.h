@@ -13,8 +13,8 @@ Norm clip_ratio(const Norm& norm, double max_norm) {
   return max_norm / (norm + 1e-6);
 }
 
-/// What gradients of norm `norm` are multiplied by so that they have `max_norm` at most: the ratio
-/// where it is less than 1, else 1. Of a norm that is NaN the number is 1 and the tensor NaN.
+/// The factor that reduces gradients of norm `norm` to at most `max_norm`: the ratio if it is less
+/// than 1, otherwise 1. For a norm that is NaN the number is 1 and the tensor NaN.
 inline double clip_factor(double norm, double max_norm) {
   const double ratio = clip_ratio(norm, max_norm);
   return ratio < 1 ? ratio : 1;

@@ -44,7 +44,7 @@ namespace lockstep {
 /// max_norm below 0; naming the parameter: an undefined tensor; a Partial parameter; a parameter
 /// without a mesh that is described as cut or, with a pp_mesh, as held by several stages; a
 /// gradient that is sparse, has a dtype other than fp64, fp32, bf16, fp16 and complex of fp64 or
-/// fp32, or, if it is to be clipped, whose elements share memory in another way than by expand().
+/// fp32, or, if it is to be clipped, whose elements share memory in a way other than by expand().
 /// UsageError, naming the front and what to call: a gradient that a front manages and has not
 /// reduced yet, or shards; a gradient of a described parameter that finalize_model_grads() has yet
 /// to change. UsageError on every rank, before anything is changed, with `error_if_nonfinite`: a
@@ -55,7 +55,8 @@ at::Tensor clip_grad_norm_(const MeshParameters& parameters, std::optional<doubl
                            const std::optional<DeviceMesh>& pp_mesh = {});
 
 /// The same for the parameters of `module` as their descriptions say (see mesh_parameters()), over
-/// all pipeline stages of `state`, each of which calls it. UsageError also as mesh_parameters().
+/// all pipeline stages of `state`, each of which calls it. Also throws the UsageErrors of
+/// mesh_parameters().
 at::Tensor clip_grad_norm_(const torch::nn::Module& module, const ParallelState& state,
                            std::optional<double> max_norm, double norm_type = 2,
                            bool error_if_nonfinite = false, std::optional<bool> foreach = {});

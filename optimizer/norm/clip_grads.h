@@ -14,10 +14,11 @@ namespace lockstep {
 /// Every element of the global model counts exactly once, whatever the layout: if a parameter is
 /// replicated over tensor-parallel ranks, or tied between pipeline stages, one copy counts.
 /// Parameters on two stages count as two parameters unless they are tied (ParamDescription::tie) or
-/// their gradient is declared partial over pp, because nothing else tells that they are one. So a
+/// their gradient is declared partial over pp, because nothing else shows that they are one. So a
 /// parameter that all stages hold with complete gradients counts once for each stage. A NaN or
-/// infinite gradient makes the norm NaN or infinite, whichever rank that holds the parameter has
-/// it. The bits of the norm are the same on all ranks, so all ranks make the same decision from it.
+/// infinite gradient makes the norm NaN or infinite, whichever of the ranks that hold the parameter
+/// has it. The bits of the norm are the same on all ranks, so all ranks make the same decision from
+/// it.
 ///
 /// `models` are the wrapped model chunks of this rank, with final gradients (see
 /// finalize_model_grads). Collective over the ranks that share the model: tp-pp and, if experts

@@ -13,7 +13,7 @@ namespace lockstep {
 /// and whether to make the step at all. `norm` is that of the unscaled gradients.
 kernels::StepControl step_control(double norm, const OptimizerConfig& config, double loss_scale);
 
-/// The same, decided where `norm` [0-dim] lies, without waiting for it.
+/// The same, decided on the device of `norm` [0-dim], without waiting for it.
 kernels::StepControl step_control(const at::Tensor& norm, const OptimizerConfig& config,
                                   double loss_scale);
 

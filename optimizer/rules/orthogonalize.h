@@ -15,7 +15,7 @@ namespace lockstep {
 /// `iterations` of Newton-Schulz, X <- a X + (b X X^T + c (X X^T)^2) X, from the matrix divided by
 /// its Frobenius norm. (a, b, c) are the five triples that Megatron Core calls quintic, one after
 /// the other. In the dtype of `matrix`. The rows or the columns may come in any order: the result
-/// has them in the same.
+/// has them in the same order.
 at::Tensor orthogonalize(const at::Tensor& matrix, int64_t iterations);
 
 /// The direction of a step for the momentum `matrix` [rows, columns]: orthogonalized, times

@@ -11,17 +11,17 @@
 
 namespace lockstep {
 
-/// How tensor-parallel ranks (of an expert: expert-tensor-parallel ones) hold a parameter.
+/// How tensor-parallel ranks (for an expert: expert-tensor-parallel ones) hold a parameter.
 class MatrixCut {
  public:
   MatrixCut(const NamedParameter& param, const ParallelState& state);
 
   bool is_cut() const { return dim_.has_value(); }
-  /// The dimension of the parameter along which it is cut, from 0. Only where is_cut().
+  /// The dimension of the parameter along which it is cut, from 0. Only if is_cut().
   int64_t dim() const { return *dim_; }
   MeshAxis axis() const { return axis_; }
 
-  /// The pieces of all ranks along `dim`, of which this rank has `piece`. Collective: one
+  /// The pieces of all ranks, joined along `dim`; this rank has `piece`. Collective: one
   /// all-gather.
   at::Tensor joined(const at::Tensor& piece, int64_t dim) const;
   /// This rank's piece of `whole`.

@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: what stands behind a ProcessGroup handle.
+// Internal: what a ProcessGroup handle refers to.
 
 #include "lockstep/core/step_clock.h"
 #include "lockstep/parallel_state/collective_record.h"

@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: who sees what a rank does, in the order of its host.
+// Internal: an observer of everything that a rank does, in host order.
 
 #include <string>
 #include <string_view>
@@ -13,11 +13,11 @@ namespace lockstep {
 
 class Communicator;
 
-/// Of one rank. Called on the thread that makes the call, before it has an effect.
+/// Observes one rank. Called on the thread that makes the call, before the call has an effect.
 class ProgramRecorder {
  public:
   virtual ~ProgramRecorder() = default;
-  /// A communicator is made. `apart` distinguishes it from others of the same ranks.
+  /// A communicator is created. `apart` distinguishes it from others of the same ranks.
   virtual void on_connect(const Communicator& communicator, const std::string& name,
                           const RankList& ranks, const std::string& apart) = 0;
   /// The ranks at these two positions, of which this is one, connect for messages on a device.

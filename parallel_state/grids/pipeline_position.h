@@ -4,8 +4,8 @@
 
 #include "lockstep/parallel_state/rank_grids.h"
 
-/// Where a rank stands in its pipeline. Meanings are those of the getters of Megatron Core's
-/// parallel_state.
+/// The position of a rank in its pipeline. The functions mean the same as the getters of Megatron
+/// Core's parallel_state.
 namespace lockstep {
 
 /// The stages of one rank's pipeline, as global ranks. Costs the same for any world size.
@@ -32,16 +32,16 @@ class PipelinePosition {
   /// Whether the rank holds the first or the last stage, whatever the chunk.
   bool is_first_stage() const { return stage_ == 0; }
   bool is_last_stage() const { return stage_ + 1 == stages(); }
-  /// Whether model chunk `chunk` of the rank begins or ends the whole model: on the first stage
-  /// chunk 0, on the last the last chunk. Without virtual stages `chunk` may only be 0. UsageError:
-  /// no such chunk.
+  /// Whether model chunk `chunk` of the rank begins or ends the whole model: chunk 0 on the first
+  /// stage begins it, the last chunk on the last stage ends it. Without virtual stages `chunk` may
+  /// only be 0. UsageError: no such chunk.
   bool is_first_stage(int64_t chunk) const;
   bool is_last_stage(int64_t chunk) const;
 
   /// Whether the rank holds a copy of the word embeddings: first or last stage.
   bool in_embedding_group() const { return is_first_stage() || is_last_stage(); }
-  /// Whether model chunk `chunk` of the rank holds one: on the first stage the chunk that begins
-  /// the model, on the last stage the one that ends it. UsageError: no such chunk.
+  /// Whether model chunk `chunk` of the rank holds a copy: the chunk that begins the model on the
+  /// first stage, and the one that ends it on the last stage. UsageError: no such chunk.
   bool in_embedding_group(int64_t chunk) const;
   /// Whether the rank holds the position embeddings: first stage.
   bool in_position_embedding_group() const { return is_first_stage(); }

@@ -28,8 +28,8 @@ struct GridSizes {
 /// All groups of the ranks 0 ... product(sizes) - 1 along the dimensions that `mask` marks.
 /// Dimension 0 varies fastest. Groups are listed in the order of their unmarked coordinates, ranks
 /// in a group in the order of their marked ones. There is no table: any group, and the group of any
-/// rank, is worked out in the number of dimensions, so a world of a million ranks costs nothing
-/// until it is listed.
+/// rank, is computed in time proportional to the number of dimensions, so a world of a million
+/// ranks costs nothing until it is listed.
 class GroupSet {
  public:
   GroupSet(const std::vector<int64_t>& sizes, const std::vector<bool>& mask);
@@ -54,7 +54,7 @@ class GroupSet {
   bool operator==(const GroupSet&) const = default;
 
  private:
-  /// Neighbouring dimensions with equal marks are one, those of size 1 are left out.
+  /// Neighbouring dimensions with equal marks are merged, those of size 1 are left out.
   struct Dimension {
     int64_t size;
     int64_t stride;

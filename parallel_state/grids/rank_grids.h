@@ -12,12 +12,12 @@
 /// the grid etp x ep x edp x pp; the two share pp and the world.
 namespace lockstep {
 
-/// How a world of ranks is cut. Names as in Megatron Core's initialize_model_parallel.
+/// How a world of ranks is divided. Names as in Megatron Core's initialize_model_parallel.
 struct ParallelSizes {
   int64_t world_size = 1;
   int64_t tensor = 1;
   int64_t pipeline = 1;
-  std::optional<int64_t> virtual_pipeline = {};  ///< model chunks of a pipeline rank
+  std::optional<int64_t> virtual_pipeline = {};  ///< model chunks per pipeline rank
   int64_t context = 1;
   int64_t expert = 1;
   std::optional<int64_t> expert_tensor = {};  ///< unset: tensor
@@ -26,8 +26,7 @@ struct ParallelSizes {
   std::vector<int64_t> hierarchical_context = {};  ///< levels whose product is `context`, or none
 };
 
-/// The kinds of groups. The comment gives the name that `lockstep plan groups` uses where it
-/// differs.
+/// The kinds of groups. The comment gives the name that `lockstep plan groups` uses, if it differs.
 enum class GroupKind {
   tp,
   cp,
@@ -60,9 +59,10 @@ const char* to_string(GroupKind kind);
 /// The groups of a job. Costs the same for any world size until groups are listed.
 class RankGrids {
  public:
-  /// ConfigError, naming the sizes: one that is below 1 or does not divide the world, virtual
+  /// ConfigError, naming the sizes: a size that is below 1 or does not divide the world, virtual
   /// stages without a pipeline, an order that lacks an axis or puts pp where the two grids would
-  /// disagree on it, optimizer instances that do not divide, levels whose product is not `context`.
+  /// disagree on it, optimizer instances that do not divide their group, levels whose product is
+  /// not `context`.
   explicit RankGrids(const ParallelSizes& sizes);
 
   const ParallelSizes& sizes() const { return sizes_; }
@@ -80,7 +80,7 @@ class RankGrids {
   int64_t count(GroupKind kind) const { return groups(kind).count(); }
   int64_t size(GroupKind kind) const { return groups(kind).size(); }
   RankList group(GroupKind kind, int64_t index) const { return groups(kind).group(index); }
-  /// The group that holds `rank`; empty where it is in none.
+  /// The group that holds `rank`; empty if it is in none.
   RankList group_of(GroupKind kind, int64_t rank) const;
 
  private:

@@ -4,12 +4,12 @@
 
 #include "lockstep/parallel_state/rank_generator.h"
 
-/// The groups of one kind in a job, worked out when they are asked for.
+/// The groups of one kind in a job, computed on demand.
 namespace lockstep {
 
 /// All groups of one kind. It holds a few integers, whatever the size of the world: count(),
 /// size(), rank_at(), index_of() and position_of() cost the same for any world; group() and visit()
-/// cost the length of the one group.
+/// cost the length of one group.
 class RankGroups {
  public:
   /// No groups at all.
@@ -23,15 +23,16 @@ class RankGroups {
   /// groups.size().
   RankGroups(const GroupSet& groups, const GroupSet& parts);
 
-  /// Of each group only the positions 0, step, ... (count - 1) step.
+  /// The same groups with only the positions 0, step, ... (count - 1) step of each.
   RankGroups picked(int64_t count, int64_t step) const;
 
-  /// Each `count` consecutive groups as one, one after the other. `count` must divide count().
+  /// Every `count` consecutive groups merged into one, one after the other. `count` must divide
+  /// count().
   RankGroups merged(int64_t count) const;
 
   /// Number of groups.
   int64_t count() const { return outer_.count() * inner_.count() / merged_; }
-  /// Ranks in each group; 0 where there are no groups.
+  /// Ranks in each group; 0 if there are no groups.
   int64_t size() const { return picked_ * merged_; }
 
   /// The rank at `position` of group `index`. UsageError outside count() and size().
@@ -50,10 +51,10 @@ class RankGroups {
     }
   }
 
-  /// Index of the group that holds `rank`; empty where none does. UsageError: a rank outside the
+  /// Index of the group that holds `rank`; empty if none does. UsageError: a rank outside the
   /// world.
   std::optional<int64_t> index_of(int64_t rank) const;
-  /// Position of `rank` in its group; empty where it is in none.
+  /// Position of `rank` in its group; empty if it is in none.
   std::optional<int64_t> position_of(int64_t rank) const;
 
  private:

@@ -10,8 +10,8 @@
 
 namespace lockstep {
 
-/// Which operation a rank called, as data. Every call makes and keeps one; it becomes text only
-/// where somebody reads it.
+/// Which operation a rank called, as data. Every call creates and keeps one; it becomes text only
+/// when it is read.
 struct CollectiveOperation {
   enum class Kind : uint8_t {
     all_reduce,
@@ -23,7 +23,7 @@ struct CollectiveOperation {
     receive,
     exchange,    ///< a message to one rank and one from another
     comparison,  ///< of what the ranks have done
-    // Functions of autograd, whose errors name them. They call those above.
+    // Autograd functions, named in their errors. They call the operations above.
     scatter_to_group,
     gather_from_group,
     reduce_scatter_to_group,
@@ -32,10 +32,10 @@ struct CollectiveOperation {
   };
 
   Kind kind = Kind::all_reduce;
-  std::optional<ReduceOp> reduction = {};  ///< of those that reduce
-  int64_t position = 0;  ///< in the group, of a broadcast's source or a message's other end
-  int64_t source = 0;    ///< in the group, of an exchange, whose destination is `position`
-  int64_t numerator = 1, denominator = 1;  ///< of the factor of the terms that are reduced
+  std::optional<ReduceOp> reduction = {};  ///< of operations that reduce
+  int64_t position = 0;  ///< in the group: of a broadcast's source, or of a message's other end
+  int64_t source = 0;    ///< in the group: of an exchange, whose destination is `position`
+  int64_t numerator = 1, denominator = 1;  ///< of the factor that scales the reduced terms
 
   bool operator==(const CollectiveOperation&) const = default;
 };

@@ -13,26 +13,27 @@
 
 namespace lockstep {
 
-/// Returns true once `key` is in `store`, false at `deadline` or when `give_up` says so. Asks now
-/// and then, the more rarely the more ranks wait, because the store's own wait blocks the client
-/// for all other threads and complains on standard error when its time is over.
+/// Returns true once `key` is in `store`, false at `deadline` or when `give_up` says so. It polls,
+/// less often the more ranks wait, because the store's own wait blocks the client for all other
+/// threads and writes to standard error when it times out.
 bool wait_for_key(c10d::Store& store, const std::string& key, int64_t ranks,
                   std::chrono::steady_clock::time_point deadline,
                   const std::function<bool()>& give_up = {});
 
-/// Says that `rank` is here. Once for each rank and store.
+/// Announces that `rank` is here. Call it once for each rank and store.
 void note_here(c10d::Store& store, int64_t rank);
 
-/// Those of `ranks` that have not said so: "rank 3", "ranks 1, 3, 4"; ten are listed at most.
+/// The ranks among `ranks` that have not announced themselves: "rank 3", "ranks 1, 3, 4"; at most
+/// ten are listed.
 struct AbsentRanks {
   std::string text;
   int64_t count = 0;
 };
 AbsentRanks absent_ranks(c10d::Store& store, const RankList& ranks);
 
-/// Returns nothing once all of `ranks` have called it with the same empty `store`; else why not:
-/// the ranks that did not come before `deadline`, or what `failure`, called now and then, has
-/// found.
+/// Returns nothing once all of `ranks` have called it with the same initially empty `store`;
+/// otherwise returns why not: the ranks that did not arrive before `deadline`, or what `failure`,
+/// which is called repeatedly, has found.
 std::optional<std::string> gather(c10d::Store& store, const RankList& ranks, int64_t rank,
                                   std::chrono::steady_clock::time_point deadline,
                                   const std::function<std::optional<std::string>()>& failure);

@@ -13,14 +13,15 @@
 
 namespace lockstep {
 
-/// A text that never changes and lives as long as somebody has it. Never null.
+/// A text that never changes and lives as long as anything refers to it. Never null.
 using SharedLabel = std::shared_ptr<const std::string>;
 
-/// One copy of each label, for all who keep it: the calls of a step carry the labels of the step
-/// before. Forgets those that nobody has any more when they have become many.
+/// One copy of each label, shared by everything that keeps it: the calls of a step have the same
+/// labels as those of the previous step. When there are many labels, those that nothing refers to
+/// any more are dropped.
 class LabelTable {
  public:
-  /// The text `prefix` + `label`, which is put together the first time only.
+  /// The text `prefix` + `label`, which is built only the first time.
   SharedLabel share(std::string_view prefix, std::string_view label) {
     const auto found = labels_.find(Parts{prefix, label});
     if (found != labels_.end()) return *found;
@@ -33,7 +34,7 @@ class LabelTable {
 
   size_t size() const { return labels_.size(); }
 
-  /// The number of labels at which those that nobody has are forgotten.
+  /// The number of labels at which those that nothing refers to are dropped.
   static constexpr size_t kMost = 4096;
 
  private:

@@ -6,9 +6,9 @@
 
 namespace lockstep {
 
-/// Names the code that this process runs: version, and a digest of the linker's build ids of the
-/// program and of the Lockstep and libtorch libraries that are loaded, "0.1.0 (1f3a...)". Two ranks
-/// with another build differ in it.
+/// Identifies the code that this process runs: version, and a digest of the linker's build ids of
+/// the program and of the loaded Lockstep and libtorch libraries, "0.1.0 (1f3a...)". It differs
+/// between ranks with different builds.
 std::string build_identity();
 
 }  // namespace lockstep

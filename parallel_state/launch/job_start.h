@@ -7,15 +7,15 @@
 
 namespace lockstep {
 
-/// Which job this process belongs to, and how often the launcher has started it again.
+/// Which job this process belongs to, and how often the launcher has restarted it.
 struct JobStart {
-  std::string job_id;  ///< the same after every restart, of no other job; empty: nothing tells
+  std::string job_id;  ///< the same after every restart, and unique to the job; empty: not known
   int64_t restarts = 0;
 };
 
-/// From LOCKSTEP_JOB_ID, which `lockstep launch` sets, or torchrun's TORCHELASTIC_RUN_ID (not where
-/// that is "none", torchrun's default), with TORCHELASTIC_RESTART_COUNT; in a step of Slurm from
-/// SLURM_JOB_ID and SLURM_STEP_ID with SLURM_RESTART_COUNT. ConfigError names a count that is no
+/// From LOCKSTEP_JOB_ID, which `lockstep launch` sets, or torchrun's TORCHELASTIC_RUN_ID (unless it
+/// is "none", torchrun's default), with TORCHELASTIC_RESTART_COUNT; in a Slurm step, from
+/// SLURM_JOB_ID and SLURM_STEP_ID with SLURM_RESTART_COUNT. ConfigError names a count that is not a
 /// number.
 JobStart read_job_start(const EnvironmentReader& read);
 

@@ -12,32 +12,32 @@
 
 #include "lockstep/parallel_state/launch_environment.h"
 
-/// How `lockstep launch` and the ranks of an elastic run speak. The ranks of a run meet in rounds:
-/// where a round has lost a rank, those that are left tell the launcher so and wait, and it tells
-/// them who they are in the next round. Each message is a datagram of a socket pair, one end of
-/// which the rank finds by its descriptor in LOCKSTEP_LAUNCH_CHANNEL.
+/// How `lockstep launch` and the ranks of an elastic run communicate. The ranks of a run meet in
+/// rounds: if a round has lost a rank, the remaining ranks report that to the launcher and wait,
+/// and it tells them which ranks they are in the next round. Each message is a datagram on a socket
+/// pair; the rank finds its end through the descriptor in LOCKSTEP_LAUNCH_CHANNEL.
 namespace lockstep {
 
-/// Where set, this process is a spare of a run of so many ranks: it takes part in no round before
+/// If set, this process is a spare of a run with that many ranks: it takes part in no round before
 /// the launcher tells it to.
 inline constexpr char kSpareVariable[] = "LOCKSTEP_SPARE_OF";
 
 /// Environment variables and their values.
 using VariableList = std::vector<std::pair<std::string, std::string>>;
 
-/// What a rank says that waits for the next round.
+/// What a rank that waits for the next round reports.
 struct WaitingRank {
-  /// Numbers of ranks that its configuration fits, the largest first.
+  /// World sizes that its configuration fits, the largest first.
   std::vector<int64_t> world_sizes;
-  std::string limits;       ///< the fields that say so, for messages; one line
-  std::string copies = {};  ///< what it has in memory, as format_held_copies() tells it
+  std::string limits;       ///< the fields that decide this, for messages; one line
+  std::string copies = {};  ///< what it has in memory, as written by format_held_copies()
 };
 
 /// What the launcher answers.
 struct LaunchOrder {
-  VariableList round;         ///< of the next round, in place of those of the environment
-  std::optional<int> status;  ///< instead: the rank is to end with it
-  std::string reason;         ///< why it ends; empty where the run is over
+  VariableList round;         ///< of the next round, overriding those of the environment
+  std::optional<int> status;  ///< instead of a round: the rank is to exit with it
+  std::string reason;         ///< why it ends; empty if the run is over
 };
 
 /// One end of a socket pair of messages.
@@ -49,11 +49,11 @@ class MessageSocket {
   MessageSocket& operator=(const MessageSocket&) = delete;
 
   int descriptor() const { return descriptor_; }
-  /// Returns whether the other end takes it. Does not block: an end that reads nothing loses what
-  /// does not fit.
+  /// Returns whether the other end accepts it. Does not block: if the other end does not read, it
+  /// loses what does not fit.
   bool send(const std::string& message) const;
   enum class Wait { no, until_there };
-  /// The next message; nothing where there is none, or the other end has gone. `keep`: it stays the
+  /// The next message; nothing if there is none, or if the other end has gone. `keep`: it stays the
   /// next one.
   std::optional<std::string> receive(Wait wait, bool keep = false) const;
 
@@ -65,20 +65,20 @@ class MessageSocket {
 class LaunchChannel {
  public:
   explicit LaunchChannel(int descriptor) : socket_(descriptor) {}
-  /// The one that the launcher gave to this process; null where it gave none.
+  /// The channel that the launcher gave to this process; null if it gave none.
   static std::unique_ptr<LaunchChannel> of_this_process();
-  /// How many ranks the run has of which this process is a spare; 0 where it is a rank from the
-  /// start. A spare waits for an order before its first round.
+  /// If this process is a spare, the number of ranks of the run; 0 if it is a rank from the start.
+  /// A spare waits for an order before its first round.
   static int spare_of();
 
-  /// Says how long this rank waits for others before it takes them for lost, and where it saves;
+  /// Reports how long this rank waits for others before it considers them lost, and where it saves;
   /// empty: nowhere.
   void announce(std::chrono::milliseconds timeout, const std::string& folder) const;
-  /// Why the launcher takes the present round for over; nothing while it does not. Costs one system
+  /// Why the launcher considers the current round over; nothing while it does not. Costs one system
   /// call.
   std::optional<std::string> round_is_over() const;
-  /// Says that this rank has left its round, and waits for what comes next. The launcher bounds the
-  /// wait, and ends its ranks when it ends. CommunicationError: it has gone.
+  /// Reports that this rank has left its round, and waits for the next order. The launcher bounds
+  /// the wait, and ends its ranks when it ends. CommunicationError: the launcher has gone.
   LaunchOrder wait_for_order(const WaitingRank& rank) const;
 
  private:
@@ -91,29 +91,29 @@ class RankChannel {
   /// UsageError: the system has no more descriptors.
   RankChannel();
 
-  /// In the new process, before it becomes the rank: gives it the other end.
+  /// Call it in the new process, before it becomes the rank: gives it the other end.
   void hand_over() const;
-  /// In the launcher, once the rank's process is there.
+  /// Call it in the launcher, once the rank's process exists.
   void keep_own_end() { rank_end_.reset(); }
   int descriptor() const { return own_->descriptor(); }
 
   void tell_round_is_over(const std::string& reason) const;
   void give(const LaunchOrder& order) const;
 
-  /// What a rank has said: a timeout with a folder, or that it waits.
+  /// What a rank has reported: a timeout with a folder, or that it waits.
   struct Word {
     std::optional<std::chrono::milliseconds> timeout;
     std::string folder = {};
     std::optional<WaitingRank> waits;
   };
-  /// The next one; nothing where there is none.
+  /// The next one; nothing if there is none.
   std::optional<Word> receive() const;
 
  private:
   std::unique_ptr<MessageSocket> own_, rank_end_;
 };
 
-/// Reads `variables` and, where they have none of that name, `environment`.
+/// Reads `variables` and, for names that they do not have, `environment`.
 EnvironmentReader over(VariableList variables, EnvironmentReader environment);
 
 }  // namespace lockstep

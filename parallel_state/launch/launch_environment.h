@@ -12,7 +12,7 @@ enum class Launcher { none, torchrun, slurm, open_mpi };
 /// "single process", "torchrun", "Slurm", "Open MPI"
 const char* to_string(Launcher launcher);
 
-/// What the launcher says of this process and of the others.
+/// What the launcher says about this process and the others.
 struct LaunchEnvironment {
   Launcher launcher = Launcher::none;
   int rank = 0;
@@ -21,36 +21,36 @@ struct LaunchEnvironment {
   int local_world_size = 1;  ///< ranks of this host
   std::string master_address = "127.0.0.1";  ///< where the store is
   int master_port = 29500;
-  /// torchrun's agent serves the store itself; every rank, 0 too, is a client of it. Otherwise rank
-  /// 0 serves.
+  /// torchrun's agent serves the store itself, and every rank, including rank 0, is a client.
+  /// Otherwise rank 0 serves the store.
   bool agent_serves_store = false;
 
-  /// Tells this run apart from others that use the same store, and from its own restarts.
+  /// Distinguishes this run from others that use the same store, and from its own restarts.
   std::string run_id;
 
-  /// All ranks run on this host, so that they meet on the loopback interface: the launcher counts
-  /// them so, or master_address is a loopback address.
+  /// Whether all ranks run on this host, so that they meet on the loopback interface: according to
+  /// the launcher's counts, or because master_address is a loopback address.
   bool single_host() const;
-  /// Where the store is: on a single host a loopback address, unless torchrun's agent serves it.
+  /// Where the store is: a loopback address on a single host, unless torchrun's agent serves it.
   std::string store_address() const;
 };
 
-/// Reads one environment variable; empty optional where it is not set.
+/// Reads one environment variable; empty optional if it is not set.
 using EnvironmentReader = std::function<std::optional<std::string>(const char* name)>;
 
-/// Works out the environment from, in this order: torchrun's variables (RANK, WORLD_SIZE,
+/// Determines the environment from, in this order: torchrun's variables (RANK, WORLD_SIZE,
 /// LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_USE_AGENT_STORE), Open
 /// MPI's (OMPI_COMM_WORLD_*), Slurm's step variables (SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID,
-/// SLURM_STEP_NODELIST, SLURM_STEP_TASKS_PER_NODE); none of them means a single process. Open MPI
-/// and Slurm do not say where to meet: MASTER_ADDR and MASTER_PORT are taken where they are set;
-/// else the first host of the step (Slurm) or, on one host, loopback, and a port derived from the
-/// job's id.
+/// SLURM_STEP_NODELIST, SLURM_STEP_TASKS_PER_NODE); if none is set, a single process. Open MPI and
+/// Slurm do not say where to meet: MASTER_ADDR and MASTER_PORT are used if they are set; otherwise
+/// the first host of the step (Slurm) or, on one host, loopback, and a port derived from the job's
+/// id.
 ///
-/// run_id is LOCKSTEP_RUN_ID where that is set; else torchrun's TORCHELASTIC_RUN_ID and
+/// run_id is LOCKSTEP_RUN_ID if that is set; otherwise torchrun's TORCHELASTIC_RUN_ID and
 /// TORCHELASTIC_RESTART_COUNT ("ID/0"), Slurm's job, step and SLURM_RESTART_COUNT ("77.0/0"), Open
-/// MPI's PMIX_NAMESPACE; else empty.
+/// MPI's PMIX_NAMESPACE; otherwise empty.
 ///
-/// ConfigError names the variable that is missing, no number, or out of range.
+/// ConfigError names the variable that is missing, not a number, or out of range.
 LaunchEnvironment read_launch_environment(const EnvironmentReader& read);
 
 /// Reads the environment of this process.

@@ -18,7 +18,7 @@
 
 namespace lockstep {
 
-/// What a rank says of itself when it joins a run.
+/// What a rank says about itself when it joins a run.
 struct MembershipSpec {
   std::string run_id;
   int64_t rank = 0;
@@ -26,44 +26,45 @@ struct MembershipSpec {
   std::vector<AnnouncedField> fields;  ///< must be the same on all ranks
   std::chrono::milliseconds timeout{};
   bool serves_store = false;  ///< the store ends with this process
-  /// Asked now and then: why the ranks will not all come. May be empty.
+  /// Called repeatedly: returns why not all ranks will come. May be empty.
   std::function<std::optional<std::string>()> obstacle = {};
-  /// What the ranks prove to each other where they meet; null: nothing.
+  /// What the ranks prove to each other that they know when they meet; null: nothing.
   std::shared_ptr<const Secret> secret = {};
 };
 
-/// One rank's part in a run, from its claim to its check-out. Lies in the store alone, so that all
-/// is settled before a group is made. A rank makes a fixed number of requests, whatever the size of
-/// the world, and waits; among up to 64 ranks it also looks for processes of its host that died.
+/// One rank's part in a run, from its claim to its check-out. It uses only the store, so that
+/// everything is settled before a group is created. A rank makes a fixed number of requests,
+/// whatever the size of the world, and waits; with up to 64 ranks it also looks for processes on
+/// its host that died.
 ///
-/// A store can hold several generations of a run, one after the other: a rank whose claim was given
-/// back claims the next one, and meets the ranks that do likewise. A claim that was never given
-/// back (the process died, or still runs) keeps the rank out of the run; a restarted job needs a
-/// store or a run id of its own.
+/// A store can hold several generations of a run, one after the other: a rank whose claim was
+/// released claims the next generation, and meets the ranks that do the same. A claim that was
+/// never released (the process died, or still runs) keeps the rank out of the run; a restarted job
+/// needs its own store or run id.
 class Membership {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Claims the rank. CommunicationError, on all ranks that have not agreed yet, if it is claimed:
-  /// names host and process of both.
+  /// Claims the rank. CommunicationError, on all ranks that have not agreed yet, if it is already
+  /// claimed: names host and process of both.
   Membership(c10::intrusive_ptr<c10d::Store> store, MembershipSpec spec,
              Clock::time_point deadline);
-  /// Checks out. Where this rank serves the store, waits until the others have done so, or are
-  /// known to be lost: 5 s at most, 2 s after a failure, 10 s after a refusal, for ranks that are
-  /// yet to learn of it. While one of them is Connecting, spec.timeout longer.
+  /// Checks out. If this rank serves the store, it waits until the others have checked out or are
+  /// known to be lost: for at most 5 s, 2 s after a failure, 10 s after a refusal, for ranks that
+  /// are yet to learn of it. While one of them is Connecting, it waits spec.timeout longer.
   ~Membership();
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
 
-  /// Returns once all ranks are there and announce the same. Otherwise every rank throws the same
-  /// error: ConfigError with the first field that differs, its values and ranks, or
+  /// Returns once all ranks have arrived and announce the same. Otherwise every rank throws the
+  /// same error: ConfigError with the first field that differs, its values and ranks, or
   /// CommunicationError with the ranks that did not come in time.
   void meet();
 
-  /// 1 for the first, or only, run of this store and run id.
+  /// 1 for the first, or only, run with this store and run id.
   int64_t generation() const { return generation_; }
 
-  /// A store of this generation's keys alone.
+  /// A store with only this generation's keys.
   const c10::intrusive_ptr<c10d::Store>& store() const { return keys_; }
 
  private:
@@ -92,11 +93,11 @@ class Membership {
   bool incomplete_ = false;  ///< some ranks did not come in time
 };
 
-/// While it lives, this rank makes connections, in which nothing interrupts it: the rank that
-/// serves the store must not leave meanwhile, so that this one can read there why it failed.
+/// While it lives, this rank makes connections, which cannot be interrupted: the rank that serves
+/// the store must not leave meanwhile, so that this rank can read from it why it failed.
 class Connecting {
  public:
-  /// `store`: Membership::store(), or null. c10::Error: it cannot be reached.
+  /// `store`: Membership::store(), or null. c10::Error if it cannot be reached.
   explicit Connecting(c10::intrusive_ptr<c10d::Store> store);
   ~Connecting();
   Connecting(const Connecting&) = delete;

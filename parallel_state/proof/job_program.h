@@ -12,35 +12,37 @@
 /// The programs of all ranks of a job. Needs no libtorch.
 namespace lockstep {
 
-/// What the ranks of a job do. Ranks that do the same share a program, as one of them was recorded.
+/// What the ranks of a job do. Ranks that do the same share a program, which was recorded on one of
+/// them.
 struct JobProgram {
   std::vector<RankProgram> programs;
   std::vector<uint32_t> program_of;  ///< of each rank of the world
-  /// Where several ranks share a program: their groups are those of the same kind that hold them,
-  /// and of others the same positions of the smallest kind of group that holds all its ranks.
+  /// Needed if several ranks share a program: their groups are the groups of the same kind that
+  /// hold them; for a group without a kind, the same positions within the smallest kind of group
+  /// that holds all its ranks.
   std::optional<RankGrids> grids = {};
 
   int64_t world_size() const { return static_cast<int64_t>(program_of.size()); }
-  /// Starts of all ranks.
+  /// Number of starts of all ranks.
   int64_t num_operations() const;
 };
 
 /// All communicators of a job, by the ranks that use them, and the classes of ranks that stay in
 /// step with each other.
 ///
-/// **Why one rank of a class stands for all.** The classes are an equitable partition: ranks of a
+/// **Why one rank of a class represents all.** The classes are an equitable partition: ranks of a
 /// class have the same program, and what the program calls its k-th group is, on each of them, a
-/// group of the same classes that know it under the same numbers. (Where messages travel in one,
-/// the same classes at the same positions.) An operation starts on a rank once the operations that
-/// it waits for are done there, and ends once it has started on all its members; nothing that can
-/// happen prevents something else that can. So all orders of events end in one state, and among
-/// them is the order in which all ranks of a class take each step together: induction over steps
-/// shows that where one rank of a class can take it, all can. A run of one rank a class, in which
-/// an operation ends once it has started on the classes of its group, ends where a run of all ranks
+/// group of the same classes, which know it by the same numbers. (If messages travel in the group,
+/// also the same classes at the same positions.) An operation starts on a rank once the operations
+/// that it waits for are done there, and ends once it has started on all its members; no event that
+/// can happen prevents another that can. So all orders of events end in the same state. One of
+/// these orders is that in which all ranks of a class take each step together: by induction over
+/// steps, if one rank of a class can take a step, all can. A run of one rank per class, in which an
+/// operation ends once it has started on the classes of its group, ends where a run of all ranks
 /// ends.
 class JobGroups {
  public:
-  /// One communicator as one member knows it.
+  /// One communicator, as seen by one member.
   struct Member {
     uint32_t rank_class = 0;
     uint32_t group = 0;  ///< in the program of the class
@@ -50,7 +52,7 @@ class JobGroups {
   struct Orbit {
     RankList ranks;                      ///< of one of them
     std::vector<Member> members;         ///< each once
-    std::vector<Member> by_position;     ///< where messages or exchanges travel; else empty
+    std::vector<Member> by_position;     ///< if messages or exchanges travel in it; otherwise empty
     std::vector<uint32_t> rank_classes;  ///< of the members, each once
   };
   struct RankClass {
@@ -58,14 +60,14 @@ class JobGroups {
     int64_t first_rank = 0;
     std::vector<uint32_t> orbits;  ///< of each group of the program
   };
-  /// A rank that does not use a communicator that another one of its group uses.
+  /// A rank that does not use a communicator that another rank of its group uses.
   struct Absence {
     int64_t absent = 0, member = 0;
     uint32_t group = 0;  ///< in the program of `member`
   };
 
-  /// UsageError: ranks of one program that stand at different places of a group in which it sends
-  /// messages, or whose groups the grids cannot tell.
+  /// UsageError: ranks of one program have different positions in a group in which the program
+  /// sends messages, or the grids cannot determine their groups.
   explicit JobGroups(const JobProgram& job);
 
   const std::vector<Orbit>& orbits() const { return orbits_; }

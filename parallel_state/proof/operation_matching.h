@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-/// The starts of one program, by what they have to meet: indices into its calls, in order.
+/// The starts of one program, grouped by what they must match: indices into its calls, in order.
 struct GroupedCalls {
   explicit GroupedCalls(const RankProgram& program);
 
@@ -22,7 +22,7 @@ struct GroupedCalls {
   std::map<std::pair<std::pair<uint32_t, int64_t>, bool>, std::vector<uint32_t>> messages;
 };
 
-/// The first difference in a group or between two ranks; nothing where all agree.
+/// The first difference in a group or between two ranks; nothing if all agree.
 std::optional<OrderVerdict> find_mismatch(const JobProgram& job, const JobGroups& groups);
 
 /// "rank 3: all_reduce (sum) of bucket 1, 10 x Float over dp [1, 3]"

@@ -17,51 +17,51 @@
 namespace lockstep {
 
 /// Runs one rank of each class of a job whose operations match, see prove_order(). Nothing takes
-/// time: what can happen happens, in any order.
+/// time: whatever can happen happens, in any order.
 class OrderSimulation {
  public:
   enum class Rules { nccl, gloo };
 
   OrderSimulation(const JobProgram& job, const JobGroups& groups, Rules rules);
 
-  /// Where ranks wait for each other; nothing where all finish.
+  /// Where ranks wait for each other; nothing if all finish.
   std::optional<OrderVerdict> run();
 
  private:
-  /// Something that is over once all have come to it: an operation, or a host that is held up.
+  /// Something that is over once all have reached it: an operation, or a blocked host.
   struct Meeting {
     uint32_t needed = 0, arrived = 0;
     const std::vector<uint32_t>* classes = nullptr;  ///< whose ranks take part
     bool over() const { return arrived == needed; }
   };
-  /// A start of a class, by its place among the starts.
+  /// A start of a class, identified by its place among the starts.
   struct Operation {
     uint32_t call = 0;
     uint32_t meeting = 0;
     uint32_t waits_before = 0;  ///< of the device's current stream
     bool streamed = false;      ///< follows NCCL's rules
-    bool chained = false;       ///< a collective that does
-    bool posted = false;        ///< its rank has come to it
+    bool chained = false;       ///< a collective that follows them
+    bool posted = false;        ///< its rank has reached it
   };
-  /// A rank of a class, on its way.
+  /// A rank of a class while it runs.
   struct Run {
     uint32_t rank_class = 0;
     const RankProgram* program = nullptr;
-    size_t event = 0;      ///< that the host comes to next
+    size_t event = 0;      ///< the next one for the host
     uint32_t started = 0;  ///< operations
-    bool held = false;     ///< the host has come to the meeting that holds it up
+    bool held = false;     ///< the host has reached the meeting that blocks it
     std::vector<Operation> operations = {};
     std::vector<uint32_t> waits = {};  ///< operations that the device's current stream waits for
     size_t waited = 0;                 ///< of them
     std::map<std::pair<uint32_t, int64_t>, std::deque<uint32_t>> streams = {};
     std::deque<uint32_t> chain = {};  ///< chained operations that are not done
-    std::set<std::tuple<uint32_t, int64_t, bool>> used = {};  ///< groups, and directions
+    std::set<std::tuple<uint32_t, int64_t, bool>> used = {};  ///< groups and directions
     std::set<uint32_t> came = {};                             ///< to meetings of hosts
     bool finished() const { return event == program->events.size(); }
   };
   /// (kind, orbit, position from, position to, number)
   using Name = std::tuple<char, uint32_t, int64_t, int64_t, uint32_t>;
-  /// Where a rank has come to, and the meeting that it waits for there.
+  /// The place that a rank has reached, and the meeting that it waits for there.
   struct Place {
     std::string text;
     uint32_t meeting;

@@ -15,18 +15,18 @@ namespace lockstep {
 /// A communicator that a rank uses.
 struct ProgramGroup {
   std::string name;        ///< of the group: "dp-cp"
-  std::string apart = {};  ///< what distinguishes communicators of the same ranks; mostly empty
+  std::string apart = {};  ///< distinguishes communicators of the same ranks; mostly empty
   RankList ranks = {};     ///< of the rank that was recorded: global, in group order
   int64_t position = 0;    ///< of that rank
 };
 
-/// A call of a collective or a message. Equal calls of a program share one.
+/// A call of a collective or a message. Equal calls of a program share one entry.
 struct ProgramCall {
   uint32_t group = 0;  ///< in RankProgram::groups
   CollectiveOperation operation = {};
   std::string label = {};  ///< what is communicated
   std::string dtype = {};
-  int64_t numel = 0;  ///< elements of the rank's input; -1 where ranks may differ in it
+  int64_t numel = 0;  ///< elements of the rank's input; -1 if ranks may differ in it
   int64_t bytes = 0;  ///< of the rank's input
   bool on_device = false;
 
@@ -35,11 +35,11 @@ struct ProgramCall {
   bool operator==(const ProgramCall&) const = default;
 };
 
-/// Work that a rank gives its device's current stream. Equal ones of a program share one.
+/// Work that a rank gives its device's current stream. Equal kernels of a program share one entry.
 struct ProgramKernel {
   std::string name = {};  ///< of the operator: "aten::mm"
   std::string dtype = {};
-  double flops = 0;   ///< of products of matrices; 0 where there are none
+  double flops = 0;   ///< of matrix products; 0 if there are none
   int64_t bytes = 0;  ///< that it reads and writes
   bool backward = false;
   bool operator==(const ProgramKernel&) const = default;
@@ -51,23 +51,23 @@ struct ProgramEvent {
     connect,    ///< connects group `value`; returns once all its members do
     pair,       ///< connects the two ends of message `value` for messages on a device
     start,      ///< starts call `value`
-    wait,       ///< waits for the `value`-th start (from 0): on a device its stream does
-    host_wait,  ///< the host waits until the device has come past the first `value` waits
-    kernel,     ///< hands kernel `value` to the device's current stream; only where asked for
+    wait,       ///< waits for the `value`-th start (from 0): on a device, its stream waits
+    host_wait,  ///< the host waits until the device has passed the first `value` waits
+    kernel,     ///< hands kernel `value` to the device's current stream; recorded only on request
   };
   Kind kind = Kind::start;
   uint32_t value = 0;
   bool operator==(const ProgramEvent&) const = default;
 };
 
-/// All that one rank does, in the order of its host.
+/// Everything that one rank does, in host order.
 struct RankProgram {
   int64_t rank = 0;  ///< that was recorded
   std::vector<ProgramGroup> groups = {};
   std::vector<ProgramCall> calls = {};
   std::vector<ProgramKernel> kernels = {};
   std::vector<ProgramEvent> events = {};
-  std::vector<size_t> step_ends = {};  ///< of each training step, the events up to its end
+  std::vector<size_t> step_ends = {};  ///< for each training step, events up to its end
   int64_t peak_bytes = 0;              ///< the most that its tensors on the device take
 
   /// Number of starts.
@@ -78,7 +78,7 @@ struct RankProgram {
 /// message names the other rank: "send to rank 3 of ...".
 std::string describe(const ProgramCall& call, const std::string& group, const RankList& ranks);
 
-/// "dp [1, 3]", the middle of a long list left out.
+/// "dp [1, 3]", with the middle of a long list left out.
 std::string group_text(const std::string& name, const RankList& ranks);
 
 }  // namespace lockstep

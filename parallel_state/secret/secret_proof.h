@@ -8,14 +8,15 @@
 
 #include "lockstep/parallel_state/secret.h"
 
-/// How two ends of a connection prove that both know the secret, before anything else:
+/// How the two ends of a connection prove to each other, before anything else, that they know the
+/// secret:
 ///
 ///   server   greeting   kProofMagic, a fresh nonce
 ///   client   answer     kProofMagic, a fresh nonce of its own, signature of both nonces
 ///   server   verdict    kProofHolds and its own signature of both; or kProofFails, and it closes
 ///
-/// Both nonces are in both signatures, so that nothing that was recorded helps later, and the two
-/// have labels of their own, so that neither end can send the other's back to it.
+/// Both nonces are in both signatures, so that a recorded exchange is of no use later. The two
+/// signatures have different labels, so that neither end can send the other's signature back.
 namespace lockstep {
 
 constexpr size_t kNonceBytes = 32, kSignatureBytes = 32;
@@ -30,9 +31,9 @@ class ProofOfClient {
   ProofOfClient() : nonce_(random_bytes(kNonceBytes)) {}
 
   std::string greeting() const;
-  /// Whether an answer, of which `bytes` are the beginning, may still be one.
+  /// Whether `bytes` may be the beginning of an answer.
   static bool may_be_answer(std::string_view bytes);
-  /// The verdict that begins with kProofHolds; nothing where the answer, kAnswerBytes, does not
+  /// The verdict that begins with kProofHolds; nothing if the answer, kAnswerBytes long, does not
   /// prove that the client knows the secret.
   std::optional<std::string> verdict(const Secret& secret, std::string_view answer) const;
 
@@ -43,12 +44,12 @@ class ProofOfClient {
 /// The client's part.
 class ProofOfServer {
  public:
-  /// `greeting`: kGreetingBytes.
+  /// `greeting`: kGreetingBytes long.
   explicit ProofOfServer(std::string_view greeting)
       : nonces_(std::string(greeting.substr(kProofMagic.size())) + random_bytes(kNonceBytes)) {}
 
   std::string answer(const Secret& secret) const;
-  /// Whether that signature, which follows kProofHolds, is of one who knows the secret.
+  /// Whether that signature, which follows kProofHolds, was made with the secret.
   bool holds(const Secret& secret, std::string_view signature) const;
 
  private:

@@ -9,10 +9,10 @@
 
 namespace lockstep {
 
-/// An observer of ParallelState::planning_rank() that sees more than calls: that rank is made with
-/// `options`, apart from its sizes, and `recorder` sees all that it does. On the meta device
-/// tensors have no data: nothing is answered, and no operation is over before it is waited
-/// for. Tensors on the CPU are answered as for any planning rank.
+/// An observer of ParallelState::planning_rank() that sees more than calls: that rank is created
+/// with `options`, except for its sizes, and `recorder` sees everything that it does. On the meta
+/// device tensors have no data: operations give no result, and none is complete before it is waited
+/// for. Operations on CPU tensors give the same results as for any planning rank.
 struct PlannedRank {
   std::shared_ptr<ProgramRecorder> recorder;
   ParallelStateOptions options = {};

@@ -12,23 +12,23 @@ namespace lockstep {
 /// Runs `body` for every rank of the world, one after the other, as planning ranks
 /// (ParallelState::planning_rank), and compares what they communicate: in each group all members
 /// must make the same collectives in the same order (operation, label, number of elements, dtype),
-/// and between two ranks everything that is sent must be received, in the same order. Where that
+/// and between two ranks everything that is sent must be received, in the same order. If that
 /// holds, verify() looks for ranks that wait for each other across groups. Returns the first
-/// difference, with group, ranks, operation and label, or the circle of ranks that wait, or
-/// nothing. What `body` throws is thrown again as an Error that names the rank.
+/// difference, with group, ranks, operation and label, or the cycle of ranks that wait, or nothing.
+/// What `body` throws is rethrown as an Error that names the rank.
 std::optional<std::string> verify_collectives(
     const ParallelSizes& sizes, const std::function<void(const ParallelState&)>& body);
 
-/// Proves that all ranks of `world` finish `program`, or finds why not: see prove_order(). Each
-/// rank runs it once, as a planning rank with tensors on the CPU; Work::wait() is where it waits.
-/// For a loop of one's own:
+/// Proves that all ranks of `world` finish `program`, or finds out why not: see prove_order(). Each
+/// rank runs it once, as a planning rank with tensors on the CPU; it waits where it calls
+/// Work::wait(). For your own loop:
 ///
 ///     const OrderVerdict verdict = verify([](const ParallelState& state) { train_step(state); },
 ///                                         {.world_size = 8, .tensor = 2});
 ///     if (!verdict.ok()) std::cerr << verdict.to_string();
 ///
-/// With `class_of` one rank of each class is run, for all of them: ranks whose numbers are equal
-/// must do the same, each in its own groups. An Error names the rank that throws.
+/// With `class_of` only one rank of each class runs and represents the others: ranks with equal
+/// class numbers must do the same, each in its own groups. An Error names the rank that throws.
 OrderVerdict verify(const std::function<void(const ParallelState&)>& program,
                     const ParallelSizes& world,
                     const std::function<int64_t(int64_t rank)>& class_of = {});

@@ -12,14 +12,14 @@
 
 namespace lockstep {
 
-/// Writes down what a rank does on the thread that made this object. Starts of other threads are
-/// written down where they come; their waits, which hold up nobody else, are not.
+/// Records what a rank does on the thread that created this object. Starts on other threads are
+/// recorded where they occur; waits on other threads, which block nothing else, are not.
 class RankRecorder : public ProgramRecorder {
  public:
-  /// By label, the most bytes of a text that a rank gathers.
+  /// By label, the length in bytes of the longest text that a rank gathers.
   using TextLengths = std::map<std::string, int64_t, std::less<>>;
 
-  /// `known`: of ranks that were recorded before.
+  /// `known`: the lengths of ranks that were recorded before.
   explicit RankRecorder(int64_t rank, const TextLengths& known = {}) : text_lengths_(known) {
     program_.rank = rank;
   }
@@ -33,9 +33,9 @@ class RankRecorder : public ProgramRecorder {
 
   const TextLengths& text_lengths() const { return text_lengths_; }
 
-  /// How many waits the device's stream has been given.
+  /// The number of waits that the device's stream has been given.
   uint32_t device_waits() const { return device_waits_; }
-  /// The host waits until the stream has come past `waits` of them.
+  /// The host waits until the stream has passed `waits` of them.
   void on_host_wait(uint32_t waits);
 
   void on_kernel(const ProgramKernel& kernel);

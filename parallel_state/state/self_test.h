@@ -7,16 +7,16 @@
 
 namespace lockstep {
 
-/// Runs two ranks as threads of this process over Gloo, on the interface that a job of several
-/// hosts would use, and lets them reduce a tensor. Returns what went wrong, or nothing. Ends within
+/// Runs two ranks as threads of this process over Gloo, on the interface that a job on several
+/// hosts would use, and has them reduce a tensor. Returns what went wrong, or nothing. Ends within
 /// 20 s.
 std::string two_rank_self_test();
 
 /// What one of two ranks does.
 using TwoRankBody = std::function<void(const ParallelState& state)>;
 
-/// Runs two ranks of one host as threads of this process, and throws the error of the first that
-/// has one.
+/// Runs two ranks of one host as threads of this process, and throws the error of the first rank
+/// that has one.
 void run_two_ranks(const TwoRankBody& body);
 
 }  // namespace lockstep

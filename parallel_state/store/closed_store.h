@@ -17,43 +17,43 @@
 
 namespace lockstep {
 
-/// What connections may cost that have not proved that they know the secret.
+/// Limits for connections that have not proved that they know the secret.
 struct DoorLimits {
   std::chrono::milliseconds patience{5000};  ///< for the proof
-  size_t waiting = 128;  ///< at once; one more, and the one that has waited longest is closed
+  size_t waiting = 128;  ///< at once; if one more comes, the one that has waited longest is closed
 };
 
-/// Serves a c10d::TCPStore's requests, on a thread of its own, to connections that have proved that
-/// they know a secret; the others reach nothing but the proof. One epoll loop serves them all.
-/// libtorch's server would take whoever reaches its port, on loopback too, and takes no connection
-/// that another has accepted.
+/// Serves a c10d::TCPStore's requests, on its own thread, to connections that have proved that they
+/// know a secret; the others reach nothing but the proof. One epoll loop serves them all.
+/// libtorch's server would serve anyone who reaches its port, on loopback too, and cannot take over
+/// a connection that was accepted elsewhere.
 class ClosedStore {
  public:
-  /// What the store itself writes: how many connections were closed without a proof. A store of
-  /// libtorch has no such name.
+  /// A key that the store itself writes: how many connections were closed without a proof.
+  /// libtorch's store has no such key.
   static constexpr char kRefusedConnections[] = "connections without the secret";
 
-  /// `bound`: a bound socket, which this owns from now on. CommunicationError: another listens
-  /// there, or the system has no more descriptors.
+  /// `bound`: a bound socket, which this object then owns. CommunicationError: another process
+  /// listens there, or the system has no more descriptors.
   ClosedStore(int bound, std::shared_ptr<const Secret> secret, DoorLimits limits = {});
   ~ClosedStore() { close(); }
   ClosedStore(const ClosedStore&) = delete;
   ClosedStore& operator=(const ClosedStore&) = delete;
 
   int64_t refused() const { return refused_; }
-  /// Closes all connections; those that have not proved it yet are refused ones too.
+  /// Closes all connections; those that have not completed the proof count as refused, too.
   void close();
 
  private:
   using Clock = std::chrono::steady_clock;
-  using Number = uint64_t;  ///< of a connection: in the order in which they came
+  using Number = uint64_t;  ///< of a connection, in order of arrival
 
   struct Guest {
     int socket = -1;
     Clock::time_point came;
     ProofOfClient proof;
     bool proved = false;
-    bool reads = true;  ///< is waited for to send, rather than to receive
+    bool reads = true;  ///< the server waits for it to send, rather than to receive
     std::string in, out;
   };
 
@@ -64,7 +64,7 @@ class ClosedStore {
   void close_late();
   void leave(Number number);
 
-  /// Each returns whether the connection goes on.
+  /// Each returns whether the connection stays open.
   bool serve(Number number, Guest& guest);
   bool receive(Guest& guest);
   bool check_proof(Number number, Guest& guest);
@@ -77,12 +77,12 @@ class ClosedStore {
   std::shared_ptr<const Secret> secret_;
   DoorLimits limits_;
   std::atomic<int64_t> refused_ = 0;
-  Clock::time_point listens_again_{};  ///< after the system had no more descriptors
+  Clock::time_point listens_again_{};  ///< after the system had run out of descriptors
   Number next_;
   std::unordered_map<Number, Guest> guests_;
   std::set<Number> waiting_;  ///< for their proof; the first has waited longest
   KeyValues values_;
-  std::array<char, 1 << 16> buffer_;  ///< of bytes that have just come
+  std::array<char, 1 << 16> buffer_;  ///< bytes that have just arrived
   std::thread thread_;
 };
 

@@ -9,15 +9,16 @@
 
 namespace lockstep {
 
-/// A TCP connection whose every step ends by a deadline, whatever has become of the other side.
-/// send(), receive() and close() are for one thread at a time; state() and interrupt() for any.
+/// A TCP connection on which every step ends by a deadline, whatever happened to the other side.
+/// Only one thread at a time may call send(), receive() and close(); any thread may call state()
+/// and interrupt().
 class Connection {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
 
   enum class State {
     none,   ///< not connected, or given up after a deadline
-    open,   ///< connected, as far as one can see from here
+    open,   ///< connected, as far as this side can tell
     ended,  ///< the other side has closed it, or nobody listens there: its process has ended
   };
 
@@ -34,17 +35,17 @@ class Connection {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  /// Connects unless that is done already; returns whether it did. An ended one stays so. A name is
-  /// looked up once.
+  /// Connects unless already connected; returns whether it did. An ended connection stays ended. A
+  /// host name is looked up once.
   bool open(const std::string& host, int port, Deadline deadline);
   void send(const std::string& bytes, Deadline deadline);
   void receive(void* to, size_t bytes, Deadline deadline);
-  /// Gives up what may still arrive; open() connects anew.
+  /// Discards what may still arrive; open() connects again.
   void close();
 
   /// Looks at the socket; costs one system call.
   State state();
-  /// Ends, for ever, all steps that wait and all that come.
+  /// Permanently ends all steps, those that are waiting and all later ones.
   void interrupt();
 
  private:
@@ -52,12 +53,12 @@ class Connection {
   [[noreturn]] void fail_step(int error);
   int socket() const;
 
-  mutable std::mutex mutex_;  ///< of what follows; held for no longer than a system call
+  mutable std::mutex mutex_;  ///< for the following members; held for no longer than a system call
   int socket_ = -1;
   bool ended_ = false;
   bool broken_ = false;  ///< by the network, not by the other side
   bool interrupted_ = false;
-  std::string found_at_;  ///< the address that a name has led to
+  std::string found_at_;  ///< the address that the name resolved to
 };
 
 }  // namespace lockstep

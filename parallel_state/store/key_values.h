@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-/// What a store is asked, under the numbers that a c10d::TCPStore gives them.
+/// The queries of a store, with the numbers that a c10d::TCPStore gives them.
 enum class StoreQuery : uint8_t {
   set = 1,
   compare_set = 2,
@@ -24,9 +24,10 @@ enum class StoreQuery : uint8_t {
   multi_set = 11,
 };
 
-/// One request as it arrives, in the TCPStore's form; its texts lie in the bytes that were read.
+/// One request as it arrives, in the TCPStore's format; its texts point into the bytes that were
+/// read.
 struct StoreRequest {
-  /// libtorch's server has the same bounds, but for that of names, which is 8 MiB there.
+  /// libtorch's server has the same bounds, except for names, where it is 8 MiB.
   static constexpr uint64_t kLongestName = 1 << 16, kLongestValue = 8 << 20, kMostNames = 1 << 17;
   /// Of all parts together.
   static constexpr size_t kLongest = 16 << 20;
@@ -38,15 +39,16 @@ struct StoreRequest {
   int64_t number = 0;
   size_t size = 0;  ///< in bytes
 
-  /// Reads the request at the beginning of `bytes`. Unreadable: no such query, or over a bound.
+  /// Reads the request at the beginning of `bytes`. Unreadable: an unknown query, or a bound is
+  /// exceeded.
   Outcome read(std::string_view bytes);
 };
 
 /// The content of a store and its answers, as a c10d::TCPStore gives them.
 class KeyValues {
  public:
-  /// Appends the answer. False where there is none that the asker could use: a sum of a value that
-  /// is no number.
+  /// Appends the answer. False if there is no usable answer: an add to a value that is not a
+  /// number.
   bool answer(const StoreRequest& request, std::string& answer);
   void set(std::string_view name, std::string value) {
     values_[std::string(name)] = std::move(value);

@@ -23,17 +23,17 @@ struct GlooAddress {
   std::string reason;     ///< "GLOO_SOCKET_IFNAME", "host name NAME", "loopback"
 };
 
-/// GLOO_SOCKET_IFNAME's interface where that is set; else the one that the host's name leads to;
-/// else loopback. (On one host the ranks meet on loopback in any case.)
+/// GLOO_SOCKET_IFNAME's interface if that is set; otherwise the one that the host's name resolves
+/// to; otherwise loopback. (On one host the ranks meet on loopback in any case.)
 GlooAddress gloo_address();
 
 /// "HOST:PID" of this process, for messages.
 std::string process_name();
 
-/// A TCP socket that is bound to `port` of the one address that `host` leads to, and to no other;
-/// it does not listen yet. The caller owns it. Between several hosts (`for_other_hosts`) a loopback
-/// address is passed over. CommunicationError names address and port and says why not: in use, no
-/// address of this host.
+/// A TCP socket that is bound to `port` of the address that `host` resolves to, and to no other
+/// address; it does not listen yet. The caller owns it. Between several hosts (`for_other_hosts`) a
+/// loopback address is skipped. CommunicationError names address and port and the reason: in use,
+/// or not an address of this host.
 int bound_socket(const std::string& host, int port, bool for_other_hosts);
 
 /// A connection to host:port; -1, and an errno in `error`, if there is none after `patience`. The
@@ -44,9 +44,10 @@ int connected_socket(const std::string& host, int port, std::chrono::millisecond
 /// The address of the other end of a connection.
 std::string peer_address(int socket);
 
-/// Waits until somebody at host:port answers `request` with exactly `answer`; with neither, until
-/// somebody listens there. Returns why nobody did before `deadline` or, asked now and then, until
-/// `give_up` says so; or nothing. `other_answer` is shown what else somebody has answered.
+/// Waits until a server at host:port answers `request` with exactly `answer`; if both are empty,
+/// until one listens there. Returns nothing then, or why that did not happen before `deadline` or
+/// before `give_up`, which is called repeatedly, said to stop. `other_answer` is called with any
+/// other answer.
 std::string wait_for_answer(const std::string& host, int port, const std::string& request,
                             const std::string& answer,
                             std::chrono::steady_clock::time_point deadline,

@@ -7,18 +7,19 @@
 
 namespace lockstep {
 
-/// Tells hosts, their boots and namespaces of process ids apart; 0 if the system does not.
+/// Distinguishes hosts, their boots and their process id namespaces; 0 if the system does not
+/// provide that.
 uint64_t process_namespace();
 
-/// Names this process among all that ever ran on its host: namespace, id and time of its start.
-/// Empty if the system does not tell.
+/// Identifies this process among all that ever ran on its host: namespace, id and start time. Empty
+/// if the system does not provide these.
 std::string process_mark();
 
-/// Whether the process of that mark is known to have ended. One of another host, or of no mark, is
-/// not.
+/// Whether the process with that mark is known to have ended. False for a process of another host,
+/// or for an empty mark.
 bool process_has_ended(const std::string& mark);
 
-/// Whether the process of that mark is known to stand still: a signal has stopped it.
+/// Whether the process with that mark is known to be stopped by a signal.
 bool process_has_stopped(const std::string& mark);
 
 }  // namespace lockstep

@@ -23,16 +23,16 @@ struct StoreAddress {
 
 /// A client of a c10d::TCPStore or a ClosedStore. It never waits longer than its timeout for an
 /// answer, whether the server has ended, is stopped or cannot be reached; libtorch's own client
-/// waits for ever then. A question that fails is a c10::DistNetworkError that begins with the
-/// server: it "has gone", and so for all later questions, or "has not answered for 5.0 s". A client
-/// whose question got no answer connects anew for the next one.
+/// would wait forever. A request that fails throws a c10::DistNetworkError that begins with the
+/// server: it "has gone", and then all later requests fail in the same way, or it "has not answered
+/// for 5.0 s". A client whose request got no answer reconnects for the next one.
 class StoreClient : public c10d::Store {
  public:
-  /// Connects at the first question. `served`: the server, which lives as long as this.
+  /// Connects at the first request. `served`: the server, if it is to live as long as this client.
   StoreClient(StoreAddress address, std::chrono::milliseconds timeout,
               std::shared_ptr<void> served = {});
 
-  /// With a connection of its own.
+  /// A client with its own connection.
   c10::intrusive_ptr<c10d::Store> clone() override;
 
   using Bytes = std::vector<uint8_t>;
@@ -45,8 +45,8 @@ class StoreClient : public c10d::Store {
   bool check(const Keys& keys) override;
   int64_t getNumKeys() override;
   void wait(const Keys& keys) override { wait(keys, getTimeout()); }
-  /// Asks now and then, so that other threads can use this client meanwhile. DistStoreError at the
-  /// end of the timeout.
+  /// Polls, so that other threads can use this client meanwhile. DistStoreError at the end of the
+  /// timeout.
   void wait(const Keys& keys, const std::chrono::milliseconds& timeout) override;
   void append(const std::string& key, const Bytes& value) override;
   std::vector<Bytes> multiGet(const Keys& keys) override;
@@ -54,9 +54,9 @@ class StoreClient : public c10d::Store {
   bool hasExtendedApi() const override { return true; }
 
   const StoreAddress& address() const { return address_; }
-  /// Whether the server is known to have ended. Asks nobody.
+  /// Whether the server is known to have ended. Sends no request.
   bool server_has_gone() { return connection_.state() == Connection::State::ended; }
-  /// Ends the questions of other threads, and those to come.
+  /// Ends the requests of other threads, and all later ones.
   void interrupt() { connection_.interrupt(); }
 
  private:
@@ -67,7 +67,7 @@ class StoreClient : public c10d::Store {
 
   StoreAddress address_;
   std::shared_ptr<void> served_;
-  std::mutex mutex_;  ///< one question at a time
+  std::mutex mutex_;  ///< one request at a time
   Connection connection_;
 };
 

@@ -18,16 +18,16 @@ namespace lockstep {
 /// What the ranks of a group communicate with. Shared by all groups of the same ranks.
 class Communicator {
  public:
-  /// What has been used on the device, by sender and receiver of messages, and by kWholeGroup of
-  /// everything else.
+  /// What has been used on the device: messages by sender and receiver, everything else as
+  /// kWholeGroup.
   struct Uses {
     using Way = std::pair<int64_t, int64_t>;
     static constexpr Way kWholeGroup = {-1, -1};
     std::mutex mutex;
-    std::set<Way> ways, met;  ///< `met`: whose ends have met, the lower position first
+    std::set<Way> ways, met;  ///< `met`: pairs whose ends have met, the lower position first
   };
 
-  /// `cpu` and `other`: of tensors on the CPU and on other devices, the second of which may be
+  /// `cpu` and `other`: the transports for tensors on the CPU and on other devices; `other` may be
   /// null.
   Communicator(c10::intrusive_ptr<c10d::ProcessGroup> group, std::unique_ptr<Transport> cpu,
                std::unique_ptr<Transport> other, std::shared_ptr<DesyncGuard::NamedLedger> ledger,
@@ -37,20 +37,20 @@ class Communicator {
         failures_(std::move(failures)),
         cpu_(std::move(cpu)),
         other_(std::move(other)) {}
-  /// Operations of a device that are under way end first, but for a job that has failed.
+  /// Waits for device operations in progress, unless the job has failed.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
   const c10::intrusive_ptr<c10d::ProcessGroup>& c10d() const { return group_; }
   DesyncGuard::NamedLedger& ledger() const { return *ledger_; }
-  /// For tensors of that device.
+  /// The transport for tensors on that device.
   Transport& transport(c10::DeviceType device) const {
     return device == c10::DeviceType::CPU ? *cpu_ : *other_;
   }
-  /// Null where tensors live on the CPU.
+  /// Null if tensors live on the CPU.
   Transport* device_transport() const { return other_.get(); }
-  /// Gives up the operations of a device that are under way. From any thread. Never throws.
+  /// Abandons device operations in progress. May be called from any thread. Never throws.
   void abort() noexcept;
   /// See begin_on_device().
   Uses& uses() { return uses_; }

@@ -5,15 +5,15 @@
 #include <cstdint>
 #include <string>
 
-/// What holds of this build's transport of CPU tensors, see cpu_transport.h.
+/// Properties of this build's transport of CPU tensors, see cpu_transport.h.
 namespace lockstep {
 
-/// Whether sums add the ranks' terms in the order of the group, with the same bits however a tensor
-/// is cut. Not so where Gloo adds them.
+/// Whether sums add the ranks' terms in group order, with the same bits however a tensor is cut.
+/// False if Gloo adds them.
 bool sums_in_rank_order();
 
 /// Why another process of this user could not read this one's memory, as another rank of this host
-/// would have to; nothing if it could. A child process tries. ConfigError as for a group.
+/// would need to; nothing if it could. A child process tries it. ConfigError as for a group.
 std::string direct_memory_obstacle();
 
 /// Reductions that a rank may start before it waits for the first.
@@ -26,7 +26,7 @@ struct ReductionLoad {
   bool scatters = false;  ///< reduce-scatters, not all-reduces
 };
 
-/// Bytes that the transport takes for them beside the tensors.
+/// Bytes that the transport needs for them besides the tensors.
 int64_t reduction_scratch_bytes(const ReductionLoad& load);
 
 }  // namespace lockstep

@@ -9,11 +9,11 @@
 
 namespace lockstep {
 
-/// The message without the stack of C++ frames that c10::Error appends, and without the place in
-/// Gloo's sources where it arose.
+/// The message without the C++ stack trace that c10::Error appends, and without the location in
+/// Gloo's sources.
 std::string reason_of(const std::exception& error);
 
-/// The same of an error in a group of these ranks; another rank has its global number.
+/// The same for an error in a group of these ranks; it names another rank by its global number.
 std::string reason_of(const std::exception& error, const RankList& ranks);
 
 }  // namespace lockstep

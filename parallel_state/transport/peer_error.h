@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// Something that went wrong with another rank of a group, which this knows by its position there.
+/// An error that involves another rank of a group, identified by its position in the group.
 class PeerError : public CommunicationError {
  public:
   /// `before`, the rank, `after`. what() says "rank 1 of the group".

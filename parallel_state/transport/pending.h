@@ -11,24 +11,24 @@
 
 namespace lockstep {
 
-/// What a wait looks at meanwhile.
+/// What a wait checks while it waits.
 struct Waiting {
   FailureBoard& failures;
   std::chrono::steady_clock::time_point start;  ///< of the operation
   std::chrono::milliseconds timeout;
 };
 
-/// A part of an operation, under way. Keeps its tensors' memory.
+/// A part of an operation in progress. Keeps its tensors' memory alive.
 class Pending {
  public:
   virtual ~Pending() = default;
   /// CPU tensors: blocks until the part has ended. Other tensors: makes the current stream wait for
-  /// it. Throws what made it fail; CommunicationError where another rank has posted a failure, or
+  /// it. Throws what made it fail; CommunicationError if another rank has posted a failure, or
   /// about `timeout` after `start`. Called once.
   virtual void wait(const Waiting& waiting) = 0;
   /// Whether wait() would return at once; on a device, whether the part has ended there.
   virtual bool is_completed() const = 0;
-  /// Why the part has failed, as far as that shows before wait().
+  /// Why the part has failed, if that is known before wait().
   virtual std::optional<std::string> failure() const { return std::nullopt; }
 };
 

@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// Of the tensors without data of a planning rank: sends nothing, keeps the tensors until wait(),
+/// For a planning rank's tensors without data: sends nothing, and keeps the tensors until wait(),
 /// those of a message at most until the next one is sent, as a pipeline does.
 class PlanningTransport : public Transport {
  public:

@@ -7,9 +7,9 @@
 namespace lockstep {
 
 /// A reduction whose terms are scaled first: x becomes x * numerator / denominator, rounded once.
-/// The two numbers are the same on every rank, as all else of a call (see collectives.h).
-/// Costs no pass over memory of its own where the reduction can do it on the way (sums over the
-/// host transport). A factor other than 1 is for floating-point sums and averages.
+/// The two numbers must be the same on every rank, like everything else in a call (see
+/// collectives.h). Scaling costs no separate pass over memory if the reduction can do it on the way
+/// (sums over the host transport). A factor other than 1 is for floating-point sums and averages.
 struct Reduction {
   ReduceOp op = ReduceOp::sum;
   int64_t numerator = 1;

@@ -14,11 +14,12 @@
 
 namespace lockstep {
 
-/// How the tensors of a group's ranks travel. The ranks make the same calls in the same order; what
-/// is passed has been checked: tensors are contiguous, of one dtype and device in a call, sizes
-/// fit, the group has several ranks. Every function starts its operation on all tensors and returns
-/// the parts under way, which hold the tensors' memory. `identity` is of the call, the same on all
-/// ranks; kUncounted for a call outside of the sequence that the ranks agree on.
+/// How the tensors of a group's ranks travel. The ranks make the same calls in the same order, and
+/// arguments have been checked: tensors are contiguous and, within a call, of one dtype and device,
+/// sizes fit, and the group has several ranks. Every function starts its operation on all tensors
+/// and returns the parts in progress, which keep the tensors' memory alive. `identity` is that of
+/// the call, the same on all ranks; kUncounted for a call outside the sequence that the ranks agree
+/// on.
 class Transport {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -28,18 +29,18 @@ class Transport {
 
   virtual ~Transport() = default;
 
-  /// Returns when all members have connected: a member that ended before would look like a failure
-  /// to those that still connect. The first call of every rank.
+  /// Returns when all members have connected: if a member ended earlier, that would look like a
+  /// failure to members that are still connecting. Must be the first call on every rank.
   virtual void greet() = 0;
-  /// Before the messages between these pairs of positions, where the first one blocks the host
-  /// until the peer makes its own: connects each pair in both directions, in the order of the list,
-  /// which must be the same on all members. Pairs without this rank, or connected before, cost
-  /// nothing; nor does any on the CPU.
+  /// For use before messages between these pairs of positions, if the first message would block the
+  /// host until the peer makes the matching call: connects each pair in both directions, in the
+  /// order of the list, which must be the same on all members. Pairs without this rank, or already
+  /// connected, cost nothing; nor does any pair on the CPU.
   virtual void connect(const Pairs& /*pairs*/) {}
-  /// Bytes that this rank has read in the memory of the others; nothing where all is sent.
+  /// Bytes that this rank has read from the memory of the others; nothing if everything is sent.
   virtual std::optional<int64_t> bytes_read() const { return std::nullopt; }
 
-  /// In place. On the CPU of a dtype that reducible_on_cpu() allows.
+  /// In place. On the CPU the dtype must be one that reducible_on_cpu() allows.
   virtual Parts all_reduce(const Tensors& tensors, const Reduction& reduction,
                            uint64_t identity) = 0;
   /// inputs[i] [size * n elements] -> outputs[i] [n elements], which may be this rank's part of it.
@@ -55,22 +56,24 @@ class Transport {
   /// Messages between two ranks keep their order.
   virtual Parts send(const at::Tensor& tensor, int destination, uint64_t identity) = 0;
   virtual Parts receive(const at::Tensor& tensor, int source, uint64_t identity) = 0;
-  /// Both at once, of one shape and dtype; on a device one launch, in turn with the collectives.
+  /// Both at once, with the same shape and dtype; on a device one launch, in order with the
+  /// collectives.
   virtual Parts exchange(const at::Tensor& sent, int destination, const at::Tensor& received,
                          int source, uint64_t identity);
 };
 
-/// Whether CPU tensors of `dtype` are reduced, whichever transport does it.
+/// Whether CPU tensors of `dtype` can be reduced, whichever transport does it.
 bool reducible_on_cpu(at::ScalarType dtype);
 inline constexpr char kReducibleTypes[] =
     "Float, Double, BFloat16, Half, Char, Short, Int, Long, Byte";
 
-/// Multiplies by the factor of `reduction` in place and rounds once: narrow types by way of fp32.
+/// Multiplies by the factor of `reduction` in place and rounds once: narrow types are scaled in
+/// fp32.
 void scale_terms(at::Tensor terms, const Reduction& reduction);
 
 /// Bytes of a row of dimension 0.
 int64_t bytes_of_row(const at::Tensor& tensor);
-/// The same of that many rows each.
+/// The same for that many rows each.
 std::vector<int64_t> bytes_of_rows(const at::Tensor& tensor, const std::vector<int64_t>& rows);
 
 }  // namespace lockstep

@@ -27,9 +27,9 @@ using StepLists = std::vector<std::vector<PipelineStep>>;
 
 /// Tasks and transfers of all ranks in an order that cannot deadlock, even if every send and every
 /// receive blocks until the other side reaches it. All ranks' lists are cut from one list of
-/// events, in which a transfer stands for its send and its receive: the earliest event that is not
-/// done is the next step of each rank that takes part in it. The events are sorted by the time at
-/// which they would happen with reference_cost(), however long the tasks really take.
+/// events, in which one transfer represents both its send and its receive: the earliest event that
+/// is not done is the next step of each rank that takes part in it. The events are sorted by the
+/// time at which they would happen with reference_cost(), however long the tasks really take.
 ///
 /// With reference_cost() blocking costs no time if each rank has one chunk. With several chunks it
 /// does (up to 1.6 times the duration was seen), so sends should not block there.
@@ -41,8 +41,9 @@ StepLists communication_steps(const PipelineSchedule& schedule);
 
 /// When a rank whose transfers do not block may start its receives: element i lists the receives,
 /// as positions in `steps`, that it starts before step i. Each is started as early as possible, but
-/// not ahead of another transfer with the same rank, nor before the input that came two messages of
-/// the same kind earlier from that rank is in use. So at most two inputs wait for their tasks.
+/// not ahead of another transfer with the same rank, nor before the input that arrived from that
+/// rank two messages of the same kind earlier is in use. So at most two inputs wait for their
+/// tasks.
 std::vector<std::vector<size_t>> early_receives(const std::vector<PipelineStep>& steps);
 
 }  // namespace lockstep

@@ -19,7 +19,7 @@ RankPairs message_pairs(const StepLists& steps);
 /// Simulates where the hosts block. Each rank first connects its pairs of `connected`, in the order
 /// of the list, from the first rank of a pair to the second and then back, as connect_pairs() does.
 /// Then it takes its steps, with receives as early as early_receives() allows. If the ranks wait
-/// for each other, throws UsageError that says at which message each rank is stuck.
+/// for each other, throws a UsageError that says at which message each rank is stuck.
 void check_first_messages(const StepLists& steps, const RankPairs& connected);
 
 }  // namespace lockstep

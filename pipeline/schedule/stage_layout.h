@@ -81,9 +81,9 @@ struct LayerSplit {
 };
 
 /// ConfigError, naming the fields: a size below 1 (of one rank's layers below 0), more than 2^17
-/// layers or stages, layers that do not divide among the ranks or a rank's among its chunks, a
-/// number of layers for the first or last rank together with an account_for field or with too few
-/// or too many layers left for the others.
+/// layers or stages, layers that do not divide evenly among the ranks, or a rank's layers among its
+/// chunks, a number of layers for the first or last rank together with an account_for field or with
+/// too few or too many layers left for the others.
 StageLayout split_layers(const LayerSplit& split);
 
 }  // namespace lockstep

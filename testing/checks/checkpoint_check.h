@@ -8,10 +8,10 @@
 
 namespace lockstep::testing {
 
-/// A tensor that is not what was saved, or is not there.
+/// A tensor that is not what was saved, or is missing.
 struct ChangedTensor {
   std::string name;   ///< of the parameter or registered buffer
-  std::string state;  ///< empty for its value, else a part of the optimizer's state
+  std::string state;  ///< empty for its value, otherwise a part of the optimizer's state
   std::string what;   ///< "12 of 64 elements differ, the first at 3: 0.5 was saved, 0 is there"
 };
 
@@ -19,7 +19,7 @@ struct CheckpointReport {
   RankLayout saved_on, loaded_on;
   std::vector<ChangedTensor> changed = {};
   std::string error = {};  ///< what saving or loading threw; empty: nothing
-  double next_loss = 0;    ///< of the step after, where it went on
+  double next_loss = 0;    ///< of the next step, where training went on
   double loaded_loss = 0;  ///< of the same step after loading
   bool ok() const;
 };
@@ -28,14 +28,14 @@ struct CheckpointReport {
 std::string to_string(const CheckpointReport& report);
 
 /// Trains the model for options.steps steps on `saved_on`, saves a checkpoint into a temporary
-/// folder, goes on for one step; loads it on `loaded_on` into a model of other initial weights and
-/// makes the same step there. Compares each tensor, weights and optimizer state, bit for bit, and
-/// the loss of the step to options.tolerance. With the same layout twice it is a round trip, with
-/// two layouts a reshard.
+/// folder, and trains one more step. Then loads the checkpoint on `loaded_on` into a model with
+/// other initial weights and makes the same step there. Compares each tensor, weights and optimizer
+/// state, bit for bit, and the loss of the step to options.tolerance. With the same layout twice it
+/// is a round trip, with two layouts a reshard.
 ///
 /// options.optimizer is plain_sgd() by default, which keeps no state: choose the one that you train
-/// with. What is not a parameter, a registered buffer or the optimizer's is not saved; a model that
-/// keeps such numbers shows by its next loss.
+/// with. What is not a parameter, a registered buffer or part of the optimizer is not saved; a
+/// model that keeps such numbers is revealed by its next loss.
 CheckpointReport check_checkpoint(const MakeModule& make_model, const StageLoss& loss,
                                   const RankLayout& saved_on, const RankLayout& loaded_on,
                                   const CheckOptions& options = {});

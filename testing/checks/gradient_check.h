@@ -31,16 +31,16 @@ struct GradientReport {
   bool ok() const;
 };
 
-/// "`scale`, element 3: autograd 0.5, difference 1" a line for each element that does not agree,
+/// "`scale`, element 3: autograd 0.5, difference 1": a line for each element that does not agree,
 /// and one for each parameter without a gradient; empty if all agree.
 std::string to_string(const GradientReport& report);
 
 /// Compares what backward leaves in the parameters of `module` with central differences of the
-/// loss, (f(w + h) - f(w - h)) / 2h, in fp64 in one process: for operations with a backward of
-/// one's own. `loss` gives one element and is called again for each difference; it must give the
-/// same for the same weights. Gradients that were there are lost; weights stay as they are.
-/// UsageError: a trained parameter that is not fp64, a loss of several elements, one that differs
-/// between two calls.
+/// loss, (f(w + h) - f(w - h)) / 2h, in fp64 in one process: for operations with a backward of your
+/// own. `loss` gives one element and is called again for each difference; it must give the same
+/// value for the same weights. Existing gradients are lost; weights stay as they are. UsageError: a
+/// trained parameter that is not fp64, a loss of several elements, one that differs between two
+/// calls.
 GradientReport check_gradients(torch::nn::Module& module, const std::function<at::Tensor()>& loss,
                                const GradientCheckOptions& options = {});
 

@@ -15,7 +15,7 @@ struct StepCommunication {
   std::vector<std::vector<CollectiveRecord>> of_rank;
 
   /// Calls of `operation` over groups named `group` by `rank`, and the bytes of their inputs.
-  /// `operation`: "all_reduce", the word before what is added in parentheses. Empty: any.
+  /// `operation`: "all_reduce", the word before any parentheses. Empty: any.
   struct Total {
     int64_t calls = 0;
     int64_t bytes = 0;
@@ -30,7 +30,7 @@ std::string to_string(const StepCommunication& communication, int64_t rank);
 
 /// What ranks as threads communicate in the second of two training steps on a layout: forward and
 /// backward, reduction, norm and update. Groups of one rank send nothing. The model is trained as
-/// by check_layouts(), but nothing is compared. Errors are thrown on.
+/// in check_layouts(), but nothing is compared. Errors are rethrown.
 StepCommunication communication_of_step(const MakeModule& make_model, const StageLoss& loss,
                                         const RankLayout& layout, const CheckOptions& options = {});
 

@@ -24,7 +24,7 @@ WholeWeights weights_in_one_process(const MakeModule& make, uint64_t seed);
 class TrainedRank {
  public:
   /// Starts from this rank's pieces of `weights`, so that random numbers that a module draws when
-  /// it is made do not tell its ranks apart.
+  /// it is made do not make ranks differ.
   TrainedRank(const MakeModule& make, const StageLoss& loss, const RankLayout& layout,
               const CheckOptions& options, const ParallelState& state, const WholeWeights& weights);
 

@@ -9,9 +9,10 @@
 
 namespace lockstep::testing {
 
-/// While one lives, notes on this thread each operator that takes one of `params` or a view of it,
-/// with copies of its arguments and results. Operators inside another one are not noted. What
-/// follows from parameters alone, such as a transposed copy, counts as those parameters.
+/// While such an object lives, records each operator on this thread that takes one of `params` or a
+/// view of it, with copies of its arguments and results. Operators inside another one are not
+/// recorded. What follows from parameters alone, such as a transposed copy, counts as those
+/// parameters.
 class ActivationTrace {
  public:
   ActivationTrace(const std::vector<NamedParameter>& params, int64_t microbatch,

@@ -11,7 +11,7 @@
 
 namespace lockstep::testing {
 
-/// A layout's ranks beside one process, in one step.
+/// A layout's ranks compared with one process, in one step.
 struct Comparison {
   const RunRecord& reference;
   const std::vector<RunRecord>& ranks;
@@ -29,11 +29,11 @@ struct Comparison {
   const NamedParameter* find(int64_t rank, const std::string& name) const;
   /// The rank's piece of a tensor that belongs to the parameter.
   at::Tensor piece(int64_t rank, const NamedParameter& param, const at::Tensor& of_whole) const;
-  /// What a difference of gradients may be: an absolute number.
+  /// The largest difference of gradients that is allowed: an absolute number.
   double tolerance() const;
 };
 
-/// Where the activations or the loss of the ranks leave those of one process; unset: nowhere.
+/// Where the activations or the loss of the ranks depart from those of one process; unset: nowhere.
 std::optional<Finding> forward_fault(const Comparison& comparison);
 
 /// A use of the parameter that one process has in forward and no rank has; unset: none.

@@ -11,21 +11,21 @@
 
 namespace lockstep::testing {
 
-/// In what a layout differs from one process.
+/// How a layout differs from one process.
 struct Finding {
   /// "parameters", "forward", "loss", "backward", "finalize", "norm", "update", or "error" for an
   /// exception
   std::string pass = {};
-  std::string parameter = {};  ///< by its global name; empty where none can be named
-  std::string axis = {};       ///< "tp", "dp-cp", ...; empty where no single one is at fault
-  /// Of what was found over what is right, where it is one number.
+  std::string parameter = {};  ///< by its global name; empty if none can be named
+  std::string axis = {};       ///< "tp", "dp-cp", ...; empty if no single one is at fault
+  /// What was found over what is right, if that is one number.
   std::optional<double> factor = {};
   int64_t step = 0;
   std::string text = {};  ///< what is wrong, and what to do
 };
 
-/// One layout against one process. The differences are the largest of all ranks and steps, relative
-/// to the largest value of the model; NaN where it was not reached.
+/// One layout compared with one process. The differences are the largest of all ranks and steps,
+/// relative to the largest value of the model; NaN where it was not reached.
 struct LayoutResult {
   RankLayout layout;
   double loss = std::numeric_limits<double>::quiet_NaN();
@@ -48,7 +48,7 @@ std::string to_string(const LayoutReport& report);
 /// Trains a model for some steps on every layout, on ranks as threads, and in one process, in fp64
 /// and from the same weights, and compares loss, gradients after finalize_model_grads(), gradient
 /// norm and weights. Weights are those that the model starts from in one process; what is constant
-/// there (biases, norms) gets other values, so that everything shows. Each rank gets the piece of
+/// there (biases, norms) gets other values, so that every error shows. Each rank gets the piece of
 /// them that the parameter's description states.
 ///
 /// On the first difference it looks for the cause: at the shapes, at the activations that each
@@ -57,10 +57,10 @@ std::string to_string(const LayoutReport& report);
 /// and what that means. The reference is plain autograd of the module without
 /// DistributedDataParallel; its weights are updated by an Optimizer in one process.
 ///
-/// The model is one piece a rank: no virtual pipeline stages. All parameters of a rank get a
+/// The model is one piece per rank: no virtual pipeline stages. All parameters of a rank get a
 /// gradient in every step, unless options.ddp.allow_unused_parameters is set. What a rank throws
-/// is a Finding of pass "error". ConfigError: sizes that do not fit the ranks. What the model
-/// throws in one process is thrown on.
+/// becomes a Finding of pass "error". ConfigError: sizes that do not fit the ranks. What the model
+/// throws in one process is rethrown.
 ///
 /// A parameter is followed through forward where an operator of libtorch takes it, or a view of it.
 LayoutReport check_layouts(const MakeModule& make_model, const StageLoss& loss,

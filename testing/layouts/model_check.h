@@ -24,7 +24,7 @@ struct StageInput {
   const ParallelContext& context;  ///< that the module was made with
   int64_t step = 0;                ///< from 0
   int64_t microbatch = 0;          ///< from 0; the same global micro-batch on every layout
-  at::Tensor hidden = {};          ///< of the pipeline stage before; undefined on the first one
+  at::Tensor hidden = {};          ///< of the previous pipeline stage; undefined on the first one
 };
 
 /// Makes this rank's part of the model: of the pipeline stage, and of the matrices that tp cuts.
@@ -33,9 +33,8 @@ using MakeModule = std::function<std::shared_ptr<torch::nn::Module>(const Parall
 
 /// The forward of this rank's part of a micro-batch: what the next pipeline stage takes, or on the
 /// last one the loss, one element. Data- and context-parallel ranks take their samples or tokens
-/// out of the micro-batch; in one process it is the whole. The loss is a sum over the rank's
-/// tokens; with ddp.calculate_per_token_loss = false a mean over them, divided by the
-/// micro-batches.
+/// from the micro-batch; in one process it is the whole. The loss is a sum over the rank's tokens;
+/// with ddp.calculate_per_token_loss = false a mean over them, divided by the micro-batches.
 using StageLoss = std::function<at::Tensor(torch::nn::Module&, const StageInput&)>;
 
 /// Replaces finalize_model_grads(). It must pass `num_tokens` on, which is unset without per-token

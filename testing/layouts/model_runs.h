@@ -24,7 +24,7 @@ struct CheckedModel {
 /// parameter that is trained.
 RunRecord run_in_one_process(const CheckedModel& model);
 
-/// What the ranks of a layout do. Where `reference` tells of wrong shapes nothing is trained.
+/// What the ranks of a layout do. If `reference` reveals wrong shapes, nothing is trained.
 struct LayoutRun {
   std::vector<RunRecord> ranks;
   std::optional<Finding> finding = {};  ///< of parameters that do not fit, or an exception
@@ -32,7 +32,7 @@ struct LayoutRun {
 LayoutRun run_on_ranks(const CheckedModel& model, const RankLayout& layout,
                        const RunRecord& reference);
 
-/// Parameters of the ranks that are no pieces of those in one process; unset: all are.
+/// Parameters of the ranks that are not pieces of those in one process; unset: all are.
 std::optional<Finding> wrong_parameter(const RunRecord& reference,
                                        const std::vector<RunRecord>& ranks,
                                        const RankLayout& layout);

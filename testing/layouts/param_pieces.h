@@ -14,20 +14,20 @@
 
 namespace lockstep::testing {
 
-/// Where `rank` stands on an axis.
+/// The place of `rank` on an axis.
 AxisPlace place_of(const RankGrids& grids, MeshAxis axis, int64_t rank);
 
-/// Its length in dimension 0; 0 of a scalar.
+/// Its length in dimension 0; 0 for a scalar.
 int64_t rows_of(const NamedParameter& param);
 
-/// The piece of `whole` that `rank` holds, cut as torch.chunk does. Of a parameter with
-/// unpadded_rows that has `local_rows` rows on the rank, `whole` gets or loses rows of padding
-/// first. Unset: a dimension that is described as cut and is not there.
+/// The piece of `whole` that `rank` holds, cut as torch.chunk does. If the parameter has
+/// unpadded_rows and `local_rows` rows on the rank, `whole` gets or loses rows of padding first.
+/// Unset: a dimension that is described as cut does not exist.
 std::optional<at::Tensor> piece_of(const at::Tensor& whole, const ParamDescription& description,
                                    const RankGrids& grids, int64_t rank, int64_t local_rows);
 
-/// Copies into `params` of `rank` their pieces of `wholes`, by name. What has no value of its name
-/// there, or none of its shape, stays as it is.
+/// Copies into `params` of `rank` their pieces of `wholes`, by name. A parameter without a value of
+/// its name in `wholes`, or without one of its shape, stays as it is.
 void assign_pieces(const std::vector<NamedParameter>& params,
                    const std::map<std::string, at::Tensor>& wholes, const RankGrids& grids,
                    int64_t rank);
@@ -44,7 +44,7 @@ bool is_part(const at::Tensor& part, const std::vector<at::Tensor>& wholes);
 /// Whether they have one shape and differ by at most `tolerance`, an absolute one.
 bool is_near(const at::Tensor& found, const at::Tensor& expected, double tolerance);
 
-/// The largest absolute element that is not NaN; 0 of none.
+/// The largest absolute element that is not NaN; 0 if there is none.
 double largest(const at::Tensor& tensor);
 
 }  // namespace lockstep::testing

@@ -21,7 +21,7 @@ struct ParamUse {
   std::string operation;            ///< "aten::linear"
   std::vector<at::Tensor> inputs;   ///< the other floating-point arguments
   std::vector<at::Tensor> outputs;
-  std::string random_before;  ///< an operator since the use before that draws random numbers
+  std::string random_before;  ///< an operator since the previous use that draws random numbers
 };
 
 using TensorsByName = std::map<std::string, at::Tensor>;

@@ -15,18 +15,18 @@ namespace lockstep::testing {
 struct RankThreadOptions {
   ParallelSizes sizes = {};  ///< world_size is filled in
   std::chrono::milliseconds timeout = std::chrono::seconds(20);
-  CollectiveLog* log = nullptr;       ///< notes every collective, as it was called
-  BackendLog* backend_log = nullptr;  ///< notes what the backends are asked to do
+  CollectiveLog* log = nullptr;       ///< records every collective, as it was called
+  BackendLog* backend_log = nullptr;  ///< records what the backends are asked to do
   /// Is called on the rank's thread with every collective, before it starts.
   CollectiveObserver observer = {};
-  /// Changes what the rank's ParallelState is made with.
+  /// Changes the options that the rank's ParallelState is made with.
   std::function<void(int64_t rank, ParallelStateOptions&)> adjust = {};
 };
 
 using RankBody = std::function<void(const ParallelState&)>;
 
 /// Runs `body` on `world` rank threads and returns when all have ended. The first exception of any
-/// rank is thrown again here; the other ranks learn of it and end soon.
+/// rank is rethrown here; the other ranks learn of it and end soon.
 void run_ranks(int64_t world, const RankBody& body, RankThreadOptions options = {});
 
 /// Like run_ranks, but returns what each rank threw: its message, or "" for none.

@@ -146,6 +146,28 @@ TEST_F(ReplicaCheckTest, ValuesWithoutACopyAreComparedWithThemselves) {
   EXPECT_EQ(named, 2);
 }
 
+/// Also in the shards of parameters, of which no rank has a copy.
+TEST_F(ReplicaCheckTest, ShardsOfParametersAreComparedWithThemselves) {
+  const Config of_run = config(
+      with(with(kShards, kEach), {"ddp.data_parallel_sharding_strategy=optim_grads_params"}), {});
+  std::atomic<int> named = 0;
+  const auto disturb = [&](Trainer& trainer, const ParallelState& state, int64_t iteration) {
+    if (iteration != 3 || state.rank() != 1) return;
+    trainer.before_next_update([&trainer] {
+      for (const ParamAndGradBuffer* buffer : trainer.training_model().wrappers()[0]->buffers())
+        if (buffer->lends_params()) flip(buffer->owned_params(buffer->owned().front()), 3);
+    });
+  };
+  for (const std::string& error : errors(of_run, 2, disturb)) {
+    EXPECT_NE(error.find("iteration 3, before its update: values in memory changed that nothing "
+                         "wrote: rank 1: shard of '"),
+              std::string::npos)
+        << error;
+    ++named;
+  }
+  EXPECT_EQ(named, 2);
+}
+
 /// Weights that are loaded into a run are no flipped bits.
 TEST_F(ReplicaCheckTest, LoadingIsNoChangeThatNothingWrote) {
   const Config of_run = three_ranks(kEach);

@@ -9,22 +9,22 @@
 namespace lockstep {
 
 struct CalibrationOptions {
-  /// Of this host, which share its cores: each has (cores / ranks) threads.
+  /// Ranks of this host, which share its cores: each has (cores / ranks) threads.
   int64_t ranks = 2;
-  /// Of each measurement, of which there are about a hundred.
+  /// Duration of each measurement; there are about a hundred.
   double seconds_each = 0.15;
-  /// Is told what is measured next.
+  /// Called with what is measured next.
   std::function<void(const std::string&)> progress = {};
 };
 
-/// Measures this host as `ranks` ranks on its CPU find it, for simulate_step(): operators on all
-/// ranks at once, with operands that do not fit the caches together; what the host needs to start a
-/// kernel; collectives and messages of two ranks over the transport of CPU tensors; and what such a
-/// collective takes from kernels that run meanwhile. Medians. Links between hosts are not measured,
-/// and left out. Takes about half a minute and 1 GB.
+/// Measures this host, as seen by `ranks` ranks on its CPU, for simulate_step(): operators on all
+/// ranks at once, with operands that together do not fit the caches; the time the host needs to
+/// start a kernel; collectives and messages of two ranks over the transport of CPU tensors; and
+/// what such a collective takes from kernels that run at the same time. Results are medians. Links
+/// between hosts are not measured and are left out. Takes about half a minute and 1 GB.
 ///
-/// ConfigError: fewer than one rank, or more than there are cores. CommunicationError where ranks
-/// cannot talk to each other. The PlannedDevice must not be in use.
+/// ConfigError: fewer than one rank, or more ranks than cores. CommunicationError if the ranks
+/// cannot reach each other. The PlannedDevice must not be in use.
 Machine calibrate(const CalibrationOptions& options);
 
 }  // namespace lockstep

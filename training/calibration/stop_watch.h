@@ -16,14 +16,14 @@ inline double seconds_of(const std::function<void()>& call) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-/// Of some numbers; the upper one of two in the middle.
+/// The median; for an even count, the upper of the two in the middle.
 inline double median_of(std::vector<double> numbers) {
   const auto middle = numbers.begin() + static_cast<std::ptrdiff_t>(numbers.size() / 2);
   std::nth_element(numbers.begin(), middle, numbers.end());
   return *middle;
 }
 
-/// Median of calls in `seconds`, of five at least, after two that warm up.
+/// Median time of the calls that fit into `seconds`, at least five, after two warm-up calls.
 inline double median_seconds(double seconds, const std::function<void()>& call) {
   for (int i = 0; i < 2; ++i) call();
   std::vector<double> samples;

@@ -8,15 +8,15 @@
 
 namespace lockstep {
 
-/// While it lives, operators that this thread runs on tensors of the planned device are told to the
-/// PlannedHost of the thread as kernels.
+/// While it lives, operators that this thread runs on tensors of the planned device are reported as
+/// kernels to the PlannedHost of the thread.
 ///
-/// Bytes are those of the operator's tensors on the device: inputs are read, results and what it
-/// changes are written, each tensor once; of an expanded tensor its memory. A lookup reads as much
-/// as it writes. Views and empty tensors cost nothing, and an operator that is made of others is
-/// those. Flops are 2 m n k of each product of matrices of m x k and k x n elements; fused
-/// attention of sequences of s and t tokens has 4 s t operations forward for each channel of each
-/// head, and 10 s t backward, half of that where it is causal.
+/// Bytes are those of the operator's tensors on the device: inputs are read, results and what the
+/// operator changes are written, each tensor once; an expanded tensor counts with its memory. A
+/// lookup reads as much as it writes. Views and empty tensors cost nothing, and an operator that is
+/// made of others counts as those. Flops are 2 m n k for each product of matrices of m x k and k x
+/// n elements; fused attention over sequences of s and t tokens has 4 s t operations in forward for
+/// each channel of each head, and 10 s t in backward, half of that if it is causal.
 class KernelObserver {
  public:
   KernelObserver();
@@ -29,8 +29,8 @@ class KernelObserver {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Tells the PlannedHost of this thread, if it has one, of a kernel that reads and writes
-/// `tensors`, of which some may be undefined.
+/// Reports to the PlannedHost of this thread, if it has one, a kernel that reads and writes
+/// `tensors`, some of which may be undefined.
 void note_kernel(const char* name, at::TensorList tensors, double flops = 0);
 
 }  // namespace lockstep

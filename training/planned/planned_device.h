@@ -8,13 +8,14 @@
 
 namespace lockstep {
 
-/// While it lives, tensors on libtorch's meta device stand for those of a device with streams: they
-/// have addresses of their own and no memory, operators work out shapes alone, events are those of
-/// the PlannedHost of the thread, and what the host reads is what that says. One at a time in a
-/// process; nobody else may use the meta device meanwhile. Several threads may, each for a rank.
+/// While it lives, tensors on libtorch's meta device represent those of a device with streams: they
+/// have their own addresses and no memory, operators compute only shapes, and the PlannedHost of
+/// the thread provides the events and whatever the host reads. Only one may exist at a time in a
+/// process, and nothing else may use the meta device meanwhile. Several threads may use it, each
+/// for one rank.
 class PlannedDevice {
  public:
-  /// `of_cpu`: operators and tensors take the memory that they take on the CPU, not on a GPU.
+  /// `of_cpu`: operators and tensors take the memory that they would take on the CPU, not on a GPU.
   explicit PlannedDevice(bool of_cpu);
   ~PlannedDevice();
   PlannedDevice(const PlannedDevice&) = delete;

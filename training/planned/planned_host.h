@@ -18,7 +18,8 @@ struct PlannedMemory {
   int64_t peak = 0;
 };
 
-/// The rank that runs on this thread, for what libtorch asks of the planned device. One at a time.
+/// The rank that runs on this thread; it answers what libtorch asks of the planned device. One at a
+/// time.
 class PlannedHost {
  public:
   PlannedHost();
@@ -29,13 +30,13 @@ class PlannedHost {
   /// That of this thread, or null.
   static PlannedHost* current();
 
-  /// Where the device's current stream has come to.
+  /// The position that the device's current stream has reached.
   virtual uint32_t stream_position() const = 0;
-  /// The host waits until the stream has come there.
+  /// The host waits until the stream has reached that position.
   virtual void wait_for_stream(uint32_t position) = 0;
-  /// What the host reads where it copies `device` into `host`.
+  /// What the host reads when it copies `device` into `host`.
   virtual void read(const at::Tensor& device, at::Tensor& host) const = 0;
-  /// The device's current stream gets work to do.
+  /// The device's current stream is given work.
   virtual void on_kernel(const ProgramKernel& /*kernel*/) {}
 
   const std::shared_ptr<PlannedMemory>& memory() const { return memory_; }

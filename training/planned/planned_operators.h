@@ -10,11 +10,11 @@
 
 namespace lockstep {
 
-/// Operators of the meta device that libtorch has in Python alone, or not at all: the shapes of
-/// their results. They are there as long as the result lives.
+/// Operators of the meta device that libtorch has only in Python, or not at all: the shapes of
+/// their results. They are registered as long as the returned libraries live.
 std::vector<torch::Library> planned_operators();
 
-/// The kernels of `kernels/` for the meta device, which do nothing but note_kernel().
+/// The kernels of `kernels/` for the meta device, which only call note_kernel().
 kernels::DeviceKernels planned_kernels();
 
 }  // namespace lockstep

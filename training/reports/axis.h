@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// An axis of a chart: from values to 0 … 1, and where its marks stand. Needs no libtorch.
+/// An axis of a chart: maps values to 0 … 1 and places the tick marks. Needs no libtorch.
 class Axis {
  public:
   struct Tick {
@@ -13,17 +13,17 @@ class Axis {
     std::string label;  ///< "0.5", "20k", "1e-05"
   };
 
-  /// From `least` to `greatest`, which are finite; made wider where they are equal. With
-  /// `logarithmic` both must be > 0.
+  /// From `least` to `greatest`, which are finite; widened if they are equal. With `logarithmic`
+  /// both must be > 0.
   Axis(double least, double greatest, bool logarithmic = false);
 
-  /// The same axis, from the first mark to the last of about `ticks` of them.
+  /// The same axis, from the first to the last of about `ticks` tick marks.
   Axis rounded(int ticks) const;
 
   /// 0 at the least value, 1 at the greatest.
   double place(double value) const;
 
-  /// At most about `count` marks inside the axis, at 1, 2 or 5 times a power of ten; on a long
+  /// At most about `count` tick marks inside the axis, at 1, 2 or 5 times a power of ten; on a long
   /// logarithmic axis at powers of ten.
   std::vector<Tick> ticks(int count) const;
 
@@ -35,7 +35,8 @@ class Axis {
   bool logarithmic_;
 };
 
-/// "0", "12.5", "20k", "3.5M", "2G": a number with as many digits as tell it from one `step` away.
+/// "0", "12.5", "20k", "3.5M", "2G": a number with enough digits to distinguish it from one that is
+/// `step` away.
 std::string tick_label(double value, double step);
 
 }  // namespace lockstep

@@ -14,12 +14,13 @@ struct CurvePoint {
   bool operator==(const CurvePoint&) const = default;
 };
 
-/// At most about `limit` points (4 or more) that look the same: of each stretch of the curve the
-/// least and the greatest are kept, of each gap one. The first and the last point stay.
+/// At most about `limit` points (4 or more) that look the same: the least and the greatest point of
+/// each stretch of the curve are kept, and one point of each gap. The first and the last point
+/// stay.
 std::vector<CurvePoint> thinned(const std::vector<CurvePoint>& curve, size_t limit);
 
-/// The mean of each point with `reach` neighbours on both sides: near the beginning fewer on both,
-/// where curves are steep, and near the end those that there are. Gaps count nothing and stay.
+/// The mean of each point and `reach` neighbours on both sides: near the beginning, where curves
+/// are steep, fewer on both sides, and near the end those that exist. Gaps do not count, and stay.
 std::vector<CurvePoint> smoothed(const std::vector<CurvePoint>& curve, size_t reach);
 
 }  // namespace lockstep

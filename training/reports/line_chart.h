@@ -23,8 +23,8 @@ struct LineChart {
 
 /// Draws `chart` as an SVG document of 960 by 542, taller where the legend has several rows. It
 /// follows the reader's light or dark colours. A line of many points is thinned to about 2,000,
-/// which keep its extremes, and drawn pale under its smoothed course. Names may hold any bytes.
-/// ConfigError where no point is left to draw.
+/// which keep its extremes, and is drawn pale under its smoothed version. Names may hold any bytes.
+/// ConfigError if no point is left to draw.
 void write_line_chart_svg(std::ostream& out, const LineChart& chart);
 
 }  // namespace lockstep

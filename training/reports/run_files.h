@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// What a run leaves in its folder, beside its checkpoints.
+/// What a run leaves in its folder, besides its checkpoints.
 struct RunFiles {
   std::string metrics;   ///< metrics.jsonl
   std::string config;    ///< config.textproto: the effective configuration of the last start
@@ -17,13 +17,13 @@ struct RunFiles {
 
 RunFiles run_files(const std::string& folder);
 
-/// "tensor 2, pipeline 4": the sizes that the run chose; empty where all are 1.
+/// "tensor 2, pipeline 4": the sizes that the run chose; empty if all are 1.
 std::string layout_text(const ParallelConfig& parallel);
 
-/// Whether the file `path` is there and was written to after `other`, or at the same time.
+/// Whether the file `path` exists and was written after `other`, or at the same time.
 bool is_newer(const std::string& path, const std::string& other);
 
-/// Since a file was last written to; 0 where that is not known.
+/// Seconds since a file was last written; 0 if that is not known.
 double seconds_since_change(const std::string& path);
 
 }  // namespace lockstep

@@ -19,13 +19,13 @@ struct Plot {
   std::vector<std::string> notes;  ///< runs that were left out, lines that are not metrics
 };
 
-/// Compares runs by one field; beside the loss stands the validation loss, dashed. FileError: a run
-/// that cannot be read, or all without a training iteration. ConfigError: a field that no run has,
-/// with those that there are.
+/// Compares runs by one field; the loss is shown with the validation loss, dashed. FileError if a
+/// run cannot be read, or if no run has a training iteration. ConfigError if no run has the field;
+/// it lists the existing fields.
 Plot plot_runs(const PlotOptions& options);
 
 /// The picture that a run leaves at its end: writes loss.svg of run_files() from metrics.jsonl.
-/// Throws as plot_runs(), and FileError where it cannot be written.
+/// Throws as plot_runs() does, and FileError if it cannot be written.
 void write_loss_svg(const std::string& folder);
 
 }  // namespace lockstep

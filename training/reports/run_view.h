@@ -10,12 +10,12 @@
 
 namespace lockstep {
 
-/// What stands beside the metrics of a run.
+/// What is shown besides the metrics of a run.
 struct RunFacts {
   std::string name;
-  /// Of its config.textproto; unset where that is not there.
+  /// From its config.textproto; unset if that does not exist.
   std::optional<int64_t> train_iters = {};
-  std::string layout = {};        ///< layout_text(); empty where it is not known
+  std::string layout = {};        ///< layout_text(); empty if it is not known
   double seconds_since_line = 0;  ///< since something was written
   bool ended = false;
 };
@@ -23,9 +23,9 @@ struct RunFacts {
 /// The fields that run_view() draws: for MetricsReader.
 std::vector<std::string> fields_of_run_view();
 
-/// A run as lines for a terminal, of `size` at most: how far it is, the curve of the loss, rates,
-/// what an iteration spends its time on, memory, the slowest rank. What the metrics lack is left
-/// out; what does not fit is cut, the curve first.
+/// A run as lines for a terminal, of `size` at most: its progress, the loss curve, rates, what an
+/// iteration spends its time on, memory, the slowest rank. What the metrics lack is left out; what
+/// does not fit is cut, the curve first.
 std::vector<std::string> run_view(const RunFacts& facts, const RunMetrics& metrics,
                                   const TerminalSize& size);
 

@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// What a trace of `lockstep train --profile` says of itself.
+/// What a trace of `lockstep train --profile` says about itself.
 struct TraceHeader {
   int64_t rank = 0;
   int64_t world_size = 0;
@@ -17,12 +17,11 @@ struct TraceHeader {
 };
 
 /// Reads a trace in the Chrome format event by event, so that its size does not matter: `event` is
-/// called with each and may take it. FileError: the file cannot be read, is not JSON, or no rank of
-/// this program wrote it.
+/// called with each event and may move from it. FileError: the file cannot be read, is not JSON, or
+/// was not written by a rank of this program.
 TraceHeader read_trace(const std::string& path, const std::function<void(nlohmann::json&)>& event);
 
-/// What the header comes from: an object in JSON that a rank puts into its trace under
-/// kTraceHeaderKey.
+/// The source of the header: a JSON object that a rank puts into its trace under kTraceHeaderKey.
 std::string trace_header_json(const TraceHeader& header);
 inline constexpr char kTraceHeaderKey[] = "lockstep";
 

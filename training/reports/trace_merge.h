@@ -15,9 +15,10 @@ struct TraceMerge {
 
 /// Merges FOLDER/rank_R.json of all ranks into one trace for Perfetto: process R is "rank R", its
 /// devices follow it. All times are on the clock of the lowest rank: clocks of other hosts are
-/// compared by collectives that ended on both (see clock_offsets()). Needs memory for one file of
-/// at most 64 MiB and for the ends of collectives; larger files are mapped. FileError: no trace, a
-/// damaged one, two of one rank, traces of runs of different sizes; `output` cannot be written.
+/// compared through collectives that ended on both (see clock_offsets()). Needs memory for one file
+/// of at most 64 MiB and for the end times of collectives; larger files are mapped. FileError: no
+/// trace, a damaged one, two of one rank, traces of runs of different sizes, or `output` cannot be
+/// written.
 TraceMerge merge_traces(const std::string& folder, const std::string& output);
 
 }  // namespace lockstep

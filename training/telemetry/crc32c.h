@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// CRC-32C (Castagnoli), of few bytes: a table look-up a byte.
+/// CRC-32C (Castagnoli), for few bytes: one table look-up per byte.
 uint32_t crc32c(std::string_view bytes);
 
 }  // namespace lockstep

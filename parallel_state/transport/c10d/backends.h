@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: the only place that makes c10d backends.
+// Internal: the only place that creates c10d backends.
 
 #include <chrono>
 #include <string>
@@ -14,24 +14,24 @@
 
 namespace lockstep {
 
-/// What a backend needs to know of its group.
+/// What a backend needs to know about its group.
 struct BackendSpec {
-  c10::intrusive_ptr<c10d::Store> store;  ///< keys of this group alone
+  c10::intrusive_ptr<c10d::Store> store;  ///< with keys of this group only
   std::string group_name;
   std::vector<int64_t> ranks;  ///< global ranks, in group order
   int rank = 0;                ///< position of this rank in the group
   std::chrono::milliseconds timeout{};
   /// All ranks run on one host, so Gloo listens on the loopback interface alone. Otherwise Gloo
-  /// takes GLOO_SOCKET_IFNAME, else the interface of the host's name.
+  /// uses GLOO_SOCKET_IFNAME or, if that is not set, the interface of the host's name.
   bool single_host = true;
-  GroupOptions options = {};  ///< for NCCL; `timeout` above is what holds
+  GroupOptions options = {};  ///< for NCCL; `timeout` above takes precedence
 };
 
-/// Gloo, for CPU tensors. Connects to all ranks of the group, within the timeout even where one of
+/// Gloo, for CPU tensors. Connects to all ranks of the group, within the timeout even if one of
 /// them leaves meanwhile.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const BackendSpec& spec);
 
-/// NCCL, for CUDA tensors. ConfigError where CUDA is not loaded, see cuda_libraries.h.
+/// NCCL, for CUDA tensors. ConfigError if CUDA is not loaded, see cuda_libraries.h.
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const BackendSpec& spec);
 
 }  // namespace lockstep

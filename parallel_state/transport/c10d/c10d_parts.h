@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: c10d's works as parts of an operation.
+// Internal: c10d's Work objects as parts of an operation.
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -21,7 +21,7 @@ class C10dPart : public Pending {
   c10::intrusive_ptr<c10d::Work> work_;
 };
 
-/// Of tensors on a device with streams: the current stream waits.
+/// A part on tensors on a device with streams: the current stream waits.
 class StreamPart : public C10dPart {
  public:
   using C10dPart::C10dPart;
@@ -37,8 +37,8 @@ class CollectivePart : public C10dPart {
   void wait(const Waiting& waiting) override;
 };
 
-/// A message of Gloo's. A timeout would leave its connection unusable, so another thread looks for
-/// failures. Whether it has ended Gloo says only after wait().
+/// A Gloo message. A timeout would leave its connection unusable, so another thread looks for
+/// failures. Gloo says whether it has ended only after wait().
 class MessagePart : public C10dPart {
  public:
   using C10dPart::C10dPart;

@@ -12,11 +12,11 @@
 namespace lockstep {
 
 /// c10d's own collectives and messages: over NCCL for tensors on CUDA devices, over a backend that
-/// answers without peers for planning ranks. What Gloo does otherwise is GlooTransport's.
+/// answers without peers for planning ranks. GlooTransport overrides what differs for Gloo.
 class C10dTransport : public Transport {
  public:
-  /// For tensors on the CPU, or on devices with streams: then wait() is the current stream's, and
-  /// the tensors of a call are one launch.
+  /// For tensors on the CPU or on devices with streams. With streams, wait() makes the current
+  /// stream wait, and the tensors of a call are one launch.
   C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group, c10::Device device)
       : group_(std::move(group)), device_(device) {}
 

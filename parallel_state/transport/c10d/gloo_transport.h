@@ -6,15 +6,14 @@
 
 namespace lockstep {
 
-/// Plain Gloo's collectives of CPU tensors, with what Gloo lacks. bf16 and fp16 are added in fp32,
-/// which Gloo does faster, and int16 in int32: see dtype_of_sums(). Averages are sums that wait()
-/// divides. A reduce-scatter, which would cost Gloo one all-reduce a rank, is an all-to-all whose
-/// terms wait() combines in the order of the ranks. Everything else travels as bytes, whatever the
-/// dtype.
+/// Plain Gloo's collectives of CPU tensors, plus what Gloo lacks. bf16 and fp16 are added in fp32,
+/// which is faster in Gloo, and int16 in int32: see dtype_of_sums(). Averages are sums that wait()
+/// divides. A reduce-scatter, which would cost Gloo one all-reduce per rank, is an all-to-all whose
+/// terms wait() combines in rank order. Everything else travels as bytes, whatever the dtype.
 ///
-/// The order in which an all-reduce adds is Gloo's. Gloo does not tell calls apart, so every call
-/// gathers its identity too, 8 bytes a rank, and wait() fails where the ranks made different ones.
-/// That comes too late for messages of another size, at which Gloo ends the process.
+/// Gloo determines the order in which an all-reduce adds. Gloo does not distinguish calls, so every
+/// call also gathers its identity, 8 bytes per rank, and wait() fails if the ranks made different
+/// calls. That is too late for messages of different sizes, at which Gloo ends the process.
 class GlooTransport : public C10dTransport {
  public:
   GlooTransport(c10::intrusive_ptr<c10d::ProcessGroup> group, std::chrono::milliseconds timeout)
@@ -31,7 +30,7 @@ class GlooTransport : public C10dTransport {
   Parts broadcast(const Tensors& tensors, int source, uint64_t identity) override;
 
  private:
-  /// The comparison of the call's identity, under way.
+  /// The comparison of the call's identity, in progress.
   Parts agree(uint64_t identity) const;
   /// start_one(i) -> a part. Leaves out empty tensors, which are empty on all ranks.
   template <class StartOne>
@@ -40,7 +39,7 @@ class GlooTransport : public C10dTransport {
   std::chrono::milliseconds timeout_;
 };
 
-/// What terms of `dtype` are added as.
+/// The dtype in which terms of `dtype` are added.
 at::ScalarType dtype_of_sums(at::ScalarType dtype);
 
 }  // namespace lockstep

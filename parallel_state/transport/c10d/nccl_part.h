@@ -1,6 +1,6 @@
 #pragma once
 
-// Internal: what parallel_state/ has for CUDA.
+// Internal: the CUDA part of parallel_state/.
 
 #include "lockstep/parallel_state/backends.h"
 

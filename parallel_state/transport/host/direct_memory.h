@@ -12,32 +12,33 @@
 namespace lockstep {
 
 /// Whether the ranks of one host may read each other's memory: yes, unless the environment variable
-/// LOCKSTEP_DIRECT_MEMORY is 0. ConfigError if it is neither 0 nor 1. One rank that says no decides
-/// for its groups.
+/// LOCKSTEP_DIRECT_MEMORY is 0. ConfigError if it is neither 0 nor 1. If one rank says no, its
+/// groups do not read directly.
 bool direct_memory_wanted();
 
-/// Memory of the ranks of a group, on one host, that reads it with Linux's process_vm_readv. That
-/// takes the system's leave: the ranks belong to one user and one namespace of process ids, and
-/// neither Yama (kernel.yama.ptrace_scope 1 or more) nor a container's list of system calls stands
-/// in the way. Nothing is done to widen what the system allows.
+/// Reads the memory of the other ranks of a group on the same host, with Linux's process_vm_readv.
+/// The system must permit it: the ranks belong to one user and one process id namespace, and
+/// neither Yama (kernel.yama.ptrace_scope 1 or more) nor a container's system call filter forbids
+/// it. Nothing is done to extend what the system permits.
 ///
-/// A rank keeps a secret of 128 random bits in its memory while others may read it. Every read
-/// takes the secret along, after the data: if it is still there, the data came from this very rank,
-/// and at a time when it had not withdrawn its memory. Ranks in one process are read in the same
-/// way, because the read of memory that is gone fails where a copy would end the process.
+/// A rank keeps a secret of 128 random bits in its memory while others may read it. Every read also
+/// reads the secret, after the data: if it is still there, the data came from exactly this rank, at
+/// a time when it had not withdrawn its memory. Ranks in the same process are read in the same way,
+/// because a read of freed memory then fails, whereas a copy would end the process.
 class DirectMemory {
  public:
   using Secret = std::array<uint64_t, 2>;
 
-  /// What a rank tells the others of itself.
+  /// What a rank tells the others about itself.
   struct Card {
-    uint64_t host = 0;     ///< digest of the host's boot and of the namespace; 0: offers nothing
+    uint64_t host = 0;     ///< digest of the host's boot and the namespace; 0: offers nothing
     int64_t process = 0;   ///< its id
     uint64_t address = 0;  ///< of its secret
     Secret secret = {};
   };
 
-  /// With a secret of its own, unless `offers` is false or the system does not tell where it is.
+  /// Creates its own secret, unless `offers` is false or the system does not identify host and
+  /// namespace.
   explicit DirectMemory(bool offers);
   /// Withdraws.
   ~DirectMemory() { withdraw(); }
@@ -49,18 +50,18 @@ class DirectMemory {
   /// Takes the cards of all ranks, this one included. Returns whether all of them offer their
   /// memory from the same host; they see the same cards, so they agree.
   bool meet(std::vector<Card> cards);
-  /// Whether the secrets of all can be read from here. After meet().
+  /// Whether the secrets of all ranks can be read from here. Call it after meet().
   bool can_read_all() const noexcept;
 
-  /// Reads `bytes` bytes (up to 1 GiB) at `address` of the memory of rank `peer` of the group.
-  /// CommunicationError names the rank and why that fails.
+  /// Reads `bytes` bytes (up to 1 GiB) at `address` in the memory of rank `peer` of the group.
+  /// CommunicationError names the rank and the reason.
   void read(int peer, std::byte* to, uint64_t address, int64_t bytes) const;
 
-  /// From now on all reads of this rank's memory fail. To be called before memory that somebody may
-  /// still be reading changes or goes.
+  /// From now on all reads of this rank's memory fail. Call it before memory that another rank may
+  /// still be reading is changed or freed.
   void withdraw() noexcept;
 
-  /// Bytes that this rank has read of the others so far.
+  /// Bytes that this rank has read from the others so far.
   int64_t bytes_read() const { return bytes_read_; }
 
  private:

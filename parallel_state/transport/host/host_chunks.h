@@ -11,30 +11,33 @@
 /// bytes.
 namespace lockstep {
 
-/// From how many bytes on a part is read from the memory of the rank that has it rather than sent.
-/// Below, the two small messages that a read takes cost more than the copies that it saves.
+/// Parts of at least this many bytes are read from the memory of the rank that has them rather than
+/// sent. For smaller ones, the two small messages of a read cost more than the copies that it
+/// saves.
 constexpr int64_t kDirectBytes = 1 << 17;
 
 /// Threads of a communicator that run collectives.
 constexpr int64_t kHostWorkers = 2;
 
-/// Chunks of a slice whose receives are posted at a time.
+/// Number of chunks of a slice whose receives are posted at the same time.
 constexpr int64_t kHostChunksAhead = 3;
 
-/// Size of a chunk among `size` > 1 ranks of elements of `item` bytes: as large as fits the cache.
+/// Size of a chunk among `size` > 1 ranks, for elements of `item` bytes: as large as fits the
+/// cache.
 constexpr int64_t host_chunk_bytes(int64_t size, int64_t item) {
   constexpr int64_t kScratch = 1 << 24, kSmallest = 1 << 16, kLargest = 1 << 20;
   return std::clamp(kScratch / (kHostChunksAhead * (size - 1)), kSmallest, kLargest) / item * item;
 }
 
 /// Size of a chunk that is read from the memory of the other ranks: it is added while it is in the
-/// cache next to the core.
+/// core's own cache.
 constexpr int64_t direct_chunk_bytes(int64_t item) {
   constexpr int64_t kChunk = 1 << 16;
   return kChunk / item * item;
 }
 
-/// Where the chunks of the other ranks arrive, of the slice of `numel` elements that a rank adds.
+/// Size of the memory where the other ranks' chunks arrive, for the slice of `numel` elements that
+/// a rank adds.
 constexpr int64_t host_scratch_bytes(int64_t numel, int64_t size, int64_t item) {
   if (size == 1) return 0;
   const int64_t chunk = host_chunk_bytes(size, item);

@@ -43,56 +43,57 @@ class HostTask : public Pending {
 
 /// Collectives on the host, made of transfers between all pairs of ranks of a group. In a reduction
 /// each rank owns one slice, collects the terms of the others, adds them in rank order and, for an
-/// all-reduce, hands the sum to all. A rank sends (n - 1) / n of its input for a reduce-scatter,
-/// where Gloo's own sends it n times, and what arrives of an all-gather lies where it belongs at
-/// once. Sums have the same bits whatever the size of the message, whichever of all-reduce and
-/// reduce-scatter made them, and however they came.
+/// all-reduce, distributes the sum to all. A rank sends (n - 1) / n of its input for a
+/// reduce-scatter, where Gloo's own sends it n times, and the parts of an all-gather arrive
+/// directly in place. Sums have the same bits whatever the size of the message, whether all-reduce
+/// or reduce-scatter computed them, and however they were transferred.
 ///
-/// Where all ranks are on one host and may read each other's memory (DirectMemory; greet() finds it
-/// out), parts from kDirectBytes on are read from it, and a broadcast is read by all from its
-/// source. Otherwise they are messages, and a broadcast goes down a binomial tree.
+/// If all ranks are on one host and may read each other's memory (DirectMemory; greet() finds that
+/// out), parts of at least kDirectBytes are read from there, and all ranks read a broadcast from
+/// its source. Otherwise parts are messages, and a broadcast uses a binomial tree.
 ///
 /// A reduction is cut into chunks; a chunk is added while it is in the cache, and while the next
 /// message arrives. Tasks start in the order of the calls, which must be the same on all ranks; two
-/// are under way at a time.
+/// are in progress at a time.
 ///
-/// The tag of a message is made of its number of bytes, of the `identity` of the call and of its
-/// place among the calls, modulo 32: a task waits while one with the same tags is under way, so
-/// that a worker that the system holds up cannot get the messages of a later call. Where ranks do
-/// not do the same, their messages do not meet, and the call times out; Gloo would end the process
-/// at a message of another size, or take the wrong one.
+/// The tag of a message is made of its number of bytes, the `identity` of the call and its place
+/// among the calls, modulo 32: a task waits while one with the same tags is in progress, so that a
+/// worker that the system delays cannot receive the messages of a later call. If ranks do not do
+/// the same, their messages do not match, and the call times out; Gloo would end the process at a
+/// message of a different size, or accept the wrong one.
 class HostExchange {
  public:
   /// Whether the ranks of a group read each other's memory.
   enum class Reading {
-    never,     ///< no rank asks: somebody wants to see every byte. The same on all ranks
-    declined,  ///< this rank does not offer its own
-    offered,   ///< where all ranks offer theirs and can read the others'
+    never,     ///< no rank asks: an observer wants to see every byte. The same on all ranks
+    declined,  ///< this rank does not offer its own memory
+    offered,   ///< if all ranks offer their memory and can read the others'
   };
 
   /// Over `backend`, which must be able to send and receive CPU tensors.
   HostExchange(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds timeout);
-  /// Gives up what is still under way.
+  /// Abandons what is still in progress.
   ~HostExchange();
   HostExchange(const HostExchange&) = delete;
   HostExchange& operator=(const HostExchange&) = delete;
 
-  /// Returns when all members have connected: a member that ended before would look like a failure
-  /// to those that still connect. They then know whether they read. The first call of every rank.
+  /// Returns when all members have connected: if a member ended earlier, that would look like a
+  /// failure to members that are still connecting. They then know whether they read memory
+  /// directly. Must be the first call on every rank.
   void greet(Reading reading);
-  /// What is read; nullptr where everything is sent. After greet().
+  /// The memory that is read; nullptr if everything is sent. Call it after greet().
   const DirectMemory* direct_memory() const { return direct_ ? memory_.get() : nullptr; }
 
-  /// Tensors are contiguous; a task holds their memory, not their graphs. `tensor` [n elements], in
-  /// place.
+  /// Tensors are contiguous; a task keeps their memory alive, but not their autograd graphs.
+  /// `tensor` [n elements], in place.
   std::shared_ptr<HostTask> all_reduce(const at::Tensor& tensor, const HostReduction& reduction,
                                        uint64_t identity);
   /// `input` [size * n elements] -> `output` [n elements], which may be this rank's part of
   /// `input`.
   std::shared_ptr<HostTask> reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                            const HostReduction& reduction, uint64_t identity);
-  /// `input` [n elements] -> `output` [size * n elements], of which `input` may be this rank's
-  /// part.
+  /// `input` [n elements] -> `output` [size * n elements]; `input` may be this rank's part of
+  /// `output`.
   std::shared_ptr<HostTask> all_gather(const at::Tensor& output, const at::Tensor& input,
                                        uint64_t identity);
   /// Part i of `input` has input_bytes[i] bytes and goes to rank i.
@@ -107,7 +108,7 @@ class HostExchange {
     std::function<void(HostTransfers&)> body;
     uint64_t identity;
     uint64_t number;
-    std::string trace_name;  ///< empty where nothing records
+    std::string trace_name;  ///< empty if nothing records
   };
 
   std::shared_ptr<HostTask> enqueue(uint64_t identity, std::function<void(HostTransfers&)> body);
@@ -130,7 +131,7 @@ class HostExchange {
   std::deque<Entry> queue_;
   std::vector<std::thread> workers_;
   std::vector<HostMessages*> under_way_;
-  std::exception_ptr broken_;  ///< what made the first task fail; the later ones fail alike
+  std::exception_ptr broken_;  ///< what made the first task fail; later tasks fail in the same way
   int idle_ = 0;
   uint64_t next_ = 0;
   bool ended_ = false;

@@ -36,7 +36,8 @@ class HostMessages {
         identity_(identity),
         number_(number) {}
 
-  /// Whether messages of that call could be taken for those of this one: their tags are the same.
+  /// Whether messages of that call could be mistaken for those of this one: their tags are the
+  /// same.
   bool same_tags(uint64_t identity, uint64_t number) const {
     return identity == identity_ && number % kNumbers == number_ % kNumbers;
   }
@@ -54,7 +55,7 @@ class HostMessages {
   void wait(const Message& message) const;
   /// Waits for all messages.
   void finish();
-  /// Ends all waits, and those to come.
+  /// Ends all waits, current and later ones.
   void give_up();
   /// Throws once give_up() was called.
   void check_not_given_up();
@@ -63,7 +64,7 @@ class HostMessages {
   std::byte* reserve(int64_t bytes);
 
  private:
-  static constexpr uint64_t kNumbers = 32;  ///< calls of one identity with tags of their own
+  static constexpr uint64_t kNumbers = 32;  ///< calls of one identity with different tags
 
   Message post(bool is_send, std::byte* data, int64_t bytes, int peer, int stage);
 

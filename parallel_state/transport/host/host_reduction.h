@@ -9,12 +9,13 @@
 
 namespace lockstep {
 
-/// What tensors of `dtype` are reduced as; nothing for those that are not, see reducible_on_cpu().
+/// The type that tensors of `dtype` are reduced in; nothing if they cannot be reduced, see
+/// reducible_on_cpu().
 std::optional<HostType> host_type(at::ScalarType dtype);
 
 /// How a tensor is cut: rank p owns the elements begin(p) ... end(p).
 struct HostSlices {
-  at::Tensor input;  ///< of all slices; where sums are gathered to if `gather`
+  at::Tensor input;  ///< of all slices; if `gather`, also where the sums are gathered
   at::Tensor output;
   HostType type;
   bool gather = false;
@@ -30,9 +31,9 @@ struct HostSlices {
   std::byte* at(int64_t element) const { return bytes_of(input) + element * item; }
 };
 
-/// Hands each of the other ranks its slice, by messages or, from kDirectBytes a slice on, for them
-/// to read; adds up the terms of the slice of `rank` in rank order, chunk by chunk; and hands the
-/// sums to all where `slices` gathers. The transfers must be finished after it.
+/// Gives each of the other ranks its slice, by messages or, for slices of at least kDirectBytes,
+/// for them to read; adds the terms of the slice of `rank` in rank order, chunk by chunk; and gives
+/// the sums to all ranks if `slices` gathers. Call finish() on the transfers afterwards.
 void reduce_slices(HostTransfers& transfers, const HostSlices& slices,
                    const HostReduction& reduction, int rank, int size);
 

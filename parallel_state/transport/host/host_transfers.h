@@ -9,22 +9,22 @@
 
 namespace lockstep {
 
-/// What one task of HostExchange hands to its peers and takes from them. Small parts are messages.
-/// Larger ones are read: their owner offers them, which is a message with their place in its
-/// memory, and each offer is answered once it has been read. One copy, by the rank that needs the
-/// data, instead of two and the way through the system's sockets.
+/// What one task of HostExchange gives to its peers and takes from them. Small parts are messages.
+/// Larger ones are read: their owner offers them, with a message that contains their address, and
+/// each offer is answered once the part has been read. That is one copy, by the rank that needs the
+/// data, instead of two copies and a trip through the system's sockets.
 ///
-/// An offer names the call and the number of bytes; what does not fit what is expected is a
-/// CommunicationError. Used by one thread.
+/// An offer names the call and the number of bytes; an offer that does not match what is expected
+/// is a CommunicationError. Used by one thread.
 class HostTransfers {
-  /// An offer as it is sent. The answer is the same once more.
+  /// An offer as it is sent. The answer is the same data sent back.
   struct Offer {
     uint64_t identity, number, address;
     int64_t bytes;
   };
 
  public:
-  /// What a peer offers, or will.
+  /// What a peer offers, or will offer.
   class Source {
     friend class HostTransfers;
     int peer_ = 0;
@@ -35,7 +35,7 @@ class HostTransfers {
   };
 
   /// For call `number` of that identity. `scratch` belongs to the thread. `memory`: of the ranks of
-  /// the group; nullptr where everything is to be sent.
+  /// the group; nullptr if everything is to be sent.
   HostTransfers(c10d::Backend& backend, std::chrono::milliseconds timeout, at::Tensor& scratch,
                 const DirectMemory* memory, uint64_t identity, uint64_t number)
       : memory_(memory),
@@ -49,20 +49,20 @@ class HostTransfers {
   bool direct(int64_t bytes) const;
 
   /// Memory must live, and keep its values, until finish() has returned; what is received is there
-  /// then. At most one part a stage from one rank to another, and stage < 4.
+  /// then. At most one part per stage from one rank to another, and stage < 4.
   void send(std::byte* data, int64_t bytes, int peer, int stage = 0);
   void receive(std::byte* data, int64_t bytes, int peer, int stage = 0);
 
   /// Lets `peer` read, whatever the size. finish() waits for its answer.
   void offer(const std::byte* data, int64_t bytes, int peer, int stage = 0);
-  /// Expects such an offer of `peer`. The reference holds as long as this object.
+  /// Expects such an offer from `peer`. The reference is valid as long as this object.
   Source& expect(int64_t bytes, int peer, int stage = 0);
-  /// Reads bytes begin ... begin + bytes of it; waits for the offer first.
+  /// Reads bytes begin ... begin + bytes of the part; waits for the offer first.
   void read(Source& source, int64_t begin, int64_t bytes, std::byte* to);
   /// Answers the offer: it will not be read any more.
   void release(Source& source);
 
-  /// Reads what send() of the peers has offered, and waits for all that was posted.
+  /// Reads what the peers have offered with send(), and waits for everything that was posted.
   void finish();
 
  private:
@@ -85,7 +85,7 @@ class HostTransfers {
   std::deque<Offered> offered_;
   std::deque<Source> sources_;
   std::vector<Reading> readings_;
-  HostMessages messages_;  ///< goes first: it may still write to the others
+  HostMessages messages_;  ///< destroyed first: it may still write to the other members
 };
 
 }  // namespace lockstep

@@ -1,7 +1,7 @@
 #pragma once
 
-// Internal: the arithmetic of reductions on the host. No libtorch here: inlined beside its headers
-// such loops lose their vectorization.
+// Internal: the arithmetic of reductions on the host. No libtorch here: next to its headers such
+// loops, once inlined, lose their vectorization.
 
 #include <cstdint>
 
@@ -22,9 +22,9 @@ struct HostReduction {
 };
 
 /// out[i] = terms[0][i] op terms[1][i] op ... for i < n, from left to right, so that the bits
-/// depend on the order of the ranks alone. bf16 and f16 are combined in fp32 and rounded once.
-/// Products and quotients are rounded before they are added: f32 and f64 come out with the bits of
-/// scaling every term beforehand. `out` may be one of the terms. `count` >= 1.
+/// depend only on the order of the ranks. bf16 and f16 are combined in fp32 and rounded once.
+/// Products and quotients are rounded before they are added: f32 and f64 results have the same bits
+/// as if every term were scaled beforehand. `out` may be one of the terms. `count` >= 1.
 void reduce_in_order(HostType type, const HostReduction& reduction, void* out,
                      const void* const* terms, int64_t count, int64_t n);
 
