@@ -56,9 +56,9 @@ std::vector<StateTensor> optimizer_state(const Optimizer& optimizer, const Paral
 std::vector<StateTensor> whole_gradients(const std::vector<DistributedDataParallel*>& models,
                                          const ParallelState& state);
 
-/// The parameters in the buffers of `models` as this rank keeps them between steps: the shard, with
-/// the state "shard", of those that are gathered for their use alone (optim_grads_params), otherwise
-/// all. Views of the buffers. Collective as model_state().
+/// The parameters in the buffers of `models` as this rank keeps them between steps: all, or with
+/// optim_grads_params only its shard, which then has the state "shard". Views of the buffers.
+/// Collective as model_state().
 std::vector<StateTensor> kept_weights(const std::vector<DistributedDataParallel*>& models,
                                       const ParallelState& state);
 
