@@ -23,7 +23,8 @@ class Mapping {
  public:
   explicit Mapping(size_t bytes) : bytes_(rounded_up(bytes) + kHugePage) {
     begin_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    TORCH_CHECK(begin_ != MAP_FAILED, "cannot allocate ", bytes, " bytes: ", std::strerror(errno));
+    TORCH_CHECK(begin_ != MAP_FAILED, "can't allocate memory: found a request for ", bytes,
+                " bytes: ", std::strerror(errno));
     const size_t whole = bytes / kHugePage * kHugePage;
     ::madvise(data(), rounded_up(bytes) - bytes <= bytes / kShare ? rounded_up(bytes) : whole,
               MADV_HUGEPAGE);
