@@ -19,7 +19,7 @@ H100 = published_steps.SOURCE / "configs/machines/dgx_h100.textproto"
 
 # Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
 # Megatron-LM", arXiv 2104.04473, table 1: TFLOP/s of a GPU, recomputation counted. The last
-# two rows take long: ten minutes and more on two cores.
+# two rows take many minutes on two cores.
 WEAK_SCALING = [  # billions, heads, hidden, layers, tensor, pipeline, GPUs, batch, TFLOP/s
     (1.7, 24, 2304, 24, 1, 1, 32, 512, 137), (3.6, 32, 3072, 30, 2, 1, 64, 512, 138),
     (7.5, 32, 4096, 36, 4, 1, 128, 512, 142), (18.4, 48, 6144, 40, 8, 1, 256, 1024, 135),

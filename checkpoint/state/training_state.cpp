@@ -180,14 +180,11 @@ std::vector<StateTensor> kept_weights(const std::vector<DistributedDataParallel*
           const ElementRange part = {std::max(kept.start, slot.start),
                                      std::min(kept.end, slot.end)};
           if (part.start >= part.end) continue;
-          const at::Tensor values = buffer->lends_params()
-                                        ? buffer->owned_params(part)
-                                        : buffer->param_data().slice(0, part.start, part.end);
           add(list,
               {param.name,
                buffer->lends_params() ? "shard" : "",
                {blocks.at(param.name), {part.start - slot.start, part.end - slot.start}},
-               values},
+               buffer->owned_params(part)},
               param.description.unpadded_rows);
         }
       }
