@@ -1,6 +1,6 @@
 """How long a run pauses after it has lost a rank, beside the time that its bytes take.
 python benchmarks/elastic_pause.py BUILD [--losses 5] [--spares 0] [--sizes HIDDENxLAYERS ...]
-    [--limit 2]
+    [--limit 2] [--link RATE]
 
 Two data-parallel ranks with copies in memory (train.elastic = dp, checkpoint.in_memory_replicas =
 1) lose one by SIGKILL, again and again; a new process takes its place, or with --spares one of so
@@ -9,10 +9,13 @@ next finished iteration, less the time of an iteration.
 
 The bytes: the new rank gets the whole state, and then each rank sends a copy of its half to the
 other. Their time is that of as many bytes on a loopback connection between two processes, into
-memory that nobody has touched before. To be run in the root of the tree; `scripts/setup text`
-fetches the text."""
+memory that nobody has touched before. With --link, for instance 1gbit, all of it passes a loopback
+of that rate, in a network namespace that needs root; both directions share the rate, so the bytes
+are the whole state twice. To be run in the root of the tree; `scripts/setup text` fetches the
+text."""
 
 import argparse
+import ctypes
 import json
 import mmap
 import multiprocessing
@@ -31,6 +34,7 @@ from rounds import show
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LIMIT_SECONDS = 300
+CLONE_NEWNET = 0x40000000
 SETTINGS = ["model.num_attention_heads=8", "model.seq_length=32", "train.micro_batch_size=1",
             "train.global_batch_size=2", "train.train_iters=1000000", "train.eval_iters=0",
             "train.log_interval=1", "train.sample_tokens=0", "train.elastic=dp",
@@ -109,6 +113,17 @@ def seconds_of_bytes(size):
     return seconds
 
 
+def shape_loopback(rate):
+    """For this process and those that it starts."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWNET) != 0:
+        sys.exit(f"--link: no network namespace: {os.strerror(ctypes.get_errno())}")
+    for words in ("ip link set lo up", f"tc qdisc add dev lo root tbf rate {rate} burst 256kb "
+                                       "latency 50ms"):
+        subprocess.run(words.split(), check=True)
+    os.environ["LOCKSTEP_DIRECT_MEMORY"] = "0"
+
+
 def bytes_of_state(build, settings):
     """Weights and optimizer state, as the planner counts them."""
     words = [build / "lockstep", "plan", "memory", ROOT / "configs/tiny.textproto", "--json"]
@@ -133,7 +148,8 @@ def measure(options, size):
             pauses = [run.lose_a_rank(number) - step for number in range(options.losses)]
         finally:
             run.end()
-    of_bytes = [seconds_of_bytes(state + state // 2) for _ in range(options.losses)]
+    sent = 2 * state if options.link else state + state // 2
+    of_bytes = [seconds_of_bytes(sent) for _ in range(options.losses)]
     show("an iteration, s", [step])
     show("the bytes, s", of_bytes)
     show("the pause, s", pauses)
@@ -150,8 +166,11 @@ def main():
     parser.add_argument("--sizes", nargs="+", default=["128x4", "512x8", "1024x8"],
                         metavar="HIDDENxLAYERS")
     parser.add_argument("--limit", type=float, default=2)
+    parser.add_argument("--link", metavar="RATE")
     options = parser.parse_args()
     options.build = options.build.resolve()
+    if options.link:
+        shape_loopback(options.link)
     for size in options.sizes:
         measure(options, size)
 

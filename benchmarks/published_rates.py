@@ -66,7 +66,7 @@ def weak_scaling(row):
                 continue
             fields = {"model.num_attention_heads": heads, "model.num_query_groups": heads,
                       "model.hidden_size": hidden, "model.num_layers": layers,
-                      "parallel.tensor_model_parallel_size": tensor,
+                      "model.hidden_dropout": 0.1, "parallel.tensor_model_parallel_size": tensor,
                       "parallel.pipeline_model_parallel_size": pipeline,
                       "train.global_batch_size": batch, "train.micro_batch_size": micro,
                       "model.recompute_granularity": "full"}

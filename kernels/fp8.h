@@ -13,6 +13,10 @@
 /// multiplies the same numbers in fp32: only the order of the sums differs.
 namespace lockstep::kernels {
 
+/// Rows and columns of operands on CUDA are multiples of it: its kernels read and write 16 numbers
+/// of 8 bits at once.
+inline constexpr int64_t kFp8Multiple = 16;
+
 /// [rows, width]; element (i, j) represents values[i, j] * inverse_scales[i or 0].
 struct Fp8Matrix {
   at::Tensor values;          ///< contiguous, in one of the two formats

@@ -6,6 +6,7 @@
 
 #include "lockstep/kernels/cuda_kernels.h"
 #include "lockstep/kernels/element_pack.cuh"
+#include "lockstep/kernels/fp8.h"
 #include "lockstep/kernels/fp8_tensors.h"
 #include "lockstep/kernels/storage_of.h"
 

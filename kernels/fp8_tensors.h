@@ -8,9 +8,6 @@
 
 namespace lockstep::kernels {
 
-/// Rows and columns are multiples of it, so that 16 numbers of 8 bits are read and written at once.
-inline constexpr int64_t kFp8Multiple = 16;
-
 struct Fp8Tensors {
   at::Tensor x;           ///< [rows, width], contiguous
   at::Tensor scale;       ///< fp32 [1, 1]; or [rows, 1] for values, [width, 1] for transposed only

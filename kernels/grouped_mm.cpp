@@ -11,17 +11,6 @@
 namespace lockstep::kernels {
 namespace {
 
-/// Calls visit(group, first row, rows) for the groups that have rows.
-template <class Visit>
-void for_groups(const RowGroups& groups, Visit visit) {
-  int64_t first = 0, group = 0;
-  for (const int64_t rows : groups.rows_on_host()) {
-    if (rows > 0) visit(group, first, rows);
-    first += rows;
-    ++group;
-  }
-}
-
 /// What the kernel of x's device gives; undefined where there is none for the operands.
 template <class Kernel>
 at::Tensor in_one_launch(Kernel DeviceKernels::*kernel, const at::Tensor& x, const at::Tensor& y,

@@ -35,6 +35,18 @@ class RowGroups : public torch::CustomClassHolder {
   mutable std::optional<std::vector<int64_t>> rows_;
 };
 
+/// Calls visit(group, first row, number of rows) for each group that has rows. The host may wait;
+/// see RowGroups::rows_on_host().
+template <class Visit>
+void for_groups(const RowGroups& groups, Visit visit) {
+  int64_t first = 0, group = 0;
+  for (const int64_t rows : groups.rows_on_host()) {
+    if (rows > 0) visit(group, first, rows);
+    first += rows;
+    ++group;
+  }
+}
+
 /// x [rows, in], matrices [groups, in, out] -> [rows, out]: each row times its group's matrix.
 at::Tensor grouped_rows(const at::Tensor& x, const at::Tensor& matrices, const RowGroups& groups);
 

@@ -28,6 +28,8 @@ double time_at(const std::vector<Machine::Point>& points, double work) {
   return before.seconds * std::pow(next->seconds / before.seconds, way);
 }
 
+bool is_fp8(const std::string& dtype) { return dtype.starts_with("Float8"); }
+
 double operator_time(const std::vector<Machine::Point>& points, double work) {
   const Machine::Point& first = points.front();
   return work < first.work ? first.seconds * work / first.work : time_at(points, work);
@@ -119,7 +121,7 @@ double latency(Kind kind, const Placing& at, double inside, double between) {
 
 double Machine::peak_of(const std::string& dtype) const {
   if (dtype == "Float" || dtype == "Double") return wide_flops_per_s;
-  return dtype.starts_with("Float8") && fp8_flops_per_s > 0 ? fp8_flops_per_s : half_flops_per_s;
+  return is_fp8(dtype) && fp8_flops_per_s > 0 ? fp8_flops_per_s : half_flops_per_s;
 }
 
 double Machine::seconds(const ProgramKernel& kernel) const {
@@ -128,7 +130,8 @@ double Machine::seconds(const ProgramKernel& kernel) const {
     return operator_time(times->points, kernel.flops > 0 ? kernel.flops : bytes);
   double time = bytes / (memory_bytes_per_s * share_of(memory, bytes));
   if (kernel.flops > 0) {
-    time += kernel.flops / (peak_of(kernel.dtype) * share_of(matrix, kernel.flops));
+    const auto& shares = is_fp8(kernel.dtype) && !fp8_matrix.empty() ? fp8_matrix : matrix;
+    time += kernel.flops / (peak_of(kernel.dtype) * share_of(shares, kernel.flops));
   }
   return time;
 }

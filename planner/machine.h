@@ -38,8 +38,9 @@ struct Machine {
   double wide_flops_per_s = 0;  ///< of fp32 and fp64
   double fp8_flops_per_s = 0;   ///< of 8-bit floats; 0: as bf16
   double memory_bytes_per_s = 0;
-  std::vector<Efficiency> matrix = {};  ///< by operations, the largest first
-  std::vector<Efficiency> memory = {};  ///< by bytes, the largest first
+  std::vector<Efficiency> matrix = {};      ///< by operations, the largest first
+  std::vector<Efficiency> fp8_matrix = {};  ///< of 8-bit floats; empty: as `matrix`
+  std::vector<Efficiency> memory = {};      ///< by bytes, the largest first
   Link inside_host = {};
   Link between_hosts = {};   ///< without bytes_per_s there is no such link
   double launch_s = 0;       ///< host time to launch a kernel or a collective

@@ -187,6 +187,9 @@ Machine parse_machine(const std::string& text, const std::string& origin) {
       1e9 *
       reader.positive("memory_gb_per_s", message.has_memory_gb_per_s(), message.memory_gb_per_s());
   machine.matrix = reader.efficiencies("matrix_efficiency", message.matrix_efficiency(), 1e9);
+  if (message.fp8_matrix_efficiency_size() > 0)
+    machine.fp8_matrix =
+        reader.efficiencies("fp8_matrix_efficiency", message.fp8_matrix_efficiency(), 1e9);
   machine.memory = reader.efficiencies("memory_efficiency", message.memory_efficiency(), 1e6);
   machine.inside_host = reader.link("inside_host", message.inside_host());
   if (message.has_between_hosts())
@@ -210,6 +213,7 @@ std::string machine_text(const Machine& machine) {
   if (machine.fp8_flops_per_s > 0) message.set_fp8_tflops(machine.fp8_flops_per_s / 1e12);
   message.set_memory_gb_per_s(machine.memory_bytes_per_s / 1e9);
   write_efficiencies(machine.matrix, 1e9, [&] { return message.add_matrix_efficiency(); });
+  write_efficiencies(machine.fp8_matrix, 1e9, [&] { return message.add_fp8_matrix_efficiency(); });
   write_efficiencies(machine.memory, 1e6, [&] { return message.add_memory_efficiency(); });
   write_link(machine.inside_host, *message.mutable_inside_host());
   if (machine.between_hosts.bytes_per_s > 0)

@@ -66,8 +66,6 @@ void check_fp8(const Config& config) {
                        "train.fp8: found {}, allowed with train.precision = {}: none; it needs "
                        "precision = bf16 or fp32",
                        format, to_string(train.precision));
-  require<ConfigError>(!config.model.num_experts,
-                       "train.fp8: found {}, allowed with model.num_experts: none", format);
   require<ConfigError>(train.cuda_graph == CudaGraph::none,
                        "train.fp8: found {}, allowed with train.cuda_graph = {}: none", format,
                        to_string(train.cuda_graph));

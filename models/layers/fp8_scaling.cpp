@@ -14,7 +14,6 @@ using kernels::Fp8Matrices;
 using kernels::Fp8Sides;
 
 constexpr int64_t kLayersOfBlock = 64;
-constexpr int64_t kMultiple = 16;
 
 at::ScalarType format_of(Fp8Format format, Fp8Operand operand) {
   const bool wide = format == Fp8Format::hybrid && operand == Fp8Operand::output_gradient;
@@ -125,7 +124,7 @@ Fp8Matrices Fp8Layer::matrices(Fp8Operand operand, const at::Tensor& x, Fp8Sides
     return kernels::to_fp8_matrices(x, to, scale.view({1, 1}), sides, noted);
   }
   at::Tensor largest = kernels::largest_absolute(x);
-  if (scales_) largest = scales_->over_sharing_ranks(largest);
+  if (scales_ && shares_first_scale_) largest = scales_->over_sharing_ranks(largest);
   if (noted.defined()) at::maximum_out(noted, noted, largest);
   return kernels::to_fp8_matrices(
       x, to, kernels::fp8_scale(largest, to, scales_ ? options_.margin : 0), sides);
@@ -171,20 +170,35 @@ at::Tensor Fp8Layer::weight_gradient(const Fp8Matrices& gradient, const at::Tens
                             /*fast_sums=*/false);
 }
 
+void Fp8Scaling::check_sizes(const std::string& name, const at::Tensor& weight,
+                             const char* axis) const {
+  const int64_t in = weight.size(-1), out = in == 0 ? 0 : weight.numel() / in;
+  require<ConfigError>(in % kernels::kFp8Multiple == 0 && out % kernels::kFp8Multiple == 0,
+                       "train.fp8: found {}, but {} is {} x {} on a rank of {}; allowed "
+                       "with it: multiples of {}",
+                       to_string(options_.format), name, out, in, axis, kernels::kFp8Multiple);
+}
+
 std::shared_ptr<const Fp8Layer> Fp8Scaling::add_layer(const std::string& name,
                                                       const at::Tensor& weight) {
-  const int64_t in = weight.size(-1), out = in == 0 ? 0 : weight.numel() / in;
-  require<ConfigError>(in % kMultiple == 0 && out % kMultiple == 0,
-                       "train.fp8: found {}, but {} is {} x {} on a rank of tp; allowed "
-                       "with it: multiples of {}",
-                       to_string(options_.format), name, out, in, kMultiple);
+  check_sizes(name, weight, "tp");
+  return add(name, /*shares_first_scale=*/true);
+}
+
+std::shared_ptr<const Fp8Layer> Fp8Scaling::add_experts(const std::string& name,
+                                                        const at::Tensor& weight) {
+  check_sizes("an expert's " + name, weight[0], "etp");
+  return add(name, /*shares_first_scale=*/false);
+}
+
+std::shared_ptr<const Fp8Layer> Fp8Scaling::add(const std::string& name, bool shares_first_scale) {
   const auto place = static_cast<int64_t>(parameters_.size()) % kLayersOfBlock;
   parameters_.push_back(name);
   if (options_.recipe != Fp8Recipe::delayed)
-    return std::make_shared<Fp8Layer>(options_, nullptr, place);
+    return std::make_shared<Fp8Layer>(options_, nullptr, place, shares_first_scale);
   if (place == 0)
     blocks_.push_back(std::make_shared<Fp8Scales>(options_, kLayersOfBlock, device_, sharing_));
-  return std::make_shared<Fp8Layer>(options_, blocks_.back(), place);
+  return std::make_shared<Fp8Layer>(options_, blocks_.back(), place, shares_first_scale);
 }
 
 void Fp8Scaling::end_step(const std::vector<std::shared_ptr<Fp8Scaling>>& models,

@@ -81,8 +81,14 @@ class Fp8Scales {
 /// row, each product has its own, along the rows that it multiplies.
 class Fp8Layer {
  public:
-  Fp8Layer(const Fp8Options& options, std::shared_ptr<Fp8Scales> scales, int64_t place)
-      : options_(options), scales_(std::move(scales)), place_(place) {}
+  /// `shares_first_scale`: until delayed scales exist, the ranks that have parts of an operand
+  /// agree on its scale.
+  Fp8Layer(const Fp8Options& options, std::shared_ptr<Fp8Scales> scales, int64_t place,
+           bool shares_first_scale)
+      : options_(options),
+        scales_(std::move(scales)),
+        place_(place),
+        shares_first_scale_(shares_first_scale) {}
 
   /// x W^T (+ bias). `notes`: the operands count for the scales of later steps.
   at::Tensor output(const at::Tensor& x, const at::Tensor& weight,
@@ -115,6 +121,7 @@ class Fp8Layer {
   Fp8Options options_;
   std::shared_ptr<Fp8Scales> scales_;  ///< null unless scaling is delayed
   int64_t place_;                      ///< in scales_
+  bool shares_first_scale_;
 };
 
 /// The scaling of the linear layers of a model, or of a stage of it. Layers join when they are
@@ -124,6 +131,10 @@ class Fp8Layer {
 /// yet: the scale of an operand comes from the operand itself, taken over the ranks of `sharing`
 /// that have parts of the same micro-batch (tp-cp), by an all-reduce (max) of 4 bytes for each
 /// operand of each product. The other recipes take scales from the rank's own part of an operand.
+///
+/// The experts of a layer share the delayed scales, one for each operand. Otherwise, and in the
+/// first step, the scales are those of the rows that a single expert has on this rank: ranks have
+/// rows of different experts, so they cannot communicate for each of them.
 class Fp8Scaling {
  public:
   Fp8Scaling(const Fp8Options& options, c10::Device device, ProcessGroup sharing)
@@ -134,6 +145,10 @@ class Fp8Scaling {
   /// For a layer with the parameter `name`, `weight` [out..., in] on this rank. ConfigError, naming
   /// it, unless out, over all its dimensions, and in are multiples of 16.
   std::shared_ptr<const Fp8Layer> add_layer(const std::string& name, const at::Tensor& weight);
+
+  /// The same for the experts of a layer, `weight` [experts, out..., in] on this rank: the result
+  /// multiplies the rows of one expert at a time.
+  std::shared_ptr<const Fp8Layer> add_experts(const std::string& name, const at::Tensor& weight);
 
   /// Ends a step: scales for the next one follow from the largest values noted by the ranks of
   /// `group`, which share the layers' weights and their copies (tp-dp-cp). With delayed scaling,
@@ -158,6 +173,10 @@ class Fp8Scaling {
   void look_again();
 
  private:
+  std::shared_ptr<const Fp8Layer> add(const std::string& name, bool shares_first_scale);
+  /// `weight` [out..., in] on a rank of `axis`.
+  void check_sizes(const std::string& name, const at::Tensor& weight, const char* axis) const;
+
   Fp8Options options_;
   c10::Device device_;
   ProcessGroup sharing_;

@@ -10,6 +10,7 @@ namespace lockstep {
 
 ExpertLinear::ExpertLinear(const LayerContext& context, const ModuleSpec& spec) {
   weight_ = add(spec.at("weight"), context.origin());
+  if (context.fp8) fp8_ = context.fp8->add_experts(context.name + "weight", weight_);
   const ParamSpec* const bias = spec.find("bias");
   if (bias == nullptr) return;
   bias_ = add(*bias, context.origin());
@@ -23,7 +24,7 @@ ExpertLinear::ExpertLinear(const LayerContext& context, std::vector<int64_t> out
                    expert_linear_params(context.settings(), std::move(out), in, cut, init_std)) {}
 
 at::Tensor ExpertLinear::forward(const at::Tensor& x, const RowGroupsPtr& groups) const {
-  const at::Tensor y = grouped_linear(x, weight_.flatten(1, -2), groups);
+  const at::Tensor y = grouped_linear(x, weight_.flatten(1, -2), groups, fp8_);
   if (!bias_.defined()) return y;
   const at::Tensor own = adds_bias_ ? bias_ : bias_ * 0;
   return add_expert_bias(y, own.flatten(1), groups);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "lockstep/core/parameters.h"
@@ -34,6 +35,7 @@ class ExpertLinear : public DescribedModule {
  private:
   at::Tensor weight_;
   at::Tensor bias_;
+  std::shared_ptr<const Fp8Layer> fp8_;  ///< null: products in the dtype of the weight
   bool adds_bias_ = true;
 };
 

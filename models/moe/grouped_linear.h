@@ -1,8 +1,11 @@
 #pragma once
 
+#include <memory>
+
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/kernels/grouped_mm.h"
+#include "lockstep/models/fp8_scaling.h"
 
 namespace lockstep {
 
@@ -16,8 +19,12 @@ using RowGroupsPtr = c10::intrusive_ptr<kernels::RowGroups>;
 /// must gather. For where nobody waits for the device, see grouped_mm.h; elsewhere the host waits
 /// once for all calls with the same `groups`. Only the first derivative exists. UsageError for
 /// shapes that do not fit.
+///
+/// With `fp8` (Fp8Scaling::add_experts()) the products are those of 8-bit floats, one call for each
+/// expert that has rows on every device, so the host waits for the groups.
 at::Tensor grouped_linear(const at::Tensor& input, const at::Tensor& weight,
-                          const RowGroupsPtr& groups);
+                          const RowGroupsPtr& groups,
+                          const std::shared_ptr<const Fp8Layer>& fp8 = {});
 
 /// x [rows, out] with the row of its expert's `bias` [experts, out] added to each row.
 at::Tensor add_expert_bias(const at::Tensor& x, const at::Tensor& bias, const RowGroupsPtr& groups);

@@ -12,7 +12,8 @@ namespace lockstep::testing {
 using Overrides = std::vector<std::string>;
 
 /// Times that the host of a rank may wait for its device in a step after the first: for the numbers
-/// of the step, and with expert parallelism for a layer of experts in the forward of a micro-batch.
+/// of the step, and with expert parallelism or FP8 for a layer of experts in the forward of a
+/// micro-batch.
 inline constexpr int64_t kWaitsOfAStep = 1;
 inline constexpr int64_t kWaitsOfExchangedExperts = 1;
 
@@ -20,7 +21,7 @@ struct DeviceLayout {
   std::string name;
   int64_t world = 1;
   Overrides overrides = {};
-  /// With expert parallelism: layers of experts of a rank, times its micro-batches.
+  /// With expert parallelism or FP8: layers of experts of a rank, times its micro-batches.
   int64_t exchanged_experts = 0;
   /// Of weights, in parts of the largest, where the device takes another kernel than the CPU; and
   /// of losses and norms.

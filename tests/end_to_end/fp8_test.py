@@ -138,7 +138,9 @@ class Fp8(EndToEnd):
         self.assertLess(abs(first["rowwise"] / first["none"] - 1), 0.01)
 
     def test_resumes_bit_for_bit(self):
-        for ranks, layout in ((1, []), (2, ["parallel.tensor_model_parallel_size=2"])):
+        for ranks, layout in (
+                (1, []), (2, ["parallel.tensor_model_parallel_size=2"]),
+                (2, ["model.num_experts=4", "parallel.expert_model_parallel_size=2"])):
             with self.subTest(ranks=ranks, layout=layout):
                 name = f"{ranks} {layout}"
                 whole = self.trained(f"whole {name}", *FP8, *layout, ranks=ranks)
@@ -197,8 +199,10 @@ class Fp8(EndToEnd):
                 ([bf16, "train.fp8=hybrid", "train.fp8_recipe=rowwise"],
                  "train.fp8_recipe: found rowwise, allowed with train.fp8 = hybrid: delayed, "
                  "tensorwise"),
-                ([bf16, "train.fp8=e4m3", "model.num_experts=4"],
-                 "train.fp8: found e4m3, allowed with model.num_experts: none"),
+                ([bf16, "train.fp8=e4m3", "model.num_experts=4", "model.moe_ffn_hidden_size=8"],
+                 "train.fp8: found e4m3, but an expert's "
+                 "decoder.layers.0.mlp.experts.linear_fc2.weight is 32 x 8 on a rank of etp; "
+                 "allowed with it: multiples of 16"),
                 ([bf16, "train.fp8=e4m3", "train.cuda_graph=step"],
                  "train.fp8: found e4m3, allowed with train.cuda_graph = step: none"),
                 ([bf16, "train.fp8=e4m3", "model.seq_length=24"],

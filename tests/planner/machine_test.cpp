@@ -34,6 +34,15 @@ TEST(MachineFile, SharesAreThoseThatTheWorkReaches) {
   const Machine narrow = parse_machine(std::string(kMachine) + "fp8_tflops: 200\n", "m");
   EXPECT_DOUBLE_EQ(narrow.peak_of("Float8_e5m2"), 2e14);
   EXPECT_DOUBLE_EQ(narrow.peak_of("Half"), 1e14);
+  const Machine own = parse_machine(std::string(kMachine) +
+                                        "fp8_tflops: 200\n"
+                                        "fp8_matrix_efficiency { from: 0 share: 0.3 }\n",
+                                    "m");
+  const auto of = [&](const char* dtype) {
+    return own.seconds({.name = "x", .dtype = dtype, .flops = 1.6e10, .bytes = 0});
+  };
+  EXPECT_DOUBLE_EQ(of("Float8_e5m2"), 1.6e10 / (2e14 * 0.3));
+  EXPECT_DOUBLE_EQ(of("BFloat16"), 1.6e10 / (1e14 * 0.8));
   EXPECT_DOUBLE_EQ(seconds("Float", 0, 20'000'000), 2e7 / (1e12 * 0.9));
   EXPECT_DOUBLE_EQ(seconds("Float", 0, 9'000'000), 9e6 / (1e12 * 0.5));
   EXPECT_DOUBLE_EQ(machine.inside_host.bytes_per_s, 1.5e11);
@@ -190,6 +199,7 @@ TEST(MachineFile, WhatIsWrittenIsReadAgain) {
       .fp8_flops_per_s = 2.0 / 3 * 1e11,
       .memory_bytes_per_s = 7.7e9,
       .matrix = {{.from = 16e9, .share = 0.9}, {.from = 0, .share = 0.1}},
+      .fp8_matrix = {{.from = 2e9, .share = 0.7}, {.from = 0, .share = 0.2}},
       .memory = {{.from = 0, .share = 1}},
       .inside_host = {.bytes_per_s = 3.3e9,
                       .latency_s = 1.7e-5,
@@ -208,6 +218,7 @@ TEST(MachineFile, WhatIsWrittenIsReadAgain) {
   EXPECT_DOUBLE_EQ(found.fp8_flops_per_s, machine.fp8_flops_per_s);
   EXPECT_DOUBLE_EQ(found.memory_bytes_per_s, machine.memory_bytes_per_s);
   expect_alike(found.matrix, machine.matrix);
+  expect_alike(found.fp8_matrix, machine.fp8_matrix);
   expect_alike(found.memory, machine.memory);
   expect_alike(found.inside_host, machine.inside_host);
   expect_alike(found.between_hosts, machine.between_hosts);
@@ -241,6 +252,8 @@ TEST(MachineFile, MeasurementsThatCannotBeAreNamed) {
                  "inside_host.collective \"send\": point is missing");
   expect_refused(with("matrix_efficiency { from: -1 share: 1 }"),
                  "matrix_efficiency.from: found -1");
+  expect_refused(with("fp8_matrix_efficiency { from: 1 share: 1 }"),
+                 "fp8_matrix_efficiency: allowed: one or more, of which one is from 0");
 }
 
 }  // namespace

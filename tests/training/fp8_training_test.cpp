@@ -103,9 +103,61 @@ TEST_F(Fp8TrainingTest, TheLayoutDoesNotMatter) {
                {"tensor_model_parallel_size=2", "pipeline_model_parallel_size=2"});
 }
 
+const Fields kFp8Experts = with(kFp8, {"model.num_experts=4", "model.moe_router_topk=2",
+                                       "model.moe_shared_expert_intermediate_size=32"});
+
+TEST_F(Fp8TrainingTest, ExpertsLearnAsInBf16) {
+  Fields bf16 = kFp8Experts;
+  bf16[1] = "train.fp8=none";
+  bf16.erase(bf16.begin() + 2);
+  const std::vector<double> wide = curve(config(bf16, {}), 1);
+  std::vector<std::vector<double>> curves;
+  for (const Fields& more : {Fields{}, Fields{"train.fp8=e4m3"}})
+    curves.push_back(curve(config(with(kFp8Experts, more), {}), 1));
+  for (const char* const recipe : {"tensorwise", "rowwise"}) {
+    Fields other = bf16;
+    other[1] = "train.fp8=e4m3";
+    other.push_back(std::string("train.fp8_recipe=") + recipe);
+    curves.push_back(curve(config(other, {}), 1));
+  }
+  for (const std::vector<double>& narrow : curves) {
+    for (size_t i = 0; i < wide.size(); i += 2) EXPECT_NEAR(narrow[i] / wide[i], 1, 0.02) << i;
+    EXPECT_NE(narrow[0], wide[0]);
+  }
+}
+
+/// In the first step an expert's products have scales of the rows that the rank has: with ep those
+/// of two data-parallel ranks, with tp those of a part of the weight. From then on now and then a
+/// token goes to another expert.
+TEST_F(Fp8TrainingTest, TheLayoutOfExpertsChangesLittle) {
+  const std::vector<double> expected = curve(config(kFp8Experts, {}), 1);
+  const auto expect_near = [&](int64_t world, const Fields& model, const Fields& layout) {
+    SCOPED_TRACE(fmt::format("{}", fmt::join(layout, " ")));
+    const std::vector<double> found = curve(config(with(kFp8Experts, model), layout), world);
+    ASSERT_EQ(found.size(), expected.size());
+    EXPECT_NEAR(found[1] / expected[1], 1, 0.005);
+    for (size_t i = 0; i < expected.size(); i += 2)
+      EXPECT_NEAR(found[i] / expected[i], 1, i == 0 ? 0.002 : 0.02) << i;
+  };
+  expect_near(2, {}, {"expert_model_parallel_size=2"});
+  expect_near(2, {"model.moe_token_dispatcher_type=allgather"}, {"expert_model_parallel_size=2"});
+  expect_near(2, {}, {"tensor_model_parallel_size=2"});
+  expect_near(4, {},
+              {"tensor_model_parallel_size=2", "expert_model_parallel_size=2",
+               "expert_tensor_parallel_size=1"});
+  expect_near(2,
+              {"ddp.use_distributed_optimizer=true",
+               "ddp.data_parallel_sharding_strategy=optim_grads_params"},
+              {"expert_model_parallel_size=2"});
+  expect_close(kFp8Experts, 2, {"pipeline_model_parallel_size=2"}, Sums::order);
+  expect_close(kFp8Experts, 2, {}, Sums::order);
+}
+
 TEST_F(Fp8TrainingTest, RecomputationGivesTheSameBits) {
   const std::vector<double> kept = curve(config(kFp8, {}), 1);
   EXPECT_EQ(curve(config(with(kFp8, {"model.recompute_granularity=full"}), {}), 1), kept);
+  EXPECT_EQ(curve(config(with(kFp8Experts, {"model.recompute_granularity=full"}), {}), 1),
+            curve(config(kFp8Experts, {}), 1));
 }
 
 TEST_F(Fp8TrainingTest, WhatARunDoesBesideItsStepsChangesNothing) {

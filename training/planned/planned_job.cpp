@@ -53,7 +53,9 @@ class RecordingHost : public PlannedHost {
 
   void read(const at::Tensor& /*device*/, at::Tensor& host) const override {
     host.zero_();
-    if (!config_.model.num_experts || host.scalar_type() != at::kLong || host.dim() == 0) return;
+    if (!config_.model.num_experts || host.dim() == 0) return;
+    if (host.scalar_type() == at::kInt) return read_ends(host);
+    if (host.scalar_type() != at::kLong) return;
     auto* const counts = host.mutable_data_ptr<int64_t>();
     for (int64_t i = 0; i < host.numel(); ++i) counts[i] = tokens_of_expert(i);
   }
@@ -61,6 +63,16 @@ class RecordingHost : public PlannedHost {
   bool keeps_kernels = false;
 
  private:
+  /// The RowGroups of a rank that has all experts; of others the host knows them.
+  void read_ends(const at::Tensor& host) const {
+    const bool gathered = config_.model.moe_token_dispatcher_type == TokenDispatcher::allgather;
+    const int64_t ranks = gathered ? 1 : grids_.size(GroupKind::tp_ep);
+    auto* const ends = host.mutable_data_ptr<int32_t>();
+    int64_t end = 0;
+    for (int64_t i = 0; i < host.numel(); ++i)
+      ends[i] = static_cast<int32_t>(end += ranks * tokens_of_expert(i));
+  }
+
   int64_t tokens_of_expert(int64_t index) const {
     const ParallelConfig& parallel = config_.parallel;
     const int64_t experts = *config_.model.num_experts;
