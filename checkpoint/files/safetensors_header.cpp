@@ -45,9 +45,16 @@ SafetensorsEntry parse_entry(const std::string& name, const Json& json, const st
   SafetensorsEntry entry{.name = name, .dtype = {}, .shape = {}};
   std::vector<int64_t> offsets;
   try {
+    const auto integers = [&](const char* key) {
+      const Json& list = json.at(key);
+      require<FileError>(is_int64_array(list),
+                         "'{}': tensor '{}': {}: found {}, allowed: a list of whole numbers", path,
+                         name, key, list.dump());
+      return list.get<std::vector<int64_t>>();
+    };
     entry.dtype = json.at("dtype").get<std::string>();
-    entry.shape = json.at("shape").get<std::vector<int64_t>>();
-    offsets = json.at("data_offsets").get<std::vector<int64_t>>();
+    entry.shape = integers("shape");
+    offsets = integers("data_offsets");
   } catch (const Json::exception& error) {
     fail<FileError>("'{}': tensor '{}': {}", path, name, problem_of(error));
   }

@@ -8,8 +8,10 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "lockstep/core/check.h"
+#include "lockstep/datasets/json_field.h"
 
 namespace lockstep {
 
@@ -34,6 +36,10 @@ class JsonKeys {
   Value get(const char* key, const std::optional<Value>& otherwise = {}) const {
     if (!has(key) && otherwise) return *otherwise;
     require<FileError>(has(key), "'{}': '{}{}' is missing", path_, outer_, key);
+    if constexpr (std::is_integral_v<Value> && !std::is_same_v<Value, bool>)
+      check(is_int64(json_.at(key)), key, json_.at(key).dump(), kind_of<Value>());
+    if constexpr (std::is_same_v<Value, std::vector<int64_t>>)
+      check(is_int64_array(json_.at(key)), key, json_.at(key).dump(), "a list of whole numbers");
     try {
       return json_.at(key).template get<Value>();
     } catch (const Json::exception&) {
@@ -45,8 +51,6 @@ class JsonKeys {
   /// A whole number of at least 1.
   int64_t size(const char* key, std::optional<int64_t> otherwise = {}) const {
     const int64_t value = get<int64_t>(key, otherwise);
-    check(!has(key) || json_.at(key).is_number_integer(), key, json_.value(key, Json()).dump(),
-          "a whole number");
     check(value >= 1, key, value, ">= 1");
     return value;
   }

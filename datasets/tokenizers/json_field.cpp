@@ -1,5 +1,8 @@
 #include "lockstep/datasets/json_field.h"
 
+#include <algorithm>
+#include <limits>
+
 namespace lockstep {
 namespace {
 
@@ -21,6 +24,16 @@ std::string problem_of(const nlohmann::json::exception& error) {
   constexpr std::string_view kNameEnds = "] ";
   const size_t end = text.starts_with("[json.exception") ? text.find(kNameEnds) : text.npos;
   return std::string(end == text.npos ? text : text.substr(end + kNameEnds.size()));
+}
+
+bool is_int64(const nlohmann::json& json) {
+  return json.is_number_integer() &&
+         (!json.is_number_unsigned() ||
+          json.get<uint64_t>() <= uint64_t{std::numeric_limits<int64_t>::max()});
+}
+
+bool is_int64_array(const nlohmann::json& json) {
+  return json.is_array() && std::all_of(json.begin(), json.end(), is_int64);
 }
 
 JsonField::JsonField(const Json& json, const std::string& path)

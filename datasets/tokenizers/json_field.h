@@ -12,6 +12,12 @@ namespace lockstep {
 /// The message of `error`, without the name that the library gives it.
 std::string problem_of(const nlohmann::json::exception& error);
 
+/// Whether `json` is an integer that int64_t can represent. The library also converts other
+/// numbers: it rounds them, or its behavior is undefined.
+bool is_int64(const nlohmann::json& json);
+/// Whether `json` is an array of them.
+bool is_int64_array(const nlohmann::json& json);
+
 /// A value in a JSON file and its path there, such as 'tokenizer.json': model.merges[3]. Each
 /// FileError begins with that path. Needs no libtorch.
 class JsonField {

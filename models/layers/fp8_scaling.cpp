@@ -187,7 +187,7 @@ std::shared_ptr<const Fp8Layer> Fp8Scaling::add_layer(const std::string& name,
 
 std::shared_ptr<const Fp8Layer> Fp8Scaling::add_experts(const std::string& name,
                                                         const at::Tensor& weight) {
-  check_sizes("an expert's " + name, weight[0], "etp");
+  check_sizes("one expert of " + name, weight[0], "etp");
   return add(name, /*shares_first_scale=*/false);
 }
 

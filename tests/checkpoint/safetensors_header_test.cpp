@@ -59,6 +59,10 @@ TEST(SafetensorsHeader, DamageIsNamed) {
   EXPECT_TRUE(refuses(tensor(R"("dtype":"F32","shape":[1])"), "data_offsets"));
   EXPECT_TRUE(refuses(tensor(R"("dtype":"F99","shape":[1],"data_offsets":[0,4])"), "'F99'"));
   EXPECT_TRUE(refuses(tensor(R"("dtype":"F32","shape":[-1],"data_offsets":[0,4])"), "found -1"));
+  EXPECT_TRUE(refuses(tensor(R"("dtype":"F32","shape":[1e30],"data_offsets":[0,4])"),
+                      "shape: found [1e+30], allowed: a list of whole numbers"));
+  EXPECT_TRUE(refuses(tensor(R"("dtype":"F32","shape":[1],"data_offsets":[0,4.5])"),
+                      "data_offsets: found [0,4.5], allowed: a list of whole numbers"));
   EXPECT_TRUE(refuses(tensor(R"("dtype":"F32","shape":[2],"data_offsets":[0,4])"), "of 8 bytes"));
   EXPECT_TRUE(refuses(tensor(R"("dtype":"F32","shape":[1],"data_offsets":[4,0])"), "[4, 0]"));
   EXPECT_TRUE(refuses(tensor(R"("dtype":"U8","shape":[3],"data_offsets":[1,4])"), "allowed: 0"));

@@ -200,7 +200,7 @@ class Fp8(EndToEnd):
                  "train.fp8_recipe: found rowwise, allowed with train.fp8 = hybrid: delayed, "
                  "tensorwise"),
                 ([bf16, "train.fp8=e4m3", "model.num_experts=4", "model.moe_ffn_hidden_size=8"],
-                 "train.fp8: found e4m3, but an expert's "
+                 "train.fp8: found e4m3, but one expert of "
                  "decoder.layers.0.mlp.experts.linear_fc2.weight is 32 x 8 on a rank of etp; "
                  "allowed with it: multiples of 16"),
                 ([bf16, "train.fp8=e4m3", "train.cuda_graph=step"],

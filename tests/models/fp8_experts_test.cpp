@@ -186,7 +186,7 @@ TEST(Fp8Experts, RefusesSizesOfAnExpertThatTheProductDoesNotTake) {
       [&] {
         scaling.add_experts("mlp.experts.linear_fc1.weight", at::empty({4, 2, 20, 32}));
       },
-      "train.fp8: found hybrid, but an expert's mlp.experts.linear_fc1.weight is 40 x 32 on a rank "
+      "train.fp8: found hybrid, but one expert of mlp.experts.linear_fc1.weight is 40 x 32 on a rank "
       "of etp; allowed with it: multiples of 16"));
   scaling.add_experts("w", at::empty({1, 2, 8, 16}));
 }

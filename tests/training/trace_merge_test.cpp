@@ -182,6 +182,9 @@ TEST(MergeTraces, RefusesWhatIsNoTrace) {
     folder.write("rank_0.json", text);
     EXPECT_TRUE(testing::throws_with<FileError>(merge, "rank_0.json")) << text;
   }
+  folder.write("rank_0.json", "{\"lockstep\":{\"rank\":1e300}}");
+  EXPECT_TRUE(testing::throws_with<FileError>(
+      merge, "rank_0.json': 'rank': found 1e+300, allowed: a whole number"));
   WrittenTrace{.rank = 1}.write(folder);
   folder.write("rank_0.json", folder.read("rank_1.json"));
   EXPECT_TRUE(testing::throws_with<FileError>(merge, "both of rank 1"));

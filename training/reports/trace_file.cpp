@@ -22,8 +22,15 @@ TraceHeader read_trace(const std::string& path, const std::function<void(Json&)>
   try {
     const Json rest = Json::parse(file.bytes(), on_value);
     const Json& header = rest.at(kTraceHeaderKey);
-    return {header.at("rank"), header.at("world_size"), header.at("process"), header.at("host"),
-            rest.value("baseTimeNanoseconds", int64_t{0})};
+    const auto integer = [&](const Json& of, const char* key) {
+      const Json& value = of.at(key);
+      require<FileError>(is_int64(value), "'{}': '{}': found {}, allowed: a whole number", path,
+                         key, value.dump());
+      return value.get<int64_t>();
+    };
+    constexpr char kBase[] = "baseTimeNanoseconds";
+    return {integer(header, "rank"), integer(header, "world_size"), integer(header, "process"),
+            header.at("host"), rest.contains(kBase) ? integer(rest, kBase) : 0};
   } catch (const Json::exception& error) {
     fail<FileError>("'{}': found {}, allowed: a trace that `lockstep train --profile` wrote", path,
                     problem_of(error));
