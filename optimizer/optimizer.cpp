@@ -222,6 +222,11 @@ at::Tensor Optimizer::start_step(const StepLimits& limits) {
   return at::stack({norm, zeros.reshape_as(norm)});
 }
 
+at::Tensor Optimizer::applies(const at::Tensor& numbers, const StepLimits& limits) const {
+  const at::Tensor norm = numbers[0];
+  return within_limits(step_control(norm, config_, loss_scale()), norm, limits)[1].gt(0);
+}
+
 Optimizer::StepResult Optimizer::finish_step(const double* numbers, bool beyond_limits) {
   StepResult result{.grad_norm = numbers[0],
                     .skipped = beyond_limits || skips_step(numbers[0], config_)};

@@ -149,6 +149,9 @@ class Optimizer {
   at::Tensor start_step() { return start_step(StepLimits{}); }
   at::Tensor start_step(const StepLimits& limits);
   StepResult finish_step(const double* numbers, bool beyond_limits = false);
+  /// Whether the step of these `numbers`, which start_step(limits) returned, changes the
+  /// parameters: bool [] on the device, so that the host does not wait.
+  at::Tensor applies(const at::Tensor& numbers, const StepLimits& limits) const;
 
   /// For a step that is recorded once and launched many times, as a CUDA graph: from now on the
   /// updates read learning rates, weight decay and bias corrections from the device's memory.

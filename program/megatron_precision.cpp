@@ -1,3 +1,6 @@
+#include <initializer_list>
+#include <string>
+
 #include "lockstep/core/check.h"
 #include "lockstep/program/megatron_rules.h"
 
@@ -13,18 +16,36 @@ void apply_delayed_scaling(Settings& s) {
   s.set("train.fp8_margin", s.integer("--fp8-margin").value_or(0));
 }
 
-void apply_fp8(Settings& s) {
-  constexpr const char* kOfFp8[] = {"--fp8-recipe", "--fp8-margin", "--fp8-amax-history-len",
-                                    "--fp8-amax-compute-algo"};
-  if (!s.has("--fp8-format")) {
-    for (const char* const flag : kOfFp8)
-      if (s.has(flag)) s.note(flag, "not needed: without --fp8-format it has no effect");
-    return;
-  }
-  s.copy("--fp8-format", "train.fp8");
+using Flags = std::initializer_list<const char*>;
+constexpr Flags kOfDelayed = {"--fp8-margin", "--fp8-amax-history-len", "--fp8-amax-compute-algo"};
+constexpr Flags kOfLayers = {"--num-layers-at-start-in-bf16", "--num-layers-at-end-in-bf16"};
+
+void note_unneeded(Settings& s, Flags flags, const std::string& reason) {
+  for (const char* const flag : flags)
+    if (s.has(flag)) s.note(flag, fmt::format("not needed: {} it has no effect", reason));
+}
+
+void apply_fp8_recipe(Settings& s) {
+  const std::string recipe = s.value("--fp8-recipe").value_or("delayed");
   if (s.has("--fp8-recipe")) s.copy("--fp8-recipe", "train.fp8_recipe");
-  if (s.value("--fp8-recipe").value_or("delayed") == "delayed") apply_delayed_scaling(s);
-  if (!s.has("--first-last-layers-bf16")) return;
+  const bool known = !s.has("--fp8-recipe") || s.found("train.fp8_recipe");
+  if (!known) s.note("--fp8-recipe", "the configuration has delayed instead");
+  if (!known || recipe == "delayed") return apply_delayed_scaling(s);
+  note_unneeded(s, kOfDelayed, fmt::format("with --fp8-recipe {}", recipe));
+}
+
+/// --fp8-format itself is copied.
+void apply_fp8(Settings& s) {
+  if (!s.found("train.fp8")) {
+    const std::string reason =
+        fmt::format("without {}--fp8-format", s.has("--fp8-format") ? "that " : "");
+    note_unneeded(s, {"--fp8-recipe", "--first-last-layers-bf16"}, reason);
+    note_unneeded(s, kOfDelayed, reason);
+    return note_unneeded(s, kOfLayers, reason);
+  }
+  apply_fp8_recipe(s);
+  if (!s.has("--first-last-layers-bf16"))
+    return note_unneeded(s, kOfLayers, "without --first-last-layers-bf16");
   for (const char* const end : {"start", "end"})
     s.set(fmt::format("train.num_layers_at_{}_in_bf16", end),
           s.integer(fmt::format("--num-layers-at-{}-in-bf16", end)).value_or(1));

@@ -243,11 +243,13 @@ at::Tensor Trainer::launch(const BatchSizes& batch, RunEnd wish) {
 at::Tensor Trainer::update_after(const at::Tensor& loss, const at::Tensor& of_host) {
   const InPart update = telemetry_->in(StepPart::optimizer);
   model_->finalize_gradients(of_host[0]);
-  model_->update_fp8_scales();
   check_before_update();
   const at::Tensor over_ranks = telemetry_->with_group_norms(sum_over_ranks(loss, of_host, "loss"));
   limits_ = looks_for_spikes() ? spikes_.limits() : SpikeLimits{};
-  return at::cat({over_ranks, optimizer_->start_step(step_limits(over_ranks))});
+  const Optimizer::StepLimits limits = step_limits(over_ranks);
+  const at::Tensor of_optimizer = optimizer_->start_step(limits);
+  if (model_->has_fp8()) model_->update_fp8_scales(optimizer_->applies(of_optimizer, limits));
+  return at::cat({over_ranks, of_optimizer});
 }
 
 at::Tensor Trainer::launch_recorded(const BatchSizes& batch, RunEnd wish) {

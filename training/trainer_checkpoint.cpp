@@ -37,6 +37,17 @@ void load_fp8_state(CheckpointReader& checkpoint, const StateTensor& target) {
   target.values.view(shape).narrow(1, 0, steps).copy_(whole.view(saved->shape).narrow(1, 0, steps));
 }
 
+/// The largest gradients of outputs contain the loss scale, which is `ratio` times that of the
+/// checkpoint.
+void adapt_to_loss_scale(const StateTensor& fp8, double ratio) {
+  const auto place = static_cast<int64_t>(Fp8Operand::output_gradient);
+  const at::Tensor of_gradients = fp8.values.view({kFp8Operands, -1}).select(0, place);
+  if (fp8.state == "fp8_scales")
+    of_gradients.div_(ratio);
+  else
+    of_gradients.mul_(ratio);
+}
+
 }  // namespace
 
 std::vector<StateTensor> Trainer::state(bool with_optimizer) {
@@ -71,11 +82,13 @@ void Trainer::load(CheckpointReader& checkpoint, bool weights_only) {
 }
 
 void Trainer::read(CheckpointReader& checkpoint, bool weights_only) {
-  require<FileError>(weights_only || has_optimizer_state(checkpoint.manifest()),
+  std::vector<StateTensor> targets = state(/*with_optimizer=*/!weights_only);
+  const bool has_state = std::any_of(targets.begin(), targets.end(),
+                                     [](const StateTensor& one) { return !one.state.empty(); });
+  require<FileError>(weights_only || !has_state || has_optimizer_state(checkpoint.manifest()),
                      "'{}' holds no state of the optimizer; checkpoint.finetune = true loads its "
                      "weights alone",
                      checkpoint.path());
-  std::vector<StateTensor> targets = state(/*with_optimizer=*/!weights_only);
   if (starts_adapters(checkpoint)) {
     const std::set<std::string> adapters = trained_names(*model_);
     std::erase_if(targets, [&](const StateTensor& one) { return adapters.contains(one.name); });
@@ -83,8 +96,12 @@ void Trainer::read(CheckpointReader& checkpoint, bool weights_only) {
   const auto of_fp8 =
       std::stable_partition(targets.begin(), targets.end(),
                             [](const StateTensor& one) { return !one.state.starts_with("fp8_"); });
-  std::for_each(of_fp8, targets.end(),
-                [&](const StateTensor& one) { load_fp8_state(checkpoint, one); });
+  const double ratio =
+      optimizer_->loss_scale() / checkpoint.config().optimizer.loss_scale.value_or(1);
+  std::for_each(of_fp8, targets.end(), [&](const StateTensor& one) {
+    load_fp8_state(checkpoint, one);
+    if (ratio != 1) adapt_to_loss_scale(one, ratio);
+  });
   targets.erase(of_fp8, targets.end());
   load_state(checkpoint, targets);
   model_->look_at_fp8_scales();

@@ -68,11 +68,16 @@ std::vector<std::shared_ptr<TopKRouter>> TrainingModel::routers() const {
   return list;
 }
 
-void TrainingModel::update_fp8_scales() {
+bool TrainingModel::has_fp8() const {
+  return std::any_of(chunks_.begin(), chunks_.end(),
+                     [](const auto& chunk) { return chunk->fp8() != nullptr; });
+}
+
+void TrainingModel::update_fp8_scales(const at::Tensor& applied) {
   std::vector<std::shared_ptr<Fp8Scaling>> scalings;
   for (const auto& chunk : chunks_)
     if (chunk->fp8()) scalings.push_back(chunk->fp8());
-  if (!scalings.empty()) Fp8Scaling::end_step(scalings, parallel_state_.group(GroupKind::tp_dp_cp));
+  Fp8Scaling::end_step(scalings, parallel_state_.group(GroupKind::tp_dp_cp), applied);
 }
 
 void TrainingModel::forget_fp8_values() {

@@ -84,8 +84,11 @@ class TrainingModel {
   void finalize_gradients(double tokens);
   void finalize_gradients(const at::Tensor& tokens);
 
-  /// After finalize_gradients(), with train.fp8: the scales of the next iteration.
-  void update_fp8_scales();
+  /// Whether a layer on this rank multiplies in FP8.
+  bool has_fp8() const;
+  /// After the optimizer's step, with train.fp8: the scales of the next iteration. `applied`: see
+  /// Fp8Scaling::end_step().
+  void update_fp8_scales(const at::Tensor& applied);
   /// Discards what the forward and backward passes since the last iteration recorded for them.
   void forget_fp8_values();
   /// fp8_state(): what a checkpoint keeps for delayed scales, besides the weights that they belong

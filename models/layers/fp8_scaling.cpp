@@ -77,11 +77,16 @@ at::Tensor Fp8Scales::over_sharing_ranks(const at::Tensor& largest) const {
   return largest_of_ranks(largest, sharing_, "largest value for a first fp8 scale");
 }
 
-void Fp8Scales::advance(const at::Tensor& largest) {
+void Fp8Scales::advance(const at::Tensor& largest, const at::Tensor& applied) {
   const double infinity = std::numeric_limits<double>::infinity();
   const at::Tensor newest = at::where(largest.lt(infinity), largest, 0.0F).unsqueeze(-1);
   const int64_t kept = history_.size(-1) - 1;
-  history_.copy_(at::cat({newest, history_.narrow(-1, 0, kept)}, -1));
+  at::Tensor next = at::cat({newest, history_.narrow(-1, 0, kept)}, -1);
+  if (applied.defined()) {
+    const at::Tensor stays = applied.logical_not().logical_and(scales_.gt(0));
+    next = at::where(stays.unsqueeze(-1), history_, next);
+  }
+  history_.copy_(next);
   scales_.copy_(at::where(scales_.gt(0), scales_, 1.0F));
   follow_history();
   largest_.zero_();
@@ -135,6 +140,12 @@ at::Tensor Fp8Layer::output(const at::Tensor& x, const at::Tensor& weight,
   const Fp8Matrices inputs = matrices(Fp8Operand::input, x, Fp8Sides::matrix, notes);
   return kernels::scaled_mm(inputs.matrix, narrowed_weight(weight, notes), bias, x.scalar_type(),
                             /*fast_sums=*/true);
+}
+
+void Fp8Layer::note_weight(const at::Tensor& weight) const {
+  if (!scales_) return;
+  at::Tensor noted = scales_->largest()[place_][static_cast<int64_t>(Fp8Operand::weight)];
+  at::maximum_out(noted, noted, kernels::largest_absolute(weight).view({}));
 }
 
 bool Fp8Layer::scales_parts() const {
@@ -202,7 +213,7 @@ std::shared_ptr<const Fp8Layer> Fp8Scaling::add(const std::string& name, bool sh
 }
 
 void Fp8Scaling::end_step(const std::vector<std::shared_ptr<Fp8Scaling>>& models,
-                          const ProcessGroup& group) {
+                          const ProcessGroup& group, const at::Tensor& applied) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> noted;
   for (const auto& model : models)
@@ -213,7 +224,7 @@ void Fp8Scaling::end_step(const std::vector<std::shared_ptr<Fp8Scaling>>& models
   for (const auto& model : models)
     for (const auto& block : model->blocks_) {
       const int64_t layers = block->largest().size(0);
-      block->advance(all.narrow(0, first, layers));
+      block->advance(all.narrow(0, first, layers), applied);
       first += layers;
     }
 }

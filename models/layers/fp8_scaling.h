@@ -56,8 +56,9 @@ class Fp8Scales {
   at::Tensor over_sharing_ranks(const at::Tensor& largest) const;
 
   /// Ends a step whose largest values over all ranks are `largest`: they join the history, which
-  /// gives the next scales. A value that is 0 or not finite leaves a scale as it was.
-  void advance(const at::Tensor& largest);
+  /// gives the next scales. A value that is 0 or not finite leaves a scale as it was. `applied`
+  /// (bool [], may be undefined): false leaves the history as it was, except where there is none.
+  void advance(const at::Tensor& largest, const at::Tensor& applied);
 
   /// Call it after history() and scales() were written, for example from a checkpoint of a run that
   /// may have had other options: the scales become those that follow from the history. Waits for
@@ -93,6 +94,9 @@ class Fp8Layer {
   /// x W^T (+ bias). `notes`: the operands count for the scales of later steps.
   at::Tensor output(const at::Tensor& x, const at::Tensor& weight,
                     const std::optional<at::Tensor>& bias, bool notes) const;
+
+  /// Counts a weight that is not multiplied now for the scales of later steps.
+  void note_weight(const at::Tensor& weight) const;
 
   /// Whether some rows of x have the same scales on their own as within all of x: not with one
   /// scale per tensor, nor with delayed scales in the first step.
@@ -153,9 +157,11 @@ class Fp8Scaling {
   /// Ends a step: scales for the next one follow from the largest values noted by the ranks of
   /// `group`, which share the layers' weights and their copies (tp-dp-cp). With delayed scaling,
   /// sends one all-reduce (max) of 12 bytes for each layer and for up to 63 unused places;
-  /// otherwise nothing. Call it for all `models` of this rank at once.
+  /// otherwise nothing. Call it for all `models` of this rank at once. `applied`: whether the step
+  /// changed the parameters (bool [] on the device; undefined: it did). A skipped step does not
+  /// change scales, unless there were none.
   static void end_step(const std::vector<std::shared_ptr<Fp8Scaling>>& models,
-                       const ProcessGroup& group);
+                       const ProcessGroup& group, const at::Tensor& applied = {});
 
   /// Forgets what has been noted since the last step.
   void abandon_step();

@@ -13,13 +13,11 @@ at::Tensor padded_rows(const at::Tensor& x, int64_t first, int64_t count) {
   return over == 0 ? rows : at::constant_pad_nd(rows, {0, 0, 0, kernels::kFp8Multiple - over});
 }
 
-/// [experts, out, in], zero for experts without rows; the others are to be written.
-at::Tensor weight_gradients(const at::Tensor& weight, const kernels::RowGroups& groups) {
-  const at::Tensor result = at::empty(weight.sizes(), weight.options());
+template <class Visit>
+void for_idle_experts(const kernels::RowGroups& groups, Visit visit) {
   const std::vector<int64_t>& rows = groups.rows_on_host();
   for (size_t expert = 0; expert < rows.size(); ++expert)
-    if (rows[expert] == 0) result[static_cast<int64_t>(expert)].zero_();
-  return result;
+    if (rows[expert] == 0) visit(static_cast<int64_t>(expert));
 }
 
 /// Without the padding.
@@ -36,6 +34,7 @@ at::Tensor fp8_grouped_rows(const Fp8Layer& fp8, const at::Tensor& x, const at::
     copy_rows(output, first, count,
               fp8.output(padded_rows(x, first, count), weight[expert], {}, notes));
   });
+  if (notes) for_idle_experts(groups, [&](int64_t expert) { fp8.note_weight(weight[expert]); });
   return output;
 }
 
@@ -44,7 +43,10 @@ GroupedGradients fp8_grouped_gradients(const Fp8Layer& fp8, const at::Tensor& gr
                                        const kernels::RowGroups& groups, WantedGradients wanted) {
   GroupedGradients result;
   if (wanted.of_input) result.of_input = at::empty({grad.size(0), weight.size(2)}, grad.options());
-  if (wanted.of_weight) result.of_weight = weight_gradients(weight, groups);
+  if (wanted.of_weight) {
+    result.of_weight = at::empty(weight.sizes(), weight.options());
+    for_idle_experts(groups, [&](int64_t expert) { result.of_weight[expert].zero_(); });
+  }
   kernels::for_groups(groups, [&](int64_t expert, int64_t first, int64_t count) {
     const kernels::Fp8Matrices narrowed =
         fp8.narrowed(padded_rows(grad, first, count), wanted.of_weight);

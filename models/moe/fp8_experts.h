@@ -9,8 +9,9 @@
 
 namespace lockstep {
 
-/// x [rows, in], weight [experts, out, in] -> [rows, out]. `notes`: see Fp8Layer::output(). Each
-/// expert's rows are padded with zeros to a multiple of 16, which CUDA needs in backward.
+/// x [rows, in], weight [experts, out, in] -> [rows, out]. `notes`: the operands count for the
+/// scales of later steps, also the weights of experts without rows. Each expert's rows are padded
+/// with zeros to a multiple of 16, which CUDA needs in backward.
 at::Tensor fp8_grouped_rows(const Fp8Layer& fp8, const at::Tensor& x, const at::Tensor& weight,
                             const kernels::RowGroups& groups, bool notes);
 

@@ -294,6 +294,19 @@ TEST_F(CheckpointTest, WhatCannotBeLoadedIsNamed) {
   });
 }
 
+TEST_F(CheckpointTest, AnOptimizerWithoutStateResumes) {
+  const std::string into = folder("sgd");
+  const std::vector<std::string> sgd = {"optimizer.optimizer=sgd", "optimizer.sgd_momentum=0",
+                                        "train.precision=fp32"};
+  save(layouts()[0], into, sgd);
+  run_ranks(layouts()[0], sgd, [&](Trainer& trainer, const ParallelState& state) {
+    CheckpointConfig checkpoint;
+    checkpoint.load = into;
+    EXPECT_TRUE(RunCheckpoints(checkpoint, "", state).load(trainer));
+    EXPECT_GT(trainer.iteration(), 0);
+  });
+}
+
 TEST_F(CheckpointTest, LayersThatTheModelDoesNotHaveAreNotDropped) {
   const std::string into = folder("four layers");
   save(layouts()[0], into);

@@ -151,6 +151,17 @@ class Fp8(EndToEnd):
                 rest = self.trained(f"rest {name}", *FP8, *layout, load, ranks=ranks)
                 self.assertEqual(rest, whole[5:])
 
+    def test_resumes_with_another_loss_scale(self):
+        whole = self.trained("whole scaled", *FP8)
+        self.trained("first scaled", *FP8, "train.train_iters=5", "optimizer.lr_decay_iters=12",
+                     "optimizer.loss_scale=4096")
+        load = f"checkpoint.load={self.folder / 'first scaled' / 'checkpoint'}"
+        rest = self.trained("rest scaled", *FP8, load)
+        self.assertEqual(len(rest), len(whole) - 5)
+        for found, expected in zip(rest, whole[5:]):
+            for i in range(2):
+                self.assertLess(abs(found[i] / expected[i] - 1), 1e-5, (rest, whole))
+
     def test_checkpoints_go_between_runs_with_and_without_8_bits(self):
         wide = ["train.precision=bf16"]
         self.trained("wide", *wide, "train.train_iters=5")

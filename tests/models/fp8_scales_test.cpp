@@ -149,6 +149,28 @@ TEST(Fp8Scales, OnlyTrainingCountsForTheScales) {
             noise({8, kIn}, 1, 0.5).abs().max().item<double>());
 }
 
+/// The first step counts in any case, because the second needs scales.
+TEST(Fp8Scales, ASkippedStepLeavesNothingInTheHistory) {
+  const auto scaling = scaling_of(options(Fp8Recipe::delayed));
+  const auto layer = scaling->add_layer("weight", at::empty({kOut, kIn}));
+  const auto run = [&](double size, bool applied) {
+    Use use(noise({8, kIn}, 1, size), noise({kOut, kIn}, 2), noise({8, kOut}, 3));
+    use.run(layer);
+    Fp8Scaling::end_step({scaling}, one_process(), at::full({}, applied, at::kBool));
+    return std::pair(scaling->state().front().amax_history.clone(),
+                     scaling->state().front().scales.clone());
+  };
+  const double largest = noise({8, kIn}, 1).abs().max().item<double>();
+  const auto first = run(1, false);
+  EXPECT_EQ(first.first[0][0].item<double>(), largest);
+  const auto skipped = run(100, false);
+  EXPECT_TRUE(at::equal(skipped.first, first.first));
+  EXPECT_TRUE(at::equal(skipped.second, first.second));
+  const auto applied = run(0.5, true);
+  EXPECT_EQ(applied.first[0][0].item<double>(), largest / 2);
+  EXPECT_EQ(applied.first[0][1].item<double>(), largest);
+}
+
 TEST(Fp8Scales, MoreLayersThanABlockHasKeepTheirOwnScales) {
   const auto scaling = scaling_of(options(Fp8Recipe::delayed));
   std::vector<std::shared_ptr<const Fp8Layer>> layers;
